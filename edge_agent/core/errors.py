@@ -118,7 +118,7 @@ def _file_limit(problem: BaseException | None) -> AgentError | None:
 def _too_many_files(problem: BaseException) -> bool:
     """Whether a limit on open files was reached, of the process or of the system."""
     if isinstance(problem, ImportError):
-        # Of a shared library the loader has only a text, and none where it lacks the catalogue.
+        # Of a shared library the loader has only a text, and none where it lacks the catalog.
         return str(problem).endswith(("Too many open files", "Error 24", "Error 23"))
     return isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE)
 

@@ -2,7 +2,7 @@
 
 Importing pydantic takes 60 ms, as long as a small model takes to load, on the way to the first
 result of a start without a plan. What is of exactly the declared types and within the declared
-bounds needs nobody's judgement; whatever else there is, wrong or only unusual, `core.schema` leaves
+bounds needs nobody's judgment; whatever else there is, wrong or only unusual, `core.schema` leaves
 to pydantic, and so the errors are pydantic's alone.
 """
 

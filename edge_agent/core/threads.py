@@ -42,7 +42,7 @@ class Stops:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Stop | Callable[[], None]] = SimpleQueue()
-        self.signalled: Stop | None = None
+        self.signaled: Stop | None = None
         """The end that a signal has asked for; it wins over all that is queued."""
         self.begun = False
         """There is a reason to stop: nothing that takes long is begun any more. No event, whose
@@ -66,8 +66,8 @@ class Stops:
                 continue
             if isinstance(item, Stop):
                 return item
-            if self.signalled is not None:
-                return self.signalled  # before anything that was queued earlier
+            if self.signaled is not None:
+                return self.signaled  # before anything that was queued earlier
             item()
 
 
@@ -136,9 +136,9 @@ def stop_on_signals(stops: Stops, reload: Callable[[], None]) -> None:
         # Python restores the default handler before the process has ended.
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, signal.SIG_IGN)
-        if stops.signalled is None:
-            stops.signalled = Stop(signal.Signals(number).name, asked=True)
-            stops.put(stops.signalled)
+        if stops.signaled is None:
+            stops.signaled = Stop(signal.Signals(number).name, asked=True)
+            stops.put(stops.signaled)
 
     def again() -> None:
         nonlocal waits

@@ -165,9 +165,9 @@ class Agent:
             self._asked = stop.asked
         if stop.restart:
             hold_signals()
-            if self._stops.signalled is None:
+            if self._stops.signaled is None:
                 raise Restart
-            return self._stops.signalled
+            return self._stops.signaled
         return stop
 
     def _take_over(self, stack: ExitStack) -> None:

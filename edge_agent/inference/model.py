@@ -156,7 +156,7 @@ class Model:
         self.provisional = False
         """Whether it was loaded the quick way, and what suits it is still to be found."""
         self.stands_in = False
-        """Whether it is a session without optimisation, in place of an engine that memory has no
+        """Whether it is a session without optimization, in place of an engine that memory has no
         room for beside it, and that is compared with it next."""
         self.witness: Witness | None = None
         """Answers until the engine is known to compute the model rightly; None: it is, or nothing

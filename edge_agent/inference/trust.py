@@ -35,7 +35,7 @@ INPUTS = 3
 
 
 def open_plain(folder: ModelFolder, kind: Kind) -> Model | None:
-    """Load a model in a session that optimises nothing; None where there is none for it.
+    """Load a model in a session that optimizes nothing; None where there is none for it.
 
     Args:
         folder: of the model; its network has been checked already.
@@ -56,7 +56,7 @@ def open_plain(folder: ModelFolder, kind: Kind) -> Model | None:
 
 
 class PlainWitness:
-    """A session without optimisation, beside an engine until both agree on a few live inputs.
+    """A session without optimization, beside an engine until both agree on a few live inputs.
 
     An input on which they do not is answered by the witness, and so is every later one, until
     another engine serves. Any number of threads may ask; they take turns.
@@ -157,7 +157,7 @@ def accompany(model: Model, kind: Kind) -> None:
 
 @record(eq=False)
 class Statement:
-    """What a session without optimisation has found in an input; outlives the session."""
+    """What a session without optimization has found in an input; outlives the session."""
 
     tensors: Tensors
     """Of the network, unfolded."""
@@ -193,7 +193,7 @@ def why_unlike(statements: Sequence[Statement], model: Model) -> str | None:
     """Return why an engine must not serve a model, or None if it agrees with what was stated.
 
     Args:
-        statements: by a session without optimisation.
+        statements: by a session without optimization.
         model: on the engine in question.
 
     """

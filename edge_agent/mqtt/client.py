@@ -40,13 +40,13 @@ log = logging.getLogger(__name__)
 REPLAY_SECONDS = 0.05
 """Between two portions of copies, as long as any wait: 200 a second at most."""
 SILENT_SECONDS = 10.0
-"""After which a missing acknowledgement is a problem."""
+"""After which a missing acknowledgment is a problem."""
 UNACKNOWLEDGED = (
     f"has not acknowledged a message for {SILENT_SECONDS:.0f} s; what is published may be lost, "
     "look at the broker's log"
 )
 OFFLINE_SECONDS = 2.0
-"""For the acknowledgement of the last status, at the end of a connection."""
+"""For the acknowledgment of the last status, at the end of a connection."""
 
 
 @record
@@ -334,7 +334,7 @@ class Client:
             )
 
     def _publish_offline(self, connection: Connection, reason: str) -> None:
-        """Publish that the device is offline, and wait for the acknowledgement."""
+        """Publish that the device is offline, and wait for the acknowledgment."""
         status = self._status("offline", reason)
         receipt = connection.publish(self._status_topic, status, 1, retain=True)
         deadline = time.monotonic() + OFFLINE_SECONDS
@@ -406,9 +406,9 @@ class Client:
                     spooled = any(c.delivery == "spooled" for c in self._outbox.channels)
                     self._spool_writer.tick(adopt=spooled)
                 self._outbox.request_barrier()
-                self._check_acknowledgements()
+                self._check_acknowledgments()
 
-    def _check_acknowledgements(self) -> None:
+    def _check_acknowledgments(self) -> None:
         """Log, and have health report, that the broker has stopped to acknowledge."""
         silent = self._outbox.silent_seconds()
         self._unacknowledged = silent > SILENT_SECONDS

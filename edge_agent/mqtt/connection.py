@@ -111,7 +111,7 @@ class Will:
 
 @record
 class Refusal:
-    """A negative acknowledgement."""
+    """A negative acknowledgment."""
 
     code: int
     """MQTT 5 reason code, REFUSAL or above."""
@@ -231,7 +231,7 @@ class Connection:
     def hear_published(self, *, wanted: bool) -> None:
         """Turn the calls of `Hooks.published` on or off.
 
-        It is for acknowledgements. At QoS 0 it says no more than the receipt does, and paho takes
+        It is for acknowledgments. At QoS 0 it says no more than the receipt does, and paho takes
         30 µs for each call (MQTT 5 properties and a reason, measured).
         """
         self._client.on_publish = self._on_publish if wanted and not self._closed else None

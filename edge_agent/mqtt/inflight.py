@@ -21,7 +21,7 @@ ROOM = 1000
 ROOM_BYTES = 16 * 2**20
 """What may wait in memory, and as much again be in flight; without a disk that is all there is."""
 OVERDUE = 0.25
-"""Seconds after which an acknowledgement is overdue: until then it costs the disk nothing."""
+"""Seconds after which an acknowledgment is overdue: until then it costs the disk nothing."""
 
 DONE, IN_MEMORY, COUNTED = 1, 2, 4
 

@@ -89,7 +89,7 @@ class Outbox:
         return len(self._held) + self.inflight.waiting + unconfirmed
 
     def silent_seconds(self) -> float:
-        """Return how long the oldest message of QoS 1 has waited for its acknowledgement."""
+        """Return how long the oldest message of QoS 1 has waited for its acknowledgment."""
         if not self._flight.unacknowledged:
             return 0.0
         return time.monotonic() - next(iter(self._flight.unacknowledged.values()))

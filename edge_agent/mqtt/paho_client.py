@@ -144,7 +144,7 @@ def acknowledge_now(client: Client) -> None:
     """Set TCP_QUICKACK: have the kernel acknowledge at once what has just been read.
 
     By default a broker holds back a small packet until the one before is acknowledged (Nagle), and
-    the kernel delays that acknowledgement by 40 ms in the hope of data to go with it: each request
+    the kernel delays that acknowledgment by 40 ms in the hope of data to go with it: each request
     and answer of a transfer took that long (measured with mosquitto 2 on loopback).
     """
     wire: Any = client.socket()

@@ -214,7 +214,7 @@ class SpoolWriter:
             self._report(str(problem))
 
     def _write_due(self, spool: Spool, *, last: bool) -> None:
-        """Write the messages whose acknowledgement is overdue."""
+        """Write the messages whose acknowledgment is overdue."""
         inflight = self._inflight
         with self._lock:
             due_now = last or inflight.connected_since is None or inflight.overdue()

@@ -81,7 +81,7 @@ class Continuity:
         self._since: float | None = None
         self._last: int | None = None
         """Time of the latest row, ns."""
-        self._backwards = 0
+        self._backward = 0
 
     def judge(self, rows: Rows) -> Reading | None:
         """Return what may be handed on, with times, or None if nothing of it.
@@ -146,9 +146,9 @@ class Continuity:
                 self.counts.late += len(data)
             return None
         if latest <= self._last:
-            self._backwards = 0
+            self._backward = 0
             return data, times, True
-        self._backwards = 0
+        self._backward = 0
         if single:
             if times[0] <= self._last:
                 room = (latest - self._last) // len(data)
@@ -171,8 +171,8 @@ class Continuity:
 
     def _was_set(self, back_ns: int) -> bool:
         """Whether the sender's clock was set back, rather than this being late."""
-        self._backwards += 1
-        return back_ns > STEP_SECONDS * 1e9 or self._backwards >= STEP_READINGS
+        self._backward += 1
+        return back_ns > STEP_SECONDS * 1e9 or self._backward >= STEP_READINGS
 
     @property
     def _usual_row(self) -> float:

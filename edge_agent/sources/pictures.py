@@ -57,7 +57,7 @@ class PictureFolder:
         data = _read(self._folder / name)
         try:
             # From memory: from a file, OpenCV takes a JPEG that was cut short for whole, the rest
-            # grey. IMREAD_COLOR turns the picture upright.
+            # gray. IMREAD_COLOR turns the picture upright.
             picture = self._cv2.imdecode(data, self._cv2.IMREAD_COLOR)
         except self._cv2.error as problem:
             large = "MAX_IMAGE" in problem.err

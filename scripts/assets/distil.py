@@ -1,4 +1,4 @@
-"""Train a small detector to find what another one finds, in frames that nobody has labelled.
+"""Train a small detector to find what another one finds, in frames that nobody has labeled.
 
     python scripts/assets/distil.py TEACHER --frames SOURCE --out DIR [--width W] [--epochs N]
 
@@ -42,7 +42,7 @@ from edge_agent.sources.spec import guess_source, parse_source
 from edge_agent.tools.evaluation import EXACT, Evaluator
 from edge_agent.tools.folders import move_to, new_folder
 
-STRETCH = 25  # frames in a row; those of a clip are so like their neighbours that single ones
+STRETCH = 25  # frames in a row; those of a clip are so like their neighbors that single ones
 EVERY = 4  # would be no test: of so many stretches one is judged on
 MOST_JUDGED = 160
 DOUBT = 0.5  # share of the teacher's threshold from which a box counts neither way

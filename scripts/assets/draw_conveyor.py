@@ -37,9 +37,9 @@ COVERED = 0.1
 
 @dataclass(frozen=True)
 class Sprite:
-    """One part, drawn once: premultiplied colour, coverage, and where its defect shows."""
+    """One part, drawn once: premultiplied color, coverage, and where its defect shows."""
 
-    colour: Floats  # [height, width, 3], BGR in 0..1, times alpha
+    color: Floats  # [height, width, 3], BGR in 0..1, times alpha
     alpha: Floats  # [height, width], 0..1
     defect: npt.NDArray[np.bool_]  # [height, width]
     label: int
@@ -50,7 +50,7 @@ Hole = tuple[float, float, float]
 
 
 def _ring(count: int, distance: float, radius: float) -> list[Hole]:
-    """Place equal holes on a circle around the centre."""
+    """Place equal holes on a circle around the center."""
     angles = np.arange(count) * 2 * np.pi / count
     return [(distance * np.cos(a), distance * np.sin(a), radius) for a in angles]
 
@@ -80,9 +80,9 @@ def _outline(kind: str, rng: Rng) -> tuple[Floats, list[Hole], list[int]]:
     points = []
     for sx, sy, start in ((1, 1, 0), (-1, 1, 90), (-1, -1, 180), (1, -1, 270)):
         arc = np.deg2rad(np.linspace(start, start + 90, 9))
-        centre = (sx * (half_w - corner), sy * (half_h - corner))
+        center = (sx * (half_w - corner), sy * (half_h - corner))
         points.append(
-            np.stack([centre[0] + corner * np.cos(arc), centre[1] + corner * np.sin(arc)], 1)
+            np.stack([center[0] + corner * np.cos(arc), center[1] + corner * np.sin(arc)], 1)
         )
     inset = rng.uniform(0.22, 0.27)
     radius = rng.uniform(0.115, 0.15)
@@ -98,11 +98,11 @@ def _polar(angle: npt.NDArray[np.float64], radius: npt.NDArray[np.float64]) -> F
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).astype(np.float32)
 
 
-def _blob(rng: Rng, centre: Floats, radius: float) -> Floats:
+def _blob(rng: Rng, center: Floats, radius: float) -> Floats:
     """Give an irregular closed outline, as broken material has."""
     # Nearly even angles: with a wide gap between two of them it would be cut to a sliver.
     angle = (np.arange(11) + rng.uniform(-0.3, 0.3, 11)) * (2 * np.pi / 11)
-    return _polar(angle, radius * rng.uniform(0.65, 1.2, 11)) + centre
+    return _polar(angle, radius * rng.uniform(0.65, 1.2, 11)) + center
 
 
 def _walk(rng: Rng, start: Floats, heading: float, length: float) -> Floats:
@@ -142,13 +142,13 @@ def draw_part(  # noqa: PLR0914, PLR0915
     size = rng.uniform(36, 58) * (0.85 if kind == "nut" else 1.0)
     scale = size * SUPERSAMPLE
     side = int(np.ceil(size * 1.16)) * 2 * SUPERSAMPLE
-    centre = side / 2
+    center = side / 2
     outline, holes, optional = _outline(kind, rng)
     spin = rng.uniform(0, 2 * np.pi)
     rotate = np.float32([[np.cos(spin), np.sin(spin)], [-np.sin(spin), np.cos(spin)]])
 
     def place(points: Floats) -> Floats:
-        return np.asarray(points, np.float32) @ rotate * scale + centre
+        return np.asarray(points, np.float32) @ rotate * scale + center
 
     def fixed(points: Floats) -> npt.NDArray[np.int32]:
         return np.round(points * 16).astype(np.int32)
@@ -246,11 +246,11 @@ def draw_part(  # noqa: PLR0914, PLR0915
     metal = np.float32(METALS[int(rng.integers(len(METALS)))]) * rng.uniform(0.85, 1.1)
     metal += rng.normal(0, 0.015, 3).astype(np.float32)
     alpha = mask.astype(np.float32) / 255
-    colour = np.clip(shade[..., None] * metal, 0.02, 1.15) * alpha[..., None]
+    color = np.clip(shade[..., None] * metal, 0.02, 1.15) * alpha[..., None]
 
     small = (side // SUPERSAMPLE, side // SUPERSAMPLE)
     return Sprite(
-        cv2.resize(colour.astype(np.float32), small, interpolation=cv2.INTER_AREA),
+        cv2.resize(color.astype(np.float32), small, interpolation=cv2.INTER_AREA),
         cv2.resize(alpha, small, interpolation=cv2.INTER_AREA),
         cv2.resize(defect, small, interpolation=cv2.INTER_AREA) > 100,
         label,
@@ -258,10 +258,10 @@ def draw_part(  # noqa: PLR0914, PLR0915
     )
 
 
-def _finish(rng: Rng, kind: str, side: int, centre: Floats, spin: float) -> Floats:
+def _finish(rng: Rng, kind: str, side: int, center: Floats, spin: float) -> Floats:
     """Give the surface's texture: turned rings on round parts, brushing on flat ones."""
     ys, xs = np.mgrid[:side, :side].astype(np.float32)
-    dx, dy = xs - centre[0], ys - centre[1]
+    dx, dy = xs - center[0], ys - center[1]
     grain = cv2.GaussianBlur(rng.normal(0, 1, (1, side * 2)).astype(np.float32), (0, 0), 2)[0]
     grain *= rng.uniform(0.04, 0.12) / max(float(grain.std()), 1e-6)
     if kind == "plate" or (kind == "nut" and rng.random() < 0.5):
@@ -294,7 +294,7 @@ class Look:
     tilt: tuple[float, float] = (0.0, 0.0)
     vignette: float = 0.15
     tint: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    shadow: tuple[float, float, float, float] | None = None  # centre x, half width, slant, depth
+    shadow: tuple[float, float, float, float] | None = None  # center x, half width, slant, depth
     blur: float = 0.0  # motion blur in pixels
     focus: float = 0.5
     noise: float = 0.012
@@ -385,12 +385,12 @@ def _litter(belt: Floats, rng: Rng, kinds: Sequence[str]) -> None:
         cv2.circle(belt, ends[0], 6, (0.62, 0.62, 0.62), -1, cv2.LINE_AA)
         cv2.circle(belt, ends[0], 2, (0.3, 0.3, 0.3), -1, cv2.LINE_AA)
     elif kind == "tape":
-        colour = rng.uniform(0.3, 0.8, 3).tolist()
+        color = rng.uniform(0.3, 0.8, 3).tolist()
         cv2.line(
             belt,
             (int(x), 0),
             (int(x + rng.uniform(-40, 40)), height),
-            colour,
+            color,
             int(rng.integers(4, 9)),
         )
     else:
@@ -457,7 +457,7 @@ class Scene:
         shift = np.float32([[1, 0, fx + pad], [0, 1, fy + pad]])
         full = (side + 2 * pad, side + 2 * pad)
         alpha = cv2.warpAffine(sprite.alpha, shift, full, flags=cv2.INTER_LINEAR)
-        colour = cv2.warpAffine(sprite.colour, shift, full, flags=cv2.INTER_LINEAR)
+        color = cv2.warpAffine(sprite.color, shift, full, flags=cv2.INTER_LINEAR)
         throw = np.float32([[1, 0, 5 * np.cos(self.light)], [0, 1, 5 * np.sin(self.light)]])
         shadow = cv2.GaussianBlur(cv2.warpAffine(alpha, throw, full), (0, 0), 2.5)
         left, top = left - pad, top - pad
@@ -473,7 +473,7 @@ class Scene:
         view = image[y0:y1, x0:x1]
         view *= (1 - 0.55 * shadow[cut])[..., None]
         view *= (1 - alpha[cut])[..., None]
-        view += colour[cut]
+        view += color[cut]
         owner[y0:y1, x0:x1][alpha[cut] > 0.5] = number
 
     def _truth(self, seen: dict[int, Placed], owner: npt.NDArray[np.int32], offset: float) -> Truth:
@@ -544,8 +544,8 @@ def _develop(image: Floats, look: Look, rng: Rng) -> Bytes:
     lamp = look.gain * (1 + look.tilt[0] * xs + look.tilt[1] * ys)
     lamp = lamp * (1 - look.vignette * (xs**2 + ys**2))
     if look.shadow is not None:
-        centre, half, slant, deep = look.shadow
-        away = np.abs(xs + slant * ys - centre) / half
+        center, half, slant, deep = look.shadow
+        away = np.abs(xs + slant * ys - center) / half
         lamp = lamp * (1 - deep / (1 + np.exp(np.clip((away - 1) * 10, -20, 20))))
     image = image * lamp[..., None].astype(np.float32) * np.float32(look.tint)
     if look.focus > 0.25:

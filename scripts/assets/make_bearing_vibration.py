@@ -136,7 +136,7 @@ def simulate(rng: Rng, seconds: float, fault: Fault | None = None) -> Floats:
             size = extra * np.exp(-step / 12) * (0.5 if step % 2 else 1.0)
             signal += how_much * size * np.cos(np.pi * step * turns + phases[step])
 
-    # Rolling and flow: noise that grows with the load, coloured by the housing.
+    # Rolling and flow: noise that grows with the load, colored by the housing.
     force = rng.normal(0, 1, count) * (0.3 + 0.35 * load) * np.exp(rng.normal(0, 0.06))
     if kind == "poor lubrication":
         force *= 1 + how_much * (0.25, 0.6, 1.5)[round(level)]
@@ -248,7 +248,7 @@ class Features(nn.Module):
         level = envelope.mean(2, keepdim=True)
         swing = envelope / level - 1
         lines = torch.matmul(swing, self.cosines) ** 2 + torch.matmul(swing, self.sines) ** 2
-        # The strongest of 14 neighbours: a line may lie anywhere, the shaft's speed varies.
+        # The strongest of 14 neighbors: a line may lie anywhere, the shaft's speed varies.
         strongest = nn.functional.max_pool1d(lines, 14, 14)
         rhythm = torch.log(torch.cat([strongest, lines.mean(2, keepdim=True)], 2) + 1e-4).flatten(1)
         peaked = torch.log((swing**2).mean(2) + 1e-4)
@@ -263,7 +263,7 @@ class Features(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """The part that learns: a dense autoencoder of standardised features, run in INT8.
+    """The part that learns: a dense autoencoder of standardized features, run in INT8.
 
     Its layers are convolutions over a length of one. As matrix products, OpenVINO 2026.4
     joins them with the residual that follows and crashes while compiling the float model.
@@ -293,13 +293,13 @@ class Anomaly(nn.Module):
         with torch.no_grad():
             width = self.features(torch.zeros(1, 1, WINDOW)).shape[1]
         self.autoencoder = Autoencoder(width)
-        self.register_buffer("centre", torch.zeros(width))
+        self.register_buffer("center", torch.zeros(width))
         self.register_buffer("spread", torch.ones(width))
         self.register_buffer("usual", torch.ones(width))  # spread of healthy residuals
 
     def standard(self, x: Tensor) -> Tensor:
         """Give features in units of their healthy spread."""
-        return (self.features(x) - self.centre) / self.spread
+        return (self.features(x) - self.center) / self.spread
 
     def forward(self, x: Tensor) -> Tensor:
         """Give the mean squared residual in units of what is usual: about 1 when healthy.
@@ -307,7 +307,7 @@ class Anomaly(nn.Module):
         The residual is taken from the features themselves, not from the autoencoder's input:
         that one is rounded and cut to what 8 bits hold, which would hide large deviations.
         """
-        away = self.features(x) - self.centre
+        away = self.features(x) - self.center
         residual = away - self.autoencoder(away * (1 / self.spread)) * self.spread
         return ((residual * (1 / (self.spread * self.usual))) ** 2).mean(1, keepdim=True)
 
@@ -318,9 +318,9 @@ def train(healthy: Floats, validation: Floats, epochs: int) -> Anomaly:
     model = Anomaly()
     with torch.no_grad():
         raw = torch.cat([model.features(b) for b in torch.from_numpy(healthy).split(512)])
-        model.centre.copy_(raw.mean(0))
+        model.center.copy_(raw.mean(0))
         model.spread.copy_(raw.std(0))
-        z = (raw - model.centre) / model.spread
+        z = (raw - model.center) / model.spread
         held = torch.cat([model.standard(b) for b in torch.from_numpy(validation).split(512)])
     optimizer = torch.optim.AdamW(model.autoencoder.parameters(), lr=2e-3, weight_decay=1e-3)
     batch = 256
@@ -568,7 +568,7 @@ def main() -> None:  # noqa: PLR0914 - one after the other, each from what is th
         length=WINDOW / RATE,
         rate=RATE,
         window=WINDOW,
-        features=len(model.centre),
+        features=len(model.center),
         threshold=threshold,
         parameters=sum(p.numel() for p in model.parameters()),
         seconds=SECONDS,

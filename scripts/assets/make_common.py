@@ -121,7 +121,7 @@ def to_int8(
     method: CalibrationMethod = CalibrationMethod.MinMax,
     percentile: float = 99.999,
 ) -> None:
-    """Quantise to INT8: QDQ, unsigned activations, signed weights per channel.
+    """Quantize to INT8: QDQ, unsigned activations, signed weights per channel.
 
     Weights take 7 of their 8 bits (reduce_range): CPUs without VNNI add pairs of 8-bit
     products in 16 bits, which saturates on full-range weights and silently breaks results.

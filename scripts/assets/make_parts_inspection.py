@@ -4,7 +4,7 @@
 
 A renderer draws machined parts (washers, flanges, gears, plates, nuts) lying on a moving
 conveyor as a camera above it would see them, some of them with one defect. A small
-convolutional detector learns them, is exported, quantised to INT8, and measured against
+convolutional detector learns them, is exported, quantized to INT8, and measured against
 pictures that it has not seen. The model card is written from those measurements.
 
 Needs: torch, numpy, onnx, onnxruntime, openvino, opencv-python-headless; the `ffmpeg`
@@ -162,7 +162,7 @@ class Detector(nn.Module):
     """A convolutional detector without anchors, on one grid of 8-pixel cells.
 
     Parts on a line are of one scale, so one grid is enough; the coarser level only gives it
-    context. Each cell says whether a part's centre lies in it, how far the part's edges are,
+    context. Each cell says whether a part's center lies in it, how far the part's edges are,
     and what the part is.
     """
 
@@ -189,7 +189,7 @@ class Detector(nn.Module):
         self.out.bias = nn.Parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the raw grid: centre logit, four distances, label logits."""
+        """Give the raw grid: center logit, four distances, label logits."""
         fine = self.fine(x)
         context = F.interpolate(self.coarse(fine), scale_factor=2.0, mode="nearest")
         return self.out(self.head(fine + context))
@@ -199,9 +199,9 @@ def corners(raw: Tensor) -> Tensor:
     """Turn raw distances [B, 4, H, W] into corners x1, y1, x2, y2 in input pixels."""
     height, width = raw.shape[-2:]
     ys, xs = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    centre = (torch.stack([xs, ys]).float() + 0.5) * STRIDE
+    center = (torch.stack([xs, ys]).float() + 0.5) * STRIDE
     reach = F.softplus(raw) * STRIDE
-    return torch.cat([centre - reach[:, :2], centre + reach[:, 2:]], 1)
+    return torch.cat([center - reach[:, :2], center + reach[:, 2:]], 1)
 
 
 class Exported(nn.Module):
@@ -214,13 +214,13 @@ class Exported(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Give cx, cy, w, h in input pixels and a score for each label.
 
-        A cell whose neighbour is surer is silenced here: two cells of one part that disagree
+        A cell whose neighbor is surer is silenced here: two cells of one part that disagree
         on its label would both survive a suppression that works label by label.
         """
         raw = self.net(x)
-        centre = torch.sigmoid(raw[:, :1])
-        peak = (centre >= F.max_pool2d(centre, 3, 1, 1)).float()
-        scores = centre * peak * torch.softmax(raw[:, 5:], 1)
+        center = torch.sigmoid(raw[:, :1])
+        peak = (center >= F.max_pool2d(center, 3, 1, 1)).float()
+        scores = center * peak * torch.softmax(raw[:, 5:], 1)
         box = corners(raw[:, 1:5])
         low, high = box[:, :2], box[:, 2:]
         out = torch.cat([(low + high) * 0.5, high - low, scores], 1)
@@ -231,7 +231,7 @@ class Exported(nn.Module):
 class Targets:
     """What the grid should say for one picture."""
 
-    heat: Floats  # how near each cell is to a part's centre, 1 in the cell that holds it
+    heat: Floats  # how near each cell is to a part's center, 1 in the cell that holds it
     mute: Floats  # 0 where finding something is neither right nor wrong
     weight: Floats  # of box and label
     box: Floats
@@ -267,7 +267,7 @@ def targets(boxes: Floats, labels: npt.NDArray[np.int64]) -> Targets:
 
 
 def giou(a: Tensor, b: Tensor) -> Tensor:
-    """Give the generalised intersection over union of boxes [4, N]."""
+    """Give the generalized intersection over union of boxes [4, N]."""
     inter = (torch.minimum(a[2:], b[2:]) - torch.maximum(a[:2], b[:2])).clamp(min=0).prod(0)
     union = (a[2:] - a[:2]).prod(0) + (b[2:] - b[:2]).prod(0) - inter
     hull = (torch.maximum(a[2:], b[2:]) - torch.minimum(a[:2], b[:2])).prod(0)
@@ -275,7 +275,7 @@ def giou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def loss_of(raw: Tensor, batch: Sequence[Targets]) -> Tensor:
-    """Sum the three losses: centre (penalty-reduced focal), box (GIoU), label."""
+    """Sum the three losses: center (penalty-reduced focal), box (GIoU), label."""
     heat = torch.from_numpy(np.stack([t.heat for t in batch]))
     mute = torch.from_numpy(np.stack([t.mute for t in batch]))
     weight = torch.from_numpy(np.stack([t.weight for t in batch]))
@@ -402,8 +402,8 @@ def decode(output: Floats, threshold: float, iou: float = 0.5) -> Found:
     scores = rows[:, 4:].max(1)
     labels = rows[:, 4:].argmax(1)
     keep = scores > threshold
-    centre, size = rows[keep, :2], rows[keep, 2:4]
-    boxes, scores, labels = np.hstack([centre - size / 2, size]), scores[keep], labels[keep]
+    center, size = rows[keep, :2], rows[keep, 2:4]
+    boxes, scores, labels = np.hstack([center - size / 2, size]), scores[keep], labels[keep]
     if len(boxes):
         kept = cv2.dnn.NMSBoxesBatched(
             boxes.tolist(), scores.tolist(), labels.tolist(), threshold, iou
@@ -668,7 +668,7 @@ def keep_float(model: onnx.ModelProto) -> list[str]:
 
 
 def write_files(net: Detector, sets: dict[str, Pictures], options: Namespace, epochs: int) -> None:
-    """Export, quantise, measure, and write the folder and the clip."""
+    """Export, quantize, measure, and write the folder and the clip."""
     folder = options.out / "parts-inspection"
     media = options.out / "media"
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
     python build_model_api.py FOLDER
 
 Runs in the exporters' environment. The networks are random convolutions; what is compared is what
-`model_info` makes of them: resize types, borders, colours, suppression, labels, thresholds.
+`model_info` makes of them: resize types, borders, colors, suppression, labels, thresholds.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def score_layers(network: torch.nn.Module) -> list[Any]:
 
 
 def calibration(shop: Workshop, model: Any) -> str:
-    """Write a data set of the pictures, for a quantiser to calibrate on."""
+    """Write a data set of the pictures, for a quantizer to calibrate on."""
     root = (shop.scrap / ("classes" if model.task == "classify" else "boxes")).resolve()
     names = list(model.names.values())
     shutil.rmtree(root, ignore_errors=True)

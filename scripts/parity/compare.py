@@ -14,7 +14,7 @@ round to whole pixels: or corners within one). What is not right is a mismatch, 
            among the last of a full list
     area   a box without area, which the agent does not publish; in whole pixels: of one at most
 
-Where the engines by themselves, without the agent, optimised or not, are more than 0.01 apart in
+Where the engines by themselves, without the agent, optimized or not, are more than 0.01 apart in
 the same tensor, as with INT8 and FP16, a mismatch is the engine's own and counted as such. Ends
 with 1 if there is another one.
 """
@@ -353,7 +353,7 @@ def whole_area(one: Finding) -> float:
 def apart_by_themselves(folder: Path, case: Mapping[str, Any]) -> str:
     """Run the engines without the agent on the same tensors; return how far apart they are.
 
-    Each with its optimisations and without: what the exporter's own code runs on is among them.
+    Each with its optimizations and without: what the exporter's own code runs on is among them.
 
     Returns:
         "" where all agree within 0.01 on every score, in units of the largest of its tensor.
@@ -378,7 +378,7 @@ def apart_by_themselves(folder: Path, case: Mapping[str, Any]) -> str:
 
 
 def by_themselves(path: Path) -> dict[str, tuple[tuple[tuple[int, int], str], Run]]:
-    """Open a network on each engine, optimised and not.
+    """Open a network on each engine, optimized and not.
 
     Returns:
         By name: height, width and type of the input, and what runs it.
@@ -401,7 +401,7 @@ def by_themselves(path: Path) -> dict[str, tuple[tuple[tuple[int, int], str], Ru
     levels = onnxruntime.GraphOptimizationLevel
     for name, level in (
         ("ONNX Runtime", levels.ORT_ENABLE_ALL),
-        ("ONNX Runtime without optimisation", levels.ORT_DISABLE_ALL),
+        ("ONNX Runtime without optimization", levels.ORT_DISABLE_ALL),
     ):
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = level

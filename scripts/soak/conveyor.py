@@ -56,7 +56,7 @@ EDGE = 3
 PAST = 8
 """Pixels: so far beyond the line a part has crossed it."""
 SAME = 24
-"""Pixels: a detection so near a part's centre is of this part."""
+"""Pixels: a detection so near a part's center is of this part."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ from tests.helpers.support import call_cli, run_cli
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a clip of two seconds."""
     path = tmp_path_factory.mktemp("bench") / "clip.avi"
-    return write_clip(path, [plain(grey, 160, 120) for grey in range(0, 250, 5)])
+    return write_clip(path, [plain(gray, 160, 120) for gray in range(0, 250, 5)])
 
 
 def test_measures_agent_scripts_and_engine(clip: Path, tmp_path: Path) -> None:

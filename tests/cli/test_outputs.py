@@ -69,7 +69,7 @@ def test_a_link_to_nothing_is_refused(model: str, tmp_path: Path, target: str) -
 
 
 def test_a_named_pipe_is_written_to(model: str, tmp_path: Path) -> None:
-    """Whoever reads it gets the package; it is a pipe afterwards."""
+    """Whoever reads it gets the package; it is a pipe afterward."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[bytes] = []

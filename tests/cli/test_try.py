@@ -53,7 +53,7 @@ from tests.helpers.tiny_networks import constant_outputs, to_ir
 
 Box = tuple[int, int, int, int]
 
-# A frame of 768x432 in an input of 160x160: letterboxed to 160x90, 35 rows of grey above and below.
+# A frame of 768x432 in an input of 160x160: letterboxed to 160x90, 35 rows of gray above and below.
 WIDTH, HEIGHT, SIDE = 768, 432, 160
 PERSON: Box = (288, 168, 480, 264)
 BOTTLE: Box = (48, 48, 144, 96)
@@ -88,7 +88,7 @@ def metadata(task: str = "detect", **more: str) -> dict[str, str]:
 
 
 def yolov8(path: Path, **how: Any) -> Path:
-    """Write a detector of v8's form that finds both, each by two neighbouring anchors."""
+    """Write a detector of v8's form that finds both, each by two neighboring anchors."""
     table = np.zeros((1, 6, 525), np.float32)
     table[0, :, 7] = [*as_center(PERSON), 0.9, 0.05]
     table[0, :, 8] = [*as_center(PERSON), 0.6, 0.0]
@@ -142,12 +142,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def frames(count: int = 1) -> list[NDArray[np.uint8]]:
-    """Give grey frames."""
+    """Give gray frames."""
     return [plain(90, WIDTH, HEIGHT) for _ in range(count)]
 
 
 def check_picture(path: Path, *boxes: tuple[str, Box]) -> None:
-    """See that boxes are drawn where they belong, in their labels' colours, and nowhere else."""
+    """See that boxes are drawn where they belong, in their labels' colors, and nowhere else."""
     picture = cv2.imread(str(path))
     assert picture is not None
     assert picture.shape == (HEIGHT, WIDTH, 3)
@@ -363,7 +363,7 @@ def golden_lines(source: str, folder: Path) -> list[str]:
 
 def test_an_engine_that_turns_out_wrong_is_answered_for(here: Path) -> None:
     """Both agree on the first picture, so that the quicker one serves; on the next one is wrong."""
-    source = write_pictures(here / "p", [plain(grey, 16, 16) for grey in (20, 200, 201)])
+    source = write_pictures(here / "p", [plain(gray, 16, 16) for gray in (20, 200, 201)])
     said = call_cli("try", source, str(wrapping(here / "wrapping")))
     assert said.code == 0
     assert re.findall(r"try #\d .* light (\d+)", said.out) == ["120", "44", "45"]

@@ -87,7 +87,7 @@ def test_what_may_be_secret_in_a_url_is_hidden(url: str, shown: str) -> None:
         "mqtt://localhost:1883",
     ],
 )
-def test_a_camera_can_still_be_recognised(url: str) -> None:
+def test_a_camera_can_still_be_recognized(url: str) -> None:
     """The paths of usual cameras, and the number of a recorder's channel, are shown."""
     assert redact(url) == url
 

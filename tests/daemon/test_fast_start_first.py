@@ -17,7 +17,7 @@ import tomli_w
 
 from tests.helpers.small_models import brightness, write_clip
 from tests.helpers.start_box import (
-    GREYS,
+    GRAYS,
     SIDE,
     Box,
     Start,
@@ -149,7 +149,7 @@ def test_a_file_that_changes_before_the_exchange(harm: Callable[[Path], None], o
         start.listener.wait_for(lambda _: start.results(), "a first result")
         harm(agent)
         wait_until(lambda: "was tried:" in start.words() or "takes over:" in start.words(), "it")
-        start.listener.wait_for(lambda _: len(start.results()) > 3 * len(GREYS), "more results")
+        start.listener.wait_for(lambda _: len(start.results()) > 3 * len(GRAYS), "more results")
         assert start.all_right()
 
 
@@ -271,7 +271,7 @@ def test_sources_of_other_models_wait_for_the_most_urgent_one(
     """Opening them takes the processor from its first result; theirs come after it."""
     models = tmp_path / "models"
     pipelines: list[dict[str, Any]] = []
-    clip = write_clip(tmp_path / "grey.avi", [np.full((16, 16, 3), 90, np.uint8)] * 5)
+    clip = write_clip(tmp_path / "gray.avi", [np.full((16, 16, 3), 90, np.uint8)] * 5)
     for number, name in enumerate(("low", "high", "middle")):
         brightness(models / name)
         source = f"file:{clip}?loop=1&pace=real"

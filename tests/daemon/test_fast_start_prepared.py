@@ -13,7 +13,7 @@ import pytest
 
 from edge_agent.inference.prepared.artifact import read
 from tests.helpers.prepared_models import damage, rewrite
-from tests.helpers.start_box import GREYS, SIDE, Box, kept, numbers, own, planned, same
+from tests.helpers.start_box import GRAYS, SIDE, Box, kept, numbers, own, planned, same
 from tests.helpers.support import CHECKOUT, call_cli, wait_until
 from tests.helpers.tiny_networks import node, save_onnx
 
@@ -101,8 +101,8 @@ def large(folder: Path) -> dict[str, list[float]]:
         {f"w{index}": matrix for index, matrix in enumerate(matrices)},
     )
     found = {}
-    for index, grey in enumerate(GREYS):
-        values = np.full((1, sizes[0]), grey / 255, np.float32)
+    for index, gray in enumerate(GRAYS):
+        values = np.full((1, sizes[0]), gray / 255, np.float32)
         for matrix in matrices:
             values = np.tanh(values @ matrix)
         found[f"{index:03}.png"] = [float(value) for value in values[0]]

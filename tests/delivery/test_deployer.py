@@ -69,7 +69,7 @@ def deliver(box: Box, tmp_path: Path, version: str, **how: Any) -> dict[str, Any
 def bright_fails(nodes: list[Any]) -> list[Any]:
     """Give no finite output for any picture that is brighter than noise around zero.
 
-    The trial's inputs are within ±1 and centred, frames of the clip are not: their mean is taken
+    The trial's inputs are within ±1 and centered, frames of the clip are not: their mean is taken
     to a power that no float32 holds.
     """
     return [

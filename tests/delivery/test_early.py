@@ -129,7 +129,7 @@ class Filling:
 
 @pytest.fixture
 def filling(tmp_path: Path) -> Iterator[Callable[[bytes], Filling]]:
-    """Give files that fill; the descriptors are closed afterwards."""
+    """Give files that fill; the descriptors are closed afterward."""
     made: list[Filling] = []
 
     def start(content: bytes) -> Filling:

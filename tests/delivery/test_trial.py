@@ -218,10 +218,10 @@ def test_dark_frames_do_not_tell_engines_apart(tmp_path: Path) -> None:
 
 def test_what_live_frames_have_shown_of_an_engine_is_said(tmp_path: Path) -> None:
     """By its number among the choices; a single frame is not enough."""
-    new, greys = wrapping(tmp_path / "1"), iter(range(20, 30))
+    new, grays = wrapping(tmp_path / "1"), iter(range(20, 30))
     verdict = trial(
         *(new, ORT, OPENVINO),
-        frame=lambda _specs: {"picture": np.full((1, 3, 16, 16), next(greys), np.float32)},
+        frame=lambda _specs: {"picture": np.full((1, 3, 16, 16), next(grays), np.float32)},
     )
     assert verdict.proven == 0
     assert trial(new, ORT).proven is None

@@ -30,7 +30,7 @@ def test_one_that_has_run_keeps_the_agent_up(
     """
     device = "box"
     network = brightness(tmp_path / "models" / "light") / "model.onnx"
-    clip = write_clip(tmp_path / "grey.avi", [np.full((16, 16, 3), 90, np.uint8)] * 5)
+    clip = write_clip(tmp_path / "gray.avi", [np.full((16, 16, 3), 90, np.uint8)] * 5)
     pipeline = {"name": "eye", "source": f"file:{clip}?loop=1&pace=real", "model": "light"}
     heard = listen(broker.port, f"edge/{device}/#")
     running = agent(

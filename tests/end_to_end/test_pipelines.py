@@ -44,7 +44,7 @@ def halves(width: int = 64, height: int = 48) -> Picture:
 
 
 def square_at(place: int) -> Picture:
-    """Make a grey picture with a white square that is somewhere else each time."""
+    """Make a gray picture with a white square that is somewhere else each time."""
     picture = plain(90)
     picture[10:30, place : place + 16] = 255
     return picture
@@ -82,7 +82,7 @@ def plan_pipelines(folder: Path) -> list[dict[str, Any]]:
     """Give each setting a pipeline."""
     one = write_pictures(folder / "halves", [halves()])
     large = write_pictures(folder / "large", [halves(320, 240)])
-    grey = write_pictures(folder / "grey", [plain(i) for i in range(40)])
+    gray = write_pictures(folder / "gray", [plain(i) for i in range(40)])
     moving = [plain(90)] * 30 + [square_at(4 * i) for i in range(5)]
     clip = write_clip(folder / "clip.avi", [plain(i) for i in range(180)], rate=30)
     samples = folder / "ramp.csv"
@@ -94,7 +94,7 @@ def plan_pipelines(folder: Path) -> list[dict[str, Any]]:
         more.write("".join(f"{i},{i}\n" for i in range(30, 40)))
     sizes = [halves(), halves(320, 240), halves(320, 240), halves()]
     return [
-        {"name": "split", "source": grey, "model": "light@1:75,light@2:25"},
+        {"name": "split", "source": gray, "model": "light@1:75,light@2:25"},
         {"name": "highest", "source": one, "model": "light"},
         {"name": "roi", "source": one, "model": "light", "roi": [32, 0, 64, 48]},
         {
@@ -117,9 +117,9 @@ def plan_pipelines(folder: Path) -> list[dict[str, Any]]:
                 {"name": "wider", "model": "light", "labels": ["dot"], "margin": 10.0},
             ],
         },
-        {"name": "slow", "source": grey, "model": "light", "rate": RATE},
+        {"name": "slow", "source": gray, "model": "light", "rate": RATE},
         {"name": "sparse", "source": f"file:{clip}", "model": "light", "rate": 5.0},
-        {"name": "fresh", "source": grey, "model": "light", "deadline_ms": 1.0},
+        {"name": "fresh", "source": gray, "model": "light", "deadline_ms": 1.0},
         {
             "name": "moving",
             "source": write_pictures(folder / "moving", moving),

@@ -483,7 +483,7 @@ def test_a_clip_runs_to_its_end(
 ) -> None:
     """At pace=max every frame of a recorded video gives a result, in order, before the source ends.
 
-    Two lanes share the frames; nothing is dropped, and the account is exact afterwards.
+    Two lanes share the frames; nothing is dropped, and the account is exact afterward.
     """
     library = write_library(tmp_path / "models", {"person-int8": MODELS["person-int8"]})
     device = f"clip-{frames}"

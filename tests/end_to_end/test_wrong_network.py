@@ -41,7 +41,7 @@ Found = dict[str, list[str]]
 
 @pytest.fixture(scope="module")
 def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Quantise the network."""
+    """Quantize the network."""
     return quantize(tmp_path_factory.mktemp("signed"))
 
 

@@ -89,7 +89,7 @@ class Target:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """Give an empty folder, gone afterwards."""
+    """Give an empty folder, gone afterward."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         yield Path(name)
 

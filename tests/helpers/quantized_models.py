@@ -1,4 +1,4 @@
-"""Small eight-bit picture networks, built the ways in which exporters and quantisers build them."""
+"""Small eight-bit picture networks, built the ways in which exporters and quantizers build them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PICTURE: Value = ("picture", "float32", (1, 3, SIZE, SIZE))
 
 
 def layer(given: str, channels: int = 3, zero: Any = ZERO) -> tuple[list[Any], dict[str, Any]]:
-    """Make what follows the input's quantisation, steps named *given*: a convolution and a mean."""
+    """Make what follows the input's quantization, steps named *given*: a convolution and a mean."""
     random = np.random.default_rng(5)
     weights: dict[str, NDArray[Any]] = {
         "step": np.array(STEP),
@@ -59,7 +59,7 @@ def save(
 
     Args:
         path: the .onnx file.
-        before: nodes from "picture" to its steps, "q"; None: the quantisation alone.
+        before: nodes from "picture" to its steps, "q"; None: the quantization alone.
         channels: of the steps.
         taken: the input.
         more: other inputs.
@@ -99,7 +99,7 @@ def model(folder: Path, version: str = "1", **how: Any) -> Path:
 
 
 def focus() -> list[Any]:
-    """Take a picture apart as YOLOX does, then quantise it: 12 channels of a quarter the size."""
+    """Take a picture apart as YOLOX does, then quantize it: 12 channels of a quarter the size."""
     nodes, parts = [], []
     for row in (0, 1):
         for column in (0, 1):

@@ -70,7 +70,7 @@ def quantize(place: Path) -> Path:
 
 
 def expected(folder: Path) -> dict[str, list[str]]:
-    """Return the labels of the boxes in each picture, as a session without optimisation has them.
+    """Return the labels of the boxes in each picture, as a session without optimization has them.
 
     Skips the test where OpenVINO, as it comes, finds the same.
     """

@@ -112,7 +112,7 @@ def heavy(folder: Path, rounds: int, version: str = "1") -> Path:
 
 
 def plain(value: int, width: int = 64, height: int = 48) -> Picture:
-    """Make a picture of one grey."""
+    """Make a picture of one gray."""
     return np.full((height, width, 3), value, np.uint8)
 
 

@@ -33,7 +33,7 @@ from tests.helpers.support import (
 )
 from tests.helpers.tiny_networks import node, save_onnx
 
-GREYS = (10, 60, 110, 160, 210, 250)
+GRAYS = (10, 60, 110, 160, 210, 250)
 SIDE = 16
 HIDDEN = 64
 Found = dict[str, list[float]]
@@ -86,8 +86,8 @@ def expected(seed: int = 1) -> Found:
     """Work out what the model must find."""
     first, second = weights(seed)
     found = {}
-    for index, grey in enumerate(GREYS):
-        picture = np.full((1, 3 * SIDE * SIDE), grey / 255, np.float32)
+    for index, gray in enumerate(GRAYS):
+        picture = np.full((1, 3 * SIDE * SIDE), gray / 255, np.float32)
         found[f"{index:03}.png"] = [float(x) for x in (np.maximum(picture @ first, 0) @ second)[0]]
     return found
 
@@ -179,7 +179,7 @@ class Start:
         def look(_: object) -> Found | None:
             results = self.results(pipeline, model=model)
             found = {says["file"]: [*says["values"].values()] for says in results}
-            return found if len(found) == len(GREYS) else None
+            return found if len(found) == len(GRAYS) else None
 
         whole: Found = self.listener.wait_for(look, f"results of {model} for every picture")
         return whole
@@ -216,7 +216,7 @@ class Box:
         self.broker = broker
         self.models = folder / "models"
         numbers(self.models / "numbers")
-        pictures = write_pictures(folder / "pictures", [plain(grey) for grey in GREYS])
+        pictures = write_pictures(folder / "pictures", [plain(gray) for gray in GRAYS])
         self.pipelines: list[dict[str, Any]] = [
             {"name": "p", "source": f"{pictures}/?loop=1&rate=60", "model": "numbers"}
         ]

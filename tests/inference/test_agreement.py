@@ -106,7 +106,7 @@ def test_a_distance_is_relative_and_infinite_where_there_is_none() -> None:
     assert relative_distance(one, 2 * one) == 1
     assert relative_distance(one, np.ones(5, np.float32)) == float("inf")
     assert relative_distance(one, one * np.float32("nan")) == float("inf")
-    # Integers of a quantised network must not wrap around.
+    # Integers of a quantized network must not wrap around.
     assert relative_distance(np.array([200], np.uint8), np.array([100], np.uint8)) == 0.5
 
 

@@ -171,7 +171,7 @@ def test_it_pays_only_against_what_was_there_before(tmp_path: Path, engine: Engi
 
 @pytest.mark.parametrize("engine", BOTH)
 def test_a_sample_that_does_not_fit_fails_alone(tmp_path: Path, engine: EngineName) -> None:
-    """One with a NaN, one of another length: an error each; their neighbours have results."""
+    """One with a NaN, one of another length: an error each; their neighbors have results."""
     model = batched(inverse(tmp_path / "m"), engine, "signal")
     good = [np.full((4, 1), value, np.float32) for value in (1.0, 2.0, 4.0)]
     broken = np.full((4, 1), np.nan, np.float32)

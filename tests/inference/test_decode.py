@@ -124,7 +124,7 @@ def test_one_logit_gets_its_sigmoid() -> None:
     assert_allclose(found.scores, [0.75], rtol=1e-6)
 
 
-def test_integers_are_dequantised() -> None:
+def test_integers_are_dequantized() -> None:
     """Integers are (value - zero_point) * scale; floats are taken as they are."""
     settings: dict[str, Any] = {"labels": ("a", "b"), "scale": 1 / 256, "zero_point": -128}
     whole = build("softmax", {"p": ((1, 2), "int8")}, **settings)

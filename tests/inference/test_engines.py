@@ -201,7 +201,7 @@ def test_initializers_are_not_inputs(
 
 
 def test_output_keeps_its_declared_name(load: Open, tmp_path: Path) -> None:
-    """An output that optimisation makes one with another tensor keeps the name it was given."""
+    """An output that optimization makes one with another tensor keeps the name it was given."""
     path = save_onnx(
         tmp_path / "n.onnx",
         [node("Relu", ["x"], ["a_hidden"]), node("Identity", ["a_hidden"], ["the_output"])],

@@ -54,7 +54,7 @@ def test_features_are_those_of_the_training_code(name: str) -> None:
     assert np.abs(found - expected).max() <= 2e-5 * max(1.0, np.abs(expected).max())
 
 
-def test_peak_and_max_normalise_a_window() -> None:
+def test_peak_and_max_normalize_a_window() -> None:
     """`peak` divides by the largest of either sign, `max` by the largest as it is."""
     samples = np.array([0.1, -0.5, 0.25] * 400, np.float32)
     plain = make("logmel", len(samples))

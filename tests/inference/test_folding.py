@@ -244,20 +244,20 @@ def test_colors_last_where_they_are_convolved(built: str, turned: bool, tmp_path
     fit = fitting(cut, words)
     assert fit is not None
     assert fit.fold.turned == turned
-    unoptimised = fitting(cut, {**words, "level": "basic"})
-    assert unoptimised is not None
-    assert not unoptimised.fold.turned
+    unoptimized = fitting(cut, {**words, "level": "basic"})
+    assert unoptimized is not None
+    assert not unoptimized.fold.turned
     if turned:
         graph, files = fit.open()
         options = session_options(words)
-        options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
         options.add_external_initializers_from_files_in_memory(
             list(files), list(files.values()), [len(data) for data in files.values()]
         )
         ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         import onnx
 
-        kinds = [each.op_type for each in onnx.load(tmp_path / "optimised.onnx").graph.node]
+        kinds = [each.op_type for each in onnx.load(tmp_path / "optimized.onnx").graph.node]
         assert kinds[0] == "QLinearConv"
 
 

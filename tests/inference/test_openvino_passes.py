@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def quantised(
+def quantized(
     path: Path,
     activation: str = "Relu",
     *,
@@ -150,7 +150,7 @@ def test_numbers_are_the_definitions(
     activation: str, zero: Any, bias: bool, group: int, tmp_path: Path
 ) -> None:
     """A step more or less where a sum lies between two, and that hardly ever."""
-    path = quantised(tmp_path / "n.onnx", activation, zero=zero, bias=bias, group=group)
+    path = quantized(tmp_path / "n.onnx", activation, zero=zero, bias=bias, group=group)
     assert places_joined(path) == 1
     engine = open_network(CHOICE, path, kept)
     other = 0
@@ -168,8 +168,8 @@ def test_numbers_are_the_definitions(
 @pytest.mark.skipif(not ON_X86, reason="only there roundings are joined")
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_what_lay_between_two_convolutions_is_gone(activation: str, tmp_path: Path) -> None:
-    """Beside the quantisation of the input no pass over numbers is left."""
-    path = quantised(tmp_path / "n.onnx", activation)
+    """Beside the quantization of the input no pass over numbers is left."""
+    path = quantized(tmp_path / "n.onnx", activation)
     before, after = layers(path, joined=False), layers(path, joined=True)
     passes = {"Subgraph", "Eltwise", "FakeQuantize", "Convert", "Relu"}
     assert sum(before[kind] for kind in passes) > sum(after[kind] for kind in passes)
@@ -186,7 +186,7 @@ def test_what_lay_between_two_convolutions_is_gone(activation: str, tmp_path: Pa
 )
 def test_what_others_look_at_stays(how: dict[str, Any], tmp_path: Path) -> None:
     """Numbers that are needed between the two roundings are not joined away."""
-    path = quantised(tmp_path / "n.onnx", **how)
+    path = quantized(tmp_path / "n.onnx", **how)
     assert places_joined(path) == 0
     given = noise(1)
     wanted = definition(path, {"x": given})[0]
@@ -196,7 +196,7 @@ def test_what_others_look_at_stays(how: dict[str, Any], tmp_path: Path) -> None:
 
 def test_a_step_for_each_channel_stays(tmp_path: Path) -> None:
     """Only one number can be written into a convolution."""
-    path = quantised(
+    path = quantized(
         tmp_path / "n.onnx",
         zero=np.full(WIDTH, 100, np.uint8),
         step=np.linspace(0.02, 0.04, WIDTH, dtype=np.float32),
@@ -226,7 +226,7 @@ def test_a_scale_of_more_dimensions_stays(tmp_path: Path) -> None:
 
 def test_other_precisions_are_left_alone(tmp_path: Path) -> None:
     """What was asked for in bf16 is compiled as it is."""
-    path = quantised(tmp_path / "n.onnx")
+    path = quantized(tmp_path / "n.onnx")
     engine = open_network(replace(CHOICE, precision="bf16"), path, kept)
     assert np.isfinite(engine.infer({"x": noise(1)})["y"]).all()
 

@@ -593,7 +593,7 @@ def test_externalizing_weights_of_garbage(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_tensor_that_says_where_its_bytes_lie(tmp_path: Path, elsewhere: bool) -> None:
-    """Quantisers, and whoever saves again what lay in files, say it of bytes in the graph, too."""
+    """Quantizers, and whoever saves again what lay in files, say it of bytes in the graph, too."""
     how: dict[str, Any] = {"external": "weights.data"} if elsewhere else {}
     model = chain(tmp_path / "told", 3, **how)
     path = model / "model.onnx"

@@ -60,7 +60,7 @@ def test_imported_network_is_the_compiled_one(made: Made) -> None:
 
 
 def test_other_lanes_follow_behind(made: Made) -> None:
-    """The first result needs one network; that of the second lane is imported afterwards."""
+    """The first result needs one network; that of the second lane is imported afterward."""
     engine = open_artifact(CHOICE, made.form, lambda _: {})
     inputs = [noise(seed, 4, WIDTH) for seed in range(4)]
     expected = [engine.infer({"x0": x})[f"x{LAYERS}"] for x in inputs]

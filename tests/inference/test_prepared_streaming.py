@@ -58,7 +58,7 @@ def test_stages_share_no_page(form: Artifact) -> None:
     assert all(start % 4096 == 0 for start, _, _ in ranges)
 
 
-def test_it_is_compared_with_a_session_without_optimisation(tmp_path: Path) -> None:
+def test_it_is_compared_with_a_session_without_optimization(tmp_path: Path) -> None:
     """While it is prepared: when it serves, memory holds no other."""
     plain = replace(CPU, options={"graph_optimization_level": "none"})
     made, same, other = (

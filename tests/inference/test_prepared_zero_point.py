@@ -46,7 +46,7 @@ def steps(rows: int, columns: int, size: int, *ends: tuple[int, int]) -> Any:
 
 
 def layer(name: str, given: str, weights: Any, **more: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Make a layer of eight bits, its result requantised: *name*.
+    """Make a layer of eight bits, its result requantized: *name*.
 
     Args:
         name: of what it gives.
@@ -84,10 +84,10 @@ def layer(name: str, given: str, weights: Any, **more: Any) -> tuple[list[Any], 
         taken.append(f"{name}.bf")
     size = weights.shape[-1]
     made.append(node("Conv", taken, [f"{name}.c"], kernel_shape=[size, size], **more))
-    return [*made, *requantised(name, f"{name}.c")], constants
+    return [*made, *requantized(name, f"{name}.c")], constants
 
 
-def requantised(name: str, given: str) -> list[Any]:
+def requantized(name: str, given: str) -> list[Any]:
     """Make steps of something, and numbers of the steps."""
     return [
         node("Relu", [given], [f"{name}.r"]),
@@ -177,7 +177,7 @@ def test_a_large_weight_is_shared_out(tmp_path: Path, bias: str | None, external
 
 def test_channels_that_are_added_up_are_repeated_in_all_that_is_added(tmp_path: Path) -> None:
     """As around a residual block, whoever else takes them takes nothing of the second ones."""
-    sum_of = [node("Add", ["a", "c"], ["sum"]), *requantised("s", "sum")]
+    sum_of = [node("Add", ["a", "c"], ["sum"]), *requantized("s", "sum")]
     path = save(
         tmp_path / "model.onnx",
         layer("a", "xf", steps(CHANNELS, 4, 1)),
@@ -286,7 +286,7 @@ def grown(path: Path, seed: int) -> Path:
     def join(operator: str, *given: str, **more: Any) -> str:
         name = next(names)
         made = node(operator, list(given), [f"{name}.o"], **more)
-        parts.append(([made, *requantised(name, f"{name}.o")], {}))
+        parts.append(([made, *requantized(name, f"{name}.o")], {}))
         return name
 
     given, width = add("xf", 16, 4, 3), 16

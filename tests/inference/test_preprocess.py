@@ -79,7 +79,7 @@ def reference(
 def test_tensor_is_the_reference(
     dtype: str, color: str, layout: str, mean: list[float], scale: list[float]
 ) -> None:
-    """Every type, colour order and layout holds exactly (pixel - mean) / scale, as promised."""
+    """Every type, color order and layout holds exactly (pixel - mean) / scale, as promised."""
     data = picture(7, 5)
     shape = (1, 3, 5, 7) if layout == "nchw" else (1, 5, 7, 3)
     made = picture_preprocessor(
@@ -113,7 +113,7 @@ def test_a_network_without_batch_axis_gets_none() -> None:
 
 
 def bilinear(data: Picture, width: int, height: int) -> NDArray[np.float64]:
-    """Resize by sampling between pixel centres, one output pixel at a time."""
+    """Resize by sampling between pixel centers, one output pixel at a time."""
     rows, columns = data.shape[:2]
     out = np.zeros((height, width, 3))
     for y in range(height):
@@ -523,7 +523,7 @@ OPEN = (
 def test_what_to_write_for_the_size_of_the_picture_is_said(
     spec: dict[str, Any], message: str
 ) -> None:
-    """A second input for the picture's size is recognised, and its value given in TOML's form."""
+    """A second input for the picture's size is recognized, and its value given in TOML's form."""
     with pytest.raises(ModelError, match=message) as caught:
         fixed_shapes(InputSpec(**spec), "picture")(OPEN)
     assert "\n" not in str(caught.value)
@@ -621,7 +621,7 @@ def test_channels_have_their_own_scale() -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
 def test_integers_are_rounded_and_saturated(dtype: str) -> None:
-    """Quantised inputs round to the nearest whole number and stop at the type's ends."""
+    """Quantized inputs round to the nearest whole number and stop at the type's ends."""
     made = signal_preprocessor(dtype, (1, 5), mean=-83 * 0.5, scale=0.5)
     data = np.array([-1e10, -41.5, 0.3, 0.5, 1e10], np.float32)
     limits = np.iinfo(dtype)

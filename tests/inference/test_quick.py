@@ -25,7 +25,7 @@ CHOICE = EngineChoice("onnxruntime", threads=2)
 
 
 def as_written(network: Path, tensor: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Run a network as it is, nothing optimised."""
+    """Run a network as it is, nothing optimized."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(network), options)

@@ -218,7 +218,7 @@ def test_mobilenet_knows_the_pictures(
 def test_people_are_told_from_empty_rooms(
     engine: EngineName, model: str, entries: dict[str, Any], output: dict[str, Any]
 ) -> None:
-    """The person detector's chance is the reference's, within one step of its quantisation."""
+    """The person detector's chance is the reference's, within one step of its quantization."""
     file = f"models/vww_person_{model}.onnx"
     output = {"decoder": "softmax", "labels": PEOPLE, **output}
     bench = Bench(engine, file, task="classification", output=output, entries=PERSON | entries)
@@ -242,7 +242,7 @@ def test_people_are_told_from_empty_rooms(
 def test_keywords_are_heard_from_features(
     engine: EngineName, model: str, entries: dict[str, Any], output: dict[str, Any]
 ) -> None:
-    """Ready features give the reference's keyword, quantised on the way in for INT8."""
+    """Ready features give the reference's keyword, quantized on the way in for INT8."""
     file = f"models/kws_dscnn_{model}.onnx"
     output = {"decoder": "softmax", "labels": list(KEYWORDS), **output}
     bench = Bench(

@@ -37,7 +37,7 @@ def plain(picture: Any, size: tuple[int, int], method: str) -> NDArray[Any]:
 
 
 def noise(width: int, height: int, channels: int = 3) -> NDArray[np.uint8]:
-    """Make the hardest picture there is: nothing in it is like its neighbour."""
+    """Make the hardest picture there is: nothing in it is like its neighbor."""
     random = np.random.default_rng(width * 10_000 + height)
     return random.integers(0, 256, (height, width, channels), np.uint8)
 
@@ -78,9 +78,9 @@ def test_parts_of_pictures_and_of_tensors(quick: bool) -> None:
 
 
 def test_one_channel() -> None:
-    """Grey pictures have no third dimension."""
-    grey = noise(100, 80, 1)[..., 0]
-    assert resize(grey, (30, 20), "area", quick=True).shape == (20, 30)
+    """Gray pictures have no third dimension."""
+    gray = noise(100, 80, 1)[..., 0]
+    assert resize(gray, (30, 20), "area", quick=True).shape == (20, 30)
 
 
 def test_the_switch_is_as_it_was() -> None:

@@ -82,7 +82,7 @@ def test_a_keyword_is_heard_in_a_wav_file(engine: str, word: str, label: str, sc
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_eight_bit_keyword_model_hears_the_same(engine: str) -> None:
-    """Mean and scale quantise the features of a model that takes integers."""
+    """Mean and scale quantize the features of a model that takes integers."""
     step, zero = 0.5847029089927673, 83
     spec = {**KEYWORD["input"], "mean": -zero * step, "scale": [step * 0.5**0.5] + [step] * 9}
     spec["mean"] = [-zero * step * 0.5**0.5] + [-zero * step] * 9

@@ -176,7 +176,7 @@ def crowd(tmp_path: Path, name: str, noise: float) -> Model:
 
 
 def test_last_digits_decide_which_of_a_crowd_stay(tmp_path: Path) -> None:
-    """What the reference itself does not find again in noise of a grey level is no difference."""
+    """What the reference itself does not find again in noise of a gray level is no difference."""
     right, rounded = crowd(tmp_path, "right", 0), crowd(tmp_path, "rounded", 0.0002)
     flat = np.random.default_rng(1).uniform(0, 3, (1, 3, 20, 20)).astype(np.float32)
     flat[0, 0, 0, 0] = 255

@@ -117,7 +117,7 @@ def test_fastestdet(tmp_path: Path) -> None:
 
 
 def test_open_model_zoo(tmp_path: Path) -> None:
-    """An SSD as IR is the Open Model Zoo's, BGR as it comes; as ONNX its colours are open."""
+    """An SSD as IR is the Open Model Zoo's, BGR as it comes; as ONNX its colors are open."""
     path = network(tmp_path, {"detection_out": (1, 1, 20, 7)})
     made = draft(path)
     assert any(words.startswith("input.color") for words in made.left)
@@ -215,7 +215,7 @@ def test_anomalib(tmp_path: Path) -> None:
 
 
 def test_what_no_shape_tells(tmp_path: Path) -> None:
-    """A classifier's normalisation, a pose, sets of boxes: a draft with the questions."""
+    """A classifier's normalization, a pose, sets of boxes: a draft with the questions."""
     made = draft(network(tmp_path, {"logits": (1, 1000)}))
     assert made.said["output"] == {"decoder": "logits"}
     assert draft(network(tmp_path, {"points": (1, 1, 17, 3)})).said["task"] == "raw"

@@ -226,7 +226,7 @@ def test_open_size_without_imgsz(tmp_path: Path) -> None:
     ("picture", "resize"), [((1, 3, 64, 64), "crop"), ((1, 3, 32, 64), "stretch")]
 )
 def test_ultralytics_classifier(picture: tuple[int, ...], resize: str, tmp_path: Path) -> None:
-    """A classifier is fed 0..1, antialiased: a centre cut, or all of it where it is not square."""
+    """A classifier is fed 0..1, antialiased: a center cut, or all of it where it is not square."""
     found = manifest(ultralytics(tmp_path, zeros(1, 3), picture, task="classify"))
     assert (found.task, found.decoder) == ("classification", "softmax")
     assert (found.input.resize, found.input.crop_ratio) == (resize, 1.0)
@@ -394,7 +394,7 @@ def test_model_api_resize_types(
 
 
 def test_model_api_crop_of_another_shape(tmp_path: Path) -> None:
-    """What its wrapper cuts for an input that is not square is no centre cut: refused."""
+    """What its wrapper cuts for an input that is not square is no center cut: refused."""
     path = model_api(tmp_path, {"detection_out": zeros(1, 1, 20, 7)}, resize_type="crop")
     refused(path, "resize_type: crop", "not square")
 
@@ -578,7 +578,7 @@ def test_model_api_labels_that_do_not_fit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_bytes_that_would_be_divided_away(dtype: str, tmp_path: Path) -> None:
-    """Of pixels in 0..1 an input of bytes would keep two values: its normalisation is inside."""
+    """Of pixels in 0..1 an input of bytes would keep two values: its normalization is inside."""
     path = save_onnx(
         tmp_path / "yolo.onnx",
         [node("Identity", ["value"], ["output0"])],

@@ -241,7 +241,7 @@ def test_small_tensors_share_blocks() -> None:
 
 
 def test_ranges_are_first_and_last() -> None:
-    """Neighbouring numbers become one range, both ends included."""
+    """Neighboring numbers become one range, both ends included."""
     assert ranges([0, 1, 2, 5, 7, 8]) == [(0, 2), (5, 5), (7, 8)]
     assert ranges([]) == []
 

@@ -634,7 +634,7 @@ def test_killed_anywhere_it_is_the_old_or_the_new(
 ) -> None:
     """Killed at every fault point, every time it is reached: old or new, and a retry completes.
 
-    Afterwards every version that is there is whole, blocks that were durable are not sent again,
+    Afterward every version that is there is whole, blocks that were durable are not sent again,
     and the files are those of a push that was never interrupted.
     """
     state, package = prepared
@@ -725,7 +725,7 @@ def test_one_agent_on_a_store(store: Store) -> None:
 
 
 def test_writers_do_not_lose_each_others_changes(store: Store) -> None:
-    """Eight threads, each with a store of its own, activate versions: all is there afterwards."""
+    """Eight threads, each with a store of its own, activate versions: all is there afterward."""
 
     def note(first: int) -> None:
         mine = Store(store.root)

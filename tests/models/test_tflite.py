@@ -110,7 +110,7 @@ def test_its_weights_are_found_for_blocks() -> None:
 def test_signed_bytes_of_another_step(
     step: float, zero: int, mean: float, scale: float, content: bytes, tmp_path: Path
 ) -> None:
-    """What the metadata normalise is quantised by the step of the input; here it is given one."""
+    """What the metadata normalize is quantized by the step of the input; here it is given one."""
     graph = Table.root(content).tables(2)[0]
     tensor = graph.tables(0)[int(graph.numbers(1, "<i")[0])]
     given = tensor.table(4)

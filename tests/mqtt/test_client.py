@@ -43,7 +43,7 @@ def frozen(broker: Mosquitto) -> Iterator[None]:
         broker.process.send_signal(signal.SIGCONT)
 
 
-def test_what_is_lossless_is_confirmed_without_acknowledgements(
+def test_what_is_lossless_is_confirmed_without_acknowledgments(
     broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """Results at QoS 0 are known to have reached the broker soon after, by an answered request."""

@@ -85,7 +85,7 @@ def test_what_is_acknowledged_at_once_costs_the_disk_nothing(
     channel = begin(relayed)
     for number in range(60):
         relayed.send(channel, number)
-        wait_until(lambda: acknowledged(relayed, channel), "the acknowledgement")
+        wait_until(lambda: acknowledged(relayed, channel), "the acknowledgment")
     assert wait_arrived(listener, "p", 60) == list(range(60))
     assert not list(tmp_path.glob("spool*"))
 
@@ -99,7 +99,7 @@ def test_what_waited_on_disk_comes_in_order_and_says_so(
     channel = begin(relayed)
     relayed.send(channel, 0, 1, 2)
     wait_arrived(listener, "p", 3)
-    wait_until(lambda: acknowledged(relayed, channel), "the acknowledgements")
+    wait_until(lambda: acknowledged(relayed, channel), "the acknowledgments")
     relayed.break_off()
     relayed.send(channel, *range(3, 150))
     relayed.on_disk(147)

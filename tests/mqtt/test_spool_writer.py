@@ -276,7 +276,7 @@ class World:
         self.writer._process(self.spool, last=False)
 
     def turn_while_things_happen(self) -> None:
-        """Have acknowledgements and a break come in while the disk is busy."""
+        """Have acknowledgments and a break come in while the disk is busy."""
         self.spool.meanwhile = True
         self.turn()
         self.spool.meanwhile = False

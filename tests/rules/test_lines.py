@@ -71,7 +71,7 @@ def test_an_object_that_is_last_seen_beyond_has_crossed() -> None:
 def test_an_object_that_is_last_seen_beyond_has_crossed_before_a_lost_source_and_a_reload(
     how: str,
 ) -> None:
-    """Afterwards it is another track, which begins beyond the line."""
+    """Afterward it is another track, which begins beyond the line."""
     crossed = {"name": "r", "when": "cross", "line": "gate"}
     stage = Stage(lines={"gate": [(0.2, 0.5), (0.8, 0.5)]}, rules=[crossed])
     for y in (40, 43, 46, 49, 54):

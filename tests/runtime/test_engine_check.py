@@ -52,15 +52,15 @@ class Desk:
         assert self.serving.model is not None
         return self.serving.model
 
-    def show(self, grey: int) -> float:
-        """Show it a grey picture, and let its engine be checked; return what was found."""
-        found = self.look(grey)
+    def show(self, gray: int) -> float:
+        """Show it a gray picture, and let its engine be checked; return what was found."""
+        found = self.look(gray)
         self.check.run(self.serving, self.model)
         return found
 
-    def look(self, grey: int) -> float:
-        """Show it a grey picture; return what was found."""
-        findings = self.model.infer(Sample(plain(grey, 16, 16), 0, 0, 0.0)).findings
+    def look(self, gray: int) -> float:
+        """Show it a gray picture; return what was found."""
+        findings = self.model.infer(Sample(plain(gray, 16, 16), 0, 0, 0.0)).findings
         assert isinstance(findings, Values)
         return next(iter(findings.values.values()))
 
@@ -189,7 +189,7 @@ PLAIN = {"graph_optimization_level": "none"}
 def test_where_memory_holds_a_model_once_both_are_loaded_in_turns(
     make: Callable[..., Desk], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A session without optimisation serves first; then the first engine that says the same."""
+    """A session without optimization serves first; then the first engine that says the same."""
     desk = make("openvino", "onnxruntime", **ALONE)
     assert desk.model.stands_in
     for number in range(INPUTS):

@@ -149,7 +149,7 @@ class Desk:
         return self.model.engine.label
 
     def show(self, brightness: int, times: int = 1) -> list[str]:
-        """Show it a grey picture so many times; gives what went wrong."""
+        """Show it a gray picture so many times; gives what went wrong."""
         problems = []
         for number in range(times):
             try:

@@ -88,7 +88,7 @@ def test_a_picture_is_asked_of_a_model_that_no_pipeline_has(box: Box) -> None:
     assert new.inferred == 3
 
 
-def test_an_error_is_the_answer_and_a_cancelled_request_costs_nobody_else(box: Box) -> None:
+def test_an_error_is_the_answer_and_a_canceled_request_costs_nobody_else(box: Box) -> None:
     """A region outside of the picture; once nobody asks any more, the model is unloaded."""
     queue = box.runner.accept("page", "light", "picture", room=8)
     bad = queue.submit(plain(10), region=(5000, 0, 6000, 10))
@@ -105,7 +105,7 @@ def test_an_error_is_the_answer_and_a_cancelled_request_costs_nobody_else(box: B
     assert box.runner.board.accounts() == {}
 
 
-def test_what_waits_at_the_end_is_cancelled(box: Box) -> None:
+def test_what_waits_at_the_end_is_canceled(box: Box) -> None:
     """Nobody waits for an answer that cannot come."""
     asked = box.runner.accept("page", "light", "picture", room=1).submit(plain(10))
     box.runner.halt()

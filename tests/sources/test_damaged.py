@@ -35,7 +35,7 @@ NO_PICTURE = bytes(500)
 
 
 def shade(number: int) -> int:
-    """Give the grey of a frame by its number, from 0."""
+    """Give the gray of a frame by its number, from 0."""
     return 40 + 5 * number
 
 
@@ -114,7 +114,7 @@ def test_a_whole_clip_ends_without_an_error(name: str, loop: str, tmp_path: Path
 
     seen = look(source, 2 * FRAMES if loop else 10_000)
 
-    # MPEG-4 does not keep a grey to the digit.
+    # MPEG-4 does not keep a gray to the digit.
     assert len(seen) == (2 * FRAMES if loop else FRAMES)
     assert None not in seen
     assert seen[:FRAMES] == pytest.approx(range(FRAMES), abs=1)

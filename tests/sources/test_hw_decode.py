@@ -38,7 +38,7 @@ def clip(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def process(nodes: Path) -> Iterator[Hardware]:
-    """Have this process believe in the render node; taken back afterwards."""
+    """Have this process believe in the render node; taken back afterward."""
     before = {name: getattr(HARDWARE, name) for name in ("_nodes", "kinds")}
     HARDWARE._nodes = str(nodes)
     yield HARDWARE
@@ -48,8 +48,8 @@ def process(nodes: Path) -> Iterator[Hardware]:
     HARDWARE._trying.clear()
 
 
-def greys(clip: Path) -> list[int]:
-    """Play a clip; gives the middle grey of each frame."""
+def grays(clip: Path) -> list[int]:
+    """Play a clip; gives the middle gray of each frame."""
     source = open_source(parse_source(f"file:{clip}?pace=max", clip.parent))
     found = []
     while source.grab():
@@ -65,8 +65,8 @@ def test_without_a_decoder_every_frame_comes_all_the_same(
     """Whatever FFmpeg is asked for and has not got: the clip is decoded in software, whole."""
     expected = [20 * i for i in range(10)]
     process.kinds = kinds
-    assert greys(clip) == pytest.approx(expected, abs=2)
-    assert greys(clip) == pytest.approx(expected, abs=2)
+    assert grays(clip) == pytest.approx(expected, abs=2)
+    assert grays(clip) == pytest.approx(expected, abs=2)
 
 
 def test_a_refusal_is_said_once_and_remembered(
@@ -75,8 +75,8 @@ def test_a_refusal_is_said_once_and_remembered(
     """A stream that the hardware decoder cannot take is not offered to it again."""
     process.kinds = ("cuda",)
     with caplog.at_level(logging.WARNING):
-        greys(clip)
-        greys(clip)
+        grays(clip)
+        grays(clip)
     said = [record.message for record in caplog.records if "hardware decoder" in record.message]
     assert len(said) == 1
     assert "decoding in software" in said[0]

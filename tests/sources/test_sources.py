@@ -44,12 +44,12 @@ Picture = NDArray[np.uint8]
 
 
 def plain(value: int, width: int = 64, height: int = 48) -> Picture:
-    """Make a picture of one grey."""
+    """Make a picture of one gray."""
     return np.full((height, width, 3), value, np.uint8)
 
 
 def make_clip(path: Path, frames: int = 12, rate: float = 25.0) -> Path:
-    """Write a clip whose frames grow lighter, 10 grey levels a frame."""
+    """Write a clip whose frames grow lighter, 10 gray levels a frame."""
     codec = "MJPG" if path.suffix == ".avi" else "mp4v"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), rate, (64, 48))
     assert writer.isOpened()
@@ -621,16 +621,16 @@ def test_exif_orientation_is_applied(orientation: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype", "name"),
     [
-        ((48, 64), np.uint8, "grey.png"),
+        ((48, 64), np.uint8, "gray.png"),
         ((48, 64, 4), np.uint8, "alpha.png"),
         ((48, 64, 3), np.uint16, "deep.png"),
-        ((48, 64), np.uint16, "deep-grey.tif"),
+        ((48, 64), np.uint16, "deep-gray.tif"),
     ],
 )
 def test_any_picture_becomes_bgr(
     shape: tuple[int, ...], dtype: type[np.generic], name: str, tmp_path: Path
 ) -> None:
-    """Grey, transparent and 16-bit pictures come as 8-bit BGR like all others."""
+    """Gray, transparent and 16-bit pictures come as 8-bit BGR like all others."""
     assert cv2.imwrite(str(tmp_path / name), np.full(shape, 100, dtype))
     picture = readings(opened(f"dir:{name}", tmp_path))[0].data
     assert picture.shape == (48, 64, 3)

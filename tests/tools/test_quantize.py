@@ -99,7 +99,7 @@ def test_too_much_lost_leaves_nothing(tmp_path: Path, pictures: Path) -> None:
 
 @pytest.mark.slow
 def test_labels_are_judged_by(tmp_path: Path, pictures: Path) -> None:
-    """With labelled pictures what counts is the share that is right; the picture is drawn."""
+    """With labeled pictures what counts is the share that is right; the picture is drawn."""
     model = color_model(tmp_path / "color")
     truth = color_pictures(tmp_path / "truth", apart=True)
     picture = tmp_path / "report.png"

@@ -20,7 +20,7 @@ from ..common.truth import open_session
 
 
 def look(models: list[str], place: str, config: str | None = None) -> list[dict[str, Any]]:
-    """Find or make each model, and its form that was optimised in advance.
+    """Find or make each model, and its form that was optimized in advance.
 
     Args:
         models: folders, or names of the agent's or of generated models.
@@ -49,7 +49,7 @@ def _prepared(folder: ModelFolder, facts: NetworkFacts, place: Path) -> dict[str
     how = recipe(folder, facts.inputs[0])
     best = place / "best" / "model.onnx"
     best.parent.mkdir(parents=True)
-    _optimise(folder.network, best)
+    _optimize(folder.network, best)
     return {
         "id": folder.manifest.id,
         "name": folder.manifest.name,
@@ -107,8 +107,8 @@ def _first_label(folder: ModelFolder, facts: NetworkFacts) -> int:
     return folder.manifest.output.first_label
 
 
-def _optimise(network: Path, made: Path) -> None:
-    """Write the whole model as ONNX Runtime has it once all its optimisers have run.
+def _optimize(network: Path, made: Path) -> None:
+    """Write the whole model as ONNX Runtime has it once all its optimizers have run.
 
     The weights go into a file of their own, which a session maps.
     """

@@ -70,7 +70,7 @@ def disk_of(place: Path) -> Path:
 
 @contextmanager
 def _read_ahead(disk: Path) -> Iterator[None]:
-    """Limit the kernel's readahead to that of a small box; restore it afterwards."""
+    """Limit the kernel's readahead to that of a small box; restore it afterward."""
     setting = disk / "queue" / "read_ahead_kb"
     before = setting.read_text()
     setting.write_text(f"{READ_AHEAD_KB}\n")

@@ -83,7 +83,7 @@ def starts(
         how = {
             **model["how"],
             "model": model["best"] if variant == BEST else model["network"],
-            "optimised": variant == BEST,
+            "optimized": variant == BEST,
             "cache": str(cache) if cache else None,
             "clip": str(clip),
             "port": loopback.port,

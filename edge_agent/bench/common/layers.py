@@ -1,6 +1,6 @@
 """Large public networks, layer by layer, of random weights: ResNet-50 v1.5 and ViT-B/16.
 
-Built as their usual exports to ONNX look (batch normalisation folded into the convolutions,
+Built as their usual exports to ONNX look (batch normalization folded into the convolutions,
 attention as products, Gelu as Erf), because what loading them costs depends on operators, sizes
 and bytes, and not on the values. Knows no engine and no files.
 """
@@ -106,7 +106,7 @@ def _convolution(
     stride: int = 1,
     gain: float = 1.0,
 ) -> str:
-    """Append a convolution as it is once its batch normalisation is folded in: with a bias."""
+    """Append a convolution as it is once its batch normalization is folded in: with a bias."""
     deviation = gain * float(np.sqrt(2 / (channels * kernel * kernel)))
     weight = graph.random(f"{name}.weight", (filters, channels, kernel, kernel), deviation)
     # What passed a Relu is above nought on average. Summed up over fifty layers that average would
@@ -148,7 +148,7 @@ def vit_b16() -> Graph:
         name = f"block{number}"
         x = graph.add("Add", [x, _attention(graph, x, f"{name}.attention")], f"{name}.attended")
         x = graph.add("Add", [x, _perceptron(graph, x, f"{name}.mlp")], f"{name}.out")
-    x = _normalised(graph, x, "norm")
+    x = _normalized(graph, x, "norm")
     index = graph.constant("norm.first", np.array(0))
     graph.head(graph.add("Gather", [x, index], "features", axis=1), WIDTH, 0.001)
     return graph
@@ -157,7 +157,7 @@ def vit_b16() -> Graph:
 def _attention(graph: Graph, x: str, name: str) -> str:
     """Append multi-head self-attention: queries, keys and values from one product."""
     size = WIDTH // HEADS
-    x = _normalised(graph, x, f"{name}.norm")
+    x = _normalized(graph, x, f"{name}.norm")
     # Scores twice as far apart as usual: else every token looks at all others alike.
     x = _linear(graph, x, f"{name}.qkv", WIDTH, 3 * WIDTH, gain=1.4)
     shape = graph.constant(f"{name}.shape", np.array([1, TOKENS, 3, HEADS, size]))
@@ -183,7 +183,7 @@ def _attention(graph: Graph, x: str, name: str) -> str:
 
 def _perceptron(graph: Graph, x: str, name: str) -> str:
     """Append widen, Gelu, narrow."""
-    x = _linear(graph, _normalised(graph, x, f"{name}.norm"), f"{name}.wide", WIDTH, 4 * WIDTH)
+    x = _linear(graph, _normalized(graph, x, f"{name}.norm"), f"{name}.wide", WIDTH, 4 * WIDTH)
     root = graph.constant(f"{name}.root", np.float32(np.sqrt(2)))
     one = graph.constant(f"{name}.one", np.float32(1))
     half = graph.constant(f"{name}.half", np.float32(0.5))
@@ -202,7 +202,7 @@ def _linear(
     return graph.add("Add", [graph.add("MatMul", [x, weight], f"{name}.product"), bias], name)
 
 
-def _normalised(graph: Graph, x: str, name: str) -> str:
+def _normalized(graph: Graph, x: str, name: str) -> str:
     scale = graph.constant(f"{name}.weight", np.ones(WIDTH, np.float32))
     bias = graph.random(f"{name}.bias", (WIDTH,), 0.02)
     return graph.add("LayerNormalization", [x, scale, bias], name, axis=-1, epsilon=1e-6)

@@ -38,7 +38,7 @@ Way = tuple[float, float, float, float]
 
 
 def prepare(frame: Any, how: dict[str, Any]) -> tuple[Any, Way]:
-    """Resize, convert, normalise, transpose: the usual lines.
+    """Resize, convert, normalize, transpose: the usual lines.
 
     Returns:
         The input tensor, and the way there.
@@ -77,7 +77,7 @@ def prepare(frame: Any, how: dict[str, Any]) -> tuple[Any, Way]:
         frame = frame.transpose(2, 0, 1)
     if how["type"] == "uint8":
         return np.ascontiguousarray(frame[None]), way
-    # Of the usual ways the quickest: planes first, and what is done to floats in place. Colours
+    # Of the usual ways the quickest: planes first, and what is done to floats in place. Colors
     # side by side, with a mean for each, take three times as long.
     tensor = frame.astype(np.float32, order="C")
     tensor -= _for_each(how["mean"], planes)
@@ -86,7 +86,7 @@ def prepare(frame: Any, how: dict[str, Any]) -> tuple[Any, Way]:
 
 
 def _for_each(values: list[float], planes: bool) -> Any:
-    """Shape a number for each colour as the picture is; one is enough where all are alike."""
+    """Shape a number for each color as the picture is; one is enough where all are alike."""
     numbers = np.array(values, np.float32)
     if (numbers == numbers[0]).all():
         return numbers[0]
@@ -173,7 +173,7 @@ def _onnxruntime(how: dict[str, Any]) -> Callable[[Any], list[Any]]:
 
     mark("imports")
     options = ort.SessionOptions()
-    if how["optimised"]:
+    if how["optimized"]:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(how["model"], options)
     return lambda tensor: session.run(None, {session.get_inputs()[0].name: tensor})

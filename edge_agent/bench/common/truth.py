@@ -1,6 +1,6 @@
 """What a frame of the clip truly shows, and whether what was published agrees with it.
 
-Computed by ONNX Runtime with no optimiser, with the plain script's own steps around it. Runs in a
+Computed by ONNX Runtime with no optimizer, with the plain script's own steps around it. Runs in a
 process of its own (`apart`).
 """
 

@@ -151,7 +151,7 @@ class Player:
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Suspend the program for a while: it uses no processor time, and continues afterwards."""
+        """Suspend the program for a while: it uses no processor time, and continues afterward."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             yield

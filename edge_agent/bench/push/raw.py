@@ -33,7 +33,7 @@ class Rates(NamedTuple):
     """Until the publisher knows that the last has arrived, as a push is measured."""
     arrived: float
     """Until the last is there: without the way back, on which a plain script waits for delayed
-    TCP acknowledgements, most of what a few megabytes take."""
+    TCP acknowledgments, most of what a few megabytes take."""
 
 
 def rate(port: int, protocol: int, sizes: Sequence[int]) -> Rates:

@@ -216,7 +216,7 @@ def _print_picture_costs(report: PipelineReport, figures: dict[str, Any]) -> Non
     print(f"tracks, 8 zones, 8 lines and 16 rules, ms a frame: {follow}")
     cached = figures["cached_preprocess_ms"]
     print(
-        "preprocessing by the usual lines (resize, colours, float, mean and scale, planes), ms: "
+        "preprocessing by the usual lines (resize, colors, float, mean and scale, planes), ms: "
         f"{figures['usual_preprocess_ms']:.3f}; of a picture in the processor's cache: "
         f"{cached['usual']:.3f}, the agent {cached['agent']:.3f}"
     )

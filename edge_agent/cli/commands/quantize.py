@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...tools.metrics import Truth
     from ...tools.quantize import Report
 
-    Labelled = tuple[Sequence[Sample], Sequence[Truth]]
+    Labeled = tuple[Sequence[Sample], Sequence[Truth]]
 
 MOST_PICTURES = 160
 MOST_WINDOWS = 1000
@@ -68,7 +68,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eval",
         metavar="DIR",
-        help="labelled samples: one folder a label, or pictures and COCO's annotations",
+        help="labeled samples: one folder a label, or pictures and COCO's annotations",
     )
     parser.add_argument(
         "--target",
@@ -123,7 +123,7 @@ def _make(options: Options, picture: Path | None, progress: Progress) -> int:
             folder,
             folder.manifest.input.kind,
             samples,
-            _labelled(options.eval, folder),
+            _labeled(options.eval, folder),
             engines=engines_for(folder.network),
             target=target,
             own=own,
@@ -153,8 +153,8 @@ def _judge(options: Options, picture: Path | None, progress: Progress) -> int:
     name = options.judge
     with _floating(options.model) as folder, _judged(Path(name), folder) as other:
         check_comparable(folder, other, name)
-        labelled = _labelled(options.eval, folder)
-        samples, truths = labelled or (_calibration(options.calibration, folder, progress), None)
+        labeled = _labeled(options.eval, folder)
+        samples, truths = labeled or (_calibration(options.calibration, folder, progress), None)
         report = judge(
             folder,
             other,
@@ -250,17 +250,17 @@ def _samples(text: str, folder: ModelFolder, progress: Progress) -> list[Sample]
     return kept[:: -(-len(kept) // most)] if kept else kept
 
 
-def _labelled(name: str | None, folder: ModelFolder) -> Labelled | None:
+def _labeled(name: str | None, folder: ModelFolder) -> Labeled | None:
     if name is None:
         return None
     from ...tools.evaluation import metric_of
-    from ...tools.labelled import labelled
+    from ...tools.labeled import labeled
 
     metric = metric_of(folder)
     if metric is None:
         task = folder.manifest.task
         raise UsageError(f"--eval: what task {task} finds has no labels to be compared with")
-    return labelled(Path(name), metric, folder.labels, lambda path: _files(path, folder))
+    return labeled(Path(name), metric, folder.labels, lambda path: _files(path, folder))
 
 
 def _files(place: Path, folder: ModelFolder) -> Iterable[Sample]:

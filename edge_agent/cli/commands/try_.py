@@ -254,7 +254,7 @@ def _compare_engines(
         if trouble is not None and trouble not in unlike:
             unlike.add(trouble)
             say(f"golden   {trouble}; devices refuse the model so")
-        with attendant.doing(f"the comparison of {name} with a session without optimisation"):
+        with attendant.doing(f"the comparison of {name} with a session without optimization"):
             plain = plain or open_plain(imported.folder, spec.kind)
             why = None if plain is None else _why_wrong(plain, model, spec.kind, sample)
         if why is not None:
@@ -276,7 +276,7 @@ def _compare_engines(
         else:
             model.close()
     if best is None and plain is not None:
-        say(f"engine   {engine_words(plain.engine.label)} without optimisation serves")
+        say(f"engine   {engine_words(plain.engine.label)} without optimization serves")
         return plain
     if best is None:
         raise EngineError(f"no engine can run it: {'; '.join(refusals)}")

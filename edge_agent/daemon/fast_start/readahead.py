@@ -223,7 +223,7 @@ def _mapped() -> Iterator[tuple[str, list[list[int]]]]:
 
 
 def _ranges(pages: Sequence[int]) -> list[list[int]]:
-    """Join neighbours to [first, count]."""
+    """Join neighbors to [first, count]."""
     ranges: list[list[int]] = []
     for page in pages:
         if ranges and page - (ranges[-1][0] + ranges[-1][1]) <= _GAP:

@@ -198,7 +198,7 @@ class Cutter:
             left: bytes of the file that have not arrived yet.
             total: bytes of the file.
         """
-        # Ever smaller towards the end: what is left to build when the last byte arrives is short.
+        # Ever smaller toward the end: what is left to build when the last byte arrives is short.
         wanted = max(LEAST_BYTES, min(total // STAGES, left // 2))
         while self._next < self._end:
             index = self._next

@@ -129,7 +129,7 @@ class TrialProcess:
 
         Args:
             question: what to do.
-            data: descriptor of the file that is being filled; may be closed afterwards.
+            data: descriptor of the file that is being filled; may be closed afterward.
 
         """
         with self._sending, contextlib.suppress(OSError):  # it has ended

@@ -20,4 +20,4 @@ class CheckedNetwork(NamedTuple):
     graph: bytes
     """The network with its weights outside of it, in a file of the same name."""
     exact: bool
-    """Whether sums of eight-bit products are exact here, so that it may be optimised."""
+    """Whether sums of eight-bit products are exact here, so that it may be optimized."""

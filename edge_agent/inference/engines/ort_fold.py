@@ -20,19 +20,19 @@ log = logging.getLogger(__name__)
 def fitting(cut: InputCut, words: Words) -> InputCut | None:
     """Return a cut as ONNX Runtime needs it on this processor, to compute as without.
 
-    On x86 it has no convolution for signed steps in front of what quantises its result: it takes
+    On x86 it has no convolution for signed steps in front of what quantizes its result: it takes
     the sign off both, if it finds both (`QDQS8ToU8Transformer`; 1.31). Of the first it finds only
-    one when the input's quantisation is cut off, so the sign is taken off here.
+    one when the input's quantization is cut off, so the sign is taken off here.
     """
     signed = cut.fold.dtype == "int8" and cut.back is not None
     fit = cut.unsigned() if signed and platform.machine() == "x86_64" else cut
-    # With all its optimisations it convolves eight bits with the colours last, and so need not turn
+    # With all its optimizations it convolves eight bits with the colors last, and so need not turn
     # the picture around first (rfb320: 0.04 ms of 3.3).
     return fit.turned() if fit is not None and words["level"] == "all" else fit
 
 
 def folded_session(cut: InputCut, words: Words) -> ort.InferenceSession | None:
-    """Load a network on the CPU, with the quantisation of its input cut off.
+    """Load a network on the CPU, with the quantization of its input cut off.
 
     None where that fails: either the network itself fails, too, or it runs as it is.
     """

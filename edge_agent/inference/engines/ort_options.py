@@ -147,7 +147,7 @@ def session_options(
         words: see above.
         weights: by the name that the graph has for a file: its bytes. They are used where they
             lie, and must live as long as the session.
-        ready: the graph has been optimised before: load it as it is.
+        ready: the graph has been optimized before: load it as it is.
         extra: more session entries.
     """
     import onnxruntime as ort

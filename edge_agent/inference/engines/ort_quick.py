@@ -1,6 +1,6 @@
-"""The quickest way to a right result of an ONNX file: lightly optimised, on ONNX Runtime's CPU.
+"""The quickest way to a right result of an ONNX file: lightly optimized, on ONNX Runtime's CPU.
 
-A full optimisation takes longer than the first inference gains by it, and any other engine longer
+A full optimization takes longer than the first inference gains by it, and any other engine longer
 to import. The file is read once (`ort_quick_check`): what has been checked is what is run, and what
 becomes of the file while the session serves changes nothing. Light: a session is opened while much
 else is being imported.

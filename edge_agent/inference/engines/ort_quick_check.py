@@ -26,7 +26,7 @@ MAX_BYTES = 512 * 2**20
 _NUMBER = 10
 """Bytes that one number can take that is not raw."""
 _IN_BYTES = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
-"""Operators that multiply bytes, however little is optimised; beside those of other domains."""
+"""Operators that multiply bytes, however little is optimized; beside those of other domains."""
 _NO_CHOICE = "multiplies bytes that this processor may saturate"
 
 Read = Callable[[Path], bytes | mmap]

@@ -245,12 +245,12 @@ def _folded(model: ov.Model, cut: InputCut | None) -> Fold | None:
     """Cut off what may be; return what was."""
     if cut is None:
         return None
-    from .ov_fold import cut_quantiser
+    from .ov_fold import cut_quantizer
 
     # Steps with a sign are convolved as floats; and on other processors it has not been seen.
     last = cut.turned() if _ON_X86 and cut.fold.dtype == "uint8" else cut
     for fold in dict.fromkeys((last.fold, cut.fold)):
-        if cut_quantiser(model, fold):
+        if cut_quantizer(model, fold):
             return fold
     log.debug("%s: not folded: OpenVINO has made another graph of it", cut.network)
     return None

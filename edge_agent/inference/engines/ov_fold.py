@@ -1,6 +1,6 @@
 """The same cut in OpenVINO's graph, which an ONNX file has become while it was read.
 
-There a quantisation is two operations: one rounds floats to 256 steps, one makes bytes of them.
+There a quantization is two operations: one rounds floats to 256 steps, one makes bytes of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST = 64
 """As `inference.folding.cut` has it."""
 
 
-def cut_quantiser(model: ov.Model, fold: Fold) -> bool:
+def cut_quantizer(model: ov.Model, fold: Fold) -> bool:
     """Make a model take bytes if its graph is as expected; return whether it was.
 
     Args:
@@ -34,12 +34,12 @@ def cut_quantiser(model: ov.Model, fold: Fold) -> bool:
     )
     if given is None or given.get_element_type() != ov.Type.f32:
         return False
-    quantisers = _quantisers(given, fold)
-    if not quantisers:
+    quantizers = _quantizers(given, fold)
+    if not quantizers:
         return False
     shape = given.get_partial_shape()
     if fold.turned:
-        floats = _floats(given, quantisers)
+        floats = _floats(given, quantizers)
         if floats is None:
             return False
         # Behind what makes floats of the bytes: in front of it, OpenVINO convolves floats.
@@ -48,7 +48,7 @@ def cut_quantiser(model: ov.Model, fold: Fold) -> bool:
             if user.get_node() != turned:
                 user.replace_source_output(turned.output(0))
         shape = ov.PartialShape([shape[axis] for axis in LAST])
-    for rounded, made in quantisers:
+    for rounded, made in quantizers:
         made.output(0).replace(rounded.input_value(0))
     taken = opset13.parameter(shape, _TYPES[fold.dtype])
     taken.set_friendly_name(given.get_friendly_name())
@@ -59,7 +59,7 @@ def cut_quantiser(model: ov.Model, fold: Fold) -> bool:
     return True
 
 
-def _quantisers(given: Any, fold: Fold) -> list[tuple[Any, Any]] | None:
+def _quantizers(given: Any, fold: Fold) -> list[tuple[Any, Any]] | None:
     """Find what rounds and what makes bytes; None where anything else is done with the input."""
     found = []
     ways = [given.output(0)]
@@ -82,11 +82,11 @@ def _quantisers(given: Any, fold: Fold) -> list[tuple[Any, Any]] | None:
     return found
 
 
-def _floats(given: Any, quantisers: list[tuple[Any, Any]]) -> Any | None:
+def _floats(given: Any, quantizers: list[tuple[Any, Any]]) -> Any | None:
     """Find what makes floats of the bytes, where that is all that is done with the input."""
-    if len(quantisers) > 1 or len(list(_users(given.output(0)))) > 1:
+    if len(quantizers) > 1 or len(list(_users(given.output(0)))) > 1:
         return None
-    node = quantisers[0][1]
+    node = quantizers[0][1]
     for wanted in ("Convert", "Subtract", "Multiply"):
         users = list(_users(node.output(0)))
         if len(users) != 1:

@@ -2,7 +2,7 @@
 
 Two things, on two x86 cores together 2.1 ms of rfb320 INT8 to 1.45:
 
-Quantisers put a rounding before an activation and another behind it. OpenVINO computes the first
+Quantizers put a rounding before an activation and another behind it. OpenVINO computes the first
 with the convolution, and the rest in a pass of its own over everything that the convolution has
 written. Said as a product, a rounding and a clamp, it goes into the convolution, too. A sum that
 lies between two steps may then become the other one, as near to what ONNX defines.
@@ -98,7 +98,7 @@ def _join_rounding(node: Any) -> bool:
 
 
 def _rounding(node: Any) -> _Rounding | None:
-    """Read what a quantisation does, of which nothing but the floats behind it is used."""
+    """Read what a quantization does, of which nothing but the floats behind it is used."""
     if node.get_attributes()["levels"] != 256:
         return None
     there = _only(_users(node.output(0)))

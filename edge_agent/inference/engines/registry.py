@@ -136,7 +136,7 @@ def readers(suffix: str) -> list[EngineName]:
 
 
 def plain_choice(suffix: str) -> EngineChoice | None:
-    """Return what others are compared with: a session that optimises as little as there is.
+    """Return what others are compared with: a session that optimizes as little as there is.
 
     Args:
         suffix: of the network's file, as ".onnx".
@@ -146,7 +146,7 @@ def plain_choice(suffix: str) -> EngineChoice | None:
     """
     from .engine import EngineChoice
 
-    # The last one that reads it: it optimises least.
+    # The last one that reads it: it optimizes least.
     for name in reversed(readers(suffix)):
         if options := capabilities(name).plain:
             return EngineChoice(name, options=options)

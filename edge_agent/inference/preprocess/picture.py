@@ -1,4 +1,4 @@
-"""Pictures to tensors: resize, colour, scale and layout in as few passes as there can be.
+"""Pictures to tensors: resize, color, scale and layout in as few passes as there can be.
 
 Everything that happens to a pixel after the resize is in `tables`. Of 768x432 to 320x240 the resize
 takes 0.134 ms, in the quicker way 0.074, planes in the network's order 0.017, and looking up bytes
@@ -57,7 +57,7 @@ class PicturePreprocessor:
 
     spec: InputSpec
     tensor: TensorSpec
-    """What the engine takes: bytes, where the network's quantisation is done here."""
+    """What the engine takes: bytes, where the network's quantization is done here."""
     shape: tuple[int, ...]
     """Of the tensor, every size known."""
     size: tuple[int, int]
@@ -165,7 +165,7 @@ class PicturePreprocessor:
         elif self.spec.layout == "nhwc":
             target = out.reshape(height, width, 3)
             if self.spec.color == "rgb":
-                # In place where bytes are wanted; a letterbox's border is grey in either order.
+                # In place where bytes are wanted; a letterbox's border is gray in either order.
                 mixed = self.tables.place(target, buffers.planes.reshape(picture.shape))
                 picture = cv2.cvtColor(picture, cv2.COLOR_BGR2RGB, dst=mixed)
             self.tables.look_up(picture, target)

@@ -34,7 +34,7 @@ class Preprocessor(Protocol):
                 without it, as a part of a larger one that holds several samples.
             stream: it comes from a camera or a clip, whose pixels are what a codec left of them:
                 it may be resized in a quicker way where that is no more than a step of the
-                network's own quantisation.
+                network's own quantization.
 
         Returns:
             One C-contiguous array for each input, which the caller owns but for the manifest's

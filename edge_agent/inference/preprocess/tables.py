@@ -35,7 +35,7 @@ class Tables:
         self._flip = bits is not None and bool((bits == steps ^ _TOP_BIT).all())
         """Whether only the highest bit is another: signed bytes, the usual way to take pixels."""
         self.gentle = bits is not None and bool((np.abs(np.diff(values.astype(int))) <= 1).all())
-        """Whether a level more or less is a step of the network's quantisation, at most."""
+        """Whether a level more or less is a step of the network's quantization, at most."""
         one = bool((self.values == self.values[0]).all())
         # One table for all channels, or (1, 256, channels): one for each of interleaved pixels.
         self._whole = self.values[0] if one else np.ascontiguousarray(self.values.T)[None]

@@ -379,7 +379,7 @@ def _anomalib(picture: _Picture) -> Draft | None:
         (
             "family: anomalib, by the outputs pred_score and anomaly_map",
             "input: stretched, RGB in 0..1, as its own inferencer gives it; the rest is inside",
-            "threshold: 0.5, that of scores normalised by its exporter",
+            "threshold: 0.5, that of scores normalized by its exporter",
         ),
         size,
     )

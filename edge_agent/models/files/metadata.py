@@ -88,6 +88,6 @@ def _check_levels(manifest: Manifest, facts: NetworkFacts, where: str) -> None:
         return
     raise ModelError(
         f"{where}: input {taken[0]} takes integers, but of pixels divided by {largest:g}, as they "
-        f"are for such networks, {int(255 / largest) + 1} values would be left: its normalisation "
+        f"are for such networks, {int(255 / largest) + 1} values would be left: its normalization "
         "is inside, or its step is unknown; give input.mean and input.scale in a model.toml"
     )

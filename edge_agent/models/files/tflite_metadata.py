@@ -1,4 +1,4 @@
-"""What a TensorFlow Lite file says beside its network: normalisation, colors, labels.
+"""What a TensorFlow Lite file says beside its network: normalization, colors, labels.
 
 The metadata are a FlatBuffer of their own inside the file; labels lie in a zip behind it. Source:
 metadata_schema.fbs of TensorFlow Lite, whose field numbers stand here.
@@ -51,7 +51,7 @@ def describe(network: Path, facts: NetworkFacts, where: str) -> tuple[Said, list
         about = _root(network, facts)
         if about is None:
             raise ModelError(
-                f"{where}: has no metadata ({ENTRY}), so that labels and normalisation are "
+                f"{where}: has no metadata ({ENTRY}), so that labels and normalization are "
                 "unknown; describe it in a model.toml beside it"
             )
         return _describe(about, network, facts, where)
@@ -139,7 +139,7 @@ def _normalization(
         if unit.number(0, "<B") == _NORMALIZATION and options is not None:
             means, deviations = options.numbers(0, "<f"), options.numbers(1, "<f")
     if spec.dtype == "uint8":
-        # A quantised network of pixels has its normalisation in the step of its input.
+        # A quantized network of pixels has its normalization in the step of its input.
         assumed.append("mean and scale: 0 and 1, as the input takes bytes")
         return {}
     if spec.dtype == "int8":
@@ -158,7 +158,7 @@ def _normalization(
 def _quantized(
     means: tuple[float, ...], deviations: tuple[float, ...], step: tuple[float, int] | None
 ) -> Said | None:
-    """Return mean and scale of signed bytes: normalised, then divided by the input's step.
+    """Return mean and scale of signed bytes: normalized, then divided by the input's step.
 
     None where the file does not say them, or where they are a pixel's signed byte but for rounding.
     """

@@ -152,7 +152,7 @@ def _classification(
     picture, (width, height), assumed = _picture(fields, facts, where)
     square = width == height
     picture |= {"resize": "crop" if square else "stretch", "antialias": True}
-    how = "centre cut of the whole shorter side" if square else "stretched, as it is not square"
+    how = "center cut of the whole shorter side" if square else "stretched, as it is not square"
     return {
         "task": "classification",
         "input": picture,

@@ -21,7 +21,7 @@ MAX_BLOCK = 64 * 1024
 CUT = MAX_BLOCK - 1024
 """What we cut at: with its topic, a block then fits where 64 KiB is the limit of a whole packet."""
 SMALL = 4 * 1024
-"""Neighbours below this share a block: one of its own would cost more in entries and messages."""
+"""Neighbors below this share a block: one of its own would cost more in entries and messages."""
 MAX_BLOCKS = 1_000_000
 ENTRY = struct.Struct(">I32s")
 

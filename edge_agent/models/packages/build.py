@@ -205,7 +205,7 @@ def _shares(model: ModelFolder, layout: Layout, blocks: BlockList) -> dict[str, 
             for file, begin, size in layout.files()
             if file in others
             for index in blocks.touched(begin, size)
-            # One that a small file shares with its neighbours is taken.
+            # One that a small file shares with its neighbors is taken.
             if blocks.offsets[index] >= begin
             and blocks.offsets[index] + blocks.lengths[index] <= begin + size
         }

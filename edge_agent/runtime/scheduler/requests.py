@@ -64,7 +64,7 @@ class RequestQueue(Generic[M]):
             region: of a picture, only this part: x1, y1, x2, y2 in its pixels.
 
         Returns:
-            Gives the outcome, or raises why there is none; it is cancelled where this is closed.
+            Gives the outcome, or raises why there is none; it is canceled where this is closed.
 
         Raises:
             RequestError: too many wait, or this is closed.
@@ -86,7 +86,7 @@ class RequestQueue(Generic[M]):
         return future
 
     def close(self) -> None:
-        """Take no more; what waits is cancelled, what is in a lane is answered. May come twice."""
+        """Take no more; what waits is canceled, what is in a lane is answered. May come twice."""
         if not self._queue.removed:
             self._board.remove(self._queue)
         for _, future in list(self._waiting.values()):
@@ -98,13 +98,13 @@ class RequestQueue(Generic[M]):
         """Do nothing: there is one model."""
 
     def request(self, sample: Sample) -> Request:
-        """Return what was asked, which can be cancelled no more."""
+        """Return what was asked, which can be canceled no more."""
         request, future = self._waiting[sample.seq]
         future.set_running_or_notify_cancel()
         return request
 
     def complete(self, job: Job[M], answer: Outcome | AgentError) -> None:
-        """Give the answer, unless it was cancelled."""
+        """Give the answer, unless it was canceled."""
         _, future = self._waiting.pop(job.sample.seq)
         failed = isinstance(answer, AgentError)
         self._board.finish(job, None if failed else lambda: None)

@@ -214,7 +214,7 @@ class ModelLoader:
         return [choice for choice, why in zip(choices, barred, strict=True) if why is None]
 
     def _plain(self, folder: ModelFolder) -> EngineChoice | None:
-        """Return a session without optimisation, where every engine is wrong; None: none may be."""
+        """Return a session without optimization, where every engine is wrong; None: none may be."""
         plain = plain_choice(folder.network.suffix)
         if plain is None or self._wanted not in {"auto", plain.engine}:
             return None
@@ -287,7 +287,7 @@ class ModelLoader:
     def unheard_alone(self, folder: ModelFolder, choice: EngineChoice) -> bool:
         """Whether an engine has yet to be compared on a model that memory holds only once.
 
-        A session without optimisation serves then until both have been, one after the other. Not
+        A session without optimization serves then until both have been, one after the other. Not
         of what exceeds the budget: no session could load it.
 
         Args:
@@ -323,7 +323,7 @@ class ModelLoader:
         return model, self.passed_over(folder) + passed
 
     def _stand_in(self, model: Model, kind: Kind) -> Model:
-        """Unload a model, and load it in a session without optimisation; where that runs, too."""
+        """Unload a model, and load it in a session without optimization; where that runs, too."""
         from ...inference.model import load_model
 
         plain = plain_choice(model.folder.network.suffix)

@@ -2,8 +2,8 @@
 
 Once for each model, engine, version of the engine and processor: what was found is kept. An engine
 that is wrong gives way to the next one, between two frames; where all are wrong, a session without
-optimisation serves. Until an engine has been compared, its model's witness answers, if it has one.
-Where memory holds a model only once, a session without optimisation serves first, and the engine is
+optimization serves. Until an engine has been compared, its model's witness answers, if it has one.
+Where memory holds a model only once, a session without optimization serves first, and the engine is
 loaded when that is gone.
 """
 
@@ -55,7 +55,7 @@ class _Check:
 
 @dataclass(slots=True)
 class _Turns:
-    """What a session without optimisation has said of a model that memory holds only once."""
+    """What a session without optimization has said of a model that memory holds only once."""
 
     said: list[Statement] = field(default_factory=list)
     last: Tensors | None = None
@@ -162,7 +162,7 @@ class EngineCheck:
             self._degraded[now.manifest.name] = f"{words}; runs on {now.engine.label}"
         else:
             label = plain.engine.label
-            log.info("model %s: on %s: as on %s unoptimised", now.id, now.engine.label, label)
+            log.info("model %s: on %s: as on %s unoptimized", now.id, now.engine.label, label)
         return None
 
     def _after(

@@ -78,8 +78,8 @@ class EngineUpgrade:
         decision = self._challenger.compare()
         if decision is None:
             return POLL_SECONDS
-        # The same engine, too: what serves is optimised lightly, to be there soon.
-        fully = ", fully optimised," if decision.engine == model.engine.label else ""
+        # The same engine, too: what serves is optimized lightly, to be there soon.
+        fully = ", fully optimized," if decision.engine == model.engine.label else ""
         log_decision(model, f"{decision.engine}{fully}", decision)
         left.pop(0)
         return 0.0 if left and not decision.takes_over else None

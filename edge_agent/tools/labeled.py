@@ -24,7 +24,7 @@ MAX_JSON_BYTES = 256 * 2**20
 Read = Callable[[Path], Iterable[Sample]]
 
 
-def labelled(
+def labeled(
     folder: Path, metric: Metric, labels: Sequence[str], read: Read
 ) -> tuple[list[Sample], list[Truth]]:
     """Read samples and what they show.
