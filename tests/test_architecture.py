@@ -40,8 +40,23 @@ MOST_FUNCTION_LINES = 60
 """Of a function without its docstring."""
 MOST_ATTRIBUTES = 15
 
-LARGE_FILES, LONG_FUNCTIONS, LARGE_CLASSES = 8, 12, 22
-"""How many may be above the limits: never more than there are."""
+LARGE_FILES: Mapping[str, str] = {
+    "cli.commands.try_": "one command, and all that it prints",
+    "inference.model": "the model that holds engine, preprocessing and decoder together",
+    "models.files.guess": "one rule for each family of networks",
+}
+LONG_FUNCTIONS: Mapping[str, str] = {
+    "cli.commands.try_:_watch": "one loop over the source",
+    "homeassistant.discovery:payload": "one row for each entity",
+}
+LARGE_CLASSES: Mapping[str, str] = {
+    "cli.samples:Samples": "a source as a command reads it",
+    "daemon.fast_start.plan_writer:PlanWriter": "what a plan depends on",
+    "inference.model:Model": "engine, preprocessing and decoder, and their figures",
+    "mqtt.client:Client": "the connection, and every channel over it",
+    "runtime.pipelines.drift:Drift": "what is usual, and what has come",
+}
+"""What is above the limits, and what keeps it together; nothing else may be."""
 
 # Who may import a library. Names as above; a library that is not here may be used anywhere.
 HOMES: Mapping[str, str] = {
@@ -228,11 +243,9 @@ def _sizes() -> tuple[list[str], list[str], list[str]]:
 
 
 def test_files_functions_and_classes_stay_small() -> None:
-    """No more of them are above the limits than there have been."""
-    files, functions, classes = _sizes()
-    assert len(files) <= LARGE_FILES, files
-    assert len(functions) <= LONG_FUNCTIONS, functions
-    assert len(classes) <= LARGE_CLASSES, classes
+    """Only those that are named above are above the limits."""
+    for found, named in zip(_sizes(), (LARGE_FILES, LONG_FUNCTIONS, LARGE_CLASSES), strict=True):
+        assert set(found) <= named.keys()
 
 
 def test_folders_within_a_package_do_not_see_each_other_in_a_circle() -> None:

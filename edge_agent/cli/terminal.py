@@ -185,7 +185,7 @@ def message_line(topic: str, root: str, payload: Mapping[str, Any]) -> str:
     return f"{head}: {_body(kind, payload)}"
 
 
-def _body(kind: str, payload: Mapping[str, Any]) -> str:
+def _body(kind: str, payload: Mapping[str, Any]) -> str:  # noqa: PLR0911 - one for each kind of message
     match kind:
         case "result":
             replayed = " (replayed)" if payload.get("replayed") else ""

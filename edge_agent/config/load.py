@@ -251,7 +251,7 @@ def _validated(given: dict[str, Any], origins: Origins) -> Settings:
     return Settings(**{name: getattr(read, name) for name in read.model_fields_set})
 
 
-def _check(settings: Settings, origins: Origins) -> None:
+def _check(settings: Settings, origins: Origins) -> None:  # noqa: C901, PLR0912 - one check after the other
     """Check what depends on several keys or on the machine.
 
     Raises:

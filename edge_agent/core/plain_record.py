@@ -62,7 +62,7 @@ def is_key(item: Field[Any]) -> bool:
     return bool(item.metadata.get("key", True))
 
 
-def _value(hint: Any, value: object) -> Any:
+def _value(hint: Any, value: object) -> Any:  # noqa: PLR0911 - one for each kind of type
     origin = get_origin(hint)
     if origin is Annotated:
         return _bounded(hint, value)

@@ -124,7 +124,7 @@ class _Machine:
 class Health:
     """Builds the health payload."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts whose state it reports
         self,
         board: Board[Model],
         client: Client,

@@ -411,7 +411,7 @@ def is_acknowledged(receipt: Any) -> bool:
         return False
 
 
-def _connect(
+def _connect(  # noqa: PLR0917 - the arguments of paho
     broker: Broker,
     client_id: str,
     protocol: int,

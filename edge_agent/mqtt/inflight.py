@@ -117,7 +117,7 @@ class Batch:
             yield InflightMessage(message, 0, self, index)
 
 
-class Inflight:
+class Inflight:  # noqa: PLR0904 - one for each event of a message
     """All messages of spooled delivery that are not done. Callers hold the client's lock."""
 
     def __init__(self) -> None:

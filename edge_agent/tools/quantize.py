@@ -176,7 +176,7 @@ def _write_golden(folder: Path, kind: Kind, inputs: Sequence[Tensors]) -> None:
     write_golden(folder, [candidates[n] for n in kept], [outputs[n] for n in kept])
 
 
-def judge(
+def judge(  # noqa: PLR0913 - the options of the command
     folder: ModelFolder,
     other: ModelFolder,
     name: str,

@@ -126,7 +126,7 @@ METALS: tuple[tuple[float, float, float], ...] = (  # blue, green, red
 
 
 # One drawing from top to bottom; the order of its random numbers is part of the assets.
-def draw_part(  # noqa: PLR0914, PLR0915
+def draw_part(  # noqa: C901, PLR0912, PLR0914, PLR0915 - the order of its random numbers is part of the assets
     rng: Rng, light: float, label: int, *, plain: bool = False
 ) -> Sprite:
     """Draw one part, lit from the angle `light`.
@@ -441,7 +441,7 @@ class Scene:
         x, y = placed.x - offset - side / 2, placed.y - side / 2
         return int(np.floor(x)), int(np.floor(y)), x - np.floor(x), y - np.floor(y)
 
-    def _paste(
+    def _paste(  # noqa: PLR0914 - the order of its random numbers is part of the assets
         self,
         image: Floats,
         owner: npt.NDArray[np.int32],
@@ -476,7 +476,7 @@ class Scene:
         view += color[cut]
         owner[y0:y1, x0:x1][alpha[cut] > 0.5] = number
 
-    def _truth(self, seen: dict[int, Placed], owner: npt.NDArray[np.int32], offset: float) -> Truth:
+    def _truth(self, seen: dict[int, Placed], owner: npt.NDArray[np.int32], offset: float) -> Truth:  # noqa: PLR0914 - the order of its random numbers is part of the assets
         """Say what can be seen of each part: a hidden defect is not there to be found."""
         truth = Truth(offset=offset)
         height, width = owner.shape

@@ -473,7 +473,7 @@ def demo_signal() -> Floats:
     return simulate(rng, DEMO_SECONDS, Fault("outer race", 1.5, DEMO_BEGINS, DEMO_GROWS))
 
 
-def main() -> None:  # noqa: PLR0914 - one after the other, each from what is there
+def main() -> None:  # noqa: PLR0914, PLR0915 - one after the other, each from what is there
     """Make the model folder and the demonstration signal."""
     options = arguments(__doc__ or "")
     scale = 20 if options.quick else 1

@@ -667,7 +667,7 @@ def keep_float(model: onnx.ModelProto) -> list[str]:
     return downstream(model, ["net.out."])
 
 
-def write_files(net: Detector, sets: dict[str, Pictures], options: Namespace, epochs: int) -> None:
+def write_files(net: Detector, sets: dict[str, Pictures], options: Namespace, epochs: int) -> None:  # noqa: PLR0914 - one after the other, each from what is there
     """Export, quantize, measure, and write the folder and the clip."""
     folder = options.out / "parts-inspection"
     media = options.out / "media"

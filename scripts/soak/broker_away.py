@@ -201,7 +201,7 @@ def sort_out(ears: Ears, back: float) -> dict[str, Session]:
     return sessions
 
 
-def judge(
+def judge(  # noqa: PLR0917 - one thing after the other
     ears: Ears,
     health: dict[str, Any],
     rate: float,

@@ -35,7 +35,7 @@ def near(hint: Any) -> st.SearchStrategy[Any]:
     return st.one_of(fitting(hint), fitting(hint), fitting(hint), ODD)
 
 
-def fitting(hint: Any) -> st.SearchStrategy[Any]:
+def fitting(hint: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - the parts of one fact
     """Make values that are of a type; bounds are not heeded."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:

@@ -86,7 +86,7 @@ zone = "table"
         ),
     ],
 )
-def test_a_clip_is_counted_as_by_a_person(
+def test_a_clip_is_counted_as_by_a_person(  # noqa: PLR0917 - the parts of one fact
     shared_broker: Mosquitto,
     listen: Callable[..., Listener],
     agent: Callable[..., AgentProcess],

@@ -148,7 +148,7 @@ FACES = {"scores": (1, 4420, 2), "boxes": (1, 4420, 4)}
         ({"output": (1, 126, 85)}, (64, 96), ALL_INSIDE, "bgr", 0, 1),
     ],
 )
-def test_what_a_converter_has_put_inside(
+def test_what_a_converter_has_put_inside(  # noqa: PLR0917 - the parts of one fact
     shapes: Shapes,
     size: tuple[int, int],
     record: Mapping[str, str],

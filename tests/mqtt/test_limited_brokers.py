@@ -188,7 +188,7 @@ def test_a_broker_that_never_acknowledges_is_a_problem(
         ),
     ],
 )
-def test_a_broker_without_qos_1_or_retain_is_used_as_far_as_it_goes(
+def test_a_broker_without_qos_1_or_retain_is_used_as_far_as_it_goes(  # noqa: PLR0917 - the parts of one fact
     tmp_path: Path,
     listen: Listeners,
     run: Callable[[Client], Client],

@@ -85,7 +85,7 @@ def windows_of(rows: Array, wanted: InputSpec) -> Iterator[Array]:
         yield rows[start : start + wanted.window]
 
 
-def main(source: str, model: str, port: str, topic: str) -> None:
+def main(source: str, model: str, port: str, topic: str) -> None:  # noqa: PLR0914 - a script, from top to bottom
     """Play the recording through the model and publish every result, for ever."""
     folder = load(Path(model))
     spec, wanted = parse_source(source, Path.cwd()), folder.manifest.input

@@ -331,7 +331,7 @@ def _rate(
     return count / (time.perf_counter() - start), sorted(alone)[len(alone) // 2]
 
 
-def _watch(
+def _watch(  # noqa: PLR0915 - one loop over the source
     options: Options,
     attendant: Attendant,
     model: Model,

@@ -154,7 +154,7 @@ class Candidate:
             self.early_trial = None
 
 
-class Ledger:
+class Ledger:  # noqa: PLR0904 - one for each change of a candidate
     """All candidates, in the order in which they came, and how the last of each model ended."""
 
     def __init__(

@@ -172,7 +172,7 @@ class EarlyTrials:
     def begin(self, header: PackageHeader) -> EarlyTrial | None:
         """Start the trial of a package that is about to arrive, where that is worth it."""
         if (
-            header.size < WORTH_BYTES
+            header.size < WORTH_BYTES  # noqa: PLR0916 - each its own reason to wait
             # Which of its networks it is, is known when it is complete.
             or header.variants
             or not self._overlap

@@ -94,7 +94,7 @@ class PicturePreprocessor:
             self.idle.append(buffers)
         return {self.tensor.name: out, **self.constants}, placement
 
-    def _resize(self, data: Array, buffers: _Buffers, *, quick: bool) -> Placement:
+    def _resize(self, data: Array, buffers: _Buffers, *, quick: bool) -> Placement:  # noqa: PLR0914 - one geometry, in the order of its steps
         """Bring a picture to the network's size, as `input.resize` says."""
         spec = self.spec
         change = (

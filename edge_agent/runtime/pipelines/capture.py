@@ -99,7 +99,7 @@ class Rate:
 class Capture:
     """Keeps a source open, through every loss of it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts that a capture connects
         self,
         settings: PipelineSettings,
         spec: SourceSpec,

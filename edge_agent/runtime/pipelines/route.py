@@ -25,7 +25,7 @@ from .status import FrameErrors
 class PipelineRoute:
     """Splits frames between the arms, adds second stages and shadows, calls the sinks."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts that a frame passes
         self,
         settings: PipelineSettings,
         servings: Sequence[Serving],

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Runner:
+class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelines
     """Starts, changes and stops pipelines."""
 
     def __init__(

@@ -47,7 +47,7 @@ class FormCheck:
         self._form: Model | None = None
         self._inputs: list[Tensors] = []
 
-    def run(self, serving: Serving, model: Model) -> float | None:
+    def run(self, serving: Serving, model: Model) -> float | None:  # noqa: PLR0911 - each a reason not to compare now
         """Compare the form of a model with what serves, or None if there is nothing to compare."""
         if self._beside is not None and not self._active.serves(self._beside):
             self.close()
