@@ -11,7 +11,7 @@ from ..device.thermal import Thermometer
 from ..models.manifest import SCORED
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.pipelines.runner import Runner
-from .discovery import Shown, object_id, payload
+from .discovery import PipelineView, object_id, payload
 
 
 class Announcer:
@@ -77,7 +77,7 @@ class Announcer:
             runner.topics,
             __version__,
             {"manufacturer": "edge-agent", "model": self._model},
-            [_shown(pipeline) for pipeline in pipelines],
+            [_view(pipeline) for pipeline in pipelines],
             sorted({serving.arm.name for serving in runner.active.all()}),
             temperature=Thermometer().read().celsius is not None,
         )
@@ -88,10 +88,10 @@ def _loads(pipeline: Pipeline) -> bool:
     return any(serving.model is None and serving.problem is None for serving in pipeline.servings)
 
 
-def _shown(pipeline: Pipeline) -> Shown:
+def _view(pipeline: Pipeline) -> PipelineView:
     models = [serving.model for serving in pipeline.servings if serving.model is not None]
     labels = models[0].folder.labels if models else ()
-    return Shown(
+    return PipelineView(
         pipeline.settings,
         tuple(labels),
         pipeline.spec.kind == "picture",

@@ -25,8 +25,12 @@ OFF_SECONDS = 5
 Component = dict[str, Any]
 
 
+Entity = tuple[str, str, str, Component]
+"""Platform, key, title and the rest."""
+
+
 @record
-class Shown:
+class PipelineView:
     """A pipeline, and what of it can be shown."""
 
     settings: Pipeline
@@ -42,7 +46,7 @@ def payload(
     topics: Topics,
     version: str,
     device: Mapping[str, str],
-    pipelines: Sequence[Shown],
+    pipelines: Sequence[PipelineView],
     models: Sequence[str],
     *,
     temperature: bool,
@@ -59,59 +63,24 @@ def payload(
 
     """
     name = identifier(topics)
-    components: dict[str, Component] = {}
-
-    def add(platform: str, key: str, title: str, **keys: Any) -> None:
-        components[key] = {
-            "platform": platform,
-            "unique_id": f"{name}_{key}",
-            "name": title,
-            **keys,
-        }
-
-    add(
-        "button",
-        "restart",
-        "Restart",
-        command_topic=f"{topics.inbox}/command/restart",
-        payload_press="{}",
-        device_class="restart",
-        entity_category="config",
-    )
-    if temperature:
-        add(
-            "sensor",
-            "temperature",
-            "Temperature",
-            state_topic=topics.health,
-            value_template="{{ value_json.temperature_c | default('') }}",
-            device_class="temperature",
-            unit_of_measurement="°C",
-            state_class="measurement",
-            entity_category="diagnostic",
-        )
-    for model in models:
-        latest = "value_json.candidate.version if value_json.candidate is defined"
-        add(
-            "update",
-            f"model_{model}",
-            f"Model {model}",
-            state_topic=topics.model(model),
-            value_template=(
-                "{{ {'installed_version': value_json.live, 'latest_version': "
-                f"{latest} else value_json.live}} | tojson }}}}"
-            ),
-            entity_category="diagnostic",
-        )
-    for shown in pipelines:
-        for platform, key, title, keys in _of_pipeline(topics, shown):
-            pipeline = shown.settings.name
-            add(platform, f"{_prefix(pipeline)}{key}", f"{pipeline} {title}", **keys)
+    entities = [*_of_device(topics, temperature=temperature)]
+    entities += [_of_model(topics, model) for model in models]
+    for view in pipelines:
+        pipeline = view.settings.name
+        parts = (_controls, _figures, _pictures, _counts, _rules)
+        entities += [
+            (platform, f"{_prefix(pipeline)}{key}", f"{pipeline} {title}", keys)
+            for part in parts
+            for platform, key, title, keys in part(topics, view)
+        ]
     return {
         "device": {"identifiers": [name], "name": topics.device, "sw_version": version, **device},
         "origin": {"name": "edge-agent", "sw_version": version},
         "availability": [{"topic": topics.status, "value_template": "{{ value_json.state }}"}],
-        "components": components,
+        "components": {
+            key: {"platform": platform, "unique_id": f"{name}_{key}", "name": title, **keys}
+            for platform, key, title, keys in entities
+        },
     }
 
 
@@ -139,75 +108,92 @@ def _prefix(pipeline: str) -> str:
     return f"{pipeline}:" if doubtful else f"{pipeline}_"
 
 
-def _of_pipeline(topics: Topics, shown: Shown) -> Iterator[tuple[str, str, str, Component]]:
-    """Yield the entities of a pipeline: platform, key, title and the rest."""
-    settings = shown.settings
-    name = settings.name
-    state = topics.pipeline(name)
-    put = f"{topics.inbox}/set/{name}"
-    yield (
-        "switch",
-        "enabled",
-        "enabled",
-        {
-            "state_topic": state,
-            "value_template": "{{ value_json.enabled }}",
-            "command_topic": f"{put}/enabled",
-            "entity_category": "config",
-        },
+def _of_device(topics: Topics, *, temperature: bool) -> Iterator[Entity]:
+    """Yield the entities of the device itself."""
+    restart = {
+        "command_topic": f"{topics.inbox}/command/restart",
+        "payload_press": "{}",
+        "device_class": "restart",
+        "entity_category": "config",
+    }
+    yield "button", "restart", "Restart", restart
+    if temperature:
+        template = "{{ value_json.temperature_c | default('') }}"
+        keys = _figure(topics, template, "°C", device_class="temperature")
+        yield "sensor", "temperature", "Temperature", keys
+
+
+def _of_model(topics: Topics, model: str) -> Entity:
+    """Return the entity of a model: its versions."""
+    latest = "value_json.candidate.version if value_json.candidate is defined"
+    template = (
+        "{{ {'installed_version': value_json.live, 'latest_version': "
+        f"{latest} else value_json.live}} | tojson }}}}"
     )
-    if shown.scores:
-        yield "number", "threshold", "threshold", _number(state, put, "threshold", 0, 1, 0.01)
+    keys = {"state_topic": topics.model(model), "value_template": template}
+    return "update", f"model_{model}", f"Model {model}", {**keys, "entity_category": "diagnostic"}
+
+
+def _controls(topics: Topics, view: PipelineView) -> Iterator[Entity]:
+    """Yield what can be set of a pipeline."""
+    settings = view.settings
+    yield "switch", "enabled", "enabled", _setting(topics, settings.name, "enabled")
+    if view.scores:
+        threshold = _number(topics, settings.name, "threshold", 0, 1, 0.01)
+        yield "number", "threshold", "threshold", threshold
     # Home Assistant shows no value that is out of bounds.
     least, most = min(0.1, settings.rate or 0.1), max(60, settings.rate or 60)
-    yield "number", "rate", "rate", _number(state, put, "rate", least, most, 0.1)
-    health = {"state_topic": topics.health, "state_class": "measurement"}
-    health["entity_category"] = "diagnostic"
-    own = f"value_json.pipelines.get({_text(name)}, {{}})"
+    yield "number", "rate", "rate", _number(topics, settings.name, "rate", least, most, 0.1)
+
+
+def _figures(topics: Topics, view: PipelineView) -> Iterator[Entity]:
+    """Yield what health says of a pipeline."""
+    own = f"value_json.pipelines.get({_text(view.settings.name)}, {{}})"
     rate = f"{{{{ {own}.get('fps', '') }}}}"
-    yield (
-        "sensor",
-        "fps",
-        "results",
-        {**health, "value_template": rate, "unit_of_measurement": "1/s"},
-    )
+    yield "sensor", "fps", "results", _figure(topics, rate, "1/s")
     late = f"{{{{ {own}.get('latency_ms', {{}}).get('p99', '') }}}}"
-    yield (
-        "sensor",
-        "p99",
-        "latency p99",
-        {**health, "value_template": late, "unit_of_measurement": "ms", "device_class": "duration"},
-    )
-    if shown.picture:
-        picture = {"image_topic": topics.snapshot(name), "content_type": "image/jpeg"}
-        yield "image", "snapshot", "snapshot", picture
-        body = json.dumps({"pipeline": name})
-        command = f"{topics.inbox}/command"
-        press = {"command_topic": f"{command}/snapshot", "payload_press": body}
-        yield "button", "take_snapshot", "take snapshot", press
-        if settings.lines:
-            press = {"command_topic": f"{command}/reset", "payload_press": body}
-            yield "button", "reset", "reset totals", {**press, "entity_category": "config"}
-    yield from _counts(topics, shown)
-    for rule in settings.rules:
+    keys = _figure(topics, late, "ms", device_class="duration")
+    yield "sensor", "p99", "latency p99", keys
+
+
+def _pictures(topics: Topics, view: PipelineView) -> Iterator[Entity]:
+    """Yield the picture of a pipeline, and buttons."""
+    name = view.settings.name
+    if not view.picture:
+        return
+    picture = {"image_topic": topics.snapshot(name), "content_type": "image/jpeg"}
+    yield "image", "snapshot", "snapshot", picture
+    body = json.dumps({"pipeline": name})
+    command = f"{topics.inbox}/command"
+    press = {"command_topic": f"{command}/snapshot", "payload_press": body}
+    yield "button", "take_snapshot", "take snapshot", press
+    if view.settings.lines:
+        press = {"command_topic": f"{command}/reset", "payload_press": body}
+        yield "button", "reset", "reset totals", {**press, "entity_category": "config"}
+
+
+def _rules(topics: Topics, view: PipelineView) -> Iterator[Entity]:
+    """Yield whether the rules of a pipeline are true."""
+    for rule in view.settings.rules:
         mine = f"value_json.rule == {_text(rule.name)}"
-        if not kind_of(rule).lasts:
+        more: Component = {}
+        if kind_of(rule).lasts:
+            now = "'OFF' if value_json.state == 'end' else 'ON'"
+            on = f"{{{{ ({now}) if {mine} else '' }}}}"
+        else:
             # One that waited out a broken connection is no news.
             on = f"{{{{ 'ON' if {mine} and value_json.replayed is not defined else '' }}}}"
-            more: Component = {"off_delay": OFF_SECONDS}
-        else:
-            now = "'OFF' if value_json.state == 'end' else 'ON'"
-            on, more = f"{{{{ ({now}) if {mine} else '' }}}}", {}
-        sensor = {"state_topic": topics.event(name), "value_template": on, **more}
+            more = {"off_delay": OFF_SECONDS}
+        sensor = {"state_topic": topics.event(view.settings.name), "value_template": on, **more}
         yield "binary_sensor", f"rule_{rule.name}", rule.name, sensor
 
 
-def _counts(topics: Topics, shown: Shown) -> Iterator[tuple[str, str, str, Component]]:
+def _counts(topics: Topics, view: PipelineView) -> Iterator[Entity]:
     """Yield the entities of zones and lines, by label."""
-    settings = shown.settings
+    settings = view.settings
     labels = list(settings.labels)
     labels = labels or sorted({label for rule in settings.rules for label in rule.labels})
-    labels = labels or list(shown.labels)
+    labels = labels or list(view.labels)
     topic = {"state_topic": topics.count(settings.name)}
     for zone in settings.zones:
         inside = f"value_json.zones.get({_text(zone.name)}, {{}})"
@@ -233,17 +219,31 @@ def _counts(topics: Topics, shown: Shown) -> Iterator[tuple[str, str, str, Compo
                 yield "sensor", key, title, {**total, "value_template": template}
 
 
-def _number(state: str, put: str, key: str, least: float, most: float, step: float) -> Component:
+def _figure(topics: Topics, template: str, unit: str, **more: str) -> Component:
     return {
-        "state_topic": state,
+        "state_topic": topics.health,
+        "value_template": template,
+        "unit_of_measurement": unit,
+        "state_class": "measurement",
+        "entity_category": "diagnostic",
+        **more,
+    }
+
+
+def _setting(topics: Topics, pipeline: str, key: str) -> Component:
+    return {
+        "state_topic": topics.pipeline(pipeline),
         "value_template": f"{{{{ value_json.{key} }}}}",
-        "command_topic": f"{put}/{key}",
-        "min": least,
-        "max": most,
-        "step": step,
-        "mode": "box",
+        "command_topic": f"{topics.inbox}/set/{pipeline}/{key}",
         "entity_category": "config",
     }
+
+
+def _number(
+    topics: Topics, pipeline: str, key: str, least: float, most: float, step: float
+) -> Component:
+    bounds = {"min": least, "max": most, "step": step, "mode": "box"}
+    return {**_setting(topics, pipeline, key), **bounds}
 
 
 def _text(name: str) -> str:

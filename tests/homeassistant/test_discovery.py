@@ -14,7 +14,7 @@ from edge_agent.config.settings import HomeAssistant, Line, Pipeline, Rule, Sett
 from edge_agent.core.threads import Stops
 from edge_agent.core.timeline import Timeline
 from edge_agent.homeassistant.announcer import Announcer
-from edge_agent.homeassistant.discovery import Shown, object_id, payload
+from edge_agent.homeassistant.discovery import PipelineView, object_id, payload
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import load_model
 from edge_agent.models.manifest import load
@@ -32,7 +32,7 @@ YARD = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
 def made(**keys: Any) -> dict[str, Any]:
     """Make the payload of one pipeline."""
     settings = Pipeline(name="door", source="dir:.", model="m", **keys)
-    shown = Shown(settings, ("person", 'it\'s "one" }}'), picture=True, scores=True)
+    shown = PipelineView(settings, ("person", 'it\'s "one" }}'), picture=True, scores=True)
     found = payload(Topics("edge", "box"), "1", {}, [shown], ["m"], temperature=True)
     return json.loads(json.dumps(found))  # type: ignore[no-any-return]
 
@@ -88,7 +88,7 @@ def test_entities_of_pipelines_with_similar_names_stay_apart() -> None:
             for name in ("parts_rule", "parts_take", "parts_line_gate", "model", "front_door")
         ),
     ]
-    shown = [Shown(each, odd, picture=True, scores=True) for each in pipelines]
+    shown = [PipelineView(each, odd, picture=True, scores=True) for each in pipelines]
     alone = [
         payload(Topics("edge", "box"), "1", {}, [each], [], temperature=False)["components"]
         for each in shown

@@ -13,7 +13,7 @@ from edge_agent.config.rule_kinds import RULE_KINDS, Measured, RuleKind
 from edge_agent.config.settings import Pipeline, Rule
 from edge_agent.core.errors import UsageError
 from edge_agent.core.types import Classes, Outcome
-from edge_agent.homeassistant.discovery import Shown
+from edge_agent.homeassistant.discovery import PipelineView
 from edge_agent.homeassistant.discovery import payload as discovery
 from edge_agent.models.manifest import ModelFolder
 from edge_agent.models.manifest import load as load_folder
@@ -103,7 +103,7 @@ def test_the_engine_fires_it_and_the_terminal_says_so(torn: Pipeline) -> None:
 
 def test_home_assistant_shows_it_as_long_as_it_lasts(torn: Pipeline) -> None:
     """A moment would be switched off by itself."""
-    shown = Shown(torn, (), picture=False, scores=True)
+    shown = PipelineView(torn, (), picture=False, scores=True)
     made = discovery(Topics("edge", "box"), "1", {}, [shown], ["m"], temperature=False)
     entity = made["components"]["p_rule_r"]
     assert "off_delay" not in entity
