@@ -33,7 +33,7 @@ class Stop:
     """The agent is started again in the same place."""
 
 
-class Stops:
+class ShutdownQueue:
     """Queue of the main thread: reasons to stop, and calls to be made there.
 
     SimpleQueue because its `put` is reentrant: a signal may land while the main thread holds the
@@ -77,7 +77,7 @@ class ThreadGroup:
     systemd restarts a dead daemon, nothing restarts half a live one.
     """
 
-    def __init__(self, stops: Stops, patience: float = 2.0) -> None:
+    def __init__(self, stops: ShutdownQueue, patience: float = 2.0) -> None:
         self._stops = stops
         self._patience = patience
         self._threads: list[threading.Thread] = []
@@ -124,7 +124,7 @@ class ThreadGroup:
             log.info("left behind, as they have not ended: %d threads (%s)", len(left), names)
 
 
-def stop_on_signals(stops: Stops, reload: Callable[[], None]) -> None:
+def stop_on_signals(stops: ShutdownQueue, reload: Callable[[], None]) -> None:
     """Install handlers: SIGTERM and SIGINT stop the agent, SIGHUP reads the settings again.
 
     Several SIGHUPs count as one until the reading begins: it finds the newest settings.
@@ -156,7 +156,7 @@ def stop_on_signals(stops: Stops, reload: Callable[[], None]) -> None:
     signal.signal(signal.SIGHUP, ask_again)
 
 
-def stop_on_dead_threads(stops: Stops) -> None:
+def stop_on_dead_threads(stops: ShutdownQueue) -> None:
     """Stop the agent when a thread dies that is not of the group.
 
     When a callback raises, paho's thread dies, and paho goes on to report that it is connected.

@@ -27,7 +27,7 @@ from ..core.files import make_state_folder, replace_file
 from ..core.flight_recorder import call_target, clear_starting, previous_crash, recorder
 from ..core.logs import set_up
 from ..core.text import counted
-from ..core.threads import Stop, Stops, stop_on_dead_threads, stop_on_signals
+from ..core.threads import ShutdownQueue, Stop, stop_on_dead_threads, stop_on_signals
 from ..core.timeline import Timeline
 from ..inference.engines.label import engine_words
 from ..inference.model import Model, load_model
@@ -91,7 +91,7 @@ class Agent:
         self._timeline = timeline
         self._origins = origins
         self._planned = planned
-        self._stops = Stops()
+        self._stops = ShutdownQueue()
         self._inventory: Inventory | None = None
         self._reading = threading.Lock()
         self._events = EventService()

@@ -13,8 +13,8 @@ from .. import __version__
 from ..config.device_profile import unlisted
 from ..config.lint import lint_pipeline
 from ..config.rule_checks import LEAVES_NOTHING
+from ..core.callbacks import Callbacks
 from ..core.errors import ModelError
-from ..core.listeners import Listeners
 from ..inference.engines.label import engine_words
 from ..inference.engines.registry import installed
 from ..inference.prepared.fallback import is_streaming
@@ -89,7 +89,7 @@ class Announcements:
             runner.topics.pipeline(""),
             lambda: [runner.topics.pipeline(name) for name in list(runner.pipelines)],
         )
-        self.on_pipelines = Listeners()
+        self.on_pipelines = Callbacks()
         """Called after what can be set of the pipelines was published."""
         self._publishing = threading.RLock()
         self._streaming: set[str] = set()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.frozen import record
-from ..core.threads import Stop, Stops
+from ..core.threads import ShutdownQueue, Stop
 from ..mqtt import payloads
 from ..mqtt.requests import Command
 from ..runtime.pipelines.runner import Runner
@@ -30,7 +30,7 @@ class Restart:
 class AgentCommands:
     """Carried out by the thread of requests."""
 
-    def __init__(self, runner: Runner, stops: Stops) -> None:
+    def __init__(self, runner: Runner, stops: ShutdownQueue) -> None:
         self._runner = runner
         self._stops = stops
         self.commands: tuple[Command[Any], ...] = (

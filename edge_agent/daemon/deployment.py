@@ -7,7 +7,7 @@ import logging
 
 from ..core.errors import ModelError, UsageError
 from ..core.state_file import StateFile
-from ..core.threads import Stop, Stops
+from ..core.threads import ShutdownQueue, Stop
 from ..delivery.local_requests import LocalRequests
 from ..delivery.rollout.deployer import Deployer
 from ..inference.prepared.compile import collect
@@ -33,7 +33,7 @@ class Deployment:
         store: Store,
         deployer: Deployer,
         local_requests: LocalRequests,
-        stops: Stops,
+        stops: ShutdownQueue,
         origins: str,
     ) -> None:
         """Load nothing yet.

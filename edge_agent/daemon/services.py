@@ -12,11 +12,11 @@ from typing import Any
 
 from .. import __version__
 from ..config.settings import Settings
+from ..core.callbacks import Callbacks
 from ..core.flight_recorder import recorder
-from ..core.listeners import Listeners
-from ..core.threads import Stops
+from ..core.threads import ShutdownQueue
 from ..delivery.local_requests import LocalRequests
-from ..delivery.receive.router import Recipient, Router
+from ..delivery.receive.router import DeviceIdentity, Router
 from ..delivery.rollout.deployer import Deployer
 from ..delivery.rollout.ledger import Ledger
 from ..health.prometheus import MetricsPort
@@ -45,7 +45,7 @@ from .service import Service, Services
 def compose(
     runner: Runner,
     inventory: Inventory,
-    stops: Stops,
+    stops: ShutdownQueue,
     reread: Callable[[], Settings],
     origins: tuple[str | None, str],
     events: EventService,
@@ -65,7 +65,7 @@ def compose(
     runner.lazy(wanted=lazy)
     local_requests = LocalRequests(inventory.store)
     ledger, deployer, transfers = _versions(runner, inventory)
-    form_ready = Listeners()
+    form_ready = Callbacks()
     plan_writer, upkeep = _upkeep(runner, inventory, ledger, form_ready, origins, lazy=lazy)
     announcements = _announcements(runner, inventory, ledger, upkeep, stops)
     commands = (
@@ -121,7 +121,7 @@ def _versions(runner: Runner, inventory: Inventory) -> tuple[Ledger, Deployer, R
         memory_budget_mb=profile.memory_budget_mb,
     )
     transfers = Router(
-        *(store, catalog, _recipient(runner, inventory), ledger),
+        *(store, catalog, _device_identity(runner, inventory), ledger),
         submit=deployer.submit,
         expect=deployer.expect,
     )
@@ -132,7 +132,7 @@ def _upkeep(
     runner: Runner,
     inventory: Inventory,
     ledger: Ledger,
-    form_ready: Listeners,
+    form_ready: Callbacks,
     origins: tuple[str | None, str],
     *,
     lazy: bool,
@@ -158,7 +158,7 @@ def _upkeep(
 
 
 def _announcements(
-    runner: Runner, inventory: Inventory, ledger: Ledger, upkeep: Upkeep, stops: Stops
+    runner: Runner, inventory: Inventory, ledger: Ledger, upkeep: Upkeep, stops: ShutdownQueue
 ) -> Announcements:
     """Build what the device publishes of itself."""
     announcements = Announcements(runner, inventory, ledger, upkeep.prepared)
@@ -218,9 +218,9 @@ def _health(
     )
 
 
-def _recipient(runner: Runner, inventory: Inventory) -> Recipient:
+def _device_identity(runner: Runner, inventory: Inventory) -> DeviceIdentity:
     """Return what packages are checked against, by the settings of the moment."""
-    return Recipient(
+    return DeviceIdentity(
         device=runner.settings.device_id,
         profile=inventory.match.name,
         here=inventory.here,

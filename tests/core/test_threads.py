@@ -8,21 +8,21 @@ from functools import partial
 
 import pytest
 
-from edge_agent.core.threads import Stops, stop_on_signals
+from edge_agent.core.threads import ShutdownQueue, stop_on_signals
 
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @pytest.fixture
-def stops() -> Iterator[Stops]:
+def stops() -> Iterator[ShutdownQueue]:
     """Have what signals do put back at the end."""
     before = [signal.getsignal(number) for number in ASKED]
-    yield Stops()
+    yield ShutdownQueue()
     for number, handler in zip(ASKED, before, strict=True):
         signal.signal(number, handler)
 
 
-def test_many_wishes_to_reload_are_one_until_it_begins(stops: Stops) -> None:
+def test_many_wishes_to_reload_are_one_until_it_begins(stops: ShutdownQueue) -> None:
     """Who asks while settings are being read may have written them since; others are served."""
     reloads: list[int] = []
 
@@ -42,7 +42,7 @@ def test_many_wishes_to_reload_are_one_until_it_begins(stops: Stops) -> None:
     assert reloads == [0, 1]
 
 
-def test_an_end_goes_before_what_was_asked_for_earlier(stops: Stops) -> None:
+def test_an_end_goes_before_what_was_asked_for_earlier(stops: ShutdownQueue) -> None:
     """SIGTERM does not wait until all settings have been read that were to be read before it."""
     done: list[str] = []
     stop_on_signals(stops, lambda: done.append("reload"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from edge_agent.core.threads import Stops, ThreadGroup
+from edge_agent.core.threads import ShutdownQueue, ThreadGroup
 from edge_agent.daemon.service import Services
 
 
@@ -31,7 +31,7 @@ class Sleeper:
 def test_a_service_runs_until_it_is_closed() -> None:
     """Each has a thread of its name, its problems are health's, and all end together."""
     services = Services([Sleeper("first"), Sleeper("second")])
-    with ThreadGroup(Stops()) as threads:
+    with ThreadGroup(ShutdownQueue()) as threads:
         services.start(threads)
         names = {thread.name for thread in threading.enumerate()}
         assert {"first", "second"} <= names

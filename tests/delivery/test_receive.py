@@ -14,7 +14,7 @@ import pytest
 from edge_agent.core.errors import MalformedError
 from edge_agent.delivery.protocol import MAX_OFFER_BYTES
 from edge_agent.delivery.receive.blocks import MAX_TRANSFERS
-from edge_agent.delivery.receive.router import Recipient, Router
+from edge_agent.delivery.receive.router import DeviceIdentity, Router
 from edge_agent.delivery.rollout.ledger import Candidate, Ledger
 from edge_agent.models.packages.keys import TrustedKeys
 from edge_agent.models.store.catalog import Library
@@ -33,7 +33,7 @@ class Receiving:
         self.said: list[tuple[str, Mapping[str, Any]]] = []
         self.handed: list[Candidate] = []
         self.clock_is_set = True
-        recipient = Recipient(
+        recipient = DeviceIdentity(
             device="edge-01",
             profile="generic",
             here=(),

@@ -44,7 +44,7 @@ from edge_agent.core.types import (
     Values,
 )
 from edge_agent.daemon.commands import Ping
-from edge_agent.delivery.receive.router import Recipient, Router
+from edge_agent.delivery.receive.router import DeviceIdentity, Router
 from edge_agent.delivery.rollout.commands import Activate
 from edge_agent.delivery.rollout.ledger import Ledger
 from edge_agent.delivery.sender import Sender
@@ -321,7 +321,7 @@ def _place() -> Path:
 @functools.cache
 def _router(*, allow_unsigned: bool) -> Router:
     store = Store(_place() / str(allow_unsigned))
-    recipient = Recipient(
+    recipient = DeviceIdentity(
         device="box",
         profile="generic",
         here=("generic", "onnxruntime", "x86_64", "x86"),

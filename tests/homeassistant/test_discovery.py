@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge_agent.config.settings import HomeAssistant, Line, Pipeline, Rule, Settings, Zone
-from edge_agent.core.threads import Stops
+from edge_agent.core.threads import ShutdownQueue
 from edge_agent.core.timeline import Timeline
 from edge_agent.homeassistant.announcer import Announcer
 from edge_agent.homeassistant.discovery import PipelineView, object_id, payload
@@ -140,7 +140,7 @@ def test_entities_stay_while_the_models_that_name_them_are_loaded(tmp_path: Path
             lanes=1,
             library=nothing,
             loader=nothing,
-            stops=Stops(),
+            stops=ShutdownQueue(),
             timeline=Timeline(),
         )
         announcer = Announcer(runner, "box", tmp_path)

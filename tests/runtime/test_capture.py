@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.core.errors import SourceError
-from edge_agent.core.threads import Stops, ThreadGroup
+from edge_agent.core.threads import ShutdownQueue, ThreadGroup
 from edge_agent.inference.model import Model
 from edge_agent.runtime.pipelines.capture import OPEN_SECONDS
 from edge_agent.runtime.scheduler.board import Board
@@ -35,7 +35,7 @@ def test_a_file_that_does_not_open_is_told_of(
     board: Board[Model] = Board()
     pipeline = idle_pipeline("p", f"csv:{file}", tmp_path, board, offline_client())
     capture = pipeline._capture
-    with ThreadGroup(Stops()) as threads:
+    with ThreadGroup(ShutdownQueue()) as threads:
         capture.start(threads)
         attempt = capture._attempt
         assert attempt is not None

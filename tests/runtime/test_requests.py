@@ -10,7 +10,7 @@ import pytest
 
 from edge_agent.config.settings import Settings
 from edge_agent.core.errors import RequestError
-from edge_agent.core.threads import Stops
+from edge_agent.core.threads import ShutdownQueue
 from edge_agent.core.timeline import Timeline
 from edge_agent.core.types import Outcome, Values
 from edge_agent.daemon.inventory import Inventory
@@ -32,7 +32,7 @@ class Box:
             lanes=2,
             library=lambda: inventory.catalog,
             loader=lambda: inventory.loader,
-            stops=Stops(),
+            stops=ShutdownQueue(),
             timeline=Timeline(),
         )
         self.runner.board.settled.set()

@@ -9,7 +9,7 @@ import pytest
 
 from edge_agent.config.device_profile import DeviceProfile, Lineup
 from edge_agent.config.settings import Arm
-from edge_agent.core.threads import Stop, Stops
+from edge_agent.core.threads import ShutdownQueue, Stop
 from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model
@@ -24,13 +24,13 @@ NAMES = ("first", "second", "third")
 
 
 @pytest.fixture
-def stops() -> Stops:
+def stops() -> ShutdownQueue:
     """Give what reasons to stop are left with."""
-    return Stops()
+    return ShutdownQueue()
 
 
 @pytest.fixture
-def active(tmp_path: Path, stops: Stops) -> ActiveModels:
+def active(tmp_path: Path, stops: ShutdownQueue) -> ActiveModels:
     """Make three models that are needed, none of them loaded."""
     for name in NAMES:
         brightness(tmp_path / "models" / name)
@@ -51,7 +51,9 @@ def loaded(active: ActiveModels) -> list[str]:
     return [serving.arm.name for serving in active.all() if serving.model is not None]
 
 
-def test_no_model_is_loaded_after_the_stop_began(active: ActiveModels, stops: Stops) -> None:
+def test_no_model_is_loaded_after_the_stop_began(
+    active: ActiveModels, stops: ShutdownQueue
+) -> None:
     """SIGTERM after the first of three models: the others are not loaded, and not to blame."""
     active.on_change.add(lambda: stops.put(Stop("SIGTERM", asked=True)))
     active.load_all()
@@ -65,7 +67,7 @@ def test_no_model_is_loaded_after_the_stop_began(active: ActiveModels, stops: St
 
 
 def test_what_is_only_to_be_done_while_running_begins_no_stop(
-    active: ActiveModels, stops: Stops
+    active: ActiveModels, stops: ShutdownQueue
 ) -> None:
     """A call that waits for the main thread, as of a reload, lets all models be loaded."""
     stops.call(lambda: None)

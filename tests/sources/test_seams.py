@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.errors import UsageError
-from edge_agent.core.threads import Stops, ThreadGroup
+from edge_agent.core.threads import ShutdownQueue, ThreadGroup
 from edge_agent.core.types import Kind, Reading
 from edge_agent.inference.model import Model
 from edge_agent.runtime.scheduler.board import Board
@@ -87,7 +87,7 @@ def test_a_live_source_is_lost_after_its_own_silence(
     board: Board[Model] = Board()
     pipeline = idle_pipeline("p", "count:a", tmp_path, board, offline_client())
     capture = pipeline._capture
-    with ThreadGroup(Stops()) as threads:
+    with ThreadGroup(ShutdownQueue()) as threads:
         capture.start(threads)
         attempt = capture._attempt
         assert attempt is not None

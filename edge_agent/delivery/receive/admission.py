@@ -23,7 +23,7 @@ from ...models.store.store import NOTES, Store
 
 
 @dataclass(frozen=True, slots=True)
-class Recipient:
+class DeviceIdentity:
     """The device, as far as packages are checked against it."""
 
     device: str
@@ -42,10 +42,10 @@ class Recipient:
 class Admission:
     """Refuses by ModelError, whose text is published to the sender."""
 
-    def __init__(self, store: Store, library: Library, recipient: Recipient) -> None:
+    def __init__(self, store: Store, library: Library, identity: DeviceIdentity) -> None:
         self._store = store
         self._library = library
-        self._recipient = recipient
+        self._identity = identity
 
     def check(self, header_bytes: bytes, signature: bytes | None) -> PackageHeader | None:
         """Check that a package may come in; None: not before the clock is set.
@@ -53,13 +53,13 @@ class Admission:
         Raises:
             ModelError: it may not.
         """
-        recipient = self._recipient
+        identity = self._identity
         verify_header(
-            header_bytes, signature, recipient.trusted(), allow_unsigned=recipient.allow_unsigned()
+            header_bytes, signature, identity.trusted(), allow_unsigned=identity.allow_unsigned()
         )
         header = PackageHeader.parse(header_bytes)
         check_targets(
-            header, device=recipient.device, profile=recipient.profile, groups=recipient.groups()
+            header, device=identity.device, profile=identity.profile, groups=identity.groups()
         )
         if check_expiry(header, now=datetime.now(UTC), credible=self.clock_is_set()) == "wait":
             return None
@@ -68,7 +68,7 @@ class Admission:
 
     def clock_is_set(self) -> bool:
         """Whether the clock may be right: by the same rule as in results and health."""
-        return self._recipient.credible()
+        return self._identity.credible()
 
     def check_unsigned(self) -> None:
         """Check that a package without a header may come in.
@@ -76,8 +76,8 @@ class Admission:
         Raises:
             ModelError: it may not.
         """
-        if not self._recipient.allow_unsigned():
-            verify_header(b"", None, self._recipient.trusted(), allow_unsigned=False)
+        if not self._identity.allow_unsigned():
+            verify_header(b"", None, self._identity.trusted(), allow_unsigned=False)
 
     def check_not_older(self, name: str, version: str) -> None:
         """Check that nothing higher has been accepted, in the store or elsewhere.
@@ -131,7 +131,7 @@ class Admission:
             return False
         other = "with other content"
         if self._store.transfer(name, version) == transfer or self._is_same(header):
-            kept, wanted = variant_kept(place) or "", chosen(header.variants, self._recipient.here)
+            kept, wanted = variant_kept(place) or "", chosen(header.variants, self._identity.here)
             if not header.variants or kept == wanted:
                 return True
             other = f"as {variant_words(kept)}, and is to be {variant_words(wanted)} now"
@@ -157,7 +157,7 @@ class Admission:
     @property
     def here(self) -> tuple[str, ...]:
         """The variants that suit this device, the most specific first."""
-        return self._recipient.here
+        return self._identity.here
 
     def make_room(self, size: int, transfer: str | None = None) -> None:
         """Make room in the store for *size* bytes more, if need be of what is not used.
@@ -168,8 +168,8 @@ class Admission:
         make_room(
             self._store,
             size,
-            self._recipient.quota_bytes(),
+            self._identity.quota_bytes(),
             derived=collect,
-            keep=self._recipient.pinned(),
+            keep=self._identity.pinned(),
             transfer=transfer,
         )

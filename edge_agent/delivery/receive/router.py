@@ -16,12 +16,12 @@ from ...models.store.store import Store
 from ...mqtt.connection import ReceivedMessage
 from ..rollout.ledger import Candidate, Ledger
 from ..trial.early_trial import EarlyTrial
-from .admission import Admission, Recipient
+from .admission import Admission, DeviceIdentity
 from .blocks import BlockReceiver
 from .offers import Offers
 from .single_message import SingleMessages
 
-__all__ = ["Recipient", "Router"]
+__all__ = ["DeviceIdentity", "Router"]
 
 
 class Router:
@@ -31,7 +31,7 @@ class Router:
         self,
         store: Store,
         library: Library,
-        recipient: Recipient,
+        identity: DeviceIdentity,
         ledger: Ledger,
         *,
         submit: Callable[[Candidate], None],
@@ -42,14 +42,14 @@ class Router:
         Args:
             store: where packages go.
             library: knows all versions.
-            recipient: what packages are checked against.
+            identity: what packages are checked against.
             ledger: of candidates.
             submit: takes a candidate whose package is complete.
             expect: begins the trial of a package that is about to arrive, where that is worth it.
         """
         self._ledger = ledger
         self._deploy = submit
-        admission = Admission(store, library, recipient)
+        admission = Admission(store, library, identity)
         self._blocks = BlockReceiver(
             store, library, ledger, admission=admission, submit=self._submit, expect=expect
         )

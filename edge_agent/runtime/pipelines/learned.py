@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ...core.listeners import Listeners
+from ...core.callbacks import Callbacks
 from ...core.state_file import StateFile
 from ...models import drift
 
@@ -38,7 +38,7 @@ class Learned(Generic[T]):
         self._to_value = read
         self._to_json = write
         self._known: dict[str, dict[str, Any]] | None = None
-        self.on_put = Listeners()
+        self.on_put = Callbacks()
         """Called after something was learned, by the thread that has learned it."""
         self._lock = threading.Lock()
 

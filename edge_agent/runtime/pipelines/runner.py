@@ -18,7 +18,7 @@ from ...config.overrides import Overrides
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import Settings, parse_route
 from ...core.errors import UsageError
-from ...core.threads import Stops, ThreadGroup
+from ...core.threads import ShutdownQueue, ThreadGroup
 from ...core.timeline import Timeline
 from ...core.types import Kind
 from ...device.wall_clock import WallClock
@@ -56,7 +56,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         lanes: int,
         library: Callable[[], Library],
         loader: Callable[[], ModelLoader],
-        stops: Stops,
+        stops: ShutdownQueue,
         timeline: Timeline,
         sinks: Sequence[Sink] = (),
         stages: Callable[[Runner, PipelineSettings, SourceSpec], ResultStage | None] | None = None,

@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ...config.settings import Arm
+from ...core.callbacks import Callbacks
 from ...core.containment import contained
 from ...core.errors import AgentError, BarredError, ModelError
 from ...core.frozen import record
-from ...core.listeners import Listeners
 from ...core.names import version_key
 from ...core.types import Kind
 from ...device.allocator import trim_memory
@@ -103,7 +103,7 @@ class ActiveModels:
         self._stopping = stopping
         self._loading = threading.Lock()
         self._all: dict[tuple[str, Kind], Serving] = {}
-        self.on_change = Listeners()
+        self.on_change = Callbacks()
         """Called when another model serves, or none."""
 
     @cached_property
@@ -296,7 +296,7 @@ class ActiveModels:
     def unload(self, chosen: Callable[[Serving, Model], bool]) -> list[Model]:
         """Take the models away from the servings that are chosen: their frames wait.
 
-        Listeners are not called: the caller loads another model, or calls `on_change`.
+        Callbacks are not called: the caller loads another model, or calls `on_change`.
 
         Args:
             chosen: whether to unload the model of a serving; asked between two frames.
