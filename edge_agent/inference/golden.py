@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from ..core.containment import contained
 from ..core.errors import ModelError
-from ..core.types import Array
+from ..core.types import Array, TensorSpec
 from ..models.golden import read_arrays
 from .agreement import SHARE, Agreement, compare_outputs
 from .model import Model
@@ -34,7 +35,14 @@ def read_golden(model: Model) -> list[Case]:
     if not path.exists():
         return []
     engine = model.engine
-    stacked = read_arrays(path, f"{model.id}: {path.name}", engine.inputs, engine.outputs)
+    return read_cases(path, f"{model.id}: {path.name}", engine.inputs, engine.outputs)
+
+
+def read_cases(
+    path: Path, where: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> list[Case]:
+    """Read the cases of a golden file; the arguments are those of `read_arrays`."""
+    stacked = read_arrays(path, where, inputs, outputs)
     return [
         Case(_part(stacked, "input/", index), _part(stacked, "output/", index))
         for index in range(len(next(iter(stacked.values()))))

@@ -8,16 +8,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..core.child import ask
 from ..core.containment import contained
 from ..core.errors import EngineError, ModelError, UsageError
 from ..core.text import counted
-from ..core.types import Array, TensorSpec
+from ..core.types import TensorSpec
 from ..inference.agreement import EIGHT_BITS, Margin, distance_within
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import open_engine
+from ..inference.golden import Case, read_cases
 from ..inference.model import load_model
 from ..models.files.check_onnx import check_network, inspect
 from ..models.files.facts import NetworkFacts
@@ -89,6 +88,7 @@ def convert(
     facts = inspect(network)
     tolerance = _tolerance(facts)
     margin = Margin(tolerance, facts=lambda: facts)
+    cases = read_cases(folder / GOLDEN, str(path), facts.inputs, facts.outputs)
     engines = list(engines_for(network))
     distances: dict[str, float] = {}
     refused: dict[str, str] = {}
@@ -96,7 +96,7 @@ def convert(
         name = f"{choice.engine}:{choice.device}"
         progress(f"comparing on {name}", len(distances), len(engines))
         try:
-            distances[name], worst = _distance(network, folder / GOLDEN, choice, margin)
+            distances[name], worst = _distance(network, cases, choice, margin)
         except EngineError as problem:
             refused[name] = str(problem)
             continue
@@ -111,13 +111,13 @@ def convert(
         raise EngineError(f"{path}: no engine can run what it becomes: {why}")
     left = tuple(said["left"])
     able = [choice for choice in engines if f"{choice.engine}:{choice.device}" in distances]
-    needed, cases = _needed(folder, able, excused=bool(left))
+    needed, kept = _needed(folder, cases, able, excused=bool(left))
     return Conversion(
         facts,
         tuple(said["assumed"]),
         left,
         needed,
-        f"{counted(cases, 'case')} {said['golden']}",
+        f"{counted(kept, 'case')} {said['golden']}",
         distances,
         refused,
         tolerance,
@@ -181,25 +181,8 @@ def _tolerance(facts: NetworkFacts) -> float:
     return TOLERANCE_16 if half else TOLERANCE
 
 
-def _read(golden: Path) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
-    """Return the inputs and the outputs of the golden cases of a folder in the making."""
-    with np.load(golden, allow_pickle=False) as file:
-        arrays: dict[str, Array] = dict(file)
-    return tuple(  # type: ignore[return-value]
-        [
-            {
-                name.removeprefix(part): np.asarray(array[case], order="C")
-                for name, array in arrays.items()
-                if name.startswith(part)
-            }
-            for case in range(len(next(iter(arrays.values()))))
-        ]
-        for part in ("input/", "output/")
-    )
-
-
 def _distance(
-    network: Path, golden: Path, choice: EngineChoice, margin: Margin
+    network: Path, cases: Sequence[Case], choice: EngineChoice, margin: Margin
 ) -> tuple[float, str]:
     """Return the worst distance of an output on an engine, and which output it is.
 
@@ -207,23 +190,21 @@ def _distance(
         EngineError: the engine cannot run the network.
 
     """
-    inputs, outputs = _read(golden)
+    sizes = {name: each.shape for name, each in cases[0].inputs.items()}
     with contained(f"{choice.engine}:{choice.device}"):
-        engine = open_engine(
-            choice, network, lambda _: {name: each.shape for name, each in inputs[0].items()}
-        )
+        engine = open_engine(choice, network, lambda _: sizes)
         try:
             return max(
-                (distance_within(name, expected[name], found, margin), name)
-                for given, expected in zip(inputs, outputs, strict=True)
-                for name, found in engine.infer(given).items()
+                (distance_within(name, case.outputs[name], found, margin), name)
+                for case in cases
+                for name, found in engine.infer(case.inputs).items()
             )
         finally:
             engine.close()
 
 
 def _needed(
-    folder: Path, engines: Sequence[EngineChoice], *, excused: bool
+    folder: Path, cases: Sequence[Case], engines: Sequence[EngineChoice], *, excused: bool
 ) -> tuple[str | None, int]:
     """Keep the clearest golden cases and try the folder as a device does.
 
@@ -235,10 +216,10 @@ def _needed(
             nothing is left to be decided.
 
     """
-    inputs, outputs = _read(folder / GOLDEN)
     made = load(folder)
     kind, lacks = made.manifest.input.kind, None
-    kept = list(range(len(inputs)))[:CASES]
+    inputs, outputs = [case.inputs for case in cases], [case.outputs for case in cases]
+    kept = list(range(len(cases)))[:CASES]
     try:
         model, _ = load_model(made, engines, kind, checked=True)
         kept = clearest(model, inputs, outputs)
