@@ -26,6 +26,8 @@ ARRIVAL_SECONDS = 0.5
 up and then gives them at once."""
 FUTURE_SECONDS = 60.0
 """A reading that is so much later than now has a wrong time."""
+PAST_SECONDS = 10 * 365.25 * 86400
+"""… and so has one that is so much earlier: what it counts from is no date, but its own start."""
 STEP_SECONDS = 10.0
 """A time so much before the latest one: the sender's clock was set, it is not late."""
 STEP_READINGS = 10
@@ -81,6 +83,9 @@ class Continuity:
         self._since: float | None = None
         self._last: int | None = None
         """Time of the latest row, ns."""
+        self._said: int | None = None
+        """Likewise, as the sender said it."""
+        self._row: Array | None = None
         self._backward = 0
 
     def judge(self, rows: Rows) -> Reading | None:
@@ -100,6 +105,8 @@ class Continuity:
         self.counts.samples += len(data)
         self.counts.gaps += gap
         self._since, self._last = rows.since, int(times[-1])
+        self._said = None if rows.times is None else int(rows.times.max())
+        self._row = data[-1]
         return Reading(
             data,
             int(times[-1]),
@@ -132,6 +139,16 @@ class Continuity:
             raise SampleError(
                 f"its time lies {ahead:.0f} s in the future; is the sender's clock set?"
             )
+        if latest < rows.time_ns - PAST_SECONDS * 1e9:
+            raise SampleError(
+                f"its time lies {(rows.time_ns - latest) / 1e9 / 31557600:.0f} years in the past; "
+                "is the sender's clock set, or does it count from its own start?"
+            )
+        if latest == self._said and len(times) == 1:
+            if self._row is None or np.array_equal(data[-1], self._row):
+                self.counts.doubled += len(data)
+                return None
+            return data, self._within_unit(rows, latest), False
         single = len(times) != len(data)
         if single:
             times = latest - np.arange(len(data) - 1, -1, -1) * int(self._usual_row * 1e9)
@@ -160,6 +177,18 @@ class Continuity:
             data, times = data[new], times[new]
         # Each row has its own time: one after the other, as if each had come alone.
         return data, times, self._too_long((int(times[0]) - self._last) / 1e9, 1, 0.0)
+
+    def _within_unit(self, rows: Rows, said: int) -> NDArray[np.int64]:
+        """Place other values of the time that was said before: its clock tells no more than that.
+
+        They follow by their arrival, up to the next whole second, or millisecond.
+        """
+        unit = next(unit for unit in (10**9, 10**6, 10**3, 1) if said % unit == 0)
+        last, since = self._last or said, self._since or rows.since
+        passed = int(max(0.0, rows.since - since) * 1e9)
+        # Never as far as the next: half of what is left.
+        step = max(1, min(passed, (said + unit - last) // 2) // len(rows.data))
+        return last + np.arange(1, len(rows.data) + 1) * step
 
     def _sorted(self, data: Array, times: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
         """Put the rows of one message in order, each time once."""

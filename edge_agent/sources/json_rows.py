@@ -22,6 +22,7 @@ MAX_BYTES = 1024 * 1024
 LATEST_NS = 2**63
 """Nanoseconds since 1970 that a clock of 64 bits tells: until 2262."""
 _PLACE = re.compile("[0-9]{1,9}")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -58,13 +59,17 @@ class Payload:
                 raise SampleError(
                     f"expected an object with {', '.join(self.fields)}, found {_shown(value)}"
                 )
-            return _rows(value), (), None
+            return _rows(_from_text(value)), (), None
         names = self.fields or tuple(
             key for key in value if key != self.time and _is_data(value[key])
         )
+        # Where all values are texts, those that are nothing but a number.
+        names = names or tuple(
+            key for key in value if key != self.time and _from_text(value[key]) is not value[key]
+        )
         if not names:
             raise SampleError(f"expected an object that holds numbers, found {_shown(value)}")
-        columns = [_column(_at(value, name), name) for name in names]
+        columns = [_column(_from_text(_at(value, name)), name) for name in names]
         counts = {len(column) for column in columns}
         if len(counts) > 1:
             raise SampleError(f"expected as many values of each field, found {sorted(counts)}")
@@ -161,6 +166,13 @@ def _time_ns(value: Any, name: str) -> int:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _from_text(value: Any) -> Any:
+    """Return the number that a text is; anything else as it is."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        return float(value)
+    return value
 
 
 def _is_data(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -18,8 +19,12 @@ from .schemes import PICTURES
 from .source import SourceContext
 from .spec import SourceSpec
 
+log = logging.getLogger(__name__)
+
 # A larger file is no picture that this program could use.
 MAX_BYTES = 256 * 1024 * 1024
+UNREAD = frozenset({".avif", ".gif", ".heic", ".heif", ".jp2", ".jxl", ".mpo", ".svg"})
+"""Suffixes of pictures that are passed over, and said to be."""
 
 
 class PictureFolder:
@@ -35,7 +40,7 @@ class PictureFolder:
         self._beat = Metronome(spec.options["rate"], closing)
         self._cv2 = load()
         self._folder = spec.local if spec.local.is_dir() else spec.local.parent
-        self._names = _list(spec)
+        self._names = _list(spec, told=True)
         self._next = 0
 
     def grab(self) -> bool:
@@ -84,18 +89,26 @@ def open_source(spec: SourceSpec, context: SourceContext) -> PictureFolder:
     return PictureFolder(spec, context.closing)
 
 
-def _list(spec: SourceSpec) -> list[str]:
-    """List the pictures' names, relative to the folder, in name order."""
+def _list(spec: SourceSpec, *, told: bool = False) -> list[str]:
+    """List the pictures' names, relative to the folder, in name order.
+
+    Args:
+        spec: of the source.
+        told: whether to log what is passed over.
+    """
     path = spec.local
     if path.is_file():
         return [path.name]
     if not path.exists():
         raise SourceError(f"{naming(spec.redacted, path)}: No such file or directory")
     names = []
+    unread: list[str] = []
     try:
         for folder, _, files in os.walk(path, onerror=_refuse):
             for file in files:
                 entry = Path(folder, file)
+                if entry.suffix.lower() in UNREAD:
+                    unread.append(entry.suffix.lower())
                 # Dot files are leavings of other systems. A link to a picture is one: whoever
                 # writes the settings decides what is looked at.
                 if entry.suffix.lower() not in PICTURES or file.startswith("."):
@@ -106,6 +119,12 @@ def _list(spec: SourceSpec) -> list[str]:
         raise SourceError(
             f"{naming(spec.redacted, problem.filename)}: {problem.strerror}"
         ) from None
+    if unread and told:
+        log.warning(
+            "%s: passes over %d picture%s of a kind that it cannot read (%s)",
+            *(spec.redacted, len(unread), "" if len(unread) == 1 else "s"),
+            ", ".join(sorted(set(unread))),
+        )
     if not names:
         known = ", ".join(sorted(PICTURES))
         raise SourceError(f"{spec.redacted}: {path} holds no pictures ({known})")

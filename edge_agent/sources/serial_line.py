@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 MAX_LINE = 64 * 1024
 """Bytes of a line; a longer one is no reading."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_LABELED = re.compile(r"([^\W\d][\w /%°.-]*?)\s*[:=]\s*([+-]?[\d.][\d.eE+-]*)")
+"""`t:3.2` or `h = 1.0`, as for Arduino's serial plotter."""
+HEADERS = 10
+"""So many lines without numbers in a row are no names of channels."""
+_LINE_END = re.compile(rb"\r\n|\r(?!\n)|\n")
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_PORT = frozenset({errno.ENOTTY, errno.EISDIR})
 """What setting up anything but a serial port ends with: a folder, a plain file, /dev/zero."""
@@ -53,6 +58,8 @@ class SerialLines:
         self._first = True
         self._too_long = False
         self._columns: tuple[str, ...] = ()
+        self._headers = 0
+        """Lines without numbers, in a row."""
         self._seen = False
         """Numbers have come."""
         self._missing = False
@@ -70,7 +77,7 @@ class SerialLines:
 
     def take(self, data: bytes, time_ns: int, since: float) -> list[Rows | SampleError]:
         """Return the rows of the lines that *data* completes."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._rest = _LINE_END.split(self._rest + data)
         found: list[Rows | SampleError] = []
         rows: list[list[float]] = []
 
@@ -113,6 +120,15 @@ class SerialLines:
         cells = [
             cell.strip() for cell in text.split(None if self._separator == " " else self._separator)
         ]
+        labeled = [_LABELED.fullmatch(cell) for cell in cells]
+        names = tuple(found[1] for found in labeled if found)
+        if len(names) == len(cells):
+            if first:
+                return None
+            if self._seen and names != self._columns:
+                raise SampleError(f"expected {', '.join(self._columns)}, found {text[:60]!r}")
+            self._columns = names
+            cells = [found[2] for found in labeled if found]
         numbers = [_number(cell) for cell in cells]
         good = [number for number in numbers if number is not None]
         if len(good) == len(cells):
@@ -122,10 +138,11 @@ class SerialLines:
                 if self._seen:
                     raise SampleError(f"expected {len(self._columns)} numbers, found {text[:60]!r}")
                 self._columns = ()  # it was no header, but what a device says when it starts
-            self._seen = True
+            self._seen, self._headers = True, 0
             return good
         header = not good and not any(_looks_wrong(cell) for cell in cells)
-        if not header or (self._seen and tuple(cells) != self._columns):
+        self._headers += 1
+        if not header or (self._seen and tuple(cells) != self._columns) or self._headers > HEADERS:
             if first:
                 return None
             raise SampleError(f"expected numbers, found {text[:60]!r}")

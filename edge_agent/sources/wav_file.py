@@ -57,14 +57,17 @@ class WavRows:
     def _read_header(self, size: int) -> None:
         file, name = self._file, self._name
         riff, _, wave = struct.unpack("<4sI4s", file.read(12))
-        if (riff, wave) != (b"RIFF", b"WAVE"):
+        if riff not in {b"RIFF", b"RF64", b"BW64"} or wave != b"WAVE":
             raise SourceError(f"{name}: is not a .wav file (RIFF, WAVE)")
         layout: tuple[int, int, int, int] | None = None
+        long: int | None = None
         for _ in range(_CHUNKS):
             kind, length = struct.unpack("<4sI", file.read(8))
             if kind == b"data":
                 break
             begin = file.tell()
+            if kind == b"ds64":  # of more than 4 GiB: lengths of 64 bits
+                _, long = struct.unpack("<QQ", file.read(16))
             if kind == b"fmt ":
                 layout = _read_format(file, length)
             file.seek(begin + length + length % 2)
@@ -83,6 +86,7 @@ class WavRows:
         self._type = np.dtype(_TYPES[code, bits])
         self._offset = file.tell()
         # What was written as a stream has no true length in its header.
+        length = long if long is not None and length == 0xFFFFFFFF else length
         held = min(length, size - self._offset) if length else size - self._offset
         self._count = held // (channels * self._width)
         if self._count == 0:

@@ -54,6 +54,11 @@ class Channels:
             self._picked = self._pick(columns, len(columns)) if columns else None
             self._columns = columns
         rows = reading.data
+        if columns and self._wanted and rows.ndim == 2:
+            # What else comes, now and then, decides nothing.
+            rows = rows if self._picked is None else rows[:, self._picked]
+            self._check(rows)
+            return rows
         self._check(rows)
         return rows[:, self._picked] if rows.ndim == 2 and self._picked is not None else rows
 
@@ -80,8 +85,8 @@ class Channels:
             raise ModelError(
                 f"the source changed from {_values(before)} a row to {_values(rows.shape[1:])}"
             )
-        if rows.ndim == 2 and self._wanted:
-            self._picked = self._pick(self._columns, rows.shape[1])
+        if rows.ndim == 2 and self._wanted and not self._columns:
+            self._picked = self._pick((), rows.shape[1])
         self._shape = rows.shape[1:]
 
     def _pick(self, columns: tuple[str, ...], count: int) -> list[int] | None:

@@ -1,0 +1,169 @@
+"""Sensors as people report them from the field; each test is named after its report."""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_agent.core.errors import ModelError, SampleError
+from edge_agent.core.types import Reading
+from edge_agent.inference.preprocess.channels import Channels
+from edge_agent.models.manifest import InputSpec
+from edge_agent.sources.continuity import Continuity, Rows
+from edge_agent.sources.json_rows import Payload
+from edge_agent.sources.serial_line import HEADERS, SerialLines
+from edge_agent.sources.source import open_source
+from edge_agent.sources.spec import parse_source
+from tests.helpers.small_models import plain
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "rows"),
+    [
+        ('{"SG":"1.0260","Temp":"74.0"}', (), [[1.026, 74.0]]),
+        ('{"temperature":"20.0","humidity":50}', ("temperature", "humidity"), [[20.0, 50.0]]),
+        ('"23.5"', (), [[23.5]]),
+        ('{"v":"+23.5","w":".5","x":"5.","y":"023.5"}', (), [[23.5, 0.5, 5.0, 23.5]]),
+        ('{"v": 1, "id": "17"}', (), [[1.0]]),
+    ],
+)
+def test_tiltbridge_193_numbers_as_text(
+    text: str, fields: tuple[str, ...], rows: list[list[float]]
+) -> None:
+    """A text that is nothing but a number is one where it is named, or where there is no other."""
+    found, _, _ = Payload(fields).read(text.encode())
+    assert found == pytest.approx(np.array(rows), rel=1e-6)
+
+
+@pytest.mark.parametrize("text", ['{"v":"on"}', '{"v":"1_0"}', '{"v":"nan"}', '{"v":"1 2"}', '"x"'])
+def test_other_texts_are_no_numbers(text: str) -> None:
+    """What only looks a bit like a number is refused."""
+    with pytest.raises(SampleError, match="expected"):
+        Payload(("v",) if text.startswith("{") else ()).read(text.encode())
+
+
+def rows_at(said: float, arrived: float, *values: float) -> Rows:
+    """Make one reading that says the time *said*, seconds since 1970, and comes at *arrived*."""
+    times = np.array([round(said * 1e9)], np.int64)
+    return Rows(np.array([values], np.float32), round(arrived * 1e9), arrived, ("v",), times)
+
+
+@pytest.mark.parametrize("said", [17.851, 17851.0, 86400.0 * 365])
+def test_openmqttgateway_1533_uptime_is_no_time(said: float) -> None:
+    """A clock that counts from the device's own start is named, not taken for 1970."""
+    with pytest.raises(SampleError, match=r"years in the past; .* from its own start"):
+        Continuity(None).judge(rows_at(said, time.time(), 1.0))
+
+
+@pytest.mark.parametrize(("unit", "pause"), [(1.0, 0.2), (1.0, 0.05), (0.001, 0.0002)])
+def test_tasmota_6068_times_of_whole_seconds(unit: float, pause: float) -> None:
+    """Unlike readings of one time are all kept, in their order; the same one twice is one."""
+    continuity = Continuity(None)
+    begin = float(int(time.time()))
+    readings: list[Reading] = []
+    for number in range(30):
+        now = begin + number * pause
+        said = begin + int(number * pause / unit + 1e-6) * unit
+        reading = continuity.judge(rows_at(said, now, float(number)))
+        assert reading is not None
+        readings.append(reading)
+        assert continuity.judge(rows_at(said, now, float(number))) is None
+    times = np.array([reading.time_ns for reading in readings])
+    assert (np.diff(times) > 0).all()
+    assert abs(times[-1] / 1e9 - (begin + 29 * pause)) < unit
+    assert not any(reading.gap for reading in readings)
+    assert (continuity.counts.samples, continuity.counts.doubled) == (30, 30)
+
+
+def lines(base: Path) -> SerialLines:
+    """Make the reader of a port, without the port."""
+    made = object.__new__(SerialLines)
+    spec = parse_source("serial:/dev/ttyS9", base)
+    made._name, made._separator = spec.redacted, spec.options["separator"]
+    made._rest, made._first, made._too_long = b"", False, False
+    made._columns, made._headers, made._seen, made._missing = (), 0, False, False
+    return made
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"t:3.2,h:1.0\r\nt:3.5,h:1.0\r\n",
+        b"t = 3.2, h = 1\rt=3.5,h=1e0\r",
+        b"t:3.2,h:1\nt:3.5,h:1\n",
+    ],
+)
+def test_victron_49357_labels_and_values(text: bytes, tmp_path: Path) -> None:
+    """Each line says which value is which; lines may end with a carriage return alone."""
+    found = [row for row in lines(tmp_path).take(text, 0, 0.0) if isinstance(row, Rows)]
+    assert {row.columns for row in found} == {("t", "h")}
+    assert np.concatenate([row.data for row in found]) == pytest.approx(
+        np.array([[3.2, 1.0], [3.5, 1.0]])
+    )
+
+
+def test_lines_without_numbers_are_said(tmp_path: Path) -> None:
+    """A device that never sends a number is not taken for one that sends names for ever."""
+    reader = lines(tmp_path)
+    said = reader.take(b"".join(b"state,%c\n" % (97 + i % 26) for i in range(HEADERS + 5)), 0, 0.0)
+    assert len(said) == 5
+    assert all(isinstance(each, SampleError) for each in said)
+
+
+@pytest.mark.parametrize("kind", [b"RF64", b"BW64"])
+def test_imftool_21_rf64(kind: bytes, tmp_path: Path) -> None:
+    """A long recording has its lengths in a part of its own."""
+    samples = (np.arange(100) * 100).astype("<i2").tobytes()
+    layout = struct.pack("<HHIIHH", 1, 1, 8000, 16000, 2, 16)
+    data = kind + b"\xff\xff\xff\xffWAVE"
+    data += b"ds64" + struct.pack("<IQQQI", 28, 72 + len(samples), len(samples), 100, 0)
+    data += b"fmt " + struct.pack("<I", 16) + layout
+    data += b"data\xff\xff\xff\xff" + samples + b"LIST" + struct.pack("<I", 4) + b"INFO"
+    (tmp_path / "long.wav").write_bytes(data)
+    source = open_source(parse_source("wav:long.wav", tmp_path))
+    assert source.grab()
+    assert source.retrieve().data[:, 0] == pytest.approx(np.arange(100) * 100 / 32768)
+    assert not source.grab()
+    source.close()
+
+
+def test_photoprism_3705_pictures_that_are_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`.jfif` and `.jpe` are JPEG; of what cannot be read one line says so."""
+    from edge_agent.sources.opencv import load
+
+    data = load().imencode(".jpg", plain(90))[1].tobytes()
+    for name in ("a.jfif", "b.jpe", "c.HEIC", "d.avif"):
+        (tmp_path / name).write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        source = open_source(parse_source(f"dir:{tmp_path}?loop=1", tmp_path))
+        names = []
+        for _ in range(4):
+            assert source.grab()
+            names.append(source.retrieve().file)
+    assert names == ["a.jfif", "b.jpe"] * 2
+    said = [record.message.partition("passes over ")[2] for record in caplog.records]
+    assert said == ["2 pictures of a kind that it cannot read (.avif, .heic)"]
+
+
+def test_core_48851_keys_that_come_in_some_messages_only() -> None:
+    """Channels that the manifest names are read whatever else a message holds."""
+    spec = InputSpec(channels=("humidity", "temperature"))
+    channels = Channels(spec, (), lambda: None)
+    for text in (
+        '{"temperature":20,"humidity":50,"linkquality":100}',
+        '{"battery":90,"temperature":20,"humidity":50}',
+        '{"temperature":20,"humidity":50}',
+    ) * 2:
+        rows, columns, _ = Payload().read(text.encode())
+        reading = Reading(rows, 0, 0.0, columns=columns)
+        assert channels.pick(reading).tolist() == [[50.0, 20.0]]
+    rows, columns, _ = Payload().read(b'{"temperature":20}')
+    with pytest.raises(ModelError, match="'humidity' is not a column"):
+        channels.pick(Reading(rows, 0, 0.0, columns=columns))
