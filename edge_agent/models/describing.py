@@ -75,7 +75,7 @@ def describe(path: Path) -> Description:
         first = str(problem).removeprefix(f"{path}: ")
         draft = draft_of(bare)
         text = draft_text(draft, safe_name(path.stem), "1", path.name)
-        missing = (first, *draft.left)
+        missing = (first, *draft.questions)
         return Description(path.name, bare, None, 0, draft.assumed, missing, draft=text)
 
 

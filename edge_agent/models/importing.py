@@ -16,7 +16,7 @@ from ..core.names import NAME_RULE, is_name, is_version
 from ..core.scratch import scratch_folder
 from ..core.text import printable
 from .files.check_onnx import inspect
-from .files.guess import Draft
+from .files.facts import Draft
 from .manifest import MANIFEST, Manifest, ModelFolder, load, parse
 
 BARE = frozenset({".onnx", ".xml", ".tflite"})
@@ -233,10 +233,10 @@ def draft_text(draft: Draft, name: str, version: str, file: str) -> str:
     """Return a draft as model.toml: what is assumed and left to decide as comments."""
     import tomli_w
 
-    table = {"name": name, "version": version, "file": file, **draft.said}
+    table = {"name": name, "version": version, "file": file, **draft.keys}
     lines = [f"# {draft.family}, by its shapes and names."]
     lines += [f"# assumed: {assumption}" for assumption in draft.assumed]
-    lines += [f"# to decide: {question}" for question in draft.left]
+    lines += [f"# to decide: {question}" for question in draft.questions]
     return "\n".join([*lines, "", tomli_w.dumps(table)])
 
 

@@ -53,16 +53,16 @@ def draft_manifest(
         if network.suffix == ".onnx" and facts.metadata:
             raise  # its exporter says what it is, and that it is not supported
         draft = draft_of(facts)
-        said = dict(draft.said)
+        said = dict(draft.keys)
         assumptions = list(draft.assumed)
         known = _open_size(facts, sizes)
         if known:
             said["input"] = {**said.get("input", {}), **known}
             assumptions.append("width and height: those of the example it was exported with")
-        draft = replace(draft, said=said, assumed=tuple(assumptions))
+        draft = replace(draft, keys=said, assumed=tuple(assumptions))
         text = draft_text(draft, name, "1", network.name)
         (folder / MANIFEST).write_text(text, encoding="utf-8")
-        return Drafted(draft.assumed, draft.left, said.get("input", {}))
+        return Drafted(draft.assumed, draft.questions, said.get("input", {}))
     labels = manifest.output.labels
     if len(labels) > FEW_LABELS and not isinstance(labels, str) and "\n" not in "".join(labels):
         (folder / LABELS).write_text("\n".join(labels) + "\n", encoding="utf-8")

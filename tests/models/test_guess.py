@@ -11,7 +11,8 @@ import pytest
 
 from edge_agent.core.errors import ModelError
 from edge_agent.models.files.check_onnx import inspect
-from edge_agent.models.files.guess import Draft, draft_of
+from edge_agent.models.files.facts import Draft
+from edge_agent.models.files.guess import draft_of
 from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.importing import draft_text
 from edge_agent.models.manifest import Manifest, parse
@@ -38,16 +39,16 @@ def taken(path: Path) -> Manifest:
 def draft(path: Path) -> Draft:
     """Read a network that is refused; its draft is TOML, and the refusal names what is open."""
     made = draft_of(inspect(path))
-    assert made.left
+    assert made.questions
     text = draft_text(made, "some-net", "1", path.name)
     assert tomllib.loads(text)["file"] == path.name
-    for words in (*made.assumed, *made.left):
+    for words in (*made.assumed, *made.questions):
         assert words in text
     with pytest.raises(ModelError) as caught:
         manifest_of(path, None, "1")
     assert "\n" not in str(caught.value)
     assert made.family in str(caught.value)
-    assert made.left[0].partition(":")[0] in str(caught.value)
+    assert made.questions[0].partition(":")[0] in str(caught.value)
     return made
 
 
@@ -83,7 +84,7 @@ def test_yolox_decoded_inside(tmp_path: Path) -> None:
 def test_rows_of_another_are_a_draft(name: str, wide: int, tmp_path: Path) -> None:
     """YOLOv6 has the same shape, and rows of 16 may be anything."""
     made = draft(network(tmp_path, {name: (1, 126, wide)}))
-    assert any(words.startswith("output.decoder") for words in made.left)
+    assert any(words.startswith("output.decoder") for words in made.questions)
 
 
 def test_yolov5(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_yolov8(tmp_path: Path) -> None:
     """Columns of 84 are YOLOv8's; 56 may be a pose with one class."""
     assert taken(network(tmp_path, {"output0": (1, 84, 126)})).decoder == "yolov8"
     made = draft(network(tmp_path, {"output0": (1, 56, 126)}))
-    assert any("52 classes" in words for words in made.left)
+    assert any("52 classes" in words for words in made.questions)
 
 
 def test_nanodet(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_nanodet(tmp_path: Path) -> None:
     assert (manifest.decoder, manifest.input.resize) == ("nanodet", "stretch")
     assert manifest.input.per_channel("mean", 3) == (103.53, 116.28, 123.675)
     made = draft(network(tmp_path, {"output": (1, 126, 112)}))
-    assert [words.partition(":")[0] for words in made.left] == ["input.resize"]
+    assert [words.partition(":")[0] for words in made.questions] == ["input.resize"]
 
 
 def test_fastestdet(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_open_model_zoo(tmp_path: Path) -> None:
     """An SSD as IR is the Open Model Zoo's, BGR as it comes; as ONNX its colors are open."""
     path = network(tmp_path, {"detection_out": (1, 1, 20, 7)})
     made = draft(path)
-    assert any(words.startswith("input.color") for words in made.left)
+    assert any(words.startswith("input.color") for words in made.questions)
     manifest = taken(to_ir(path, tmp_path / "face.xml"))
     assert (manifest.decoder, manifest.input.color) == ("ssd", "bgr")
 
@@ -170,7 +171,7 @@ def test_a_part_inside_that_does_not_fit_the_rest(key: str, tmp_path: Path) -> N
     """A mean inside behind a scale outside, and channels turned behind a mean of each: asked."""
     path = network(tmp_path, {"output": (1, 128, 112)})
     made = draft(converted(tmp_path, path, {key: ALL_INSIDE[key]}, 11))
-    assert key in made.left[0]
+    assert key in made.questions[0]
 
 
 def converted(folder: Path, path: Path, record: Mapping[str, str], version: int) -> Path:
@@ -211,23 +212,23 @@ def test_anomalib(tmp_path: Path) -> None:
     assert (manifest.task, manifest.output.threshold) == ("anomaly", 0.5)
     assert manifest.input.per_channel("scale", 3) == (255, 255, 255)
     made = draft(network(tmp_path, outputs, (1, 3, None, None)))
-    assert [words.partition(":")[0] for words in made.left] == ["input.width and input.height"]
+    assert [words.partition(":")[0] for words in made.questions] == ["input.width and input.height"]
 
 
 def test_what_no_shape_tells(tmp_path: Path) -> None:
     """A classifier's normalization, a pose, sets of boxes: a draft with the questions."""
     made = draft(network(tmp_path, {"logits": (1, 1000)}))
-    assert made.said["output"] == {"decoder": "logits"}
-    assert draft(network(tmp_path, {"points": (1, 1, 17, 3)})).said["task"] == "raw"
+    assert made.keys["output"] == {"decoder": "logits"}
+    assert draft(network(tmp_path, {"points": (1, 1, 17, 3)})).keys["task"] == "raw"
     sets = {"pred_boxes": (1, 100, 4), "logits": (1, 100, 91)}
-    assert "output.decoder" in draft(network(tmp_path, sets)).left[0]
+    assert "output.decoder" in draft(network(tmp_path, sets)).questions[0]
 
 
 def test_a_name_with_a_line_of_its_own_stays_a_comment(tmp_path: Path) -> None:
     """The names of tensors come from outside, and the draft is there to be pasted."""
     made = draft(network(tmp_path, {'points\ntask = "raw"\x1b[31m': (1, 1, 17, 3)}))
     table = tomllib.loads(draft_text(made, "net", "1", "net.onnx"))
-    assert table.keys() == {"name", "version", "file", "task"} | made.said.keys()
+    assert table.keys() == {"name", "version", "file", "task"} | made.keys.keys()
     assert r'points\ntask = "raw"\x1b[31m' in draft_text(made, "net", "1", "net.onnx")
 
 
@@ -239,7 +240,7 @@ def test_a_signal(tmp_path: Path) -> None:
         [("x", "float32", (1, 640))],
         [("y", "float32", (1, 640))],
     )
-    assert draft(path).said["output"] == {"decoder": "reconstruction"}
+    assert draft(path).keys["output"] == {"decoder": "reconstruction"}
 
 
 def test_a_draft_becomes_a_manifest(tmp_path: Path) -> None:

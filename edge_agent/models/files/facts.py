@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ...core.frozen import record
 from ...core.types import TensorSpec
@@ -66,3 +66,17 @@ OPENVINO_TYPES: Mapping[str, str] = {
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
+
+
+@record
+class Draft:
+    """A manifest, as far as a network's shapes tell it."""
+
+    family: str
+    """What the network seems to be, in words."""
+    keys: Mapping[str, Any]
+    """What a manifest needs besides name, version and file; some may be missing where there are
+    questions."""
+    assumed: tuple[str, ...] = ()
+    questions: tuple[str, ...] = ()
+    """What has to be decided before it is one: a key, and between what. Empty: it is a manifest."""

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.errors import ModelError
-from ...core.text import counted, printable
+from ...core.text import printable
 from ...core.types import TensorSpec
 from . import infer_layout
-from .facts import CONVERSION, PUT_INSIDE, NetworkFacts
+from .facts import CONVERSION, PUT_INSIDE, Draft, NetworkFacts
+from .guess_signals import output_words, signal_draft, unusual_draft
 
 COCO = 80
 _BINS = 4 * 8
@@ -38,30 +39,16 @@ _RESIZE = "input.resize: stretch, letterbox or crop, as in training"
 _LABELS = "output.labels: the names of the classes, in the order of training"
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A manifest, as far as a network's shapes tell it."""
-
-    family: str
-    """What the network seems to be, in words."""
-    said: Mapping[str, Any]
-    """What a manifest needs besides name, version and file; may lack keys where `left` is not
-    empty."""
-    assumed: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
-    """What has to be decided before it is one: a key, and between what. Empty: it is a manifest."""
-
-
 def draft_of(facts: NetworkFacts) -> Draft:
     """Guess what a network is, and what its manifest says.
 
     Returns:
-        The draft; complete where its `left` is empty.
+        The draft; complete where it has no questions.
     """
     try:
         spec, said = infer_layout.picture_input(facts, "")
     except ModelError:
-        return _other(facts) or _signal(facts)
+        return unusual_draft(facts) or signal_draft(facts)
     picture = _Picture(facts, spec, said)
     for guess in _FAMILIES:
         draft = guess(picture)
@@ -70,8 +57,8 @@ def draft_of(facts: NetworkFacts) -> Draft:
     return Draft(
         "a network of pictures that is of no known family",
         {"task": "raw", "input": picture.said, "output": {"decoder": "raw"}},
-        left=(
-            "task and output.decoder: raw gives the tensors as they are; " + _outputs(facts),
+        questions=(
+            "task and output.decoder: raw gives the tensors as they are; " + output_words(facts),
             _COLORS,
             _RESIZE,
         ),
@@ -431,7 +418,7 @@ def _unread(picture: _Picture) -> Draft | None:
     return Draft(
         f"{family} ({found})",
         {"task": "raw", "input": picture.said, "output": {"decoder": "raw"}},
-        left=(f"export: no decoder reads this. {mend}",),
+        questions=(f"export: no decoder reads this. {mend}",),
     )
 
 
@@ -476,71 +463,3 @@ _FAMILIES: tuple[Callable[[_Picture], Draft | None], ...] = (
     _unread,
     _classifier,
 )
-
-
-def _other(facts: NetworkFacts) -> Draft | None:
-    """Return what a network is that takes several pictures at once, or a tensor a column."""
-    many = [one for one in facts.inputs if len(one.shape) == 4 and (one.shape[0] or 1) > 1]
-    if len(many) == 1:
-        family = f"a network of {many[0].shape[0]} pictures at once ({printable(str(many[0]))})"
-        mend = "export it with a batch of 1, or an open one"
-    elif len(facts.inputs) > 1 and all(one.shape[1:] == (1,) for one in facts.inputs):
-        names = ", ".join(printable(one.name) for one in facts.inputs)
-        family = f"a table of one tensor a column ({names})"
-        mend = (
-            "export it with one tensor for all columns (skl2onnx: initial_types=[('X', "
-            f"FloatTensorType([None, {len(facts.inputs)}]))])"
-        )
-    else:
-        return None
-    return Draft(
-        family,
-        {"task": "raw", "input": {}, "output": {"decoder": "raw"}},
-        left=(f"export: {mend}",),
-    )
-
-
-def _signal(facts: NetworkFacts) -> Draft:
-    """Draft a network that takes no picture."""
-    inputs, outputs = facts.inputs, facts.outputs
-    window, assumed = _window(facts)
-    questions = [
-        "input.channels, in order, and input.rate_hz"
-        if window
-        else "input.window, input.channels and input.rate_hz: of "
-        + (", ".join(map(str, inputs)) or "no input"),
-        "input.mean and input.scale: as in training",
-    ]
-    if len(inputs) == len(outputs) == 1 and inputs[0].shape == outputs[0].shape:
-        return Draft(
-            "an autoencoder: what comes out has the shape of what goes in",
-            {"task": "anomaly", "input": window, "output": {"decoder": "reconstruction"}},
-            assumed,
-            left=("output.threshold: above it a window is anomalous", *questions),
-        )
-    return Draft(
-        "no network of one picture",
-        {"task": "raw", "input": window, "output": {"decoder": "raw"}},
-        assumed,
-        left=("task and output.decoder: " + _outputs(facts), *questions),
-    )
-
-
-def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return what the shape of the only input says of a window, and that in words."""
-    shape = facts.inputs[0].shape[1:] if len(facts.inputs) == 1 else ()
-    sizes = [size for size in shape if size is not None]
-    if shape and not facts.inputs[0].dtype.startswith("float"):
-        return {}, ()  # indices, such as words
-    if not sizes or len(sizes) != len(shape) or len(sizes) > 2:
-        return {}, ()
-    # A window is longer than it has channels.
-    channels, window = (1, sizes[0]) if len(sizes) == 1 else (min(sizes), max(sizes))
-    layout = "flat-ct" if len(sizes) == 1 else "ct" if channels == sizes[0] else "tc"
-    said = {"channels": list(range(channels)), "window": window, "layout": layout}
-    size = f"{counted(window, 'sample')} of {counted(channels, 'channel')}"
-    return said, (f"window: {size} ({layout}), by the shape of the input",)
-
-
-def _outputs(facts: NetworkFacts) -> str:
-    return f"its outputs are {', '.join(printable(str(each)) for each in facts.outputs)}"

@@ -52,16 +52,16 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
         described, assumed = huggingface.describe(config, facts, where)
     else:
         draft = guess.draft_of(facts)
-        if draft.left:
+        if draft.questions:
             found = ", ".join(sorted(facts.metadata)[:5])
-            keys = "; ".join(question.partition(":")[0] for question in draft.left)
+            keys = "; ".join(question.partition(":")[0] for question in draft.questions)
             raise ModelError(
                 f"{where}: its metadata is neither Ultralytics' (task, names) nor Model API's "
                 f"(model_info): found {found or 'none'}. By its shapes it is {draft.family}, which "
                 f"leaves to decide: {keys}; describe it in a model.toml beside it, of which "
                 "`edge-agent describe` prints a draft"
             )
-        described, assumed = dict(draft.said), list(draft.assumed)
+        described, assumed = dict(draft.keys), list(draft.assumed)
     data: dict[str, Any] = {
         "name": name or safe_name(network.stem),
         "version": version,

@@ -1,0 +1,77 @@
+"""A manifest for a bare network that does not take one picture, by the shapes of its inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.text import counted, printable
+from .facts import Draft, NetworkFacts
+
+
+def unusual_draft(facts: NetworkFacts) -> Draft | None:
+    """Return what a network is that takes several pictures at once, or a tensor a column."""
+    many = [one for one in facts.inputs if len(one.shape) == 4 and (one.shape[0] or 1) > 1]
+    if len(many) == 1:
+        family = f"a network of {many[0].shape[0]} pictures at once ({printable(str(many[0]))})"
+        mend = "export it with a batch of 1, or an open one"
+    elif len(facts.inputs) > 1 and all(one.shape[1:] == (1,) for one in facts.inputs):
+        names = ", ".join(printable(one.name) for one in facts.inputs)
+        family = f"a table of one tensor a column ({names})"
+        mend = (
+            "export it with one tensor for all columns (skl2onnx: initial_types=[('X', "
+            f"FloatTensorType([None, {len(facts.inputs)}]))])"
+        )
+    else:
+        return None
+    return Draft(
+        family,
+        {"task": "raw", "input": {}, "output": {"decoder": "raw"}},
+        questions=(f"export: {mend}",),
+    )
+
+
+def signal_draft(facts: NetworkFacts) -> Draft:
+    """Draft a network that takes no picture."""
+    inputs, outputs = facts.inputs, facts.outputs
+    window, assumed = _window(facts)
+    questions = [
+        "input.channels, in order, and input.rate_hz"
+        if window
+        else "input.window, input.channels and input.rate_hz: of "
+        + (", ".join(map(str, inputs)) or "no input"),
+        "input.mean and input.scale: as in training",
+    ]
+    if len(inputs) == len(outputs) == 1 and inputs[0].shape == outputs[0].shape:
+        return Draft(
+            "an autoencoder: what comes out has the shape of what goes in",
+            {"task": "anomaly", "input": window, "output": {"decoder": "reconstruction"}},
+            assumed,
+            questions=("output.threshold: above it a window is anomalous", *questions),
+        )
+    return Draft(
+        "no network of one picture",
+        {"task": "raw", "input": window, "output": {"decoder": "raw"}},
+        assumed,
+        questions=("task and output.decoder: " + output_words(facts), *questions),
+    )
+
+
+def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what the shape of the only input says of a window, and that in words."""
+    shape = facts.inputs[0].shape[1:] if len(facts.inputs) == 1 else ()
+    sizes = [size for size in shape if size is not None]
+    if shape and not facts.inputs[0].dtype.startswith("float"):
+        return {}, ()  # indices, such as words
+    if not sizes or len(sizes) != len(shape) or len(sizes) > 2:
+        return {}, ()
+    # A window is longer than it has channels.
+    channels, window = (1, sizes[0]) if len(sizes) == 1 else (min(sizes), max(sizes))
+    layout = "flat-ct" if len(sizes) == 1 else "ct" if channels == sizes[0] else "tc"
+    said = {"channels": list(range(channels)), "window": window, "layout": layout}
+    size = f"{counted(window, 'sample')} of {counted(channels, 'channel')}"
+    return said, (f"window: {size} ({layout}), by the shape of the input",)
+
+
+def output_words(facts: NetworkFacts) -> str:
+    """Name the outputs of a network, as a question about them does."""
+    return f"its outputs are {', '.join(printable(str(each)) for each in facts.outputs)}"
