@@ -34,7 +34,7 @@ from edge_agent.inference.model import load_model
 from edge_agent.models.decoders import DECODERS
 from edge_agent.models.manifest import Manifest, parse
 from edge_agent.models.manifest import load as load_folder
-from edge_agent.sources.schemes import FORMS
+from edge_agent.sources.schemes import SCHEMES
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import (
     ASSETS,
@@ -132,7 +132,7 @@ def test_every_decoder_and_source_is_described() -> None:
     """Each decoder has its row in models.md, each form of a source its example in sources.md."""
     models, sources = (DOCS / "models.md").read_text(), (DOCS / "sources.md").read_text()
     assert [name for name in DECODERS if f"\n| `{name}` |" not in models] == []
-    assert [form for form in FORMS if f"`{form}:" not in sources] == []
+    assert [form for form in SCHEMES if f"`{form}:" not in sources] == []
 
 
 def test_every_command_and_option_is_described() -> None:

@@ -112,7 +112,7 @@ def pipeline_name(spec: SourceSpec) -> str:
     """Name a pipeline after what it looks at: a file's stem, a device, a camera's host."""
     if spec.path is not None:
         return safe_name(spec.path.stem, "source")
-    if spec.form.address == "name":
+    if spec.scheme.address == "name":
         return safe_name(spec.name.rpartition("/")[2], "source")
     host = urlsplit(spec.text).hostname or ""
     if re.fullmatch(r"[0-9.]+|.*:.*", host):
@@ -144,4 +144,4 @@ def _absolute(spec: SourceSpec) -> str:
         return spec.text
     _, mark, query = spec.text.partition("?")
     # Links stay: the name under /dev/v4l/by-id is the one that lasts.
-    return f"{spec.form.scheme}:{quote(str(spec.path.absolute()))}{mark}{query}"
+    return f"{spec.scheme.name}:{quote(str(spec.path.absolute()))}{mark}{query}"

@@ -339,7 +339,7 @@ def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str
     except UsageError as problem:
         yield "source", str(problem).removeprefix("source ")
     else:
-        given = source.name if source.form.scheme == "mqtt" else None
+        given = source.name if source.scheme.name == "mqtt" else None
         trouble = None if given is None else _own_topic(given, settings)
         if trouble is not None:
             yield "source", f"{source.redacted!r}: {trouble}"

@@ -151,7 +151,7 @@ class Announcements:
                 for serving in runner.active.all()
             ],
             "subscriptions": sorted(
-                {p.spec.name for p in runner.pipelines.values() if p.spec.form.scheme == "mqtt"}
+                {p.spec.name for p in runner.pipelines.values() if p.spec.scheme.name == "mqtt"}
             ),
             "limits": {"max_block_bytes": MAX_BLOCK},
         }

@@ -156,7 +156,7 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Source:
     """
     if spec.path is not None:
         return _open_device(spec, spec.path, context.closing)
-    if spec.form.scheme not in {"http", "https"}:
+    if spec.scheme.name not in {"http", "https"}:
         return StreamCamera(spec, context)
     from .http_get import get, where
 

@@ -120,7 +120,7 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Recording:
         SourceError: it is missing, cannot be read, or is not what its form says.
     """
     rows: Rows
-    scheme = spec.form.scheme
+    scheme = spec.scheme.name
     if scheme == "csv":
         rows = CsvRows(spec.local, spec.redacted, spec.options["separator"])
     elif scheme == "wav":

@@ -1,6 +1,6 @@
-"""The source schemes, one `Form` each: what is known of a source before it is opened.
+"""The source schemes, one `Scheme` each: what is known of a source before it is opened.
 
-A new source is one new module and one entry in FORMS. Touches neither disk nor network.
+A new source is one new module and one entry in SCHEMES. Touches neither disk nor network.
 """
 
 from __future__ import annotations
@@ -184,10 +184,10 @@ def _nothing_wrong(name: str) -> None:
 
 
 @record(kw_only=True)
-class Form:
+class Scheme:
     """All sources of one scheme."""
 
-    scheme: str
+    name: str
     module: str
     """Defines `open_source(spec, context)`; imported when the first such source is opened: a box
     that reads a sensor has no use for a video library."""
@@ -212,10 +212,10 @@ class Form:
 
 
 def _camera(
-    scheme: str, example: str, address: Literal["url", "device"] = "url", **options: Option
-) -> Form:
-    return Form(
-        scheme=scheme,
+    name: str, example: str, address: Literal["url", "device"] = "url", **options: Option
+) -> Scheme:
+    return Scheme(
+        name=name,
         module="edge_agent.sources.camera",
         kind="picture",
         address=address,
@@ -227,9 +227,9 @@ def _camera(
     )
 
 
-def _recording(scheme: str, example: str, suffixes: set[str], **options: Option) -> Form:
-    return Form(
-        scheme=scheme,
+def _recording(name: str, example: str, suffixes: set[str], **options: Option) -> Scheme:
+    return Scheme(
+        name=name,
         module="edge_agent.sources.recording",
         kind="signal",
         address="file",
@@ -240,15 +240,15 @@ def _recording(scheme: str, example: str, suffixes: set[str], **options: Option)
 
 
 def _sensor(
-    scheme: str,
+    name: str,
     module: str,
     example: str,
     address: Literal["device", "name"],
     wrong: Callable[[str], str | None] = _nothing_wrong,
     **options: Option,
-) -> Form:
-    return Form(
-        scheme=scheme,
+) -> Scheme:
+    return Scheme(
+        name=name,
         module=f"edge_agent.sources.{module}",
         kind="signal",
         address=address,
@@ -266,8 +266,8 @@ _ALL = (
     _camera("http", "http://camera/stream.mjpg"),
     _camera("https", "https://camera/stream.mjpg"),
     _camera("v4l2", "v4l2:/dev/video0", "device"),
-    Form(
-        scheme="file",
+    Scheme(
+        name="file",
         module="edge_agent.sources.clip",
         kind="picture",
         address="file",
@@ -275,8 +275,8 @@ _ALL = (
         options={"loop": LOOP, "pace": PACE, "frames": FRAMES},
         lossless=lambda options: bool(options["pace"] == "max"),
     ),
-    Form(
-        scheme="dir",
+    Scheme(
+        name="dir",
         module="edge_agent.sources.pictures",
         kind="picture",
         address="path",
@@ -318,7 +318,7 @@ _ALL = (
     ),
 )
 
-FORMS: Mapping[str, Form] = {form.scheme: form for form in _ALL}
+SCHEMES: Mapping[str, Scheme] = {scheme.name: scheme for scheme in _ALL}
 """By scheme, in the order in which messages list them."""
 DEFAULT = "file"
 """Scheme of a bare path whose suffix is of no form."""

@@ -94,9 +94,9 @@ def open_source(spec: SourceSpec, context: SourceContext | None = None) -> Sourc
     Raises:
         SourceError: it is not there, cannot be read, or gives nothing.
     """
-    if spec.form.address == "file":
+    if spec.scheme.address == "file":
         _check_is_file(spec)
-    module = import_module(spec.form.module)
+    module = import_module(spec.scheme.module)
     source: Source = module.open_source(spec, context or SourceContext())
     return source
 

@@ -73,7 +73,7 @@ def watch(teacher: ModelFolder, student: Model, frames: str) -> tuple[Pictures, 
     spec = parse_source(guess_source(frames), Path.cwd())
     if spec.live or spec.kind != "picture":
         raise SystemExit(f"--frames: {frames}: expected a folder of pictures or a clip")
-    if spec.form.scheme == "file" and "pace" not in spec.text:
+    if spec.scheme.name == "file" and "pace" not in spec.text:
         mark = "&" if "?" in spec.text else "?"
         spec = parse_source(f"{spec.text}{mark}pace=max", Path.cwd())
     numbers = {label: number for number, label in enumerate(teacher.labels)}

@@ -17,7 +17,7 @@ from edge_agent.core.types import Kind, Reading
 from edge_agent.inference.model import Model
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.sources import source
-from edge_agent.sources.schemes import FORMS, RATE, Form
+from edge_agent.sources.schemes import RATE, SCHEMES, Scheme
 from edge_agent.sources.source import SourceContext
 from edge_agent.sources.spec import SourceSpec, guess_source, parse_source
 from tests.helpers.idle_parts import idle_pipeline, offline_client
@@ -53,8 +53,8 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Counter:
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the one entry that the table needs: a sensor that may be silent for a minute."""
-    entry = Form(
-        scheme="count",
+    entry = Scheme(
+        name="count",
         module=__name__,
         kind="signal",
         address="path",
@@ -64,7 +64,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         live=True,
         stall_seconds=60.0,
     )
-    monkeypatch.setitem(cast("MutableMapping[str, Form]", FORMS), "count", entry)
+    monkeypatch.setitem(cast("MutableMapping[str, Scheme]", SCHEMES), "count", entry)
     silent.set()
 
 

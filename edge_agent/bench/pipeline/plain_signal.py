@@ -42,7 +42,7 @@ def rows_of(spec: SourceSpec, channels: tuple[int | str, ...]) -> Array:
     """
     path = spec.local
     names: list[str] = []
-    match spec.form.scheme:
+    match spec.scheme.name:
         case "csv":
             rows, names = _csv(path)
         case "npy":

@@ -55,7 +55,7 @@ def recording_of(options: Options, models: Sequence[Path]) -> tuple[Path, str] |
 
     """
     # Not above: it brings NumPy, and a process that times cold starts holds no large library.
-    from ...sources.schemes import FORMS
+    from ...sources.schemes import SCHEMES
     from ...sources.spec import guess_source, parse_source
 
     if options.source is None:
@@ -65,7 +65,7 @@ def recording_of(options: Options, models: Sequence[Path]) -> tuple[Path, str] |
     else:
         given = options.source
     text = guess_source(given)
-    form = FORMS.get(text.partition(":")[0].lower())
+    form = SCHEMES.get(text.partition(":")[0].lower())
     if form is None or form.kind != "signal":
         return None
     if form.live:
@@ -75,7 +75,7 @@ def recording_of(options: Options, models: Sequence[Path]) -> tuple[Path, str] |
         raise UsageError(f"--source: {given}: no such recording")
     query = [part for part in text.partition("?")[2].split("&") if part]
     looped = "&".join([*(part for part in query if not part.startswith("loop=")), "loop=1"])
-    return spec.local, f"{spec.form.scheme}:{quote(str(spec.local.resolve()))}?{looped}"
+    return spec.local, f"{spec.scheme.name}:{quote(str(spec.local.resolve()))}?{looped}"
 
 
 def spread_words(figures: Mapping[str, float], digits: int) -> str:

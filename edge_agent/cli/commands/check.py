@@ -170,7 +170,7 @@ class _PipelineCheck:
         from ...sources.source import SourceContext, open_source
 
         spec = self._spec
-        if spec.form.scheme == "mqtt":
+        if spec.scheme.name == "mqtt":
             from ...mqtt.one_shot import TopicReader
 
             with TopicReader(self._device.settings.broker) as topics:

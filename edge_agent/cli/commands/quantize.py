@@ -284,7 +284,7 @@ def _spec(text: str) -> SourceSpec:
     spec = parse_source(guess_source(text), Path.cwd())
     if spec.path is not None and not spec.live and not spec.path.exists():
         raise UsageError(f"--calibration: {spec.path}: no such file or folder")
-    if spec.form.scheme == "file" and "pace" not in spec.text:
+    if spec.scheme.name == "file" and "pace" not in spec.text:
         # All frames, as fast as they go; none is missed.
         text = f"{spec.text}{'&' if '?' in spec.text else '?'}pace=max"
         return parse_source(text, Path.cwd())

@@ -159,7 +159,7 @@ def _settings(options: Options) -> tuple[Settings | None, Pipeline]:
 @contextmanager
 def _topics(options: Options, spec: SourceSpec) -> Iterator[TopicReader | None]:
     """Read topics from the broker of the settings, where the source is one; else None."""
-    if spec.form.scheme != "mqtt":
+    if spec.scheme.name != "mqtt":
         yield None
         return
     from ...mqtt.one_shot import TopicReader
@@ -412,7 +412,7 @@ def _watch(  # noqa: PLR0915 - one loop over the source
 
 def _is_short(spec: SourceSpec) -> bool:
     """Whether each result is worth a line: of a folder of pictures or a recording, once through."""
-    recorded = spec.form.scheme == "dir" or (spec.kind == "signal" and not spec.live)
+    recorded = spec.scheme.name == "dir" or (spec.kind == "signal" and not spec.live)
     return recorded and not spec.options["loop"]
 
 
