@@ -44,7 +44,7 @@ class Tables:
         """Say where pixels should be put before they are looked up: at once in place if they can.
 
         Args:
-            target: part of the tensor.
+            target: part of the tensor, (height, width, channels) or (channels, height, width).
             buffer: bytes of its shape.
         """
         return target.view(np.uint8) if self.same or self._flip else buffer

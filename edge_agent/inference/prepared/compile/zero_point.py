@@ -93,14 +93,14 @@ class _Layer:
 
     @cached_property
     def exact(self) -> Array:
-        """The weights without zero point, 16 bits."""
+        """The weights without zero point, (rows, columns, …) int16."""
         zero = self.zero.astype(np.int16).reshape(-1, *[1] * (self.steps.ndim - 1))
         exact: Array = self.steps.astype(np.int16) - zero
         return exact
 
     @property
     def excess(self) -> Array:
-        """What eight bits do not hold of the weights."""
+        """What eight bits do not hold of the weights, (rows, columns, …) int16."""
         excess: Array = self.exact - np.clip(self.exact, _LEAST, _MOST)
         return excess
 
