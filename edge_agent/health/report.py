@@ -297,9 +297,9 @@ class Health:
         return {
             model.id: {
                 "engine": model.engine.label,
-                "inferred": model.inferred,
-                "errors": model.errors,
-                "infer_ms": payloads.percentiles(list(model.infer_ms)),
+                "inferred": model.stats.inferred,
+                "errors": model.stats.errors,
+                "infer_ms": payloads.percentiles(list(model.stats.infer_ms)),
             }
             for model in models.values()
         }

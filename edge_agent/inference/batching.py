@@ -23,9 +23,10 @@ from .agreement import relative_distance
 from .engines.engine import Engine, FixShapes
 from .engines.registry import capabilities, open_engine
 from .folding.find import cut_for
-from .model import Model, PreparedSample
+from .model import Model
 from .preprocess.inputs import constants, fixed_shapes, sample_input
 from .probe import probe_input, race
+from .region import PreparedSample
 
 log = logging.getLogger(__name__)
 

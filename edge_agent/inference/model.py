@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import inf
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.containment import contained, converted
 from ..core.errors import AgentError, EngineError, ModelError, SampleError
 from ..core.flight_recorder import call_target, recorder
-from ..core.frozen import record
 from ..core.types import (
     Array,
     Findings,
@@ -29,54 +27,21 @@ from ..core.types import (
     Sample,
     State,
     Tensors,
-    TensorSpec,
     Timing,
 )
-from ..models.manifest import MANIFEST, InputSpec, ModelFolder
+from ..models.manifest import MANIFEST, Manifest, ModelFolder
 from .cost import Cost
-from .decode.decoder import Decoder, fits
+from .decode.decoder import Decoder
 from .decode.registry import build_decoder
 from .engines.engine import Engine, EngineChoice
 from .engines.registry import open_engine
 from .preprocess.inputs import fixed_shapes
-from .preprocess.placement import Placement
 from .preprocess.preprocessor import Preprocessor, build_preprocessor
+from .region import PreparedSample, Region, cut
+from .result_outputs import result_outputs
+from .statistics import Statistics
 
 log = logging.getLogger(__name__)
-
-Region = tuple[int, int, int, int]
-"""x1, y1, x2, y2 in source pixels."""
-
-
-@record(quick=True, eq=False)
-class PreparedSample:
-    """A sample as the network takes it."""
-
-    tensors: Tensors
-    placement: Placement | None
-    dx: int
-    dy: int
-    """Where the region begins that it was cut from."""
-    took_ms: float
-    by: Model | None = None
-    """For whose network."""
-    region: Region | None = None
-
-    def back(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Carry boxes (n, 4) x1, y1, x2, y2 of the network's input back to the frame."""
-        assert self.placement is not None  # noqa: S101 - of a picture
-        carried = self.placement.back(boxes)
-        return carried if self._whole else carried + np.array([self.dx, self.dy] * 2, np.float32)
-
-    def back_points(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Carry points (..., 2) x, y of the network's input back to the frame."""
-        assert self.placement is not None  # noqa: S101 - of a picture
-        carried = self.placement.back_points(points)
-        return carried if self._whole else carried + np.array([self.dx, self.dy], np.float32)
-
-    @property
-    def _whole(self) -> bool:
-        return not (self.dx or self.dy)
 
 
 class BatchRunner(Protocol):
@@ -129,24 +94,12 @@ class Model:
     ) -> None:
         self.folder = folder
         self.choice = choice
-        self.manifest = folder.manifest
         self.engine = engine
         self.users = 0
         """Frames in flight through it; counted by the board."""
-        self.infer_ms: deque[float] = deque(maxlen=1000)
-        self.inferred = 0
-        self.errors = 0
-        """Frames on which it failed."""
-        self.failing = 0
-        """Inferences in a row that failed; a breaker watches the number."""
-        self.failure: tuple[str, Sample, Region | None] | None = None
-        """The latest failure: error text, sample and region."""
+        self.stats = Statistics()
         self.last: Tensors | None = None
         """Inputs of the latest inference."""
-        self.first_at: float | None = None
-        """Monotonic clock at the end of its first inference on a frame."""
-        self.used_at = time.monotonic()
-        """Monotonic clock at the end of its latest inference, or when it was loaded."""
         self.batch: BatchRunner | None = None
         """Runs several samples at a time; None: they go one by one."""
         self.cost = Cost()
@@ -163,20 +116,33 @@ class Model:
         can be compared with it."""
         self._prepare = prepare
         self._decode = decode
-        self._id = folder.manifest.id
-        self._place = call_target(self._id, choice.engine, choice.device, str(folder.network))
         self.threshold = default_threshold(folder)
         """Lowest score of a result where none is asked for."""
-        self._state = folder.manifest.input.state
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.folder.manifest
 
     @property
     def id(self) -> str:
-        return self._id
+        """Name and version, as in name@version."""
+        return self.folder.manifest.id
+
+    @property
+    def first_at(self) -> float | None:
+        """Monotonic clock at the end of its first inference on a frame; None: there was none."""
+        return self.stats.first_at
+
+    @cached_property
+    def _place(self) -> str:
+        """What the flight recorder notes of a call."""
+        choice = self.choice
+        return call_target(self.id, choice.engine, choice.device, str(self.folder.network))
 
     @property
     def in_order(self) -> bool:
         """Whether a window needs what the one before it has left: one at a time, in order."""
-        return bool(self._state)
+        return bool(self.manifest.input.state)
 
     def infer(
         self,
@@ -202,7 +168,7 @@ class Model:
         return self._infer(Request(sample, threshold, region, state=state))
 
     def _infer(self, request: Request) -> Outcome:
-        if self._state and request.state is not None:
+        if self.in_order and request.state is not None:
             return self._infer_on(request, request.state)
         return self._infer_one(request, self.prepare(request))
 
@@ -232,12 +198,13 @@ class Model:
             else:
                 outputs, by = witness.answer(self, prepared.tensors)
         except (EngineError, SampleError) as problem:
-            self.record_failure(problem, request.sample, request.region)
+            self.stats.add_failure(problem, request.sample, request.region)
             raise
         took = (time.perf_counter() - start) * 1e3
         if left is not None:
+            states = self.manifest.input.state
             # Copies: an engine may use the same memory again.
-            left.update({name: np.array(outputs[out]) for name, out in self._state.items()})
+            left.update({name: np.array(outputs[out]) for name, out in states.items()})
         return self.conclude(request, prepared, outputs, took, by=by)
 
     def prepare(self, request: Request, out: Array | None = None) -> PreparedSample:
@@ -280,7 +247,7 @@ class Model:
         except AgentError:
             raise
         except Exception as problem:
-            raise converted(problem, f"{self._id}: preparing its input", SampleError) from problem
+            raise converted(problem, f"{self.id}: preparing its input", SampleError) from problem
         took = (time.perf_counter() - start) * 1e3
         return PreparedSample(tensors, placement, dx, dy, took, self, region)
 
@@ -320,31 +287,21 @@ class Model:
             if not found.finite:
                 raise SampleError("outputs: what they stand for is not finite")
         except AgentError as problem:
-            self.record_failure(problem, request.sample, request.region)
+            self.stats.add_failure(problem, request.sample, request.region)
             raise
         except Exception as problem:
-            failure = converted(problem, f"{self._id}: decoding its outputs", SampleError)
-            self.record_failure(failure, request.sample, request.region)
+            failure = converted(problem, f"{self.id}: decoding its outputs", SampleError)
+            self.stats.add_failure(failure, request.sample, request.region)
             raise failure from problem
-        self.failing = 0
         done = time.perf_counter()
-        self.infer_ms.append(infer_ms / together)
-        self.inferred += 1
+        self.stats.add(infer_ms / together)
         self.last = prepared.tensors
-        self.used_at = time.monotonic()
-        if self.first_at is None:
-            self.first_at = self.used_at
         return Outcome(
-            self._id,
+            self.id,
             self.engine.label if by is None else by,
             found,
             Timing(prepared.took_ms, infer_ms, (done - start) * 1e3, together),
         )
-
-    def record_failure(self, problem: Exception, sample: Sample, region: Region | None) -> None:
-        """Record that an inference on a sample failed."""
-        self.failure = (str(problem), sample, region)
-        self.failing += 1
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
         """Run the model on several samples: together where its network takes a batch.
@@ -355,7 +312,7 @@ class Model:
         """
         if self.batch is not None and len(requests) > 1 and self.witness is None:
             try:
-                with contained(f"{self._id}: {len(requests)} samples together"):
+                with contained(f"{self.id}: {len(requests)} samples together"):
                     return self.batch.infer_all(requests)
             except AgentError as problem:
                 log.debug("%s; one by one", problem)
@@ -381,7 +338,7 @@ class Model:
         """
         if self.engine.fold is None:
             return tensors
-        with contained(f"{self._id}: preparing its input"):
+        with contained(f"{self.id}: preparing its input"):
             return self.engine.fold.feed(tensors)
 
     def unfolded(self, tensors: Tensors) -> Tensors:
@@ -393,7 +350,7 @@ class Model:
         """
         if self.engine.fold is None:
             return tensors
-        with contained(f"{self._id}: preparing its input"):
+        with contained(f"{self.id}: preparing its input"):
             return self.engine.fold.unfold(tensors)
 
     def run(self, tensors: Tensors, engine: Engine | None = None) -> dict[str, Array]:
@@ -409,7 +366,7 @@ class Model:
         except AgentError:
             raise
         except Exception as problem:
-            raise converted(problem, self._id, EngineError) from problem
+            raise converted(problem, self.id, EngineError) from problem
         finally:
             recorder.leave(number)
 
@@ -420,7 +377,7 @@ class Model:
             SampleError: the outputs are not finite, or cannot be decoded.
 
         """
-        with contained(f"{self._id}: decoding its outputs", SampleError):
+        with contained(f"{self.id}: decoding its outputs", SampleError):
             return self._decode(outputs, inputs, self.threshold)
 
     def warm_up(self) -> None:
@@ -431,7 +388,7 @@ class Model:
 
         """
         # Noted as part of the load: on a GPU the first inference builds kernels, for long.
-        with recorder.call("load", self._place), contained(f"{self._id}: warming it up"):
+        with recorder.call("load", self._place), contained(f"{self.id}: warming it up"):
             self.engine.infer(
                 {
                     spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype)
@@ -455,35 +412,6 @@ def default_threshold(folder: ModelFolder) -> float:
     if given is not None:
         return given
     return 0.5 if folder.manifest.task == "detection" else 0.0
-
-
-def outside(data: Array, region: Region) -> str | None:
-    """Return why nothing of a region is inside a picture (height, width, 3), or None if some is."""
-    height, width = data.shape[:2]
-    x1, y1, x2, y2 = region
-    if x1 < width and y1 < height and x2 > 0 and y2 > 0:
-        return None
-    return (
-        f"roi {list(region)} lies wholly outside the picture, which is {width}x{height}"
-        " pixels; "
-        "nothing can be found there"
-    )
-
-
-def cut(data: Array, region: Region) -> tuple[Array, int, int]:
-    """Cut a region out of a picture, as far as it lies inside; return its corner too.
-
-    Raises:
-        SampleError: nothing of it lies inside.
-
-    """
-    why = outside(data, region)
-    if why is not None:
-        raise SampleError(why)
-    height, width = data.shape[:2]
-    x1, y1 = min(max(region[0], 0), width - 1), min(max(region[1], 0), height - 1)
-    x2, y2 = max(min(region[2], width), x1 + 1), max(min(region[3], height), y1 + 1)
-    return data[y1:y2, x1:x2], x1, y1
 
 
 def load_model(
@@ -548,48 +476,6 @@ def _blame(engine: str, problem: EngineError) -> str:
     return text if text.startswith(f"{engine}: ") else f"{engine}: {text}"
 
 
-def beside_state(spec: InputSpec, engine: Engine) -> tuple[TensorSpec, ...]:
-    """Return the outputs that are a result: those that no `input.state` takes up.
-
-    Raises:
-        ModelError: an output that it names is not there, or does not fit its input; or a state is
-            given as a constant.
-
-    """
-    outputs = {output.name: output for output in engine.outputs}
-    inputs = {one.name: one for one in engine.inputs}
-    for name, left in spec.state.items():
-        if left not in outputs:
-            raise ModelError(
-                f"input.state.{name}: the model has no output {left!r}; its outputs: "
-                f"{', '.join(map(str, engine.outputs))}"
-            )
-        takes, gives = inputs[name], outputs[left]
-        if takes.dtype != gives.dtype or not fits(gives.shape, takes.shape):
-            raise ModelError(f"input.state.{name}: output {gives} does not fit input {takes}")
-    _refuse_forgotten_state(spec, engine)
-    return tuple(one for one in engine.outputs if one.name not in spec.state.values())
-
-
-def _refuse_forgotten_state(spec: InputSpec, engine: Engine) -> None:
-    """Check that no constant is a state: all zeros, and made anew by an output beside the result.
-
-    With it only the first window of a recording would be right, and nothing would show it.
-    """
-    if not spec.is_signal or len(engine.outputs) < 2:
-        return
-    for takes in engine.inputs:
-        value = np.asarray(spec.fixed.get(takes.name, 1))
-        if len(takes.shape) < 2 or value.any():
-            continue
-        for gives in engine.outputs:
-            if takes.dtype == gives.dtype and fits(gives.shape, takes.shape):
-                raise ModelError(
-                    f"input.fixed: {takes.name}: zeros for input {takes}, whose next value output "
-                    f"{gives} gives: a state; write [input.state] {takes.name} = {gives.name!r}"
-                )
-
-
 def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Kind) -> Model:
     """Make a model of an engine that has loaded its network.
 
@@ -604,7 +490,7 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
         folder = replace(folder, manifest=in_steps(folder.manifest, inspect(folder.network)))
     try:
         prepare = build_preprocessor(folder.manifest.input, engine.inputs, kind, engine.fold)
-        outputs = beside_state(folder.manifest.input, engine)
+        outputs = result_outputs(folder.manifest.input, engine)
         decode = build_decoder(folder.manifest, folder.labels, engine.inputs, outputs, prepare.size)
     except ModelError as problem:
         raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None

@@ -186,7 +186,8 @@ def _refusal(folder: Path, kind: Kind, choice: EngineChoice) -> str | None:
             return f"golden: {agreement.why}"
         text = (folder / MANIFEST).read_text(encoding="utf-8")
         for tolerance in np.arange(0.1, EIGHT_BITS + 0.01, 0.05).round(2).tolist():
-            model.manifest = replace(made.manifest, trial=TrialSpec(tolerance=tolerance))
+            manifest = replace(made.manifest, trial=TrialSpec(tolerance=tolerance))
+            model.folder = replace(made, manifest=manifest)
             wider = compare_golden(model)
             if wider is not None and wider.passed and "[trial]" not in text:
                 more = f"\n[trial]\ntolerance = {tolerance:g}\n"

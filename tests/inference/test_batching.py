@@ -142,7 +142,7 @@ def test_together_each_gives_what_it_gives_alone(
     answers = model.infer_all(asked)
     for expected, answer in zip(alone, answers, strict=True):
         assert values(answer) == pytest.approx(expected, abs=1e-5)
-    assert model.inferred == 2 * count
+    assert model.stats.inferred == 2 * count
     assert isinstance(answers[0], Outcome)
     most = min(count, 4) if engine == "onnxruntime" else {2: 2, 3: 2, 4: 4, 7: 4}[count]
     assert answers[0].timing.together == most
@@ -194,9 +194,9 @@ def test_an_output_that_is_not_finite_fails_alone(tmp_path: Path, engine: Engine
     answers = model.infer_all(samples(loud, silent, picture=False))
     assert values(answers[0]) == [pytest.approx(0.125)]
     assert isinstance(answers[1], SampleError)
-    assert (model.inferred, model.failing) == (1, 1)
-    assert model.failure is not None
-    assert model.failure[1].seq == 1
+    assert (model.stats.inferred, model.stats.failing) == (1, 1)
+    assert model.stats.failure is not None
+    assert model.stats.failure[1].seq == 1
 
 
 def test_where_the_engine_fails_they_go_one_by_one(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_where_the_engine_fails_they_go_one_by_one(tmp_path: Path) -> None:
     model.batch = Batch(model, {0: broken}, 4, "picture", frozenset())
     answers = model.infer_all(samples(plain(10), plain(200)))
     assert [values(answer) for answer in answers] == [[pytest.approx(10)], [pytest.approx(200)]]
-    assert model.failing == 0
+    assert model.stats.failing == 0
 
 
 @pytest.mark.parametrize("engine", BOTH)
@@ -459,8 +459,8 @@ def test_crops_go_together_and_give_the_same(tmp_path: Path, engine: EngineName)
     assert str(together.found) == str(alone.found)
     assert (alone.crops, alone.together) == (4, 1)
     assert (together.crops, together.together) == (4, 4)
-    assert max(model.infer_ms) > 0
-    assert model.inferred == 4
+    assert max(model.stats.infer_ms) > 0
+    assert model.stats.inferred == 4
 
 
 def values_of(findings: Any) -> list[float]:

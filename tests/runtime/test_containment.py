@@ -167,8 +167,8 @@ def test_what_a_model_raises_on_a_frame_costs_that_frame(
     mood.at[step] = problem
     put(desk, pipeline, 2)
     account = desk.board.accounts()["p"]
-    assert (account.dropped["error"], account.inferred, model.errors) == (2, 0, 2)
-    assert model.failing == 2, "so that another engine can be tried"
+    assert (account.dropped["error"], account.inferred, model.stats.errors) == (2, 0, 2)
+    assert model.stats.failing == 2, "so that another engine can be tried"
     assert pipeline.errors.latest is not None
     one_line(pipeline.errors.latest[1])
     mood.at.clear()

@@ -175,7 +175,7 @@ def test_an_engine_that_fails_is_not_found_wrong(make: Callable[..., Desk]) -> N
     desk.model.engine.close()
     with pytest.raises(EngineError, match="has been closed"):
         desk.look(BRIGHT)
-    assert desk.model.failing == 1
+    assert desk.model.stats.failing == 1
     desk.check.run(desk.serving, desk.model)
     assert desk.model.choice.engine == "openvino"
     assert not desk.known
@@ -197,7 +197,7 @@ def test_where_memory_holds_a_model_once_both_are_loaded_in_turns(
         assert desk.show(BRIGHT + number) == 44 + number
     desk.check.run(desk.serving, desk.model)
     assert (desk.model.choice.engine, desk.model.choice.options) == ("onnxruntime", {})
-    assert desk.model.inferred == INPUTS
+    assert desk.model.stats.inferred == INPUTS
     assert desk.show(BRIGHT) == 44
     assert desk.known
     (said,) = [r.message for r in caplog.records if "computes it wrongly" in r.message]

@@ -37,7 +37,7 @@ def test_models_that_may_go_do_so_early_when_memory_is_short(
     words: list[str] = []
     now = 100.0
     memory = MemoryRelease(active, idle_s=3600.0, short=lambda: words, clock=lambda: now)
-    second.model.used_at -= SHORT_IDLE + 1
+    second.model.stats.used_at -= SHORT_IDLE + 1
     memory.step()
     assert second.model is not None, "there is room, and its time is not over"
     words.append("memory: 95 of 100 MiB are used")
@@ -100,7 +100,7 @@ def test_models_are_forgotten_without_waiting_for_their_last_frame(tmp_path: Pat
     for version in (None, "1"):
         active.put(Arm("one", version, 1), "picture", model)
     serving.lazy = True
-    model.used_at -= 10.0
+    model.stats.used_at -= 10.0
     with board.using(lambda: [model]):
         MemoryRelease(active, idle_s=5.0, short=list).step()
         assert serving.model is model

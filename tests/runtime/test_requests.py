@@ -85,7 +85,7 @@ def test_a_picture_is_asked_of_a_model_that_no_pipeline_has(box: Box) -> None:
     assert answers == sorted(answers)
     assert len(set(answers)) == 3
     assert box.count("page") == (3, 3, 0)
-    assert new.inferred == 3
+    assert new.stats.inferred == 3
 
 
 def test_an_error_is_the_answer_and_a_canceled_request_costs_nobody_else(box: Box) -> None:

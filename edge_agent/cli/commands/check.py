@@ -166,7 +166,7 @@ class _PipelineCheck:
 
     def _source(self) -> str:
         """Open the source, and describe the first reading that can be used."""
-        from ...inference.model import outside
+        from ...inference.region import outside
         from ...sources.source import SourceContext, open_source
 
         spec = self._spec

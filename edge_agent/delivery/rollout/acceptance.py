@@ -41,7 +41,7 @@ class Watch:
     """Frames that it had inferred when this began."""
 
     def __post_init__(self) -> None:
-        self.inferred_before = sum(model.inferred for model in self.models)
+        self.inferred_before = sum(model.stats.inferred for model in self.models)
 
     @property
     def over(self) -> bool:
@@ -52,16 +52,18 @@ class Watch:
     def stuck(self) -> bool:
         """Whether frames have gone in and none has come out."""
         waiting = any(model.users for model in self.models)
-        return waiting and sum(model.inferred for model in self.models) == self.inferred_before
+        return (
+            waiting and sum(model.stats.inferred for model in self.models) == self.inferred_before
+        )
 
     @property
     def fault(self) -> str | None:
         """What is wrong with it by now, or None."""
         limit = self.bounds.max_infer_ms
         for model in self.models:
-            if model.errors >= MOST_ERRORS:
-                return f"failed on {model.errors} frames during its probation"
-            recent = sorted(list(model.infer_ms)[-RECENT:])
+            if model.stats.errors >= MOST_ERRORS:
+                return f"failed on {model.stats.errors} frames during its probation"
+            recent = sorted(list(model.stats.infer_ms)[-RECENT:])
             if limit and len(recent) >= FEWEST and recent[len(recent) // 2] > limit:
                 return (
                     f"too slow: {recent[len(recent) // 2]:.1f} ms, at most {limit:g} ms are allowed"

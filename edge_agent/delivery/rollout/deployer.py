@@ -251,7 +251,7 @@ class Deployer:
         deadline = time.monotonic() + FIRST_SECONDS
         while (
             models
-            and not any(model.first_at or model.errors for model in models)
+            and not any(model.first_at or model.stats.errors for model in models)
             and time.monotonic() < deadline
         ):
             self._closing.wait(0.005)

@@ -13,7 +13,8 @@ from ...core.errors import AgentError, ModelError
 from ...core.files import fault
 from ...core.types import Kind, Outcome, Sample
 from ...inference.agreement import compare_findings, margin_of
-from ...inference.model import Model, Region
+from ...inference.model import Model
+from ...inference.region import Region
 from ...mqtt.payloads import percentiles
 from ...runtime.serving.active import ActiveModels
 from .ledger import Candidate, Ledger

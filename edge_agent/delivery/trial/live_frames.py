@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ...core.errors import AgentError
 from ...core.types import Kind, Outcome, Sample, Tensors, TensorSpec
 from ...inference.engines.engine import fix_inputs
-from ...inference.model import Region, cut
 from ...inference.preprocess.inputs import fixed_shapes
 from ...inference.preprocess.preprocessor import build_preprocessor
+from ...inference.region import Region, cut
 from ...models.manifest import load
 
 if TYPE_CHECKING:

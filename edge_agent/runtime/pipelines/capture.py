@@ -19,7 +19,8 @@ from ...core.containment import converted
 from ...core.errors import AgentError, ModelError, SampleError, SourceError, thread_limit
 from ...core.threads import ThreadGroup
 from ...core.types import Array, Reading, Sample
-from ...inference.model import Model, PreparedSample, Region, cut, outside
+from ...inference.model import Model
+from ...inference.region import PreparedSample, Region, cut, outside
 from ...sources.source import Source, SourceContext, open_source
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, FrameQueue

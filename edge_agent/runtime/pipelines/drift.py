@@ -11,7 +11,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ...core.types import Array, Findings, Sample
-from ...inference.model import Model, Region, cut
+from ...inference.model import Model
+from ...inference.region import Region, cut
 from ...models.drift import Usual
 from ...models.manifest import SCORED
 

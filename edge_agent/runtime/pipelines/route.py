@@ -126,7 +126,7 @@ class PipelineRoute:
             outcome, weak = self.path.filter(job.model, answer)
             outcome = self._add_second_stages(job.sample, outcome)
         except AgentError as problem:
-            job.model.errors += 1
+            job.model.stats.errors += 1
             self._errors.record(problem)
             self._board.finish(job, None)
             self._shadow(job, None)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from ...config.settings import SecondStage
 from ...core.errors import AgentError
 from ...core.types import Detections, Findings, Outcome, Request, Sample, Second
-from ...inference.model import Model, Region, outside
+from ...inference.model import Model
+from ...inference.region import Region, outside
 
 
 def concerns(stage: SecondStage, found: Detections) -> bool:

@@ -32,8 +32,10 @@ class Servable(Protocol):
     """How many frames, of whatever pipelines, may go through it at a time; 1: each by itself."""
     cost: Cost
     """What a frame of it takes of a lane."""
-    first_at: float | None
-    """When the first frame had gone through it; None: none has."""
+
+    @property
+    def first_at(self) -> float | None:
+        """When the first frame had gone through it; None: none has."""
 
     @property
     def in_order(self) -> bool:

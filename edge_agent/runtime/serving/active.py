@@ -252,7 +252,7 @@ class ActiveModels:
                 serving.model = new
             if servings:
                 # It is the same version, and goes on counting.
-                new.inferred, new.errors = old.inferred + new.inferred, old.errors + new.errors
+                new.stats.go_on_from(old.stats)
         if servings:
             self.on_change()
             self.retire(old)
@@ -287,7 +287,7 @@ class ActiveModels:
                     serving.model = new
             if new is not None and empty:
                 # It is the same version, and goes on counting.
-                new.inferred, new.errors = old.inferred + new.inferred, old.errors + new.errors
+                new.stats.go_on_from(old.stats)
             elif new is not None:
                 new.close()
         self.on_change()

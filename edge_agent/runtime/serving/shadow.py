@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ...core.types import Outcome, Sample
-from ...inference.model import Region
+from ...inference.region import Region
 
 
 class Shadow(Protocol):

@@ -20,7 +20,8 @@ from ...core.errors import AgentError, EngineError
 from ...core.types import Sample
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.label import engine_words
-from ...inference.model import Model, Region, load_model
+from ...inference.model import Model, load_model
+from ...inference.region import Region
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
 
@@ -129,7 +130,7 @@ class Failover:
             if model is None:
                 continue
             self._retry_passed(serving, model)
-            if model.failing >= FAILURES:
+            if model.stats.failing >= FAILURES:
                 self._fail_over(serving, model)
             else:
                 self._fall_back(serving, model)
@@ -141,18 +142,18 @@ class Failover:
         return [
             f"model {served[path].id}: {breaker.why}"
             for path, breaker in list(self._hopeless.items())
-            if path in served and served[path].failing >= FAILURES
+            if path in served and served[path].stats.failing >= FAILURES
         ]
 
     # Away from an engine
 
     def _fail_over(self, serving: Serving, model: Model) -> None:
-        failure = model.failure
+        failure = model.stats.failure
         if failure is None or self._backs_off(model):
             return
         error, sample, _ = failure
         if sample.data.dtype.kind == "f" and not np.isfinite(sample.data).all():
-            model.failing = 0  # what goes in is not finite either: no engine is to blame
+            model.stats.failing = 0  # what goes in is not finite either: no engine is to blame
             return
         here = _name(model.choice)
         choices = self._choices(model)
@@ -166,7 +167,7 @@ class Failover:
                 log.warning(
                     "model %s: %s serves instead of %s, which failed on %d frames in a row: %s; "
                     "that is tried again in %.0f s",
-                    *(model.id, name, here, model.failing, error, breaker.wait),
+                    *(model.id, name, here, model.stats.failing, error, breaker.wait),
                 )
                 passed = [f"{here}: {error}", *_without(serving.passed, here)]
                 self._exchange(model, better, passed)

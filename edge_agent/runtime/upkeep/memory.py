@@ -98,7 +98,7 @@ class MemoryRelease:
         before = time.monotonic() - seconds
 
         def idle(serving: Serving, model: Model) -> bool:
-            return serving.lazy and not model.users and model.used_at < before
+            return serving.lazy and not model.users and model.stats.used_at < before
 
         unloaded = self._active.unload(idle)
         for model in unloaded:

@@ -1,0 +1,47 @@
+"""What has come of a model's inferences, for health, probation and failover."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from ..core.types import Sample
+from .region import Region
+
+
+class Statistics:
+    """Counts of one loaded model. Written by the lanes, read by any thread."""
+
+    def __init__(self) -> None:
+        self.infer_ms: deque[float] = deque(maxlen=1000)
+        """Of the latest samples, each its share of what was inferred together."""
+        self.inferred = 0
+        self.errors = 0
+        """Frames on which it failed."""
+        self.failing = 0
+        """Inferences in a row that failed; a breaker watches the number."""
+        self.failure: tuple[str, Sample, Region | None] | None = None
+        """The latest failure: error text, sample and region."""
+        self.first_at: float | None = None
+        """Monotonic clock at the end of its first inference on a frame."""
+        self.used_at = time.monotonic()
+        """Monotonic clock at the end of its latest inference, or when it was loaded."""
+
+    def add(self, infer_ms: float) -> None:
+        """Count an inference that took so many milliseconds."""
+        self.failing = 0
+        self.infer_ms.append(infer_ms)
+        self.inferred += 1
+        self.used_at = time.monotonic()
+        if self.first_at is None:
+            self.first_at = self.used_at
+
+    def go_on_from(self, before: Statistics) -> None:
+        """Count on from what the model before this one has counted."""
+        self.inferred += before.inferred
+        self.errors += before.errors
+
+    def add_failure(self, problem: Exception, sample: Sample, region: Region | None) -> None:
+        """Count an inference that failed."""
+        self.failure = (str(problem), sample, region)
+        self.failing += 1
