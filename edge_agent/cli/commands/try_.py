@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,19 +16,15 @@ from ...config.settings import Pipeline, SecondStage, Settings
 from ...core.bundled import bundled
 from ...core.errors import (
     AgentError,
-    EngineError,
-    ModelError,
     SampleError,
     SourceError,
     UsageError,
 )
 from ...core.names import is_name
 from ...core.text import counted
-from ...core.types import Array, Kind, Outcome, Request, Sample
+from ...core.types import Array, Outcome, Sample
 from ...inference.engines.label import engine_words
-from ...inference.golden import compare_golden
-from ...inference.model import Model, load_model
-from ...inference.trust import PlainWitness, open_plain, why_wrong
+from ...inference.model import Model
 from ...models.describing import missing_labels
 from ...models.importing import BARE, ImportedModel, file_of, import_model
 from ...models.manifest import idle_keys
@@ -37,7 +32,7 @@ from ...mqtt import payloads
 from ...runtime.pipelines.overlay import Shape
 from ...sources.spec import SourceSpec, guess_source, parse_source
 from ..attended import Attendant
-from ..lineup import engines_for
+from ..engine_comparison import compare_engines
 from ..live import LiveView
 from ..options import Options, broker_settings, positive
 from ..picture_file import PictureFile
@@ -118,7 +113,7 @@ def main(options: Options) -> int:
             first = attendant.call(lambda: _first(attendant, samples, spec), until)
             seconds = _bench_seconds(options.seconds)
             best = attendant.call(
-                lambda: _compare_engines(attendant, imported, spec, first, seconds)
+                lambda: compare_engines(attendant, imported, spec, first, seconds)
             )
             try:
                 with _tried(attendant, settings, pipeline, spec) as tried:
@@ -225,113 +220,7 @@ def _bench_seconds(wanted: float | None) -> float:
     return BENCH_SECONDS if wanted is None else min(BENCH_SECONDS, wanted / 4)
 
 
-def _compare_engines(
-    attendant: Attendant,
-    imported: ImportedModel,
-    spec: SourceSpec,
-    sample: Sample,
-    seconds: float,
-) -> Model:
-    """Time every engine of this box on the first sample; give the fastest, open."""
-    best: Model | None = None
-    best_rate = 0.0
-    refusals: list[str] = []
-    plain: Model | None = None
-    unlike: set[str] = set()
-    for choice in engines_for(imported.folder.network):
-        name = f"{choice.engine}:{choice.device}"
-        attendant.check_open()
-        try:
-            with attendant.doing(f"the first inference on {name}, loading included,"):
-                model, _ = load_model(imported.folder, [choice], spec.kind)
-        except EngineError as problem:
-            reason = str(problem).rpartition(f"{name}: ")[2]
-            refusals.append(f"{name}: {reason}")
-            say(f"engine   {name}: cannot run it: {reason}")
-            continue
-        with attendant.doing(f"the golden outputs on {name}"):
-            trouble = _golden_trouble(model, name)
-        if trouble is not None and trouble not in unlike:
-            unlike.add(trouble)
-            say(f"golden   {trouble}; devices refuse the model so")
-        with attendant.doing(f"the comparison of {name} with a session without optimization"):
-            plain = plain or open_plain(imported.folder, spec.kind)
-            why = None if plain is None else _why_wrong(plain, model, spec.kind, sample)
-        if why is not None:
-            refusals.append(f"{name}: {why}")
-            say(f"engine   {name}: is wrong here, and does not serve: {why}")
-            model.close()
-            continue
-        with attendant.doing(f"timing of the inference on {name}"):
-            rate, alone_ms = _rate(attendant, model, sample, choice.lanes, seconds)
-        each = "frames" if sample.picture else "windows"
-        say(
-            f"engine   {engine_words(model.engine.label)}: {rate:.1f} {each} a second "
-            f"({alone_ms:.2f} ms alone, {choice.lanes} at a time)"
-        )
-        if rate > best_rate:
-            if best is not None:
-                best.close()
-            best, best_rate = model, rate
-        else:
-            model.close()
-    if best is None and plain is not None:
-        say(f"engine   {engine_words(plain.engine.label)} without optimization serves")
-        return plain
-    if best is None:
-        raise EngineError(f"no engine can run it: {'; '.join(refusals)}")
-    if plain is not None:
-        best.witness = PlainWitness(plain)  # one sample is not enough to go by
-    return best
-
-
-def _golden_trouble(model: Model, name: str) -> str | None:
-    """Return what a device's trial would refuse the model for; None: nothing, or it has no file."""
-    try:
-        agreement = compare_golden(model)
-    except (ModelError, SampleError) as problem:
-        return str(problem).removeprefix(f"{model.id}: ")
-    return None if agreement is None or agreement.passed else f"{name}: {agreement.why}"
-
-
-def _why_wrong(plain: Model, model: Model, kind: Kind, sample: Sample) -> str | None:
-    """Return why an engine must not serve, by what it finds in the first sample; None: it may."""
-    try:
-        tensors = plain.prepare(Request(sample)).tensors
-    except SampleError:
-        return None  # the sample does not fit the model, which is reported where it is inferred
-    return why_wrong(plain, model, kind, [plain.unfolded(tensors)])
-
-
-def _rate(
-    attendant: Attendant, model: Model, sample: Sample, lanes: int, seconds: float
-) -> tuple[float, float]:
-    """Measure frames a second with all lanes busy, and the median milliseconds of one alone."""
-    alone: list[float] = []
-    deadline = time.perf_counter() + seconds / 3
-    while time.perf_counter() < deadline or len(alone) < 3:
-        attendant.check_open()
-        start = time.perf_counter()
-        model.infer(sample)
-        alone.append((time.perf_counter() - start) * 1e3)
-    deadline = time.perf_counter() + seconds
-
-    def lane(_number: int) -> int:
-        # One at least: on a busy machine the time may be over before a lane begins.
-        model.infer(sample)
-        count = 1
-        while time.perf_counter() < deadline and not attendant.closing.is_set():
-            model.infer(sample)
-            count += 1
-        return count
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(lanes) as pool:
-        count = sum(pool.map(lane, range(lanes)))
-    return count / (time.perf_counter() - start), sorted(alone)[len(alone) // 2]
-
-
-def _watch(  # noqa: PLR0915 - one loop over the source
+def _watch(
     options: Options,
     attendant: Attendant,
     model: Model,
@@ -346,68 +235,89 @@ def _watch(  # noqa: PLR0915 - one loop over the source
         How many there were, how many errors, and whether it was Ctrl-C.
 
     """
-    trace = None if first.picture else _trace(model, samples, first, tried.path.limit(model))
-    picture = _picture_file() if trace is None else _plot_file()
-    count = dropped = 0
+    shown = _Shown(model, samples, first, spec, tried)
+    watch = _SourceWatch(samples, spec, shown.view)
     stopped = False
-    deadline = time.monotonic() + options.seconds if options.seconds else float("inf")
-    title = f"edge-agent try · {spec.redacted} · {model.id}"
-    view = LiveView(
-        title,
-        [picture.note()],
-        pipelines=["try"],
-        every=_is_short(spec),
-    )
-    view.trace = trace
-    watch = _SourceWatch(samples, spec, view)
-    doubt = None
+    deadline = time.monotonic() + options.seconds if options.seconds else math.inf
 
     def tick() -> bool:
         watch.look()
-        view.tick()
+        shown.view.tick()
         return time.monotonic() < deadline
 
     outcomes = attendant.each(_outcomes(attendant, model, samples, tried), tick)
-    with view, closing(outcomes):
+    with shown.view, closing(outcomes):
         try:
             for sample, outcome, age_ms in outcomes:
                 watch.look()
-                while tried.said:
-                    view.print(tried.said.popleft())
-                if model.witness is not None and model.witness.why != doubt:
-                    doubt = model.witness.why
-                    view.print(f"{engine_words(model.engine.label)} is wrong here: {doubt}")
-                if isinstance(outcome, SampleError):
-                    dropped += 1
-                    view.print(f"dropped: {outcome}")
-                    continue
-                count += 1
-                view.result(payloads.result("try", "", "try", sample, outcome, age_ms))
-                if trace is None:
-                    picture.take(partial(_annotated, sample.data, outcome, tried.shapes()))
-                else:
-                    trace.add(sample, outcome)
-                    picture.take(partial(_plotted, trace, title))
-                picture.refresh()
+                shown.add(sample, outcome, age_ms)
                 if time.monotonic() >= deadline:
                     break
         except KeyboardInterrupt:
             stopped = True
-            view.print("stopped")
+            shown.view.print("stopped")
         except SourceError as problem:
             samples.trouble = str(problem)
-    picture.write()
-    for line in view.summary_lines():
-        say(line)
-    if counts := tried.counts():
-        say(f"counted  {counts}")
-    if picture.written:
-        say(f"picture  {picture.path.resolve()}")
+    shown.sum_up()
     if attendant.left_behind is not None:
         say(f"left behind: {attendant.left_behind}", sys.stderr)
     if samples.trouble is not None:
         raise SourceError(samples.trouble)
-    return count, dropped, stopped
+    return shown.count, shown.dropped, stopped
+
+
+class _Shown:
+    """What is shown of the results: the live view, and a picture in a file that is kept fresh."""
+
+    def __init__(
+        self, model: Model, samples: Samples, first: Sample, spec: SourceSpec, tried: TriedPipeline
+    ) -> None:
+        self._model = model
+        self._tried = tried
+        self._title = f"edge-agent try · {spec.redacted} · {model.id}"
+        self._trace = None if first.picture else _trace(model, samples, first, tried)
+        self._picture = _picture_file() if self._trace is None else _plot_file()
+        self._wrong: str | None = None
+        """Why the engine is known to be wrong, as it was said last."""
+        self.view = LiveView(
+            self._title, [self._picture.note()], pipelines=["try"], every=_is_short(spec)
+        )
+        self.view.trace = self._trace
+        self.count = 0
+        """Results."""
+        self.dropped = 0
+        """Samples that did not fit."""
+
+    def add(self, sample: Sample, outcome: Outcome | SampleError, age_ms: float) -> None:
+        """Show a result, or why there is none, and what else there is to say."""
+        view, witness = self.view, self._model.witness
+        while self._tried.said:
+            view.print(self._tried.said.popleft())
+        if witness is not None and witness.why != self._wrong:
+            self._wrong = witness.why
+            view.print(f"{engine_words(self._model.engine.label)} is wrong here: {witness.why}")
+        if isinstance(outcome, SampleError):
+            self.dropped += 1
+            view.print(f"dropped: {outcome}")
+            return
+        self.count += 1
+        view.result(payloads.result("try", "", "try", sample, outcome, age_ms))
+        if self._trace is None:
+            self._picture.take(partial(_annotated, sample.data, outcome, self._tried.shapes()))
+        else:
+            self._trace.add(sample, outcome)
+            self._picture.take(partial(_plotted, self._trace, self._title))
+        self._picture.refresh()
+
+    def sum_up(self) -> None:
+        """Write the last picture; print what there was in all."""
+        self._picture.write()
+        for line in self.view.summary_lines():
+            say(line)
+        if counts := self._tried.counts():
+            say(f"counted  {counts}")
+        if self._picture.written:
+            say(f"picture  {self._picture.path.resolve()}")
 
 
 def _is_short(spec: SourceSpec) -> bool:
@@ -478,14 +388,14 @@ def _outcomes(
         yield sample, found, (time.monotonic() - sample.since) * 1e3
 
 
-def _trace(model: Model, samples: Samples, first: Sample, limit: float) -> SignalTrace:
+def _trace(model: Model, samples: Samples, first: Sample, tried: TriedPipeline) -> SignalTrace:
     """Make what is seen of a sensor beside its results."""
     from ..signal_trace import SignalTrace
 
     spec = model.manifest.input
     names = spec.channels or samples.columns
     hop = spec.hop or spec.window or 1
-    return SignalTrace(first, [str(name) for name in names], hop, limit)
+    return SignalTrace(first, [str(name) for name in names], hop, tried.path.limit(model))
 
 
 def _annotated(picture: Array, outcome: Outcome, shapes: Sequence[Shape]) -> Array:
