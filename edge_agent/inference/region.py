@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,9 +9,6 @@ from ..core.errors import SampleError
 from ..core.frozen import record
 from ..core.types import Array, Tensors
 from .preprocess.placement import Placement
-
-if TYPE_CHECKING:
-    from .model import Model
 
 Region = tuple[int, int, int, int]
 """x1, y1, x2, y2 in source pixels."""
@@ -29,8 +24,8 @@ class PreparedSample:
     dy: int
     """Where the region begins that it was cut from."""
     took_ms: float
-    by: Model | None = None
-    """For whose network."""
+    by: object = None
+    """The model for whose network it is."""
     region: Region | None = None
 
     def back(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
