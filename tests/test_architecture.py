@@ -47,7 +47,6 @@ LARGE_FILES: Mapping[str, str] = {
 }
 LONG_FUNCTIONS: Mapping[str, str] = {
     "cli.commands.try_:_watch": "one loop over the source",
-    "homeassistant.discovery:payload": "one row for each entity",
 }
 LARGE_CLASSES: Mapping[str, str] = {
     "cli.samples:Samples": "a source as a command reads it",
