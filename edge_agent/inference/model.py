@@ -72,7 +72,7 @@ class Witness(Protocol):
         """Return the outputs for an input that a model was given, and the label of who made them.
 
         Raises:
-            EngineError: an engine failed, be it the witness's.
+            EngineError: an engine failed, be it the witness's, or must not serve.
             SampleError: what the engine gave is not finite, or cannot be decoded.
 
         """

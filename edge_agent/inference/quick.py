@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.containment import contained
 from ..core.errors import AgentError, ModelError
 from .engines.registry import capabilities
+from .live_golden import GoldenCheck, is_held_to_golden
 from .quick_check import check_quick
 
 if TYPE_CHECKING:
@@ -61,4 +62,6 @@ def load_quick(folder: ModelFolder, choice: EngineChoice, kind: Kind, begun: Any
             engine.close()
             raise
     model.provisional = True
+    if is_held_to_golden(folder):
+        model.witness = GoldenCheck()
     return model

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .engines.checked_network import CheckedNetwork
     from .engines.engine import EngineChoice
 
+QUICK_WAY = {"way": "quick"}
+"""In the place of an engine's options: what is known of it as `load_quick` loads it."""
 _read: Callable[[Path], bytes] = methodcaller("read_bytes")
 
 

@@ -26,6 +26,7 @@ from ..models.manifest import ModelFolder
 from .agreement import Answer, answer_of, compare_answers, find_in_noise
 from .engines.engine import EngineChoice
 from .engines.registry import plain_choice, readers
+from .live_golden import GoldenCheck, is_held_to_golden
 from .model import Model, load_model
 
 log = logging.getLogger(__name__)
@@ -139,13 +140,16 @@ class PlainWitness:
 
 
 def accompany(model: Model, kind: Kind) -> None:
-    """Give a model a witness for its first inputs, where there is one for it.
+    """Hold a model to its golden outputs, or else to a session beside it for its first inputs.
 
     Args:
         model: on an engine that is not known to compute it rightly; nothing is inferred yet.
         kind: of sample that it will be given.
 
     """
+    if is_held_to_golden(model.folder):
+        model.witness = GoldenCheck()
+        return
     try:
         plain = open_plain(model.folder, kind)
     except AgentError as problem:

@@ -17,6 +17,7 @@ from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import WantedEngine
 from edge_agent.inference.model import Model, load_model
+from edge_agent.inference.quick import load_quick
 from edge_agent.inference.trust import INPUTS
 from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
@@ -277,3 +278,54 @@ def test_the_form_that_the_next_start_begins_with_is_checked_too(
     assert told == ["sound"]
     assert not desk.loader.unproven(desk.model.folder, choice)
     assert check.run(desk.serving, desk.model) is None
+
+
+def hold_to(folder: Path, light: float) -> None:
+    """Give a model golden outputs."""
+    arrays: dict[str, Any] = {
+        "input/picture": np.full((1, 3, 16, 16), BRIGHT, np.float32),
+        "output/light": np.array([light], np.float32),
+    }
+    np.savez(folder / "golden.npz", **arrays)
+
+
+def test_golden_outputs_that_no_engine_gives_unload_the_model(
+    make: Callable[..., Desk], tmp_path: Path
+) -> None:
+    """Only the first result leaves; neither a plain session nor a restart helps."""
+    hold_to(tmp_path / "models" / "wrapping", 77)
+    desk = make("openvino", "onnxruntime")
+    desk.look(BRIGHT)
+    with pytest.raises(EngineError, match="computes it wrongly: golden: "):
+        desk.look(BRIGHT)
+    desk.check.run(desk.serving, desk.model)
+    assert desk.serving.model is None
+    assert "computes it wrongly here: golden: " in str(desk.serving.problem)
+    assert make("openvino", "onnxruntime").serving.model is None
+
+
+def test_golden_outputs_that_no_engine_gives_unload_the_model_alone(
+    make: Callable[..., Desk], tmp_path: Path
+) -> None:
+    """Also where memory holds it once: no engine serves untried between two others."""
+    hold_to(tmp_path / "models" / "wrapping", 77)
+    desk = make("openvino", "onnxruntime", **ALONE)
+    desk.check.run(desk.serving, desk.model)
+    assert desk.serving.model is None
+    assert "computes it wrongly here: golden: " in str(desk.serving.problem)
+
+
+@pytest.mark.parametrize("more", [{}, ALONE])
+def test_a_model_loaded_the_quick_way_is_held_to_its_golden_outputs(
+    make: Callable[..., Desk], tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """Before all else, and is not found sound for having been loaded first."""
+    hold_to(tmp_path / "models" / "wrapping", 77)
+    desk = make("openvino", "onnxruntime", **more)
+    quick = load_quick(desk.model.folder, EngineChoice("onnxruntime"), "picture")
+    desk.serving.model = quick
+    desk.look(BRIGHT)
+    with pytest.raises(EngineError, match="golden"):
+        desk.look(BRIGHT)
+    desk.check.run(desk.serving, quick)
+    assert desk.serving.model is None

@@ -67,5 +67,5 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
     """Engines are then compared again."""
     folder = load(brightness(tmp_path / "light"))
     doubted(folder, tmp_path / "state")
-    (tmp_path / "state" / "doubts.json").write_text('{"found": 3}')
+    (tmp_path / "state" / "engines.json").write_text('{"found": 3}')
     assert len(loader(tmp_path / "state").choices_for(folder)) == 2

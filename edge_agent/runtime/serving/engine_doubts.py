@@ -20,7 +20,7 @@ from ...inference.prepared.digests import model_digest
 
 log = logging.getLogger(__name__)
 
-FILE = "doubts.json"
+FILE = "engines.json"
 MOST = 200
 """Entries; the oldest go first."""
 

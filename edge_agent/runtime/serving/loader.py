@@ -36,9 +36,10 @@ from ...inference.engines.registry import (
     prepared_kind,
     titles,
 )
+from ...inference.live_golden import is_held_to_golden
 from ...inference.prepared.artifact import Artifact, ArtifactError
 from ...inference.prepared.compile.cache import find, prepare
-from ...inference.quick_check import quick_engines
+from ...inference.quick_check import QUICK_WAY, quick_engines
 from ...models.files.check_onnx import check_network
 from ...models.manifest import ModelFolder
 from ...models.store.catalog import Library
@@ -269,7 +270,10 @@ class ModelLoader:
             kind: of sample that it will be given.
 
         """
-        if self.unproven(model.folder, model.choice) and has_room(size_of(model.folder.path)):
+        held = is_held_to_golden(model.folder)
+        if self.unproven(model.folder, model.choice) and (
+            held or has_room(size_of(model.folder.path))
+        ):
             from ...inference.trust import accompany  # of no use from the second start on
 
             accompany(model, kind)
@@ -277,11 +281,10 @@ class ModelLoader:
     def unproven(self, folder: ModelFolder, choice: EngineChoice) -> bool:
         """Whether an engine has yet to be compared on a model, and may be in memory beside another.
 
-        Args:
-            folder: of the model.
-            choice: of the engine.
-
+        One that is held to golden outputs needs no other beside it.
         """
+        if is_held_to_golden(folder):
+            return self.doubts is not None and not self.doubts.sound(folder.path, choice)
         return self.may_stand_beside(folder) and self._unheard(folder, choice)
 
     def unheard_alone(self, folder: ModelFolder, choice: EngineChoice) -> bool:
@@ -296,7 +299,7 @@ class ModelLoader:
 
         """
         alone = self._profile.swap == "replace" and not self.exceeds_budget(folder)
-        return alone and self._unheard(folder, choice)
+        return alone and not is_held_to_golden(folder) and self._unheard(folder, choice)
 
     def _unheard(self, folder: ModelFolder, choice: EngineChoice) -> bool:
         """Whether nothing is known of an engine that could be compared with another session."""
@@ -456,7 +459,9 @@ class ModelLoader:
         for engine in quick_engines(folder.network):
             choice = EngineChoice(engine, threads=usable_cpus(), lanes=self.lanes)
             wanted = engine == self._wanted or (self._wanted == "auto" and engine in listed)
-            if wanted and is_installed(engine) and self._barred(folder, choice) is None:
+            ways = choice, replace(choice, options=QUICK_WAY)
+            barred = any(self._barred(folder, way) is not None for way in ways)
+            if wanted and is_installed(engine) and not barred:
                 return choice
         return None
 

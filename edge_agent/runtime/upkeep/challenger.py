@@ -20,6 +20,7 @@ from ...core.errors import AgentError
 from ...core.types import Tensors
 from ...inference.agreement import compare_models
 from ...inference.engines.label import engine_words
+from ...inference.live_golden import is_held_to_golden, why_not_golden
 from ...inference.model import Model
 from ...inference.probe import race
 from ...inference.trust import is_confirmed
@@ -149,7 +150,17 @@ class Challenge:
                 self._model = self._load()
         except AgentError as problem:
             return Decision(engine=self._name, takes_over=False, why=f"not loaded: {problem}")
-        return None
+        if not is_held_to_golden(self._model.folder):
+            return None
+        try:
+            why = why_not_golden(self._model)
+        except AgentError as problem:
+            why = str(problem)
+        if why is None:
+            return None
+        decision = self._against(f"{_DISAGREES}: {why}")
+        self.close()
+        return decision
 
     def _compare(self, model: Model) -> Decision | None:
         """Compare on the latest input; decide when there were enough.

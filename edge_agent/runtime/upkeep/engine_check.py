@@ -12,16 +12,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from ...core.errors import AgentError, SampleError
+from ...core.errors import AgentError, ModelError
 from ...core.files import size_of
 from ...core.types import Kind, Tensors
 from ...device.headroom import has_room
-from ...inference.golden import compare_golden
+from ...inference.live_golden import GoldenCheck, is_held_to_golden, why_not_golden
 from ...inference.model import Model, Witness, load_model
+from ...inference.quick_check import QUICK_WAY
 from ...inference.trust import (
     INPUTS,
     Statement,
@@ -31,6 +32,7 @@ from ...inference.trust import (
     why_unlike,
     why_wrong,
 )
+from ...models.manifest import ModelFolder
 from ..serving.active import ActiveModels, Serving
 from ..serving.engine_doubts import EngineDoubts
 from ..serving.loader import ModelLoader
@@ -90,20 +92,31 @@ class EngineCheck:
     def run(self, serving: Serving, model: Model) -> float | None:
         """Check a model's engine; None: it has been checked."""
         doubts = self._loader.doubts
-        golden = model.folder.golden.is_file()
-        if model.provisional and not golden:
+        if doubts is not None and self._must_give_golden(model):
+            held = model.witness
+            why = held.compare(model) if isinstance(held, GoldenCheck) else why_not_golden(model)
+            if why is not None or not model.stands_in:
+                self._conclude(doubts, serving, model, why)
+                return None
+        if model.provisional:
             return None  # computes what the network says, and is what others are compared with
         if doubts is not None and model.stands_in:
             return self._take_turns(doubts, serving, model)
         if doubts is None or doubts.sound(model.folder.path, model.choice):
             _dismiss(model)
             return None
-        if golden:
-            self._conclude(doubts, serving, model, why_not_golden(model))
-            return None
         if model.witness is not None:
             return self._hear(doubts, serving, model, model.witness)
         return self._look(doubts, serving, model)
+
+    def _must_give_golden(self, model: Model) -> bool:
+        """Whether a model has yet to give its golden outputs on its engine."""
+        doubts, folder = self._loader.doubts, model.folder
+        if doubts is None or not is_held_to_golden(folder):
+            return False
+        if model.provisional:
+            return model.witness is not None
+        return not doubts.sound(folder.path, model.choice)
 
     def step(self) -> float:
         """Give up a check whose model no longer serves."""
@@ -149,10 +162,21 @@ class EngineCheck:
                 with suppress(AgentError):  # what fails is counted where it serves
                     turns.said.append(state(plain, plain.unfolded(last)))
             return POLL_SECONDS
-        wrong: list[str] = []
-        after = partial(self._after, doubts, serving.kind, plain, turns.said, wrong)
+        self._exchange_alone(doubts, serving, plain, turns.said, [])
+        return None
+
+    def _exchange_alone(
+        self,
+        doubts: EngineDoubts,
+        serving: Serving,
+        plain: Model,
+        said: list[Statement],
+        wrong: list[str],
+    ) -> None:
+        """Unload a model, and serve with the first engine that may; *wrong*: those that may not."""
+        after = partial(self._after, doubts, serving.kind, plain, said, wrong)
         if not self._active.renew(plain, after):
-            return None
+            return
         now, words = serving.model, "; ".join(wrong)
         if now is None:
             log.error("%s; nothing else runs it", words or f"model {plain.id} cannot be loaded")
@@ -163,7 +187,6 @@ class EngineCheck:
         else:
             label = plain.engine.label
             log.info("model %s: on %s: as on %s unoptimized", now.id, now.engine.label, label)
-        return None
 
     def _after(
         self,
@@ -184,10 +207,13 @@ class EngineCheck:
             except AgentError as problem:
                 log.debug("model %s: %s", plain.id, problem)  # said where it is loaded again
                 return None
-            if not self._loader.unheard_alone(folder, model.choice):
+            golden = self._must_give_golden(model)
+            if not golden and not self._loader.unheard_alone(folder, model.choice):
                 return model
-            golden = folder.golden.is_file()
-            why = why_not_golden(model) if golden else why_unlike(said, model)
+            try:
+                why = why_not_golden(model) if golden else why_unlike(said, model)
+            except AgentError as problem:
+                why = str(problem)
             if why is None:
                 doubts.clear(folder.path, model.choice)
                 self._found()
@@ -195,6 +221,8 @@ class EngineCheck:
             doubts.add(folder.path, model.choice, why)
             wrong.append(f"model {model.id}: {model.engine.label} computes it wrongly: {why}")
             model.close()
+            if doubts.why(folder.path, model.choice) is None:
+                return None  # its files cannot be read any more
 
     def _look(self, doubts: EngineDoubts, serving: Serving, model: Model) -> float | None:
         """Compare on the latest input; decide when there were enough."""
@@ -233,15 +261,21 @@ class EngineCheck:
         self, doubts: EngineDoubts, serving: Serving, model: Model, why: str | None
     ) -> None:
         """Keep what was found; exchange a model whose engine is wrong."""
+        choice = model.choice
+        if model.provisional:
+            choice = replace(choice, options=QUICK_WAY)
         if why is None:
-            doubts.clear(model.folder.path, model.choice)
+            doubts.clear(model.folder.path, choice)
             _dismiss(model)
             self._found()
             return
         words = f"model {model.id}: {model.engine.label} computes it wrongly: {why}"
-        doubts.add(model.folder.path, model.choice, why)
+        doubts.add(model.folder.path, choice, why)
+        if self._loader.profile.swap == "replace" and is_held_to_golden(model.folder):
+            self._exchange_alone(doubts, serving, model, [], [words])
+            return
         try:
-            other = self._load_other(doubts, serving, model)
+            other = self._load_next(doubts, model.folder, serving.kind)
         except AgentError as problem:
             log.error("%s; nothing else runs it: %s", words, problem)  # noqa: TRY400 - one line
             # As at the next start: refused with the reason, in what the device says of itself.
@@ -254,37 +288,37 @@ class EngineCheck:
         log.warning("%s; now on %s", words, other.engine.label)
         self._degraded[model.manifest.name] = f"{words}; runs on {other.engine.label}"
 
-    def _load_other(self, doubts: EngineDoubts, serving: Serving, model: Model) -> Model:
-        """Load a model on the next engine that may serve it, and gives its golden outputs.
+    def _load_next(self, doubts: EngineDoubts, folder: ModelFolder, kind: Kind) -> Model:
+        """Load the first engine that gives the golden outputs, if there are any.
 
         Raises:
             AgentError: there is none.
 
         """
         while True:
-            other, _ = self._loader.load(model.folder, serving.kind, checked=True)
-            why = why_not_golden(other)
-            if why is None:
+            other, _ = self._loader.load(folder, kind, checked=True)
+            if not self._must_give_golden(other):
                 return other
-            log.warning("model %s: %s computes it wrongly: %s", other.id, other.engine.label, why)
-            doubts.add(other.folder.path, other.choice, why)
-            _dismiss(other)
+            try:
+                why = why_not_golden(other)
+            except AgentError as problem:
+                why = str(problem)
+            if why is None:
+                doubts.clear(folder.path, other.choice)
+                _dismiss(other)
+                return other
             other.close()
+            label = other.engine.label
+            log.warning("model %s: %s computes it wrongly: %s", other.id, label, why)
+            doubts.add(folder.path, other.choice, why)
+            if doubts.why(folder.path, other.choice) is None:
+                raise ModelError(f"{other.id}: {label} computes it wrongly: {why}")
 
     def _load_again(self, serving: Serving, model: Model) -> None:
         """Unload a model, and load it as a start would."""
         for old in self._active.unload(lambda _serving, one: one is model):
             self._active.retire(old)
         self._active.load(serving)
-
-
-def why_not_golden(model: Model) -> str | None:
-    """Return how a model differs from its golden outputs, or None if it does not, or has none."""
-    try:
-        agreement = compare_golden(model)
-    except SampleError as problem:
-        return f"golden: {problem}"
-    return None if agreement is None or agreement.passed else f"golden: {agreement.why}"
 
 
 def _dismiss(model: Model) -> None:

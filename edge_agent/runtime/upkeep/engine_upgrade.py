@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ...core.errors import AgentError, EngineError
 from ...inference.engines.engine import EngineChoice, PreparedForm
-from ...inference.golden import check_golden
 from ...inference.model import Model, load_model
 from ..serving.active import ActiveModels, Serving
 from ..serving.challenger_results import name_of
@@ -104,25 +103,18 @@ class EngineUpgrade:
         """Load a model on another engine.
 
         Raises:
-            AgentError: it cannot be, or its golden outputs are not those of this engine.
+            AgentError: it cannot be.
 
         """
         try:
             # What was checked of a provisional model is a copy: its file may be another now.
             checked = not model.provisional
-            other = load_model(model.folder, [choice], serving.kind, checked=checked)[0]
+            return load_model(model.folder, [choice], serving.kind, checked=checked)[0]
         except EngineError as problem:
             if model.provisional:
                 # It should have served from the beginning.
                 serving.passed = [*serving.passed, str(problem)]
             raise
-        if model.provisional and model.manifest.trial.golden is not False:
-            try:
-                check_golden(other)
-            except AgentError:
-                other.close()
-                raise
-        return other
 
     def _preferred(self, model: Model) -> list[EngineChoice]:
         """List the engines to try instead of the one that serves, in order."""

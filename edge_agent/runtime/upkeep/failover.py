@@ -20,6 +20,7 @@ from ...core.errors import AgentError, EngineError
 from ...core.types import Sample
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.label import engine_words
+from ...inference.live_golden import GoldenCheck
 from ...inference.model import Model, load_model
 from ...inference.region import Region
 from ..serving.active import ActiveModels, Serving
@@ -270,9 +271,13 @@ class Failover:
             log.debug("model %s: %s: %s", model.id, _name(choice), problem)
             return None
         self._loader.accompany(better, serving.kind)
-        if failure is None:
-            return better  # it had failed to load
         try:
+            held = better.witness
+            why = held.compare(better) if isinstance(held, GoldenCheck) else None
+            if why is not None:
+                raise EngineError(why)
+            if failure is None:
+                return better  # it had failed to load
             better.infer(failure[1], region=failure[2])
         except AgentError as problem:
             log.debug("model %s: %s: %s", model.id, _name(choice), problem)

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from ...core.types import Tensors
 from ...inference.engines.engine import EngineChoice
+from ...inference.live_golden import is_held_to_golden, why_not_golden
 from ...inference.model import Model
 from ...inference.trust import INPUTS, why_wrong
 from ...models.manifest import ModelFolder
 from ..serving.active import ActiveModels, Serving
 from ..serving.loader import ModelLoader
 from .challenger import POLL_SECONDS
-from .engine_check import why_not_golden
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class FormCheck:
             return None
         if not self._loader.unproven(folder, choice):
             return None
-        if folder.golden.is_file():
+        if is_held_to_golden(folder):
             return self._check_golden(serving, folder, choice)
         if not model.provisional and not doubts.sound(folder.path, model.choice):
             return IDLE_SECONDS

@@ -1,0 +1,101 @@
+"""A network that was edited serves on no engine past its golden outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.small_models import brightness, plain, write_pictures
+from tests.helpers.support import (
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    run_cli,
+    wait_until,
+)
+
+GREY = 200
+
+
+def contradicted(folder: Path, light: float) -> Path:
+    """Make a model whose golden file wants another number of a grey picture than it gives."""
+    brightness(folder)
+    arrays: dict[str, Any] = {
+        "input/picture": np.full((1, 3, 16, 16), GREY, np.float32),
+        "output/light": np.array([light], np.float32),
+    }
+    np.savez(folder / "golden.npz", **arrays)
+    return folder
+
+
+def settings(folder: Path, broker: Mosquitto, engine: str, **more: Any) -> str:
+    """Have a device look at grey pictures for ever."""
+    source = write_pictures(folder / "pictures", [plain(GREY)])
+    pipeline = {"name": "p", "source": f"{source}?loop=1&rate=50", "model": "light"}
+    tables = {"engine": engine, "models_dirs": [str(folder / "models")], **more}
+    return agent_settings("box", broker.url, [pipeline], **tables)
+
+
+@pytest.mark.parametrize("engine", ["auto", "onnxruntime", "openvino"])
+def test_an_edited_network_never_serves_past_its_golden_outputs(
+    tmp_path: Path,
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., Any],
+    engine: str,
+) -> None:
+    """At the first start and at the next two, one result leaves at most; health says why."""
+    contradicted(tmp_path / "models" / "light", 44)
+    listener = listen(broker.port)
+    process: AgentProcess = agent(settings(tmp_path, broker, engine), "agent")
+    log = tmp_path / "agent" / "agent.log"
+
+    heard = 0
+
+    def refused() -> bool:
+        later = listener.on("edge/box/health")[heard:]
+        return any(one["state"] != "ok" and "golden: " in str(one["why"]) for one in later)
+
+    for number in range(3):
+        if number:
+            process.restart()
+        wait_until(refused, f"health to say why; the log says\n{log.read_text()}")
+        assert process.stop() == 0
+        heard = len(listener.on("edge/box/health"))
+    results = listener.on("edge/box/result/p")
+    sessions = [one["session"] for one in results]
+    assert len(sessions) == len(set(sessions)), results
+
+
+def test_golden_outputs_that_are_given_are_compared_once(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener], agent: Callable[..., Any]
+) -> None:
+    """Results go on leaving, and health is well."""
+    contradicted(tmp_path / "models" / "light", GREY)
+    listener = listen(broker.port)
+    agent(settings(tmp_path, broker, "auto"), "agent")
+    wait_until(lambda: len(listener.on("edge/box/result/p")) > 20, "results")
+    listener.wait_state("edge/box/health", state="ok")
+
+
+def test_what_is_added_contradicts_its_golden_outputs(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener], agent: Callable[..., Any]
+) -> None:
+    """It is refused, and what served goes on."""
+    contradicted(tmp_path / "models" / "light", GREY)
+    listener = listen(broker.port)
+    more = {"trust": {"allow_unsigned": True}}
+    agent(settings(tmp_path, broker, "auto", **more), "agent")
+    listener.wait_for(lambda heard: len(heard) > 5, "results")
+    new = contradicted(tmp_path / "new", 44)
+    manifest = new / "model.toml"
+    manifest.write_text(manifest.read_text().replace('version = "1"', 'version = "2"'))
+    config = str(tmp_path / "agent" / "config.toml")
+    done = run_cli("add", str(new), "--config", config)
+    assert done.returncode != 0
+    assert "golden" in done.stderr + done.stdout
