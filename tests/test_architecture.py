@@ -84,7 +84,7 @@ HOMES: Mapping[str, str] = {
     "tomli_w": "models.importing cli",
     "amqtt": "mqtt.amqtt_broker",
     "lap": "rules.assignment",
-    "prometheus_client": "health.prometheus",
+    "prometheus_client": "health.prometheus health.bounded_server",
     "serial": "sources.serial_line",
     "matplotlib": "tools bench.pipeline.pipeline_bars",
     "nncf": "tools.nncf_quantization",

@@ -18,6 +18,8 @@ from ..core.logs import ANSWER
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from .bounded_server import BoundedServer
+
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
@@ -47,7 +49,7 @@ class MetricsServer:
         self._device = device
         self._version = version
         self._latest = latest
-        self._server: Any = None
+        self._server: BoundedServer | None = None
 
     def start(self) -> None:
         """Answer from now on, in a thread of its own.
@@ -58,7 +60,9 @@ class MetricsServer:
         """
         where = f"health.metrics_port: {self.port}"
         try:
-            from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry
+
+            from .bounded_server import BoundedServer
         except ModuleNotFoundError:
             raise UsageError(
                 f"{where}: needs prometheus-client; install it with: "
@@ -67,12 +71,11 @@ class MetricsServer:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(self._device, self._version, self._latest))
         try:
-            self._server, _ = start_http_server(self.port, addr=HOST, registry=registry)
+            self._server = BoundedServer(HOST, self.port, registry)
         except OSError as problem:
             raise UsageError(f"{where}: {problem.strerror}; choose another port") from None
-        # A reader that hangs up is nothing to print a traceback for.
-        self._server.handle_error = lambda _request, client: log.debug("%s hung up", client)
         self.port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
         log.info("metrics at http://%s:%d/metrics", HOST, self.port, extra=ANSWER)
 
     def close(self) -> None:

@@ -432,6 +432,11 @@ def _connect(  # noqa: PLR0917 - the arguments of paho
         try:
             client.connect(address.host, address.port, KEEPALIVE, **options)
             client.loop_start()  # opens a pair of sockets of its own
+        except RuntimeError as problem:  # of Thread.start
+            connection.close()
+            raise BrokerError(
+                f"{address}: no room for another thread; its unit's TasksMax, or the system's limit"
+            ) from problem
         except (OSError, ValueError) as problem:
             connection.close()  # its sockets may be the last files that can be open
             from .diagnose import explain_unreachable

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import socket
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,6 +141,21 @@ def test_only_loopback_is_listened_to(metrics: MetricsServer) -> None:
     socket.create_connection((HOST, metrics.port), 5).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", metrics.port), 5)
+
+
+def test_half_requests_take_neither_threads_nor_the_port(metrics: MetricsServer) -> None:
+    """Any local user may open connections and say nothing: others are answered all the same."""
+    before = threading.active_count()
+    held = [socket.create_connection((HOST, metrics.port), 5) for _ in range(60)]
+    try:
+        for each in held:
+            with contextlib.suppress(OSError):  # it has been closed for a later one
+                each.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert "edge_agent_uptime_seconds" in {name for name, _ in scrape(metrics.port)}
+        assert threading.active_count() - before < 20
+    finally:
+        for each in held:
+            each.close()
 
 
 def test_a_port_that_is_taken_is_one_clear_line(metrics: MetricsServer) -> None:
