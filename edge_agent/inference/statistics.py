@@ -27,6 +27,9 @@ class Statistics:
         self.used_at = time.monotonic()
         """Monotonic clock at the end of its latest inference, or when it was loaded."""
 
+        self.loaded_ns = time.time_ns()
+        """Wall clock when it was loaded."""
+
     def add(self, infer_ms: float) -> None:
         """Count an inference that took so many milliseconds."""
         self.failing = 0

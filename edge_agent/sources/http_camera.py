@@ -15,7 +15,7 @@ import numpy as np
 from ..core.errors import SampleError, SourceError
 from ..core.types import Kind, Reading
 from .http_get import Answer, body, get
-from .opencv import load
+from .opencv import check_size, load
 from .pacing import Metronome
 from .source import SourceContext
 from .spec import SourceSpec
@@ -83,7 +83,8 @@ class HttpCamera:
                 data = np.frombuffer(self._data, np.uint8)
                 picture = self._cv2.imdecode(data, self._cv2.IMREAD_COLOR)
             except self._cv2.error:
-                picture = None  # too large, or damaged in a way that OpenCV does not expect
+                # Too large, or damaged in a way that OpenCV does not expect.
+                check_size(self._name, *_size(self._data))
         if picture is None:
             self._failed += 1
             raise SampleError(f"{self._name}: a picture could not be decoded")
@@ -138,6 +139,19 @@ class HttpCamera:
                 yield bytes(held[:end])
                 del held[:end]
                 at = 0
+
+
+def _size(data: bytes) -> tuple[int, int]:
+    """Return width and height as a JPEG's frame header has them; zeros where there is none."""
+    at = 2
+    while (found := _MARK.search(data, at)) is not None:
+        mark, place = found[0][1], found.start()
+        # SOF0 to SOF15, without the tables that stand between them.
+        if 0xC0 <= mark <= 0xCF and mark not in {0xC4, 0xC8, 0xCC}:
+            height, width = data[place + 5 : place + 7], data[place + 7 : place + 9]
+            return int.from_bytes(width), int.from_bytes(height)
+        at = place + 2 + int.from_bytes(data[place + 2 : place + 4])
+    return 0, 0
 
 
 def _end(held: bytearray, at: int) -> tuple[int | None, int]:

@@ -77,7 +77,7 @@ BELONGS = frozenset({"store.lock", "agent.lock", "deployments.json", "announced.
     "starting",
     "flight",
     "crashes.json",
-    "doubts.json",
+    "engines.json",
     "served.json",
     "drift.json",
     "pages.json",

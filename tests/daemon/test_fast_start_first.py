@@ -18,7 +18,6 @@ import tomli_w
 from tests.helpers.small_models import brightness, write_clip
 from tests.helpers.start_box import (
     GRAYS,
-    SIDE,
     Box,
     Start,
     expected,
@@ -109,19 +108,6 @@ def test_an_engine_that_the_settings_insist_on(own: Box) -> None:
         assert start.all_right()
         assert "build" not in start.steps()
         assert engines(start.results()) == {"openvino:CPU"}
-
-
-def test_golden_outputs_that_an_engine_does_not_give(own: Box) -> None:
-    """What stands behind the quick engine must give them before it may serve."""
-    own.more |= {"engine": "auto", "profile": "intel-cpu"}
-    inputs = np.zeros((1, 3, SIDE, SIDE), np.float32)
-    wrong = np.full((1, 4), 1000, np.float32)
-    golden: dict[str, Any] = {"input/picture": inputs, "output/numbers": wrong}
-    np.savez(own.models / "numbers" / "golden.npz", **golden)
-    with own.start() as start:
-        wait_until(lambda: start.words().count("golden") >= 2, "both engines to be refused")
-        assert start.all_right()
-        assert engines(start.results()) == {QUICK}
 
 
 def cut(path: Path) -> None:

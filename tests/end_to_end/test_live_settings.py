@@ -150,7 +150,7 @@ def test_what_was_set_in_vain_is_told_in_the_reply_and_the_log(device: Device) -
     device.heard.publish(f"{D}/in/command/set", json.dumps(body))
     reply = device.heard.wait_state(f"{D}/reply/a", ok=True)
     slip = "'treshold' is not known, and ignored; did you mean 'threshold'?"
-    vain = "labels: 'persn' is not among what finder@1 finds"
+    vain = "labels: 'persn' leaves nothing to publish: it is not what finder@1 finds"
     assert reply["result"]["warnings"] == [slip, vain]
     assert f"done, but {slip}; {vain}" in device.agent.words()
     body = {"id": "b", "pipeline": "door", "treshold": 0.6}

@@ -332,8 +332,11 @@ def test_a_camera_that_claims_too_large_pictures_is_not_taken() -> None:
     """A stream that begins with pictures of 67 million pixels is refused, with their size."""
     with MjpegServer([encode_jpeg(plain(7, 8200, 8200)[..., :1])], rate=5) as camera:
         spec = parse_source(camera.url(), Path("/"))
+        source = open_source(spec)
+        assert source.grab()
         with pytest.raises(SourceError, match="pictures of 8200x8200, expected at most 64 mega"):
-            open_source(spec)
+            source.retrieve()
+        source.close()
 
 
 # What is read is never run

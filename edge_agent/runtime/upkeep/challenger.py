@@ -182,7 +182,8 @@ class Challenge:
         self._inputs.append(tensors)
         agreement = compare_models(incumbent, model, tensors)
         if not agreement.passed:
-            if not incumbent.provisional or not self._confirmed(model, [tensors]):
+            may_be_right = incumbent.provisional and _is_unchanged(incumbent)
+            if not may_be_right or not self._confirmed(model, [tensors]):
                 return self._against(f"{_DISAGREES}: {agreement.why}")
             # What was loaded first is the one that is wrong, however fast it is.
             self._known = Decision(
@@ -228,6 +229,18 @@ class Challenge:
         return Decision(
             engine=label, takes_over=False, why=why, incumbent_ms=old_ms, challenger_ms=new_ms
         )
+
+
+def _is_unchanged(model: Model) -> bool:
+    """Whether a model's files are still those that it was loaded from.
+
+    The time of their last change of status cannot be set, unlike that of their content.
+    """
+    try:
+        changed = [each.stat().st_ctime_ns for each in model.folder.path.iterdir()]
+    except OSError:
+        return False
+    return max(changed, default=0) < model.stats.loaded_ns
 
 
 class Challenger:
