@@ -171,8 +171,7 @@ def test_an_agent_that_is_killed_while_it_prepares(own: Box) -> None:
     """Nothing half-made is used or left: the next run prepares anew and cleans up."""
     agent = own.launch()
     staging = own.state / "staging"
-    wait_until(lambda: any(staging.glob("*/*/*")), "files of a form that is being made")
-    children = _children(agent.process.pid)
+    children = _wait_for_making(agent.process.pid, staging)
     agent.process.kill()
     agent.process.wait()
     assert children
@@ -195,12 +194,24 @@ def test_an_agent_that_ends_while_it_prepares(own: Box) -> None:
     own.pipelines.append({**own.pipelines[0], "name": "q", "model": "numbers@1"})
     agent = own.launch()
     staging = own.state / "staging"
-    wait_until(lambda: any(staging.glob("*/*/*")), "files of a form that is being made")
+    _wait_for_making(agent.process.pid, staging)
     assert agent.stop() == 0
     assert "prepared" not in agent.words()
     assert list(staging.iterdir()) == []
     # What was seen may have been its last moment: then there is this one, whole, and no other.
     assert len([read(str(form)) for form in own.forms()]) <= 1
+
+
+def _wait_for_making(pid: int, staging: Path) -> list[int]:
+    """Wait for a child that makes a form, whose files are there for an instant; return it."""
+    children: list[int] = []
+
+    def making() -> bool:
+        children[:] = _children(pid)
+        return bool(children) and any(staging.glob("*"))
+
+    wait_until(making, "a child that makes a form")
+    return children
 
 
 def _children(pid: int) -> list[int]:
