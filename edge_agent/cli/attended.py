@@ -38,7 +38,6 @@ class Attendant:
 
         Args:
             patience_s: how long one call may take; None: until Ctrl-C.
-
         """
         self.closing = threading.Event()
         """Set when the work is to end."""
@@ -56,7 +55,6 @@ class Attendant:
 
         Args:
             what: as the subject of "has not come back".
-
         """
         self._doing = what, time.monotonic()
         try:
@@ -79,7 +77,6 @@ class Attendant:
         Raises:
             AgentError: Ctrl-C, or the end of the time, and it has not come back; or what `each`
                 raises.
-
         """
         try:
             results = list(self.each((work() for _ in range(1)), lambda: time.monotonic() < until))
@@ -102,7 +99,6 @@ class Attendant:
 
         Raises:
             AgentError: it took too long; or whatever is raised in the thread.
-
         """
         waiting: deque[T] = deque()
         changed = threading.Condition()
@@ -154,7 +150,6 @@ class Attendant:
 
         Raises:
             AgentError: it has taken too long.
-
         """
         doing = self._doing
         if doing is None:

@@ -36,7 +36,6 @@ def compare_engines(
 
     Raises:
         EngineError: none can run it.
-
     """
     best: Model | None = None
     best_rate = 0.0

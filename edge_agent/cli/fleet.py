@@ -31,7 +31,6 @@ class Fleet:
         Args:
             client: subscribed to the topics that are of interest.
             root: first level of all topics.
-
         """
         self._client = client
         self._root = root
@@ -50,7 +49,6 @@ class Fleet:
 
         Raises:
             BrokerError: the connection is lost.
-
         """
         now = time.monotonic()
         quiet, most = now + LOOK_SECONDS, now + MOST_SECONDS
@@ -105,7 +103,6 @@ def check_target(target: str) -> None:
 
     Raises:
         UsageError: it is neither a name nor @ and a name.
-
     """
     if not is_name(target.removeprefix("@")):
         raise UsageError(f"--device: {target!r} is not a name ({NAME_RULE}), or @ and one")
@@ -122,7 +119,6 @@ def online_targets(fleet: Fleet, target: str, *, wait: bool, timeout: float) -> 
 
     Raises:
         AgentError: there is none: the device is unknown or offline.
-
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -90,7 +90,6 @@ class LiveView:
             pipelines: those that are to come: each has its row from the beginning.
             quiet: take in without showing.
             every: where there is no terminal, each result has its line, however soon it comes.
-
         """
         self._title = printable(title)
         self._quiet = quiet

@@ -159,7 +159,6 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
 
     Returns:
         The exit status: 0 done, 1 it ran and failed, 2 wrong usage or settings.
-
     """
     _write_anywhere(sys.stdout)
     options = parser().parse_args(arguments)
@@ -280,7 +279,6 @@ def add_commands(
         dest: key of the options that gets the name of the one that is asked for.
         metavar: what stands for it in the help.
         listed: whether the help lists them here.
-
     """
     below = above.add_subparsers(
         dest=dest,

@@ -43,7 +43,6 @@ def check_model(settings: Settings, config: str | None, folder: ModelFolder, kin
     Raises:
         ModelError: it is not fit to run, does not give its golden outputs, or does not come back.
         EngineError: no engine can run it.
-
     """
     question = {
         "config": config,

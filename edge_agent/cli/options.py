@@ -72,7 +72,6 @@ def load_settings(options: Any, *, needed: bool = False) -> Any:
 
     Raises:
         UsageError: there are none where some are needed, or they are wrong.
-
     """
     from ..config.load import find_file, load
     from ..config.locations import PLACES

@@ -24,7 +24,6 @@ class Progress:
 
         Args:
             every: seconds after which a step is said to go on; None: as suits where it is read.
-
         """
         self._live = sys.stderr.isatty()
         self._every = every or (_LIVE_SECONDS if self._live else _SECONDS)

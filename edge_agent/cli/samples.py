@@ -57,7 +57,6 @@ class Samples:
 
         Raises:
             SourceError: it cannot be opened.
-
         """
         self._spec = spec
         self._shape = shape
@@ -106,7 +105,6 @@ class Samples:
         Raises:
             SourceError: the source is lost, and not live.
             ModelError: its samples do not fit the model.
-
         """
         if not self._spec.live:
             # From the beginning: its clock has gone on since the first one.

@@ -66,7 +66,6 @@ def new_folder(name: str) -> Iterator[Path]:
 
     Raises:
         UsageError: it cannot be made, or holds something.
-
     """
     folder = Path(name)
     made = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -94,7 +93,6 @@ def save(place: Path, imported: ImportedModel, spec: SourceSpec) -> Path:
     Raises:
         AgentError: it cannot be read back.
         OSError: it cannot be written.
-
     """
     manifest = imported.folder.manifest
     folder, settings = place / MODELS / manifest.name, place / SETTINGS

@@ -38,7 +38,6 @@ class SignalTrace:
             names: of the channels, as far as they are known.
             hop: rows from one window to the next.
             threshold: of the model.
-
         """
         rows = _rows(first.data)
         count = rows.shape[1]
@@ -121,7 +120,6 @@ def sparkline(
         values: oldest first.
         width: of the line.
         middle: what is above it has one of the upper four bars, whatever the scale.
-
     """
     shown = list(values)[-width:]
     if not shown:

@@ -29,7 +29,6 @@ def read_pipeline(file: str) -> tuple[Settings, Pipeline]:
 
     Raises:
         UsageError: the file is wrong, or has none.
-
     """
     settings = load(Path(file))
     if not settings.pipelines:
@@ -44,7 +43,6 @@ def load_second_stages(
 
     Raises:
         ModelError, EngineError: one is not there, or cannot be loaded.
-
     """
     if settings is None or not pipeline.then:
         return []
@@ -77,7 +75,6 @@ class TriedPipeline:
             pipeline: its settings; source and model in them do not matter.
             seconds: its second stages and their models.
             lossless: every picture is inferred.
-
         """
         self._pipeline = pipeline
         self._seconds = seconds
@@ -102,7 +99,6 @@ class TriedPipeline:
 
         Raises:
             SampleError: the sample does not fit.
-
         """
         if self._masks is not None and sample.picture:
             sample = replace(sample, data=self._masks.apply(sample.data), early=None)

@@ -135,7 +135,6 @@ class Findings:
 
         Args:
             digits: of coordinates, after the point.
-
         """
         raise NotImplementedError
 

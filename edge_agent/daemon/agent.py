@@ -84,7 +84,6 @@ class Agent:
 
         Raises:
             UsageError: something the settings name is not as it should be.
-
         """
         make_state_folder(settings.state)
         self._reread = reread
@@ -271,7 +270,6 @@ class Agent:
 
         Raises:
             UsageError: the settings are wrong.
-
         """
         config, origins = self._origins
         try:

@@ -72,7 +72,6 @@ class Announcements:
             inventory: the device and its models.
             ledger: of candidates, from their transfer to their end.
             prepared: gives how far the prepared form of a model's live version is.
-
         """
         self._runner = runner
         self._match = inventory.match

@@ -86,7 +86,6 @@ class Control:
 
         Args:
             watchdog: whether systemd's is enabled, and how often it was fed.
-
         """
         payload = self._health.payload(watchdog)
         # By which a reader tells health of now from what a device that hangs has left.

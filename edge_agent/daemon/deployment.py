@@ -45,7 +45,6 @@ class Deployment:
             local_requests: what `edge-agent add` and others have left to do.
             stops: takes the reason to end.
             origins: digest of the inputs of this start.
-
         """
         self._runner = runner
         self._store = store

@@ -29,7 +29,6 @@ class HangWatch:
             recorder: knows which calls are in progress.
             limit: seconds that an inference may take.
             end: ends the agent, given the reason; None: the service manager does.
-
         """
         self._recorder = recorder
         self._limit = limit
@@ -42,7 +41,6 @@ class HangWatch:
 
         Args:
             now: monotonic seconds.
-
         """
         call = self._recorder.stuck(self._limit)
         if call is None:

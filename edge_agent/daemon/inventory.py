@@ -28,7 +28,6 @@ class Inventory:
 
         Raises:
             UsageError: something that the settings name is missing or wrong.
-
         """
         self.match, self.facts = match_profile(settings)
         self.here = variants_here(settings, self.match, self.facts)

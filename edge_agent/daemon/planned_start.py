@@ -33,7 +33,6 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
 
     Returns:
         The exit status; None where neither can be: the normal start follows.
-
     """
     words = [word for word in arguments if word not in {"-v", "--verbose"}]
     if words[:1] != ["run"]:
@@ -96,7 +95,6 @@ def _draft(early: Preload, config: str, origins: str, timeline: Timeline) -> Pla
         ImportError: a library is not installed any more.
         RuntimeError: the system allows no further thread.
         OSError: nor a further process.
-
     """
     from .fast_start.drafting import Drafting
 

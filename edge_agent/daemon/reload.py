@@ -54,7 +54,6 @@ class SettingsReload:
             file: the settings file; None: there is only the environment.
             lazy: whether models of second stages are loaded when they are needed.
             gone: called with the name of each pipeline that is removed.
-
         """
         self._runner = runner
         self._plan_writer = plan_writer
@@ -97,7 +96,6 @@ class SettingsReload:
 
         Raises:
             UsageError: something is wrong.
-
         """
         settings = self._reread()
         for pipeline in settings.pipelines:
@@ -114,7 +112,6 @@ class SettingsReload:
 
         Args:
             settings: those of before.
-
         """
         runner = self._runner
         before = {pipeline.name: pipeline for pipeline in settings.pipelines}

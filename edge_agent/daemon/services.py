@@ -59,7 +59,6 @@ def compose(
         reread: reads the settings again from where they came from.
         origins: the settings file and the digest of what the settings were made from.
         events: makes events of results.
-
     """
     lazy = inventory.match.profile.unload_idle_s > 0
     runner.lazy(wanted=lazy)

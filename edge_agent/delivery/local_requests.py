@@ -55,7 +55,6 @@ class LocalRequests:
 
         Raises:
             ModelError: it was rejected, or the agent has gone.
-
         """
         deadline = time.monotonic() + timeout
         last = ""

@@ -48,7 +48,6 @@ class StatusTopic:
             have: blocks that are on the device.
             total: blocks of the package.
             more: `list`, `need`, `why`, or what a model's topic has; None is left out.
-
         """
         percent = 100.0 * have / total if total else 0.0
         status = {"state": state, "have": have, "total": total, "percent": round(percent, 1)}
@@ -66,7 +65,6 @@ def numbers_in(ranges: Any) -> list[int]:
 
     Raises:
         ValueError: those are no ranges.
-
     """
     numbers: list[int] = []
     for first, last in ranges or []:
@@ -87,7 +85,6 @@ def agreement_words(details: Mapping[str, Any]) -> tuple[str | None, bool]:
     Returns:
         "agrees with it on 12 of 30 live frames (…)", None where nothing was compared; and whether
         that is so little that it is to be warned of.
-
     """
     match details.get("shadow"):
         case {"compared": int(compared), "agreement": int() | float() as share} if compared > 0:

@@ -61,7 +61,6 @@ class Sender:
             target: the device's id, or @group.
             devices: that are expected to answer.
             package: what is sent.
-
         """
         self._client = client
         self._prefix = f"{root}/{target}/in/push/{package.transfer}"
@@ -96,7 +95,6 @@ class Sender:
 
         Raises:
             BrokerError: the broker is gone, or does not take blocks of this size.
-
         """
         now = time.monotonic()
         silent = [p for p in self.progress.values() if not p.ended]

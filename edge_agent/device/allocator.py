@@ -48,7 +48,6 @@ def _map_from(size: int) -> Any:
 
     Returns:
         The GNU library; None: it is another one.
-
     """
     global _mapped_from  # noqa: PLW0603 - the C library's setting is the process's, too
     libc = _gnu_library()

@@ -71,7 +71,6 @@ def read_facts(root: Path = ROOT, machine: str | None = None) -> Facts:
     Args:
         root: where /proc, /sys, /dev and /etc are found.
         machine: the architecture, as `uname -m` prints it; None: that of this process.
-
     """
     vendor, cpu, flags = _processor(root)
     tegra = b"nvidia,tegra" in read(root / "proc/device-tree/compatible")

@@ -95,7 +95,6 @@ class Thermometer:
             root: where /sys is found.
             every: seconds for which a reading is reused.
             clock: monotonic seconds.
-
         """
         self._root = root
         self._every = every

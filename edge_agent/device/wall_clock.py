@@ -42,7 +42,6 @@ class WallClock:
             state: the state folder.
             now: nanoseconds since 1970.
             is_set: whether the system reports that it has set the clock.
-
         """
         self._now = now
         self._is_set = is_set or system_has_set_clock
@@ -58,7 +57,6 @@ class WallClock:
 
         Args:
             time_ns: nanoseconds since 1970; None: what it shows now.
-
         """
         read = self._now() if time_ns is None else time_ns
         if read >= self._floor:

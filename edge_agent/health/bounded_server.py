@@ -47,7 +47,6 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
 
         Raises:
             OSError: the port is taken.
-
         """
         self._open: OrderedDict[socket.socket, None] = OrderedDict()
         self._changing = threading.Lock()

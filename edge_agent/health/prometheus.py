@@ -43,7 +43,6 @@ class MetricsServer:
             device: this device's id.
             version: of the agent.
             latest: returns the latest health payload; None: none yet.
-
         """
         self.port = port
         self._device = device
@@ -56,7 +55,6 @@ class MetricsServer:
 
         Raises:
             UsageError: the library is not installed, or the port is taken.
-
         """
         where = f"health.metrics_port: {self.port}"
         try:
@@ -101,7 +99,6 @@ class MetricsPort:
             device: this device's id.
             version: of the agent.
             latest: returns the latest health payload; None: none yet.
-
         """
         self._port = port
         self._about = device, version, latest
@@ -118,7 +115,6 @@ class MetricsPort:
 
         Args:
             port: of loopback; 0: none.
-
         """
         with self._changing:
             self._port, self._problem = port, None

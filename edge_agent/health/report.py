@@ -153,7 +153,6 @@ class Health:
             actions: counts of what rules have done; None: there are no rules.
             root: where /sys and /proc are found.
             clock: monotonic seconds.
-
         """
         self._clock = clock
         self._board = board
@@ -221,7 +220,6 @@ class Health:
 
         Args:
             watchdog: whether systemd's is enabled, and how often it was fed.
-
         """
         import psutil
 

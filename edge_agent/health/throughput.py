@@ -53,7 +53,6 @@ class _Window:
 
         Args:
             counts: by name, how many frames were on offer and how many inferred, since it began.
-
         """
         now = self._clock()
         for gone in self._marks.keys() - counts.keys():
@@ -94,7 +93,6 @@ class Throughput:
         Args:
             accounts: by name, of the pipelines that ought to keep up: live, and with a model.
             deadlines_ms: of each of them, from its settings.
-
         """
         offered = {name: (_in_time(each), each.inferred) for name, each in accounts.items()}
         problems = [

@@ -24,7 +24,6 @@ class Announcer:
             runner: has the pipelines.
             model: what kind of machine this is.
             state: the state folder.
-
         """
         self._runner = runner
         self._model = model

@@ -60,7 +60,6 @@ def payload(
         pipelines: that there are.
         models: names of those that pipelines use.
         temperature: whether the device has a sensor.
-
     """
     name = identifier(topics)
     entities = [*_of_device(topics, temperature=temperature)]

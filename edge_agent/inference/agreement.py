@@ -133,7 +133,6 @@ def answer_of(model: Model, tensors: Tensors) -> Answer:
 
     Raises:
         AgentError: it fails, or its outputs cannot be decoded.
-
     """
     outputs = model.raw(tensors)
     return Answer(outputs, model.decode(outputs, tensors))
@@ -149,7 +148,6 @@ def compare_models(reference: Model, model: Model, tensors: Tensors) -> Agreemen
 
     Raises:
         AgentError: one of them fails.
-
     """
     with contained(model.id):
         expected, found = answer_of(reference, tensors), answer_of(model, tensors)
@@ -180,7 +178,6 @@ def compare_answers(
         found: the other.
         in_noise: returns what the believed one finds in the same input with noise of one gray
             level; None: that is not known.
-
     """
     margin = margin_of(model)
     if not _is_decoded(model):
@@ -267,7 +264,6 @@ def unmatched(
     Returns:
         The numbers of the boxes, of scores from *least* on, that only the first has; of those that
         only the second has; how many both have, whatever their scores.
-
     """
     pairs = match_boxes(expected.boxes, expected.labels, found.boxes, found.labels)
     taken = set(pairs)
@@ -293,7 +289,6 @@ def match_boxes(
 
     Returns:
         For each of *boxes* the number of its match, each used once; -1: it has none.
-
     """
     if not len(boxes) or not len(others):
         return [-1] * len(boxes)
@@ -342,7 +337,6 @@ def find_in_noise(reference: Model, tensors: Tensors) -> Findings:
 
     Raises:
         AgentError: it fails.
-
     """
     random = np.random.default_rng(19)
     noisy = dict(tensors)
@@ -410,7 +404,6 @@ def compare_on_noise(reference: Model, model: Model, tensors: Tensors) -> Agreem
 
     Raises:
         AgentError: one of them fails.
-
     """
     margin = margin_of(model)
     agreement = compare_likeness(reference.raw(tensors), model.raw(tensors), margin)

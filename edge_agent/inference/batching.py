@@ -57,7 +57,6 @@ class Batch:
             most: how many samples are put together at most.
             takes: the input that takes the sample.
             repeated: constant inputs that are given once for each sample.
-
         """
         self.most = most
         self._model = model
@@ -148,7 +147,6 @@ class Batch:
 
         Raises:
             EngineError: they do, or several cannot be inferred together at all.
-
         """
         fewest = 2 if 0 in self._engines else min(self._engines)
         for size in sorted({min(fewest, self.most), self.most}):
@@ -187,7 +185,6 @@ class Batch:
 
         Raises:
             EngineError: the engine failed.
-
         """
         size = self._size(self.most)
         engine = self._engines.get(0) or self._engines[size]
@@ -225,7 +222,6 @@ def load_batch(model: Model, kind: Kind, most: int) -> Batch:
 
     Raises:
         EngineError: its network does not, or its engine cannot.
-
     """
     spec = model.manifest.input
     if spec.state:

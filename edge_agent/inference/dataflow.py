@@ -37,7 +37,6 @@ class Dataflow:
             outputs: of the graph.
             taken: tensors that each node takes, in order of execution.
             made: tensors that each node makes, likewise.
-
         """
         self.end = len(made)
         self._made = made

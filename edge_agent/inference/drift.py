@@ -49,7 +49,6 @@ def values(data: Array, *, picture: bool, seq: int = 0) -> Array:
 
     Returns:
         (n, channels). More than 64 channels, and ready inputs of more than two dimensions, are one.
-
     """
     if picture:
         height, width = data.shape[:2]
@@ -70,7 +69,6 @@ def channel_names(count: int, *, picture: bool, known: Sequence[int | str] = ())
         count: of the columns.
         picture: whether they are colors.
         known: the channels of the manifest.
-
     """
     if picture:
         return COLORS
@@ -84,7 +82,6 @@ def distribution(column: Array) -> Distribution:
 
     Args:
         column: (n,), not empty.
-
     """
     column = np.asarray(column, np.float64)
     edges = np.unique(np.quantile(column, QUANTILES, method="inverted_cdf"))
@@ -131,7 +128,6 @@ class Learner:
         Args:
             names: of the channels.
             floor: the threshold below which results were not seen; 0: there was none.
-
         """
         full = self._blocks[:-1]
         columns = np.concatenate([*full, self._blocks[-1][: self._filled]]).T
@@ -158,7 +154,6 @@ def usual_of(
 
     Raises:
         ValueError: there are no results.
-
     """
     learner = Learner()
     names: tuple[str, ...] = ()
@@ -203,7 +198,6 @@ class Histogram:
 
         Args:
             floor: present values below it count as 0: all bins that reach below it are one.
-
         """
         present = self._counts / self._counts.sum(axis=1, keepdims=True)
         usual = self._usual

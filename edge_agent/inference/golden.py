@@ -29,7 +29,6 @@ def read_golden(model: Model) -> list[Case]:
 
     Raises:
         ModelError: the file is damaged, or its arrays do not fit the network.
-
     """
     path = model.folder.golden
     if not path.exists():
@@ -64,7 +63,6 @@ def compare_golden(model: Model) -> Agreement | None:
         ModelError: the file is damaged.
         EngineError: the engine failed on it.
         SampleError: what came out is not finite.
-
     """
     with contained(f"{model.id}: {model.folder.golden.name}", ModelError):
         return _compare(model, read_golden(model))
@@ -77,7 +75,6 @@ def check_golden(model: Model) -> Agreement | None:
         ModelError: it does not, or they cannot be compared.
         EngineError: the engine failed.
         SampleError: what came out is not finite.
-
     """
     agreement = compare_golden(model)
     if agreement is not None and not agreement.passed:

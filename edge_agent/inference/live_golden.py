@@ -25,7 +25,6 @@ def why_not_golden(model: Model) -> str | None:
     Raises:
         ModelError: the golden file is damaged.
         EngineError: the engine failed on it.
-
     """
     from .golden import compare_golden  # not needed for the first result
 
@@ -62,7 +61,6 @@ class GoldenCheck:
         Raises:
             EngineError: the engine failed, or does not give the golden outputs.
             SampleError: what the engine gave is not finite.
-
         """
         with self._turn:
             first, self._answered = not self._answered, True
@@ -80,7 +78,6 @@ class GoldenCheck:
         Raises:
             EngineError: the engine failed.
             ModelError: the golden file is damaged.
-
         """
         with self._turn:
             if self._damaged is not None:

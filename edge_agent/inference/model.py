@@ -74,7 +74,6 @@ class Witness(Protocol):
         Raises:
             EngineError: an engine failed, be it the witness's, or must not serve.
             SampleError: what the engine gave is not finite, or cannot be decoded.
-
         """
 
     def close(self) -> None:
@@ -163,7 +162,6 @@ class Model:
         Raises:
             SampleError: the sample does not fit, or the outputs are not finite.
             EngineError: the engine failed.
-
         """
         return self._infer(Request(sample, threshold, region, state=state))
 
@@ -216,7 +214,6 @@ class Model:
 
         Raises:
             SampleError: the sample does not fit.
-
         """
         early = request.sample.early
         if not isinstance(early, PreparedSample) or early.by is not self:
@@ -238,7 +235,6 @@ class Model:
 
         Raises:
             SampleError: the sample does not fit.
-
         """
         start = time.perf_counter()
         try:
@@ -272,7 +268,6 @@ class Model:
 
         Raises:
             SampleError: the outputs are not finite.
-
         """
         start = time.perf_counter()
         threshold = self.threshold if request.threshold is None else request.threshold
@@ -308,7 +303,6 @@ class Model:
 
         Returns:
             What `infer` gives for each, or the error that it would raise.
-
         """
         if self.batch is not None and len(requests) > 1 and self.witness is None:
             try:
@@ -334,7 +328,6 @@ class Model:
 
         Raises:
             EngineError: they cannot be had so.
-
         """
         if self.engine.fold is None:
             return tensors
@@ -346,7 +339,6 @@ class Model:
 
         Raises:
             EngineError: they cannot be had so.
-
         """
         if self.engine.fold is None:
             return tensors
@@ -358,7 +350,6 @@ class Model:
 
         Raises:
             EngineError: it failed.
-
         """
         number = recorder.enter("infer", self._place)
         try:
@@ -375,7 +366,6 @@ class Model:
 
         Raises:
             SampleError: the outputs are not finite, or cannot be decoded.
-
         """
         with contained(f"{self.id}: decoding its outputs", SampleError):
             return self._decode(outputs, inputs, self.threshold)
@@ -385,7 +375,6 @@ class Model:
 
         Raises:
             EngineError: it fails on them.
-
         """
         # Noted as part of the load: on a GPU the first inference builds kernels, for long.
         with recorder.call("load", self._place), contained(f"{self.id}: warming it up"):
@@ -432,7 +421,6 @@ def load_model(
     Raises:
         ModelError: the model itself is not fit to run, on whatever engine.
         EngineError: no engine can run it; says why for each.
-
     """
     with contained(folder.manifest.id, ModelError):
         if not checked:
@@ -481,7 +469,6 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
 
     Raises:
         ModelError: manifest and network do not fit each other.
-
     """
     if folder.network.suffix == ".tflite":
         from ..models.files.check_onnx import inspect

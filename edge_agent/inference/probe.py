@@ -29,7 +29,6 @@ def probe_input(spec: TensorSpec, random: np.random.Generator, loudness: float =
 
     Returns:
         An array of the input's shape, open sizes being 1, and type.
-
     """
     shape = tuple(size or 1 for size in spec.shape)
     kind = np.dtype(spec.dtype)
@@ -53,7 +52,6 @@ def race(runs: Sequence[Callable[[int], object]], rounds: int) -> list[list[floa
 
     Returns:
         Of each the milliseconds of every round.
-
     """
     took: list[list[float]] = [[] for _ in runs]
     for number in range(rounds):

@@ -27,7 +27,6 @@ def begin_quick(checked: CheckedNetwork) -> Any:
 
     Raises:
         EngineError: it has to be loaded in another way.
-
     """
     with contained(checked.path.name):
         return import_module(capabilities(checked.choice.engine).quick_module).QuickLoad(checked)
@@ -45,7 +44,6 @@ def load_quick(folder: ModelFolder, choice: EngineChoice, kind: Kind, begun: Any
     Raises:
         ModelError: the model is not fit to run.
         EngineError: it has to be loaded in another way.
-
     """
     # Not needed to begin, and imported meanwhile.
     from .model import assemble

@@ -42,7 +42,6 @@ def check_quick(
     Raises:
         ModelError: the network is not fit to run.
         EngineError: it has to be loaded in another way.
-
     """
     with contained(network.name):
         module = import_module(capabilities(choice.engine).quick_check_module)

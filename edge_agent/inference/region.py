@@ -63,7 +63,6 @@ def cut(data: Array, region: Region) -> tuple[Array, int, int]:
 
     Raises:
         SampleError: nothing of it lies inside.
-
     """
     why = outside(data, region)
     if why is not None:

@@ -17,7 +17,6 @@ def result_outputs(spec: InputSpec, engine: Engine) -> tuple[TensorSpec, ...]:
     Raises:
         ModelError: an output that it names is not there, or does not fit its input; or a state is
             given as a constant.
-
     """
     outputs = {output.name: output for output in engine.outputs}
     inputs = {one.name: one for one in engine.inputs}

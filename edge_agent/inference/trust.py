@@ -44,7 +44,6 @@ def open_plain(folder: ModelFolder, kind: Kind) -> Model | None:
 
     Raises:
         ModelError: the model itself is not fit to run.
-
     """
     choice = plain_choice(folder.network.suffix)
     if choice is None:
@@ -68,7 +67,6 @@ class PlainWitness:
 
         Args:
             plain: see `open_plain`; the witness owns it from now on.
-
         """
         self.why: str | None = None
         self._plain = plain
@@ -92,7 +90,6 @@ class PlainWitness:
         Raises:
             EngineError: an engine failed, be it the witness's.
             SampleError: what the engine gave is not finite, or cannot be decoded.
-
         """
         with self._turn:
             if self._open:
@@ -145,7 +142,6 @@ def accompany(model: Model, kind: Kind) -> None:
     Args:
         model: on an engine that is not known to compute it rightly; nothing is inferred yet.
         kind: of sample that it will be given.
-
     """
     if is_held_to_golden(model.folder):
         model.witness = GoldenCheck()
@@ -184,7 +180,6 @@ def state(plain: Model, tensors: Tensors) -> Statement:
 
     Raises:
         AgentError: it fails.
-
     """
     with contained(plain.id):
         kept = {name: np.array(array) for name, array in tensors.items()}
@@ -199,7 +194,6 @@ def why_unlike(statements: Sequence[Statement], model: Model) -> str | None:
     Args:
         statements: by a session without optimization.
         model: on the engine in question.
-
     """
     for said in statements:
         try:
@@ -222,7 +216,6 @@ def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:
         model: on the engine in question.
         kind: of sample that it is given.
         inputs: of the network, unfolded, on which it differs.
-
     """
     folder = model.folder
     if not inputs or not has_room(size_of(folder.path)):
@@ -257,7 +250,6 @@ def why_wrong(reference: Model, model: Model, kind: Kind, inputs: Iterable[Tenso
         model: on the engine in question.
         kind: of sample that it is given.
         inputs: of the network, unfolded, made of real frames.
-
     """
     given = list(inputs)
     why = why_unlike_session(reference, model, given)

@@ -103,7 +103,6 @@ class Client:
 
         Raises:
             UsageError: certificates that cannot be used.
-
         """
         self._status_topic = status_topic
         self._status = status
@@ -279,7 +278,6 @@ class Client:
         Args:
             broker: settings of the broker.
             tls: of these settings, from `tls_context`.
-
         """
         with self._lock:
             self._problem, self._settings_changed = None, True
@@ -311,7 +309,6 @@ class Client:
 
         Args:
             reason: why the device is offline; lost: nobody has asked for it, as the will says.
-
         """
         with self._lock:
             connection = self._outbox.connection

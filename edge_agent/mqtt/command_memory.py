@@ -66,7 +66,6 @@ class CommandMemory:
             credible: whether this machine's clock shows the time. Until then the age of a command
                 cannot be judged: none is refused, and none is forgotten before there are MOST.
             clock: seconds since 1970.
-
         """
         self._path = path
         self._credible = credible
@@ -84,7 +83,6 @@ class CommandMemory:
 
         Raises:
             RequestError: its time is none, or too long ago, or ahead.
-
         """
         written = body.get("time")
         if written is None:
@@ -115,7 +113,6 @@ class CommandMemory:
 
         Raises:
             RequestError: its id was given to another command, or there are too many to remember.
-
         """
         self._forget_old()
         known = self._changed.get(asked.id) or self._others.get(asked.id)

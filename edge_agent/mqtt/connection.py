@@ -213,7 +213,6 @@ class Connection:
 
         Returns:
             paho's receipt, whose `mid` is the message id passed to the hooks.
-
         """
         qos, retain = min(qos, self.abilities.qos), retain and self.abilities.retain
         said: dict[str, Any] = {}
@@ -246,7 +245,6 @@ class Connection:
             others: further ones, for which `as_published` does not hold.
             as_published: keep the retain flag of messages that are delivered as they are published
                 (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
-
         """
         if others:
             self._client.subscribe([(topic, 1) for topic in others])
@@ -368,7 +366,6 @@ def connect(
 
     Raises:
         BrokerError: the broker cannot be reached or refuses the connection.
-
     """
     wanted = protocol or broker.protocol
     context = tls or tls_context(broker)
@@ -459,7 +456,6 @@ def _await_answer(
         RefusesProtocol: the broker refuses this version of MQTT, or perhaps does.
         RefusesWill: it refuses the last will, or perhaps does.
         BrokerError: it refuses the connection, or does not answer.
-
     """
     address, newest = broker.address, connection.protocol == 5
     # Counted in waits, not by the clock: time in which this process was stopped does not count

@@ -33,7 +33,6 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
         Args:
             messages: of QoS 0 that may wait.
             size: bytes that may wait.
-
         """
         super().__init__()
         self.dropped = 0
@@ -69,7 +68,6 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
 
         Raises:
             queue.Empty: there is none within *timeout*.
-
         """
         item = super().get(block, timeout)
         if item is not None:

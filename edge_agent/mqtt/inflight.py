@@ -42,7 +42,6 @@ class InflightMessage:
             number: its place in the order of publishing.
             batch: that it is part of on disk.
             index: its place there.
-
         """
         self.message = message
         self.number = number
@@ -310,7 +309,6 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
             new: about to be written; may be chosen too.
             count: excess messages.
             size: excess bytes.
-
         """
         chosen: list[Batch] = []
         if count <= 0 and size <= 0:

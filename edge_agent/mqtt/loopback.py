@@ -48,7 +48,6 @@ def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
     Raises:
         UsageError: none is installed.
         BrokerError: it does not start.
-
     """
     process, made = _start(folder, more)
     try:
@@ -68,7 +67,6 @@ def _start(folder: Path, more: str) -> tuple[subprocess.Popen[bytes], Loopback]:
     Raises:
         UsageError: none is installed.
         BrokerError: it does not start.
-
     """
     mosquitto, first = find_mosquitto(), FIRST_PORT
     log = folder / "broker.log"
@@ -113,7 +111,6 @@ def free_port(first: int = FIRST_PORT) -> int:
 
     Raises:
         UsageError: the next 200 are taken.
-
     """
     for port in range(first, first + 200):
         with socket.socket() as probe:

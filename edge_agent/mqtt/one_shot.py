@@ -39,7 +39,6 @@ class OneShotClient:
 
         Raises:
             BrokerError: the broker cannot be reached or refuses the connection.
-
         """
         self._received: SimpleQueue[ReceivedMessage | _RefusedPublish] = SimpleQueue()
         self._topics: dict[int, str] = {}
@@ -75,7 +74,6 @@ class OneShotClient:
 
         Raises:
             BrokerError: the broker still cannot be reached.
-
         """
         self._connection.close()
         self._connection = self._connect()
@@ -113,7 +111,6 @@ class OneShotClient:
 
         Raises:
             BrokerError: it refused one of them, did not answer in time, or the connection is lost.
-
         """
         waiting = list(receipts)
         deadline = time.monotonic() + seconds
@@ -130,7 +127,6 @@ class OneShotClient:
 
         Raises:
             BrokerError: the connection is lost, or the broker refused a message of ours.
-
         """
         waited = 0.0
         while True:
@@ -196,7 +192,6 @@ class TopicReader:
 
         Raises:
             BrokerError: the broker cannot be reached or refuses the connection.
-
         """
         self._feeds.open(topic, put)
 

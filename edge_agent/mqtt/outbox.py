@@ -58,7 +58,6 @@ class Outbox:
 
         Args:
             barrier_topic: one that is never subscribed to; see `Barrier`.
-
         """
         self.connection: Connection | None = None
         self.channels: list[Channel] = []
@@ -212,7 +211,6 @@ class Outbox:
         Args:
             connection: subscribed already.
             status: topic and payload that say that the device is online.
-
         """
         first = not self._was_connected
         self._was_connected = True
@@ -379,7 +377,6 @@ class Barrier:
 
         Args:
             topic: one that is never subscribed to.
-
         """
         self._topic = topic
         self._marks: dict[int, list[tuple[Channel, Message]]] = {}

@@ -45,7 +45,6 @@ def make_client(
         protocol: 5 or 4.
         tls: None: without TLS.
         session: the broker keeps messages for us, and what arrives is acknowledged by hand.
-
     """
     _import_lazily("urllib.request")
     _import_lazily("hashlib")
@@ -87,7 +86,6 @@ def _import_lazily(name: str, errors: tuple[str, ...] = ()) -> None:
         name: of the module.
         errors: exceptions that only the module itself raises: an `except` clause that names one
             does not import the module.
-
     """
     if name in sys.modules:
         return
@@ -191,7 +189,6 @@ def tls_context(broker: Broker) -> ssl.SSLContext | None:
 
     Raises:
         UsageError: a certificate file is missing or malformed.
-
     """
     if not broker.address.tls:
         return None

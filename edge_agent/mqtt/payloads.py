@@ -36,7 +36,6 @@ def encode(payload: Mapping[str, Any]) -> bytes:
 
     Raises:
         ValueError: a number is not finite, which JSON does not have.
-
     """
     return _ENCODER.encode(payload).encode()
 

@@ -54,7 +54,6 @@ class Reconnect:
 
         Raises:
             UsageError: certificates that cannot be used.
-
         """
         self._broker = broker
         self._client_id = client_id
@@ -84,7 +83,6 @@ class Reconnect:
         Args:
             broker: settings of the broker.
             tls: of these settings, from `tls_context`.
-
         """
         self._next.append((broker, tls))
         self._interrupted.set()
@@ -141,7 +139,6 @@ class Reconnect:
 
         Raises:
             BrokerError: the broker cannot be reached or refuses the connection.
-
         """
         connection = connect(
             self._broker,

@@ -98,7 +98,6 @@ class Requests:
             commands: that there are.
             deliveries: takes what is in an inbox and is no command: models and transfers.
             set_bare: sets a key of a pipeline, given both and the bare value.
-
         """
         self.malformed = 0
         """Messages that could not be understood."""
@@ -116,7 +115,6 @@ class Requests:
 
         Args:
             on_idle: called when no message waits, and every IDLE_SECONDS then.
-
         """
         busy = False
         while True:
@@ -169,7 +167,6 @@ class Requests:
 
         Raises:
             MalformedError: it cannot be set to that; its sender may read the log only.
-
         """
         assert self._set_bare is not None  # noqa: S101 - checked by the caller
         value = _cut(message.payload.decode(errors="replace"))
@@ -191,7 +188,6 @@ class Requests:
 
         Raises:
             MalformedError: always.
-
         """
         log.warning(
             "%s: retained, so it is refused: it would replay at every connect; "
@@ -205,7 +201,6 @@ class Requests:
 
         Raises:
             MalformedError: it cannot be understood; answered where it has a response topic.
-
         """
         try:
             request = _parse(verb, message)
@@ -266,7 +261,6 @@ class Requests:
 
         Raises:
             RequestError: it is not even tried.
-
         """
         if request.trouble is not None:
             raise RequestError(request.trouble)
@@ -299,7 +293,6 @@ def _parse(verb: str, message: ReceivedMessage) -> _Request:
 
     Raises:
         MalformedError: it is not a JSON object, or its id is not a name.
-
     """
     too_large = f"larger than {MAX_COMMAND_BYTES} bytes"
     if len(message.payload) > MAX_ANSWERED_BYTES:

@@ -31,7 +31,6 @@ class Retained:
         Args:
             send: publishes a payload on a topic, at QoS 1; an empty one clears the topic.
             ledger: the file of the topics that there were; None: they are forgotten at the end.
-
         """
         self._send = send
         self._file = None if ledger is None else StateFile(ledger, _FORGOTTEN)
@@ -51,7 +50,6 @@ class Retained:
         Args:
             prefix: of topics, with its last slash; also outside the device's own.
             current: returns the topics below it that there are now.
-
         """
         self._prefixes[prefix] = current
 
@@ -62,7 +60,6 @@ class Retained:
             topic: where to.
             payload: to be compared and encoded.
             timestamp: add the key `time`, which makes no difference.
-
         """
         from . import payloads
 

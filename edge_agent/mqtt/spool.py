@@ -87,7 +87,6 @@ class Spool:
 
         Raises:
             SpoolError: it cannot be read or created.
-
         """
         with self._errors() as database:
             found = database.execute(
@@ -106,7 +105,6 @@ class Spool:
 
         Raises:
             SpoolError: it cannot be written; it is as it was before.
-
         """
         boot, since, now = self._boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
         with self._errors() as database:
@@ -127,7 +125,6 @@ class Spool:
 
         Raises:
             SpoolError: it cannot be read.
-
         """
         with self._errors() as database:
             found = database.execute(
@@ -155,7 +152,6 @@ class Spool:
 
         Raises:
             SpoolError: the disk refuses.
-
         """
         try:
             # Not the database file itself: closing it would give up SQLite's lock on it.
@@ -189,7 +185,6 @@ class Spool:
 
         Raises:
             SpoolError: it cannot be moved.
-
         """
         self.close()
         self.bytes = 0

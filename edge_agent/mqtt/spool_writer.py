@@ -97,7 +97,6 @@ class SpoolWriter:
             lock: the client's: guards *inflight*.
             most: messages that the file may hold.
             most_bytes: bytes that the file may take.
-
         """
         self.problem: str | None = None
         """Why messages wait in memory only."""
@@ -129,7 +128,6 @@ class SpoolWriter:
 
         Args:
             adopt: whether messages of an earlier run are to be published too.
-
         """
         inflight = self._inflight
         since = inflight.connected_since

@@ -25,7 +25,6 @@ class Subscriptions:
         Args:
             topics: this device's.
             groups: returns those that it is a member of, by the settings of the moment.
-
         """
         self._topics = topics
         self._groups = groups
@@ -44,7 +43,6 @@ class Subscriptions:
 
         Raises:
             MalformedError: it is under no prefix, as of a group that this device has left.
-
         """
         for inbox in self._inboxes():
             if topic.startswith(f"{inbox}/"):

@@ -63,7 +63,6 @@ class Actions:
             root: returns the topic root.
             read: returns the topics that sources of this agent read: what is published there would
                 come back as a reading.
-
         """
         self.done = 0
         self.failed = 0
@@ -85,7 +84,6 @@ class Actions:
 
         Args:
             to: URLs that are posted to, and `MESSAGES`: what no rule does any more is no problem.
-
         """
         with self._changed:
             return next((why for what, why in reversed(self._failing.items()) if what in to), None)
@@ -188,7 +186,6 @@ class Actions:
 
         Args:
             seconds: what takes longer is given up.
-
         """
         self._closing.set()
         with self._changed:

@@ -22,7 +22,6 @@ def assign(rows: Indices, columns: Indices, gain: Floats) -> NDArray[np.bool_]:
 
     Returns:
         Which pairs are chosen.
-
     """
     if not rows.size:
         return np.zeros(0, bool)

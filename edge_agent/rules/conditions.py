@@ -45,7 +45,6 @@ class Condition:
             value: what is compared with `above` and `below`; None: it is not there.
             now: monotonic seconds of the result.
             plain: whether it is true where there are no bounds.
-
         """
         wanted = value is not None and self._holds(value, plain=plain)
         # A bit for each result in which it was not as it is held to be.
@@ -105,7 +104,6 @@ class Conditions:
             rules: on the number of objects, by column of `Occupancy`.
             others: on whole results.
             log: makes the events.
-
         """
         self._log = log
         self._entries = [_Entry(rule, column) for column, rule in rules.items()]
@@ -118,7 +116,6 @@ class Conditions:
             outcome: what was found.
             counts: (columns,) objects that count in each; None: the result is not one of objects.
             results: those of objects so far, this one too.
-
         """
         for entry in self._entries:
             rule, count = entry.rule, 0

@@ -99,7 +99,6 @@ class EventDispatcher:
             session: of this run.
             settings: returns those that hold.
             credible: whether a time, in nanoseconds since 1970, can be right.
-
         """
         self.actions = Actions(
             lambda topic, data, qos, retain: client.publish(topic, data, qos=qos, retain=retain),

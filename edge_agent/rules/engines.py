@@ -35,7 +35,6 @@ class RuleEngines:
             sinks: take counts.
             name_event: returns another name for an event.
             emit: takes the events, must not wait.
-
         """
         self._totals = totals
         self._sinks = sinks
@@ -95,7 +94,6 @@ class RuleEngines:
 
         Args:
             at_once: also within a second after the last time.
-
         """
         now = time.monotonic()
         if now - self._published_at < COUNT_SECONDS and not at_once:

@@ -55,7 +55,6 @@ def payload(event: Event, device: str, session: str, *, clock: bool = True) -> d
         device: that publishes it.
         session: of the run in which it occurred.
         clock: whether its time can be right.
-
     """
     made = {
         "schema": payloads.SCHEMA,

@@ -48,7 +48,6 @@ class EventLog:
             pipeline: its name.
             name_event: returns another name for an event.
             emit: takes the events, must not wait. All that leave the engine pass here.
-
         """
         self.seq = -1
         """Of the latest sample, …"""

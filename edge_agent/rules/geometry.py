@@ -78,7 +78,6 @@ class Edges:
             shapes: the points of each, in 0..1 of the frame.
             centers: of each, whether it looks at the centers of boxes.
             closed: whether a side leads from the last point to the first.
-
         """
         begins: list[Sequence[float]] = []
         ends: list[Sequence[float]] = []
@@ -156,7 +155,6 @@ class Zones:
         Args:
             placed: where boxes are.
             before: (n, zones) who was inside, and stays so up to its margin beyond the zone.
-
         """
         if placed.size != self._size:
             self._size = placed.size
@@ -196,7 +194,6 @@ class Gates:
             lines: one for each gate.
             needed: in how many of how many results an object must be seen beyond it.
             room: slots of objects.
-
         """
         centers = [line.anchor == "center" for line in lines]
         self._edges = Edges([line.points for line in lines], centers, closed=False)
@@ -270,7 +267,6 @@ class Gates:
             way: (gates, slots) the crossings of this result.
             sure: (gates, slots) who is surely on one side.
             there: (slots,) who is seen.
-
         """
         counted = np.zeros_like(way)
         some = np.flatnonzero((way | self._pending).any(axis=0) & there)

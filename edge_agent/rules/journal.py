@@ -87,7 +87,6 @@ class Journal:
 
         Args:
             delivered: the broker has everything of QoS 1.
-
         """
         now = time.monotonic()
         kept = [] if delivered else [e for e in self._fresh if now - e[0] < SPOOLED_SECONDS]

@@ -119,7 +119,6 @@ def overlaps(
 
     Returns:
         The index in each, and the overlap, of the pairs that have one.
-
     """
     # Most pairs have none: only comparisons are made of all, of sides that lie together in memory.
     x1, y1, x2, y2 = np.ascontiguousarray(other.T)

@@ -32,7 +32,6 @@ class Occupancy:
             zones: all of the pipeline.
             rules: all of the pipeline.
             room: slots of the tracker.
-
         """
         within = [rule for rule in rules if kind_of(rule).in_zone]
         self.names = [zone.name for zone in zones]
@@ -78,7 +77,6 @@ class Occupancy:
         Returns:
             (n, zones) who is inside; (n, columns) what becomes true; (n, columns) what becomes
             false.
-
         """
         there = np.ones((len(slots), len(self.names) + 1), bool)
         if self._zones is not None:

@@ -27,7 +27,6 @@ def render(event: Event) -> bytes:
 
     Raises:
         SampleError: it cannot be encoded.
-
     """
     assert event.picture is not None  # noqa: S101 - the caller's business
     picture = event.picture

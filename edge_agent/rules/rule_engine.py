@@ -49,7 +49,6 @@ class RuleEngine:
             name_event: returns another name for an event.
             emit: takes the events, must not wait.
             totals: of the lines.
-
         """
         self._settings = settings
         self._lossless = lossless
@@ -81,7 +80,6 @@ class RuleEngine:
             sample: what it was found in.
             outcome: what was found.
             weak: detections below the threshold, which carry on tracks.
-
         """
         found = outcome.findings
         with self._lock:
@@ -142,7 +140,6 @@ class RuleEngine:
 
         Args:
             sample: the capture; all before it have been given to `result`.
-
         """
         with self._lock:
             if self._log.seq < 0 or sample.since <= self._valid_after:
@@ -165,7 +162,6 @@ class RuleEngine:
 
         Args:
             seen: the change is known with this.
-
         """
         with self._lock:
             if seen:
@@ -192,7 +188,6 @@ class RuleEngine:
         Args:
             switched_off: it was.
             at: monotonic seconds; what was captured before counts no more.
-
         """
         self._finish("stopped" if switched_off else "lost", at)
 

@@ -23,7 +23,6 @@ class LineTotals:
 
         Args:
             kept: what `content` returned, in this run or an earlier one; None: there was nothing.
-
         """
         self.changed = kept is None
         self._lock = threading.Lock()

@@ -63,7 +63,6 @@ class TrackedObjects:
 
         Returns:
             The detections with tracks and zones, and what the rules look at.
-
         """
         tracker, occupancy = self.tracker, self.occupancy
         slot_of = tracker.update(found, weak, seconds, size)

@@ -103,7 +103,6 @@ class Tracker:
 
         Returns:
             By detection of *found*: the slot of its track; -1: it has none.
-
         """
         self._release(self.ended)
         frames = min(max(seconds, 1e-3) * FRAMES_PER_SECOND, LONGEST)

@@ -40,7 +40,6 @@ class StreamCamera:
 
         Raises:
             SourceError: nothing answers, access is refused, or it cannot be decoded.
-
         """
         # Here: devices have no use for it.
         import av
@@ -152,7 +151,6 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Source:
 
     Raises:
         SourceError: nothing answers, access is refused, or it is not a stream that can be decoded.
-
     """
     if spec.path is not None:
         return _open_device(spec, spec.path, context.closing)

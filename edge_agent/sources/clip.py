@@ -202,7 +202,6 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Clip:
 
     Raises:
         SourceError: it is missing, cannot be read, or holds nothing that can be played.
-
     """
     return Clip(spec, context)
 

@@ -163,7 +163,6 @@ def _end(held: bytearray, at: int) -> tuple[int | None, int]:
 
     Returns:
         The end, None where it has not come yet; and how far has been looked by now.
-
     """
     while (found := _MARK.search(held, at)) is not None:
         mark, place = found[0][1], found.start()

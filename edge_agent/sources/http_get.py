@@ -82,7 +82,6 @@ def get(url: str, name: str) -> Answer:
 
     Raises:
         SourceError: it is refused, or nothing answers.
-
     """
     login: str | None = None
     address = url
@@ -120,7 +119,6 @@ def body(answer: Answer, closing: threading.Event, silence: float) -> Iterator[b
     Raises:
         TimeoutError: nothing has come for so many seconds.
         OSError: the connection is lost.
-
     """
     pieces = _pieces(answer, closing, silence)
     if "chunked" not in answer.headers.get("transfer-encoding", "").lower():
@@ -167,7 +165,6 @@ def _ask(parts: SplitResult, login: str | None) -> Answer | None:
 
     Raises:
         OSError: nobody listens there, or no answer comes.
-
     """
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme.lower()]
     at = f"[{host}]" if ":" in host else host

@@ -32,7 +32,6 @@ class Hardware:
         Args:
             nodes: folder of the render nodes.
             kinds: of acceleration to try, by FFmpeg's names.
-
         """
         self.kinds = kinds
         self._nodes = nodes
@@ -70,7 +69,6 @@ class Hardware:
         Args:
             software: the decoder of a stream, an `av.VideoCodecContext`.
             name: of the stream, without passwords.
-
         """
         if not self.wanted(name):
             return None
@@ -120,7 +118,6 @@ class Hardware:
 
         Raises:
             SourceError: it is.
-
         """
         if self.doubt(name):
             raise SourceError(f"{name}: is opened again, to decode in software")

@@ -29,7 +29,6 @@ def check_size(name: str, width: int, height: int) -> None:
 
     Raises:
         SourceError: they are.
-
     """
     if width * height > MAX_PIXELS:
         raise SourceError(

@@ -61,7 +61,6 @@ class Video:
         Raises:
             av.FFmpegError: it cannot be opened.
             SourceError: what was opened has no video that can be decoded.
-
         """
         import av
         from av.codec.context import Flags
@@ -118,7 +117,6 @@ class Video:
         Raises:
             SampleError: one cannot be decoded; go on with the next.
             SourceError: it cannot be read any further.
-
         """
         try:
             frame = next(self._frames, None)
@@ -140,7 +138,6 @@ class Video:
 
         Raises:
             SampleError: it cannot be converted.
-
         """
         frame = self._frame
         try:

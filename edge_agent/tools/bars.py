@@ -28,7 +28,6 @@ def check_installed() -> None:
 
     Raises:
         UsageError: matplotlib is not installed.
-
     """
     if find_spec("matplotlib") is None:
         raise UsageError(
@@ -81,7 +80,6 @@ def save(figure: Any, path: Path) -> None:
 
     Raises:
         AgentError: the file cannot be written.
-
     """
     try:
         with output_file(path) as file:

@@ -29,7 +29,6 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         AgentError: it cannot be loaded, converted or run.
-
     """
     path, folder = Path(question["path"]), Path(question["folder"])
     # PyTorch's compiler makes its cache when it is imported, else in /tmp, where it stays.

@@ -77,7 +77,6 @@ def convert(
         UsageError: what it takes is not installed, or the inputs are not those of the file.
         ModelError: it cannot be converted, or does not compute the same.
         EngineError: no engine runs it.
-
     """
     kind = _kind(path)
     if inputs and kind != "script":
@@ -130,7 +129,6 @@ def _kind(path: Path) -> str:
     Raises:
         UsageError: there is none.
         ModelError: it cannot be converted, or need not be.
-
     """
     if path.is_file() and path.suffix in {".onnx", ".xml"}:
         raise ModelError(
@@ -150,7 +148,6 @@ def _check_installed(kind: str) -> None:
 
     Raises:
         UsageError: with the command that installs it.
-
     """
     wanted = ("ai_edge_litert",) if kind == "tflite" else ("torch", "onnxscript")
     missing = [name for name in wanted if find_spec(name) is None]
@@ -188,7 +185,6 @@ def _distance(
 
     Raises:
         EngineError: the engine cannot run the network.
-
     """
     sizes = {name: each.shape for name, each in cases[0].inputs.items()}
     with contained(f"{choice.engine}:{choice.device}"):
@@ -214,7 +210,6 @@ def _needed(
     Raises:
         ModelError: it does not find what the original finds, or is not fit to serve though
             nothing is left to be decided.
-
     """
     made = load(folder)
     kind, lacks = made.manifest.input.kind, None

@@ -44,7 +44,6 @@ def own_target(facts: Facts) -> Target:
 
     Raises:
         UsageError: there is none for its architecture.
-
     """
     if facts.arch == "aarch64":
         return TARGETS["arm"]

@@ -66,7 +66,6 @@ class Evaluator:
         Raises:
             ModelError: the float model gives nothing that could be compared.
             EngineError: it cannot be run.
-
         """
         self.kind: Kind = kind
         self.samples = samples
@@ -142,7 +141,6 @@ def network_inputs(
 
     Raises:
         ModelError: a sample does not fit, or the network's own numbers on it are not finite.
-
     """
     model, _ = load_model(folder, [EXACT], kind)
     made: list[Tensors] = []
@@ -171,7 +169,6 @@ def usual_findings(folder: Path, kind: Kind, samples: Sequence[Sample], advance:
 
     Raises:
         ModelError: the network cannot be run on a sample.
-
     """
     made = load(folder)
     manifest = made.manifest
@@ -276,7 +273,6 @@ class Comparison:
 
         Raises:
             EngineError: an engine cannot run it.
-
         """
         self.folder = folder
         self.evaluator = evaluator

@@ -47,7 +47,6 @@ def check_float(network: Path) -> None:
 
     Raises:
         ModelError: it is not a float .onnx, or too large.
-
     """
     facts = inspect(network)
     if facts.kind != "onnx":
@@ -66,7 +65,6 @@ def make_ready(network: Path, place: Path) -> FloatNetwork:
 
     Raises:
         ModelError: it is not a float .onnx, too large, or of an opset that cannot be raised.
-
     """
     check_float(network)
     import onnx

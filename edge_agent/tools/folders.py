@@ -21,7 +21,6 @@ def new_folder(place: Path) -> Iterator[Path]:
 
     Raises:
         UsageError: there is something at *place* already, or it cannot be made.
-
     """
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UsageError(f"-o: {place} is there already and not empty; name a new folder")
@@ -64,7 +63,6 @@ def stand_in(network: Path, source: ModelFolder, place: Path) -> ModelFolder:
         network: .onnx.
         source: whose manifest and labels it takes.
         place: an empty folder.
-
     """
     copy_rest(source, place)
     for part in inspect(network).files:

@@ -52,7 +52,6 @@ def golden_inputs(
 
     Returns:
         The inputs of each case, and what they are in words.
-
     """
     random = np.random.default_rng(0)
     try:
@@ -122,7 +121,6 @@ def clearest(model: Model, inputs: Sequence[Tensors], outputs: Sequence[Tensors]
         model: decodes the outputs.
         inputs: of the network, one for each case.
         outputs: that they give.
-
     """
     threshold = model.threshold
     model.threshold = max(threshold - 2 * CLEAR, 0.0)
@@ -160,7 +158,6 @@ def try_folder(folder: Path, kind: Kind, engines: Sequence[EngineChoice]) -> dic
 
     Returns:
         By engine that refuses it or cannot run it: why.
-
     """
     refused = {}
     for choice in engines:

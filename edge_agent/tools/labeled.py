@@ -37,7 +37,6 @@ def labeled(
 
     Raises:
         UsageError: the folder is not made so, or knows labels that the model does not.
-
     """
     if not folder.is_dir():
         raise UsageError(f"--eval: {folder}: no such folder")

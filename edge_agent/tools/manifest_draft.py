@@ -44,7 +44,6 @@ def draft_manifest(
 
     Raises:
         ModelError: its exporter says that it is something that is not supported.
-
     """
     network = facts.files[0]
     try:

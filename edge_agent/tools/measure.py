@@ -31,7 +31,6 @@ def costs_of(folders: Sequence[Path], choice: EngineChoice, kind: Kind) -> list[
 
     Raises:
         AgentError: one cannot be run there.
-
     """
     words = choice.words()
     times, _ = ask(__name__, [list(map(str, folders)), words, kind, ROUNDS], "timing")

@@ -38,7 +38,6 @@ def quantize_nncf(
         exclude: names of operators that stay float.
         stepwise: correct biases one after the other, each by what the network gives with those
             before it corrected: longer, and nearer to the float network.
-
     """
     import logging
 
@@ -72,7 +71,6 @@ def make_unsigned(model: Any) -> None:
 
     Args:
         model: an `onnx.ModelProto` in the QDQ format, changed in place.
-
     """
     import onnx
     from onnx import numpy_helper

@@ -61,7 +61,6 @@ def recognize(path: Path) -> Kind:
     Raises:
         UsageError: there is no such file.
         ModelError: it is neither an exported program nor TorchScript, or too large.
-
     """
     if not path.is_file():
         what = "is a folder; name the file in it" if path.is_dir() else "no such file"
@@ -146,7 +145,6 @@ def check_exported(names: Collection[str], read: Read, where: str) -> None:
     Raises:
         ModelError: it holds pickled objects, names Python functions, is compiled, was exported
             in training mode, or is damaged.
-
     """
     again = EXPORT.format(stem=Path(where).stem)
     for name in names:
@@ -275,7 +273,6 @@ def check_script(names: Collection[str], read: Read, where: str) -> None:
 
     Raises:
         ModelError: it does, or it holds objects of compiled classes.
-
     """
     for name in names:
         is_code = name.startswith("code/") and name.endswith(".py")

@@ -35,7 +35,6 @@ def load_source(path: Path, kind: Kind, inputs: Sequence[TensorSpec]) -> SourceM
     Raises:
         ModelError: it would run code of its own, or is damaged.
         Exception: PyTorch cannot load it.
-
     """
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
@@ -169,7 +168,6 @@ def _example(said: Mapping[str, str], path: Path) -> list[TensorSpec]:
 
     Raises:
         UsageError: nothing is noted.
-
     """
     try:
         height, width = json.loads(said["imgsz"])

@@ -72,7 +72,6 @@ class Search:
             target: says how eight bits are used.
             max_drop: what it may lose.
             place: a folder for networks and ranges.
-
         """
         self._comparison = comparison
         self._folder = comparison.folder

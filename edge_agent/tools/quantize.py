@@ -117,7 +117,6 @@ def quantize(
         UsageError: too few samples.
         ModelError: the network cannot be quantized.
         EngineError: an engine cannot run it.
-
     """
     manifest = folder.manifest
     if manifest.input.state:
@@ -209,7 +208,6 @@ def judge(  # noqa: PLR0913 - the options of the command
         UsageError: there are no samples.
         ModelError: nothing is found that could be compared.
         EngineError: an engine cannot run one of them.
-
     """
     if not samples:
         raise UsageError("no samples to judge on: name a source that has some")
@@ -225,7 +223,6 @@ def check_comparable(folder: ModelFolder, other: ModelFolder, name: str) -> None
 
     Raises:
         ModelError: it is of another format, or not for the same.
-
     """
     if inspect(other.network).kind != "onnx":
         raise ModelError(f"{name}: expected .onnx; of other files there is no exact computation")

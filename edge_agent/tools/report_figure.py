@@ -22,7 +22,6 @@ def draw(report: Report, path: Path) -> None:
 
     Raises:
         AgentError: the file cannot be written.
-
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -35,7 +35,6 @@ class SourceModel(Protocol):
 
         Raises:
             Exception: it cannot be converted.
-
         """
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:

@@ -54,7 +54,6 @@ def calibrate(
 
     Raises:
         ModelError: a tensor is not finite on these samples.
-
     """
     from onnxruntime.quantization.calibrate import create_calibrator, save_tensors_data
 
@@ -101,7 +100,6 @@ def quantize_onnx(
         method: that the ranges were made with.
         kinds: types of operators to quantize; none: all that can be.
         exclude: names of operators that stay float.
-
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 

@@ -68,7 +68,6 @@ def measure(
     Raises:
         UsageError: a model, or a right that is asked for, is not there.
         AgentError: a run failed, or gave a wrong answer.
-
     """
     if find_mosquitto() is None:
         raise UsageError(
@@ -290,7 +289,6 @@ class _Bench:
 
         Raises:
             AgentError: one is not.
-
         """
         claims = [run.claim for run in runs if run.claim["variant"] != NONE]
         if not claims:

@@ -41,7 +41,6 @@ def ensure_droppable() -> None:
 
     Raises:
         UsageError: it cannot, and how to mend it.
-
     """
     if not os.access(DROP, os.W_OK):
         raise UsageError(
@@ -68,7 +67,6 @@ def holders(libraries: Collection[str]) -> list[str]:
 
     Returns:
         Number and name of each, as far as it may be looked at.
-
     """
     marks = [f"/{name}{end}" for name in libraries for end in ("/", ".libs/")]
     found = []
@@ -88,7 +86,6 @@ def read_rate(path: Path) -> float:
 
     Returns:
         Bytes a second.
-
     """
     evict([path])
     handle = os.open(path, os.O_RDONLY)

@@ -35,7 +35,6 @@ def look(models: list[str], place: str, config: str | None = None) -> list[dict[
     Raises:
         UsageError: a model that this cannot measure.
         EngineError: one that ONNX Runtime cannot load.
-
     """
     folders = [load(path) for path in find_models(models, config, _progress)]
     looked = [(folder, _facts(folder)) for folder in folders]
@@ -74,7 +73,6 @@ def _facts(folder: ModelFolder) -> NetworkFacts:
 
     Raises:
         UsageError: it cannot; what it could.
-
     """
     manifest, decoders = folder.manifest, (*CLASSIFIERS, *DETECTORS)
     if manifest.input.is_signal or folder.network.suffix != ".onnx":

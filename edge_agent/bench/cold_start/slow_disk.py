@@ -31,7 +31,6 @@ def slow_disk(places: Sequence[Path], rate: float) -> Iterator[None]:
 
     Raises:
         UsageError: there are no such rights, no such controller, or no disk; the mend.
-
     """
     with ExitStack() as stack:
         try:
@@ -52,7 +51,6 @@ def disk_of(place: Path) -> Path:
 
     Raises:
         UsageError: none does, as of files in memory, over the network or in a container.
-
     """
     number = place.stat().st_dev
     link = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
@@ -113,7 +111,6 @@ def find_controller(mounts: str) -> tuple[Path, bool]:
 
     Raises:
         UsageError: there is none.
-
     """
     found: dict[bool, Path] = {}
     for line in mounts.splitlines():

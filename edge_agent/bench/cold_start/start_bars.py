@@ -27,7 +27,6 @@ def draw(reports: Sequence[ColdStartReport], path: Path) -> None:
 
     Raises:
         AgentError: the file cannot be written.
-
     """
     figure, plots = bars.plots([len(report.setup.variants) for report in reports])
     for plot, report in zip(plots, reports, strict=True):

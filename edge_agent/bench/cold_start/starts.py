@@ -73,7 +73,6 @@ def starts(
         clip: that is opened.
         loopback: takes the results.
         kinds: of the agent's starts.
-
     """
     place = Path(model["place"])
     made = []
@@ -150,7 +149,6 @@ def script_steps(marks: Mapping[str, float], begun: float, ended: float) -> dict
         marks: when each step was done, seconds of the monotonic clock.
         begun: when it was started.
         ended: when its result was here.
-
     """
     times = {step: marks[step] for step in SCRIPT_STEPS if step in marks} | {"publish": ended}
     steps, before = {}, begun

@@ -18,7 +18,6 @@ def call(module: str, function: str, **arguments: Any) -> Any:
 
     Raises:
         AgentError: what the function raised, of the same class, or it crashed.
-
     """
     return ask(__name__, [module, function, arguments], f"{module}.{function}", stderr=None)
 

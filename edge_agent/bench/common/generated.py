@@ -60,7 +60,6 @@ def generated(name: str, report_progress: Callable[[str], None]) -> Path:
     Args:
         name: one of `NAMES`.
         report_progress: takes a line when it has to be made.
-
     """
     cache = cache_folder()
     folder = cache / f"generator-{VERSION}" / name
@@ -96,7 +95,6 @@ def find_model(
     Raises:
         UsageError: there is none such.
         ModelError: the agent has it, and it is broken.
-
     """
     if text and (Path(text) / MANIFEST).is_file():
         return Path(text)

@@ -28,7 +28,6 @@ def find_models(
     Raises:
         UsageError: one is not there, or the settings are wrong.
         ModelError: one is broken.
-
     """
     named = any(not (name and (Path(name) / MANIFEST).is_file()) for name in names)
     file = find_file(config)

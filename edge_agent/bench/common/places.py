@@ -15,7 +15,6 @@ def cache_folder() -> Path:
 
     Raises:
         UsageError: there is no home to keep it in, or it cannot be written.
-
     """
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:

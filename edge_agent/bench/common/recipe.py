@@ -19,7 +19,6 @@ def recipe(folder: ModelFolder, given: TensorSpec) -> dict[str, Any]:
 
     Raises:
         UsageError: neither network nor manifest gives the picture's size.
-
     """
     wanted = folder.manifest.input
     layout = wanted.layout or "nchw"

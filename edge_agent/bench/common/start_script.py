@@ -42,7 +42,6 @@ def prepare(frame: Any, how: dict[str, Any]) -> tuple[Any, Way]:
 
     Returns:
         The input tensor, and the way there.
-
     """
     width, height = how["width"], how["height"]
     rows, columns = frame.shape[:2]

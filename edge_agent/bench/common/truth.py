@@ -37,7 +37,6 @@ def check(model: dict[str, Any], clip: str, claims: list[dict[str, Any]]) -> lis
 
     Returns:
         A line for each that is wrong.
-
     """
     import onnxruntime as ort
 
@@ -124,7 +123,6 @@ def compare(true: Sequence[Box], said: Sequence[Box], threshold: float) -> str |
         true: those that are there, of scores down to `LEEWAY` below the threshold.
         said: those that were published.
         threshold: least score of what is to be published.
-
     """
     missing, extra, _ = unmatched(_detections(true), _detections(said), threshold + LEEWAY)
     wrong = [(true[place], "is missing") for place in missing]
@@ -155,7 +153,6 @@ def open_session(network: Path, options: Any) -> Any:
 
     Raises:
         EngineError: it cannot be loaded.
-
     """
     import onnxruntime as ort
 

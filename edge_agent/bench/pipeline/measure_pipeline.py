@@ -41,7 +41,6 @@ def measure(
 
     Raises:
         AgentError: a program failed.
-
     """
     folders = [_checked(model, setup) for model in models]
     reports = []

@@ -64,7 +64,6 @@ def overhead(loopback: Loopback) -> float:
 
     Raises:
         AgentError: the broker went away.
-
     """
     topics = Topics("edge", "bench")
     boxes = np.tile(np.array([10.0, 20.0, 110.0, 220.0], np.float32), (5, 1))

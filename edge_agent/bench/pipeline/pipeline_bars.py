@@ -28,7 +28,6 @@ def draw(reports: Sequence[PipelineReport], path: Path) -> None:
 
     Raises:
         AgentError: the file cannot be written.
-
     """
     rows = [count for report in reports for count in (len(report.turns) + len(report.scaling), 1)]
     figure, plots = bars.plots(rows)

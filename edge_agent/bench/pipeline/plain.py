@@ -69,7 +69,6 @@ def publisher(
         how: the recipe of its pictures.
         port: of the broker on loopback.
         topic: of the results.
-
     """
     given, outputs = tensors
     size = how["width"], how["height"]

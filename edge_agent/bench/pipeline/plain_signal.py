@@ -38,7 +38,6 @@ def rows_of(spec: SourceSpec, channels: tuple[int | str, ...]) -> Array:
 
     Raises:
         UsageError: the script has no lines for such a recording.
-
     """
     path = spec.local
     names: list[str] = []

@@ -89,7 +89,6 @@ class Player:
 
         Raises:
             AgentError: the program has ended.
-
         """
         deadline = time.perf_counter() + seconds
         while (left := deadline - time.perf_counter()) > 0:
@@ -112,7 +111,6 @@ class Player:
         Raises:
             SilentError: they do not come.
             AgentError: the program has ended.
-
         """
         missing = set(topics)
         for heard in self.heard(START_SECONDS):
@@ -129,7 +127,6 @@ class Player:
 
         Raises:
             AgentError: that takes too long, or the program has ended.
-
         """
         since = begun = time.perf_counter()
         while time.perf_counter() - begun < PREPARE_SECONDS:
@@ -163,7 +160,6 @@ class Player:
 
         Raises:
             AgentError: the program has ended.
-
         """
         for _ in self.heard(0.001):
             pass  # what has been waiting since before
@@ -230,7 +226,6 @@ def agent(
 
     Raises:
         AgentError: it gives no results.
-
     """
     name = load(model).manifest.name
     blocks = [f'device_id = "{device}"\nstate_dir = "state"\nmodels_dirs = ["models"]\n']
@@ -269,7 +264,6 @@ def script(module: str, arguments: Sequence[object], loopback: Loopback) -> Iter
 
     Raises:
         AgentError: it gives no results.
-
     """
     topic = f"{module}/result/clip"
     words = [*map(str, arguments), str(loopback.port), topic]

@@ -32,7 +32,6 @@ def following_ms() -> dict[str, float]:
     Returns:
         The median of each, ms a frame. Without anything to follow a pipeline has no engine: what is
         left is asking for it, and the clock.
-
     """
     followed = _pipeline()
     nothing = replace(followed, zones=(), lines=(), rules=())

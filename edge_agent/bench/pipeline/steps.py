@@ -49,7 +49,6 @@ def need_playable(clip: str) -> None:
 
     Raises:
         UsageError: it cannot.
-
     """
     try:
         with closing(open_source(parse_source(f"file:{quote(clip)}", Path.cwd()))) as source:
@@ -80,7 +79,6 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
 
     Raises:
         AgentError: the engine cannot be used here, or the clip gives nothing.
-
     """
     each = seconds / SHARE
     loader, choice = _choice(Path(model), engine, Path(state))
@@ -129,7 +127,6 @@ def measure_signal(
 
     Raises:
         AgentError: the engine cannot be used here, or the recording gives no window.
-
     """
     each = seconds / SIGNAL_SHARE
     loader, choice = _choice(Path(model), engine, Path(state))

@@ -50,7 +50,6 @@ def together(place: Place, setup: PipelineSetup, count: int) -> Iterator[tuple[T
 
     Returns:
         The turn of the one, and that of the many, round by round.
-
     """
     line = Line(played(setup))
     other = place.folder / FELLOW
@@ -84,7 +83,6 @@ def idle(place: Place, setup: PipelineSetup, pictures: Path) -> Idle:
         place: where.
         setup: how long, but at least `IDLE_SECONDS`.
         pictures: a folder with one picture, which each shows once and then not for an hour.
-
     """
     line = Line(f"dir:{pictures}?loop=1&rate=0.0003")
     costs = []
@@ -107,7 +105,6 @@ def cost_of_each(alone: tuple[float, float], crowded: tuple[float, float]) -> Id
     Args:
         alone: processor time, as a share of a core, and memory, MB, of an agent with one pipeline.
         crowded: likewise, with `IDLE` more.
-
     """
     cpu, memory = (max(0.0, more - one) / IDLE for one, more in zip(alone, crowded, strict=True))
     return Idle(IDLE, cpu * 100, memory)
@@ -124,7 +121,6 @@ def carried(place: Place, setup: PipelineSetup, guess: int, report_progress: Pro
         setup: the clip, the rate and the bound.
         guess: a number to begin with.
         report_progress: takes a line for each number tried.
-
     """
     ages: dict[int, float] = {}
     problems: dict[int, str] = {}
@@ -153,7 +149,6 @@ def most_served(served: Callable[[int], bool], guess: int) -> tuple[int, int]:
 
     Returns:
         That number, at most a twentieth too low, and the least number that failed; 0: none failed.
-
     """
     most, refused = 0, 0
     count = max(1, min(guess, MOST))

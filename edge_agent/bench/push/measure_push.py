@@ -95,7 +95,6 @@ def measure(
 
     Raises:
         AgentError: a run failed.
-
     """
     reports = []
     with scratch_folder("bench") as place:
@@ -211,7 +210,6 @@ def _push(
 
     Raises:
         AgentError: it was rejected, or nothing moves.
-
     """
     client.subscribe([f"edge/+/push/{package.transfer}"])
     sender = Sender(client, "edge", DEVICE, [DEVICE], package)

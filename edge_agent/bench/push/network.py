@@ -18,7 +18,6 @@ def write_network(path: Path, *, rows: int, classes: int) -> None:
         rows: of its table of weights, float32 [rows, classes]; one of them is read at each
             inference, chosen by the picture, so that no engine can fold the table away.
         classes: of its output.
-
     """
     import onnx
     from onnx import TensorProto, helper, numpy_helper

@@ -41,7 +41,6 @@ def rate(port: int, protocol: int, sizes: Sequence[int]) -> Rates:
 
     Raises:
         AgentError: they do not arrive.
-
     """
     topic = f"raw/{secrets.token_hex(4)}"
     noise = secrets.token_bytes(max(sizes))

@@ -18,7 +18,6 @@ def clip_of(options: Options) -> Path:
 
     Raises:
         UsageError: there is no such clip.
-
     """
     clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
     if not clip.is_file():
@@ -32,7 +31,6 @@ def picture_of(name: str | None) -> Path | None:
 
     Raises:
         UsageError: it cannot be written, or matplotlib is missing.
-
     """
     picture = None if name is None else Path(name)
     if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
@@ -52,7 +50,6 @@ def recording_of(options: Options, models: Sequence[Path]) -> tuple[Path, str] |
 
     Raises:
         UsageError: there is no such recording.
-
     """
     # Not above: it brings NumPy, and a process that times cold starts holds no large library.
     from ...sources.schemes import SCHEMES

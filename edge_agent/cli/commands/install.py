@@ -107,7 +107,6 @@ def check_system(command: str) -> None:
 
     Raises:
         UsageError: this is not root, or systemd does not run.
-
     """
     if os.geteuid() != 0:
         raise UsageError(f"{command} changes the system: run it with sudo")
@@ -164,7 +163,6 @@ def _switch(to: Installation, before: Installation | None, config: Path | None) 
     Raises:
         AgentError: its service does not stay up; all is as it was.
         UsageError: the settings given are wrong; likewise.
-
     """
     kept = _Kept((SETTINGS, UNITS / UNIT, UNITS / RETRY, SYSUSERS))
     try:
@@ -188,7 +186,6 @@ def _check_settings(config: Path, before: Installation | None) -> None:
 
     Raises:
         UsageError: they are wrong.
-
     """
     if not (config.is_file() and ETC.is_dir()):
         return
@@ -265,7 +262,6 @@ def _set_up(config: Path | None, to: Installation) -> None:
 
     Raises:
         UsageError: the settings given are wrong; those in place stay.
-
     """
     source = to.units
     SYSUSERS.parent.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,6 @@ class Bundle:
 
         Raises:
             UsageError: they are not.
-
         """
         with zipfile.ZipFile(self.path) as archive:
             facts = json.loads(archive.read(FACTS))
@@ -81,7 +80,6 @@ def open_bundle(path: Path) -> Bundle:
 
     Raises:
         UsageError: it is not there, not whole, not as it was made, or something else.
-
     """
     changed = "nothing was changed"
     try:

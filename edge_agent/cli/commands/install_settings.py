@@ -58,7 +58,6 @@ def check(config: Path, settings: Path, python: Path, code: Path | None = None) 
 
     Raises:
         UsageError: it is not; with the package's own message.
-
     """
     with _laid_out(config, settings) as taken:
         _judge(config, taken, python, code)
@@ -69,7 +68,6 @@ def take(config: Path, settings: Path, python: Path) -> None:
 
     Raises:
         UsageError: it would be wrong there; nothing is changed.
-
     """
     with _laid_out(config, settings) as taken:
         if not _judge(config, taken, python):

@@ -77,7 +77,6 @@ class Installation:
 
         Raises:
             AgentError: it has none.
-
         """
         for found in self.place.glob("lib/python*/site-packages/edge_agent/_bundled/systemd"):
             return found
@@ -88,7 +87,6 @@ class Installation:
 
         Raises:
             AgentError: there is no room, or it cannot be mounted.
-
         """
         partial = self.image.with_name(f".{self.image.name}")
         run("mksquashfs", str(self.place), str(partial), *_PACKING)
@@ -161,7 +159,6 @@ def check_images() -> None:
 
     Raises:
         UsageError: they cannot.
-
     """
     if shutil.which("mksquashfs") is None:
         raise UsageError("--image needs mksquashfs; install it: apt install squashfs-tools")

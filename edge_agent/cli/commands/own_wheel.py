@@ -22,7 +22,6 @@ def own_source(folder: Path) -> Path:
 
     Raises:
         AgentError: this is neither a checkout nor an installed package.
-
     """
     checkout = Path(__file__).resolve().parents[3]
     if (checkout / "pyproject.toml").is_file():

@@ -117,7 +117,6 @@ def _check(folder: ModelFolder) -> None:
 
     Raises:
         ModelError: its network is damaged, or does not fit its manifest.
-
     """
     from ...inference.fit import check_fit
     from ...models.describing import inspect_network
@@ -171,7 +170,6 @@ def _reconnect(client: OneShotClient, deadline: float) -> None:
 
     Raises:
         BrokerError: it has not come back in time.
-
     """
     while True:
         try:

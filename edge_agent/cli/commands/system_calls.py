@@ -13,7 +13,6 @@ def run(*command: str) -> None:
 
     Raises:
         AgentError: it failed; with its last word.
-
     """
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:

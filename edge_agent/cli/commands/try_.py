@@ -233,7 +233,6 @@ def _watch(
 
     Returns:
         How many there were, how many errors, and whether it was Ctrl-C.
-
     """
     shown = _Shown(model, samples, first, spec, tried)
     watch = _SourceWatch(samples, spec, shown.view)

@@ -29,7 +29,6 @@ def draft(config: str, origins: str) -> Plan | None:
     Args:
         config: the settings file, absolute.
         origins: fingerprint of the inputs.
-
     """
     try:
         settings = load(Path(config))

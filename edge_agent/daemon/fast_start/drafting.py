@@ -49,7 +49,6 @@ class Drafting:
 
         Raises:
             OSError: the system allows no further process.
-
         """
         memory = os.memfd_create("networks")
         read, write = os.pipe()
@@ -85,7 +84,6 @@ class Drafting:
 
         Raises:
             AgentError: it cannot be loaded so.
-
         """
         with self._reading:
             while index not in self._said:

@@ -84,7 +84,6 @@ def find(config: str | None, origins: str) -> Plan | None:
     Args:
         config: the settings file, absolute.
         origins: fingerprint of the inputs now.
-
     """
     state = _state_folder(config)
     try:

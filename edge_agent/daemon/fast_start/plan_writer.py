@@ -54,7 +54,6 @@ class PlanWriter:
             lazy: whether models of second stages are loaded when they are needed.
             origins: the settings file and the digest of what the settings in use were made from.
             models: lists the models that a start can load at once.
-
         """
         self._runner = runner
         self._store = store

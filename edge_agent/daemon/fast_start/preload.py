@@ -48,7 +48,6 @@ class Preload:
 
         Raises:
             ImportError: one of them is not installed any more.
-
         """
         self._import_numpy()
         self._need(ENGINE)
@@ -64,7 +63,6 @@ class Preload:
         Raises:
             ImportError: a library is not installed any more.
             RuntimeError: the system allows no further thread.
-
         """
         self._reading = start_read_ahead(plan.state, plan.origins)
         # Forms of other engines are not begun here: their libraries take longer to import than
@@ -120,7 +118,6 @@ class Preload:
 
         Raises:
             AgentError: it cannot be loaded so.
-
         """
         return self._models[index].result()
 
@@ -162,7 +159,6 @@ class PreloadedModel:
 
         Raises:
             AgentError: it cannot be loaded so.
-
         """
         if self.planned is None and not self.form:
             return None

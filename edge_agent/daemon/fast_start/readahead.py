@@ -80,7 +80,6 @@ def start_read_ahead(state: str, origins: str) -> ReadAhead | None:
 
     Returns:
         None where there is no list, or the files are in memory already.
-
     """
     try:
         with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - before pathlib is needed
@@ -149,7 +148,6 @@ def list_touched(origins: str, without: Sequence[str]) -> bytes | None:
 
     Returns:
         The content of the list's file; None where the kernel does not show it.
-
     """
     try:
         mapped = {path: pages for path, pages in _mapped() if not path.startswith(tuple(without))}

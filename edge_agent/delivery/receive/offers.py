@@ -174,7 +174,6 @@ def _check_age(sent: float, now: float) -> None:
 
     Raises:
         ModelError: it is too old: nobody sends its blocks any more, and it may be withdrawn.
-
     """
     if now - sent > MOST_OFFER_SECONDS:
         raise ModelError(

@@ -66,7 +66,6 @@ class Deployer:
             trial: the device's bounds, which may be reloaded.
             swap: the profile's "overlap" or "replace".
             memory_budget_mb: what models may take; 0: no bound.
-
         """
         overlap = swap != "replace"
         self._store = store

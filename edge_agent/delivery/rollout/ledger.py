@@ -130,7 +130,6 @@ class Candidate:
         Raises:
             Interrupted: the agent ends.
             ModelError: a command has overtaken it.
-
         """
         if closing.is_set():
             raise Interrupted(self.id)
@@ -167,7 +166,6 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
             library: of all versions.
             publish: publishes on the topic of a transfer.
             on_change: called when what `describe` returns has changed.
-
         """
         self._store = store
         self._library = library
@@ -206,7 +204,6 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
 
         Raises:
             ModelError: the mark of its trial cannot be written: the disk is full or broken.
-
         """
         self.advance(candidate, phase)
         log.info("%s: %s", candidate.id, phase)

@@ -32,7 +32,6 @@ class Rollbacks:
         Raises:
             AgentError: there is none, it does not load, or it is not what was accepted; nothing
                 has changed then.
-
         """
         pointers = self._store.pointers(name)
         if pointers.live is None:

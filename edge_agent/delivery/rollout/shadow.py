@@ -33,7 +33,6 @@ class Comparison:
         Args:
             model: the candidate.
             wanted: how many frames to compare.
-
         """
         self.model = model
         self.wanted = wanted
@@ -132,7 +131,6 @@ class Shadowing:
             active: what serves.
             ledger: of candidates.
             closing: set when the agent ends.
-
         """
         self._active = active
         self._ledger = ledger
@@ -155,7 +153,6 @@ class Shadowing:
 
         Raises:
             ModelError: it fails, is too slow or does not agree, or shall not go on.
-
         """
         servings = [
             s
@@ -193,7 +190,6 @@ def _check(candidate: Candidate, shadow: Comparison, bounds: Trial) -> None:
 
     Raises:
         ModelError: it has failed, does not agree or is too slow.
-
     """
     if shadow.errors:
         raise ModelError(f"{candidate.id}: shadow: failed on a live frame: {shadow.error}")

@@ -55,7 +55,6 @@ class Swap:
             active: what serves.
             trial: the device's bounds, which may be reloaded.
             overlap: whether two versions may be in memory at once, where there is room.
-
         """
         self._store = store
         self._library = library
@@ -73,7 +72,6 @@ class Swap:
 
         Raises:
             AgentError: there is none such, it does not load, or it is not what was accepted.
-
         """
         folder = self._library.find_unchanged(name, version)
         models = self.open(folder, checked=False)
@@ -95,7 +93,6 @@ class Swap:
 
         Raises:
             AgentError: it does not load.
-
         """
         opened: dict[Kind, Model] = {}
         wanted: set[Kind] = {
@@ -133,7 +130,6 @@ class Swap:
 
         Raises:
             ModelError: the new one does not load, or the disk is full; the old one serves again.
-
         """
         name = candidate.name
         incumbent = self._library.live(name)
@@ -161,7 +157,6 @@ class Swap:
 
         Raises:
             ModelError: the disk is full; nothing has changed then.
-
         """
         name = folder.manifest.name
         try:
@@ -220,7 +215,6 @@ def log_live(name: str, version: str, before: str | None, details: Mapping[str, 
         version: that serves.
         before: that served until now; None: none did.
         details: `exchange_details`, and `first_inference_ms` and `shadow` where they are known.
-
     """
     first = details.get("first_inference_ms")
     agreed, low = agreement_words(details)

@@ -33,7 +33,6 @@ class Trials:
             ledger: of candidates.
             closing: set when the agent ends.
             budget_mb: what models may take; 0: no bound.
-
         """
         self._active = active
         self._ledger = ledger
@@ -45,7 +44,6 @@ class Trials:
 
         Raises:
             ModelError: it has not passed, or shall not go on.
-
         """
         self._ledger.enter(candidate, "trial")
         details: dict[str, Any] = {}
@@ -109,7 +107,6 @@ def _check(candidate: Candidate, verdict: Verdict, bounds: Trial) -> None:
 
     Raises:
         ModelError: it has not passed.
-
     """
     if not verdict.passed:
         raise ModelError(candidate.blamed(verdict.why))

@@ -57,7 +57,6 @@ class EarlyTrial:
             golden: whether golden inputs shall be run.
             memory_mb: what the child may take beyond what it takes with no model.
             stage: gives an empty folder, for what the child unpacks.
-
         """
         self._stack = ExitStack()
         folder = self._stack.enter_context(stage)
@@ -117,7 +116,6 @@ class EarlyTrial:
             have: bytes of the package, from the beginning.
             granted: the wish has arrived, too.
             whole: nothing is missing.
-
         """
         if have - self._announced < STEP_BYTES and granted == self._granted and not whole:
             return
@@ -160,7 +158,6 @@ class EarlyTrials:
             trial: the device's bounds, which may be reloaded.
             overlap: whether two models may be in memory at once.
             budget_mb: what models may take; 0: no bound.
-
         """
         self._store = store
         self._active = active

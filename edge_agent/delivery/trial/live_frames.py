@@ -52,7 +52,6 @@ class LiveFrames:
         Args:
             serving: whose frames they are; None: there are none.
             folder: of the model that they are for; its manifest is read when a frame is wanted.
-
         """
         self._serving = serving
         self._folder = folder
@@ -66,7 +65,6 @@ class LiveFrames:
 
         Args:
             specs: of the network's inputs, as it declares them.
-
         """
         sample, kind = self._newest.sample, self.kind
         if sample is None or kind is None:

@@ -72,7 +72,6 @@ class TrialProcess:
             engines: that it may need.
             memory_mb: what it may take beyond what it takes with no model; 0: no bound.
             frame: returns a live frame, as inputs of a network, or None.
-
         """
         self._sending = threading.Lock()
         stdin, self._requests = os.pipe2(os.O_CLOEXEC)
@@ -130,7 +129,6 @@ class TrialProcess:
         Args:
             question: what to do.
             data: descriptor of the file that is being filled; may be closed afterward.
-
         """
         with self._sending, contextlib.suppress(OSError):  # it has ended
             socket.send_fds(self._progress, [PROGRESS.pack(0, False)], [data])
@@ -317,7 +315,6 @@ def run_trial(
         oversize: how to load it, as it is larger than all models may take; None: it is not. To
             prepare such a model takes time of its own, and memory that is not counted.
         frame: returns a live frame, as inputs of a network, or None; a *process* has its own.
-
     """
     question = {
         "folder": str(folder),

@@ -91,7 +91,6 @@ class Channel:
         Args:
             memory: descriptor of the memory that the agent writes them into.
             specs: of the network's inputs.
-
         """
         import numpy as np
 
@@ -186,7 +185,6 @@ def judge(
 
     Raises:
         AgentError: it does not load, or fails.
-
     """
     from ...inference.model import load_model
     from ...models.manifest import load

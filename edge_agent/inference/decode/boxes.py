@@ -51,7 +51,6 @@ def selection_of(
         network: with its manifest.
         iou: where the manifest does not say; None: suppression is done in the network.
         suppressible: whether to suppress at all, even if the manifest gives an `iou`.
-
     """
     spec = network.manifest.output
     given = iou if spec.iou is None else spec.iou
@@ -112,7 +111,6 @@ def in_pixels(network: Network, boxes: Floats) -> Floats:
     Args:
         network: with the size of its picture.
         boxes: (n, 4) center x, center y, width, height, or two corners; of the hits.
-
     """
     if not len(boxes) or (boxes > NORMALIZED_AT_MOST).any():
         return boxes
@@ -133,7 +131,6 @@ def ensure_decoded(network: Network, output: Output, table: Floats, rows: Indice
 
     Raises:
         SampleError: they are not decoded.
-
     """
     boxes = table[rows, :4]
     if not len(boxes) or (boxes > NORMALIZED_AT_MOST).any():
@@ -178,7 +175,6 @@ def detections(
 
     Raises:
         SampleError: a box or score is not finite, or a class has no label.
-
     """
     order = np.flatnonzero(labels.is_named(hits.classes))
     order = order[np.argsort(-hits.scores[order], kind="stable")][:MOST_CANDIDATES]

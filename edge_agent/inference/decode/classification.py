@@ -94,7 +94,6 @@ def _as_given(values: Floats) -> Floats:
 
     Raises:
         SampleError: they are neither.
-
     """
     if len(values) > 1 and values.max() <= 0 and abs(np.exp(values).sum() - 1) < _ROUNDING:
         return np.exp(values)

@@ -35,7 +35,6 @@ class Decoder(Protocol):
 
         Raises:
             SampleError: the outputs are not finite, or not what the network declared.
-
         """
 
 
@@ -53,7 +52,6 @@ class Output:
 
         Raises:
             SampleError: its shape is none of those the decoder can read.
-
         """
         array = self.array(outputs)
         if array.dtype == np.float32:
@@ -88,7 +86,6 @@ class Network:
 
         Raises:
             ModelError: the network takes no picture.
-
         """
         if self.size is None:
             found = "the input takes none"
@@ -104,7 +101,6 @@ class Network:
 
         Raises:
             ModelError: it does not; the known ones.
-
         """
         known = [output.name for output in self.outputs]
         for role, name in self.manifest.output.names.items():
@@ -135,7 +131,6 @@ class Network:
 
         Raises:
             ModelError: the one named in `output.names` has another shape.
-
         """
         given = self.manifest.output.names.get(role)
         taken = {name for other, name in self.manifest.output.names.items() if other != role}
@@ -168,7 +163,6 @@ class Network:
 
         Raises:
             ModelError: there is none, or several that it could be; expected and found.
-
         """
         output = self.find(role, patterns, names=names, without=without)
         if output is None:
@@ -211,7 +205,6 @@ def check_rows(output: Output, found: int, other: Output, count: int) -> None:
 
     Raises:
         SampleError: sizes that the network left open turned out to differ.
-
     """
     if found != count:
         raise SampleError(
@@ -233,7 +226,6 @@ def ensure_finite(name: str, *parts: Array) -> None:
 
     Raises:
         SampleError: it is not; names the output.
-
     """
     for part in parts:
         with np.errstate(all="ignore"):
@@ -250,7 +242,6 @@ def ensure_finite_columns(name: str, table: Floats, columns: slice) -> None:
 
     Raises:
         SampleError: they are not; names the output.
-
     """
     with np.errstate(all="ignore"):
         total = table.sum()

@@ -54,7 +54,6 @@ def check_grid(
 
     Raises:
         ModelError: expected and found.
-
     """
     if count is not None and grid_of(size, count, choices) is None:
         raise ModelError(_misfit(output, size, count, choices))
@@ -67,7 +66,6 @@ def grid_for(
 
     Raises:
         SampleError: a size that the network left open turned out not to fit.
-
     """
     grid = grid_of(size, count, choices)
     if grid is None:

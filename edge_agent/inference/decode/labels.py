@@ -36,7 +36,6 @@ class Labels:
 
         Raises:
             SampleError: the network found a class beyond the last label.
-
         """
         if not self.names:
             return tuple(str(int(index)) for index in indices)
@@ -60,7 +59,6 @@ def check_classes(labels: Labels, found: int | None, where: str) -> None:
 
     Raises:
         ModelError: expected and found.
-
     """
     if labels.classes is None or found is None or labels.classes == found:
         return

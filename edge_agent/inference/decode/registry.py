@@ -33,7 +33,6 @@ def build_decoder(
 
     Raises:
         ModelError: manifest and network do not fit each other; expected and found.
-
     """
     network = Network(manifest, labels, inputs, outputs, size)
     module, _, function = DECODERS[manifest.decoder].function.rpartition(".")

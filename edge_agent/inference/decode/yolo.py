@@ -135,7 +135,6 @@ def _rows(network: Network, labels: Labels, may_be: Callable[[int], bool] | None
         network: with its manifest.
         labels: of the classes.
         may_be: whether there can be so many rows, where that is known.
-
     """
     network.check_roles("predictions")
     output = network.need("predictions", [(1, None, None)], names=("output", "output0"))

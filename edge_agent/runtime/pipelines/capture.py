@@ -129,7 +129,6 @@ class Capture:
             status: publishes the state of the source.
             errors: records why captures cannot be used.
             context: what the source is opened with, but for `closing`.
-
         """
         self.spec = spec
         self.queue = queue
@@ -354,7 +353,6 @@ class Pictures:
 
         Raises:
             SampleError: nothing of the region lies inside the picture.
-
         """
         why = None if self._region is None else outside(picture, self._region)
         if why is not None:
@@ -421,7 +419,6 @@ class Windows:
         Raises:
             SampleError: a reading of a live source does not fit; others may.
             MisfitError: a recording does not fit.
-
         """
         model = self._model(attempt)
         if model is None:

@@ -59,7 +59,6 @@ class PipelineCommands:
         Args:
             runner: has the pipelines.
             changed: called when something was set.
-
         """
         self._runner = runner
         self._changed = changed
@@ -149,7 +148,6 @@ def find_pipeline(runner: Runner, name: str) -> Pipeline:
 
     Raises:
         RequestError: there is none of this name.
-
     """
     pipelines = runner.pipelines
     if name not in pipelines:

@@ -47,7 +47,6 @@ class Decisions:
             spec: its manifest's `[output]`.
             follows: whether nothing is missing since the window before.
             override: the threshold of the settings, which wins.
-
         """
         if spec.smooth is None and not isinstance(spec.threshold, str):
             return outcome

@@ -38,7 +38,6 @@ def annotate(
         found: in it, with tracks where it has them; None: nothing was looked for.
         region: the part that was looked at, x1, y1, x2, y2 in pixels; None: all.
         shapes: zones and lines.
-
     """
     canvas = picture.copy()
     height, width = canvas.shape[:2]

@@ -39,7 +39,6 @@ class Drift:
             learned: keeps what is learned; None: it is not kept.
             source: what is learned of another one says nothing of this.
             region: of a picture, all that the model gets; None: the whole.
-
         """
         self.indices: dict[str, float] = {}
         """By channel, and of the score: replaced as a whole; empty: not known yet."""
@@ -69,7 +68,6 @@ class Drift:
             sample: the frame or window.
             found: in it, before anything is decided over several results.
             limit: the lowest score of a result.
-
         """
         if self._model is None:
             # The first result is on its way: nothing more is imported for it.

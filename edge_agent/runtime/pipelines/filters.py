@@ -29,7 +29,6 @@ class Filter:
         Args:
             found: detections or classes; anything else passes.
             threshold: lowest score of a label that has none of its own.
-
         """
         return self.split(found, threshold)[0]
 

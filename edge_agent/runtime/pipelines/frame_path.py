@@ -41,7 +41,6 @@ class FramePath:
             settings: the pipeline's.
             stage: adds tracks, zones and rules to results; None: nothing does.
             learned: keeps what is learned over restarts; None: it is not kept.
-
         """
         self.stage = stage
         """Replaced while frames go on."""
@@ -92,7 +91,6 @@ class FramePath:
 
         Raises:
             SampleError, EngineError, ModelError: a model failed.
-
         """
         answer = model.answer(self.request(sample))
         if isinstance(answer, AgentError):

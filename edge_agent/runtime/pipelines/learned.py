@@ -31,7 +31,6 @@ class Learned(Generic[T]):
             key: what a value is called there.
             read: returns a value of its JSON; raises ValueError, KeyError, … where it is none.
             write: the other way round.
-
         """
         self._file = file
         self._key = key

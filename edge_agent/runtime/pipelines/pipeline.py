@@ -103,7 +103,6 @@ class Pipeline:
             servings: its models, one for each arm.
             seconds: its second stages and their models.
             common: what it has in common with others.
-
         """
         self._common = common
         self.settings = settings

@@ -56,7 +56,6 @@ class PipelineRoute:
             load: loads a model that is needed now; returns when it is there, or cannot be loaded.
             stage: adds to results before the sinks take them.
             learned: keeps what is learned; None: it is not kept.
-
         """
         self.path = FramePath(settings, stage, learned)
         """What is done with each frame; its drift is of the first model, where they are split."""

@@ -75,7 +75,6 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
 
         Raises:
             UsageError: something the settings name is not as it should be.
-
         """
         self.settings = settings
         self.threads = ThreadGroup(stops)
@@ -162,7 +161,6 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         Args:
             urgent: reference of a model: sources of other models wait for `start_others`, as
                 opening them would take the processor from its first result. None: all start.
-
         """
         self._waiting = [
             pipeline
@@ -215,7 +213,6 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
 
         Raises:
             UsageError: its source is not one.
-
         """
         try:
             spec = parse_source(settings.source, self.settings.base)
@@ -262,7 +259,6 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
 
         Raises:
             UsageError: the reference is none.
-
         """
         from ..scheduler.requests import RequestQueue
 

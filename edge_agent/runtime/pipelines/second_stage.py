@@ -24,7 +24,6 @@ def add(outcome: Outcome, sample: Sample, stages: Iterable[tuple[SecondStage, Mo
 
     Raises:
         SampleError, EngineError, ModelError: the first crop on which a model failed.
-
     """
     first = outcome.findings
     if not isinstance(first, Detections):
@@ -38,7 +37,6 @@ def infer(stage: SecondStage, model: Model, sample: Sample, first: Detections) -
 
     Raises:
         SampleError, EngineError, ModelError: the first crop on which the model failed.
-
     """
     begin = time.perf_counter()
     # Detections beyond the picture's edge have no pixels.

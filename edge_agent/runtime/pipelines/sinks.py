@@ -63,7 +63,6 @@ class Sink:
             stream: the pipeline's.
             sample: the frame or window, to be read only.
             outcome: what was found in it, second stages included.
-
         """
 
     def wait_credit(self, stream: Stream, closing: threading.Event) -> bool:
@@ -83,7 +82,6 @@ class Sink:
             stream: the pipeline's.
             jpeg: the picture.
             about: the frame's `seq`, where it was inferred, and its `time`.
-
         """
 
     def event(self, event: Mapping[str, Any], qos: int, *, replayed: bool) -> None:
@@ -103,7 +101,6 @@ class Sink:
 
         Args:
             seconds: for so long it may wait for that, where it can be waited for.
-
         """
         del seconds
         return True
@@ -193,7 +190,6 @@ class ResultStage(Protocol):
             sample: the frame or window, to be read only.
             outcome: what was found in it.
             weak: what else was found, whose scores are below the threshold; None: nothing.
-
         """
 
     def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
@@ -211,5 +207,4 @@ class ResultStage(Protocol):
         Args:
             switched_off: it was.
             at: monotonic seconds; lanes may yet have results of what was captured before.
-
         """

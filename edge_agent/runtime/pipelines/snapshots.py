@@ -74,7 +74,6 @@ class Snapshots:
         Args:
             picture: (height, width, 3) uint8, BGR: the frame, just captured.
             late: how many frames of the pipeline were dropped by its deadline.
-
         """
         if not self.requested:
             return bool(self._wanted())

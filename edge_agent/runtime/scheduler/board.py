@@ -43,7 +43,6 @@ class Board(Generic[M]):
             lanes: how many will take captures off.
             clock: monotonic seconds, as captures have them.
             starting: models are still being loaded, until `settled` is set.
-
         """
         self.settled = threading.Event()
         """Set when the models of the start are loaded and its first result is out, or overdue. The
@@ -103,7 +102,6 @@ class Board(Generic[M]):
 
         Returns:
             False once it is closed or removed.
-
         """
         with self._lock:
             queue.pacing.count()
@@ -137,7 +135,6 @@ class Board(Generic[M]):
 
         Returns:
             False once it is closed or removed, or when the time is over.
-
         """
         with self._lock:
             if self._gone(queue):
@@ -290,7 +287,6 @@ class Board(Generic[M]):
             job: what `take` returned.
             deliver: hands the result to the sinks; None: inference failed. Called here, or by the
                 lane that finishes the frame before it.
-
         """
         queue = job.queue
         with self._lock:

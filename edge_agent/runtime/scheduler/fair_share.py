@@ -89,7 +89,6 @@ class FairShare:
             queues: all that had something queued, itself included.
             now: monotonic seconds.
             seconds: of lane time that it is charged.
-
         """
         least = share.spent
         others = set()

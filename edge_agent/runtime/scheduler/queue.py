@@ -156,7 +156,6 @@ class FrameQueue(Generic[M]):
             deadline: seconds after which a capture is dropped; 0: none.
             cost: what its frames take, where that is not what its model's take; then each counts
                 for what it took itself.
-
         """
         self.name = name
         self.route = route
@@ -254,7 +253,6 @@ class FrameQueue(Generic[M]):
 
         Returns:
             Seconds, 0 where it is not known yet; and frames that a lane takes at a time, at most.
-
         """
         model = self.route.choose()
         if model is None:
@@ -276,7 +274,6 @@ class FrameQueue(Generic[M]):
             job: what `pop` returned.
             took: seconds of lane time.
             deliver: hands its result over; None: inference failed.
-
         """
         (self.cost or job.model.cost).learn(took)
         if self.cost is not None:

@@ -85,7 +85,6 @@ def grant(queues: Iterable[R], ahead: int, *, idle: bool = False) -> list[R]:
 
     Returns:
         Those that go on.
-
     """
     coming: dict[int, int] = {}
     waiting = []

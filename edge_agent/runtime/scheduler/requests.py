@@ -39,7 +39,6 @@ class RequestQueue(Generic[M]):
             choose: returns the model that serves; called with the board's lock held.
             room: how many may wait for a lane.
             priority: those of the highest go first, as for pipelines.
-
         """
         self.name = name
         self.choose = choose
@@ -68,7 +67,6 @@ class RequestQueue(Generic[M]):
 
         Raises:
             RequestError: too many wait, or this is closed.
-
         """
         future: Future[Outcome] = Future()
 

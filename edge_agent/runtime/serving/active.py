@@ -94,7 +94,6 @@ class ActiveModels:
             loader: returns how they are loaded; likewise.
             flows: whether any frames are to be expected for a model.
             stopping: whether the agent is about to end: no further model is loaded then.
-
         """
         self._board = board
         self._open_library = library
@@ -169,7 +168,6 @@ class ActiveModels:
         Args:
             serving: to load it for.
             library: of the models that there are; None: the folders are read.
-
         """
         library = library or self._library
         with self._loading:
@@ -244,7 +242,6 @@ class ActiveModels:
 
         Returns:
             False, and nothing is done, where the old one does not serve any more.
-
         """
         with self._board.boundary():
             servings = [serving for serving in self._all.values() if serving.model is old]
@@ -269,7 +266,6 @@ class ActiveModels:
 
         Returns:
             False, and nothing is done, where the old one does not serve any more.
-
         """
         with self._loading:
             with self._board.boundary():
@@ -303,7 +299,6 @@ class ActiveModels:
 
         Returns:
             The models that serve nothing any more, for `retire`.
-
         """
         with self._board.boundary():
             servings = [s for s in self._all.values() if s.model and chosen(s, s.model)]

@@ -51,7 +51,6 @@ def reversed_decision(decision: Decision, engine: str) -> Decision | None:
 
     Returns:
         None where they were not measured beside each other.
-
     """
     if decision.incumbent_ms is None or decision.challenger_ms is None:
         return None

@@ -34,7 +34,6 @@ class CrashLedger:
 
         Args:
             state: the state folder.
-
         """
         self._file = StateFile(state / FILE, "crashes before this start")
         self._known = self._file.read(_parse) or {}
@@ -65,7 +64,6 @@ class CrashLedger:
 
         Args:
             what: model and engine as `core.flight_recorder.call_target` names them.
-
         """
         times, why = self._known.get(what, (0, ""))
         if times < LIMIT:

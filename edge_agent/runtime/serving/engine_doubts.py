@@ -33,7 +33,6 @@ class EngineDoubts:
 
         Args:
             state: the state folder.
-
         """
         self._state = state
         self._file = StateFile(state / FILE, "which engines compute a model wrongly")

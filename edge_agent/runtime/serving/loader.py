@@ -69,7 +69,6 @@ def match_profile(settings: Settings) -> tuple[Match, Facts]:
 
     Raises:
         UsageError: the profile named is not there, or a profile is wrong.
-
     """
     facts = read_facts()
     return choose(load_profiles(default_dirs()), facts, settings.profile), facts
@@ -99,7 +98,6 @@ def open_store(settings: Settings) -> Store:
 
     Raises:
         UsageError: it cannot be made or written.
-
     """
     make_state_folder(settings.state)
     return Store(settings.state)
@@ -129,7 +127,6 @@ class ModelLoader:
             tuning: what a tune has measured; None: the store's, if there is a store.
             batching: how many frames of several pipelines go through a model at a time.
             crashes: what is known of models that take the agent down; None: nothing.
-
         """
         self._store = store
         if tuning is None and store is not None:
@@ -167,7 +164,6 @@ class ModelLoader:
 
         Raises:
             EngineError: as for `allowed`.
-
         """
         choices = self.allowed(folder)
         if self.tuning is None:
@@ -202,7 +198,6 @@ class ModelLoader:
             EngineError: the engine that the settings insist on cannot read such a file.
             BarredError: on every one of them it has taken the agent down, again and again, or is
                 computed wrongly.
-
         """
         choices = [self._within_budget(choice) for choice in self.lineup.choices]
         choices = engine_order(choices, self._wanted, folder.network)
@@ -255,7 +250,6 @@ class ModelLoader:
         Raises:
             ModelError: the model is not fit to run.
             EngineError: no engine can run it.
-
         """
         with contained(folder.manifest.id):
             model, passed = self._load(folder, kind, checked=checked)
@@ -268,7 +262,6 @@ class ModelLoader:
         Args:
             model: about to serve.
             kind: of sample that it will be given.
-
         """
         held = is_held_to_golden(model.folder)
         if self.unproven(model.folder, model.choice) and (
@@ -296,7 +289,6 @@ class ModelLoader:
         Args:
             folder: of the model.
             choice: of the engine.
-
         """
         alone = self._profile.swap == "replace" and not self.exceeds_budget(folder)
         return alone and not is_held_to_golden(folder) and self._unheard(folder, choice)
@@ -371,7 +363,6 @@ class ModelLoader:
 
         Raises:
             ModelError: a file of the model cannot be read.
-
         """
         choice, budget = self.prepared_choice(folder), self._profile.memory_budget_mb
         if self._store is None or choice is None:
@@ -397,7 +388,6 @@ class ModelLoader:
 
         Raises:
             EngineError: it cannot be run so.
-
         """
         from ...inference.prepared.fallback import load_prepared
 
@@ -478,7 +468,6 @@ class ModelLoader:
 
         Raises:
             EngineError: it is, and nothing here can run it.
-
         """
         if self._store is None or not self.exceeds_budget(folder):
             return None

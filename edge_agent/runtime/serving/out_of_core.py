@@ -43,7 +43,6 @@ class OutOfCore:
         Raises:
             ModelError: the model is not fit to run.
             EngineError: it cannot be run so.
-
         """
         from ...inference.prepared.fallback import load_prepared  # a start chooses without it
 

@@ -101,7 +101,6 @@ class TuningResults:
             state: the state folder.
             profile: of this device.
             facts: the machine.
-
         """
         self._state = state
         self._path = state / FILE
@@ -149,7 +148,6 @@ class TuningResults:
 
         Raises:
             ModelError: a file of the model cannot be read.
-
         """
         tunes = self._read()[0]
         if not tunes:
@@ -164,7 +162,6 @@ class TuningResults:
 
         Raises:
             ModelError: a file of the model cannot be read.
-
         """
         best = self.best(folder, lanes, choices)
         ordered: list[EngineChoice] = []
@@ -185,7 +182,6 @@ class TuningResults:
         Raises:
             ModelError: a file of the model cannot be read.
             OSError: the file cannot be written.
-
         """
         tunes = dict(self._read()[0])
         tunes[model_digest(self._state, folder)] = Tune(model, time.time(), tuple(ways))

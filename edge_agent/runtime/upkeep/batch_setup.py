@@ -40,7 +40,6 @@ class BatchSetup:
             active: the models that serve.
             loader: how models are loaded here, and how many samples are to go together.
             board: whose frames go through them.
-
         """
         self._active = active
         self._loader = loader
@@ -85,7 +84,6 @@ class BatchSetup:
 
         Raises:
             EngineError: the engine failed.
-
         """
         try:
             with contained(model.id):
@@ -110,7 +108,6 @@ class BatchSetup:
         Raises:
             EngineError: its network takes one sample at a time, or it cannot be loaded.
             ModelError: the model is damaged meanwhile.
-
         """
         if not prepared.accepts_batches:
             raise EngineError(f"{model.id}: the network takes one sample at a time")

@@ -80,7 +80,6 @@ class Challenge:
                 be faster, too, there is nothing left to compare.
             confirmed: whether another engine agrees with a challenger on inputs, where a
                 provisional incumbent does not.
-
         """
         self._incumbent = incumbent
         self._verified = verified
@@ -100,7 +99,6 @@ class Challenge:
         Returns:
             The decision; None: to be called again, after `POLL_SECONDS`. Where the challenger
             failed to load, or another model serves now, nothing is kept.
-
         """
         if self._model is None:
             decision = self._begin()
@@ -167,7 +165,6 @@ class Challenge:
 
         Raises:
             AgentError: it fails on a live input.
-
         """
         latest = self._incumbent.latest()
         if latest is None or any(latest[1] is each for each in self._inputs):
@@ -199,7 +196,6 @@ class Challenge:
 
         Raises:
             AgentError: one of them fails.
-
         """
         if self._known is not None:
             why = self._known.why
@@ -251,7 +247,6 @@ class Challenger:
 
         Args:
             active: the models that serve.
-
         """
         self._active = active
         self._challenge: Challenge | None = None

@@ -79,7 +79,6 @@ class EngineCheck:
             active: the models that serve.
             loader: how models are loaded here, and what is known of engines.
             found: called when an engine that serves has been found sound.
-
         """
         self._active = active
         self._loader = loader
@@ -293,7 +292,6 @@ class EngineCheck:
 
         Raises:
             AgentError: there is none.
-
         """
         while True:
             other, _ = self._loader.load(folder, kind, checked=True)

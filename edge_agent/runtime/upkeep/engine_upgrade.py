@@ -41,7 +41,6 @@ class EngineUpgrade:
             loader: how models are loaded here.
             challenger: compares engines.
             closing: set when the agent ends.
-
         """
         self._loader = loader
         self._challenger = challenger
@@ -104,7 +103,6 @@ class EngineUpgrade:
 
         Raises:
             AgentError: it cannot be.
-
         """
         try:
             # What was checked of a provisional model is a copy: its file may be another now.

@@ -57,7 +57,6 @@ class Breaker:
 
         Args:
             clock: monotonic seconds.
-
         """
         self._clock = clock
         self._state: State = "closed"
@@ -113,7 +112,6 @@ class Failover:
             active: the models that serve.
             loader: how models are loaded here.
             clock: monotonic seconds.
-
         """
         self._active = active
         self._loader = loader

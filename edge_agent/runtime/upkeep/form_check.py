@@ -37,7 +37,6 @@ class FormCheck:
             active: the models that serve.
             loader: how models are loaded here, and what is known of engines.
             found: called when a form has been found sound.
-
         """
         self._active = active
         self._loader = loader

@@ -50,7 +50,6 @@ class FormUpgrade:
             watched: whether a model of that name is on trial or on probation, and so stays as it
                 is.
             clock: monotonic seconds.
-
         """
         self._loader = loader
         self._challenger = challenger

@@ -45,7 +45,6 @@ class IntegrityCheck:
             first: seconds until the first check.
             every: seconds from one check to the next.
             clock: monotonic seconds.
-
         """
         self._state = state
         self._active = active

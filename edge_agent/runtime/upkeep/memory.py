@@ -56,7 +56,6 @@ class MemoryRelease:
             short: returns in words that memory runs short; empty: it does not.
             forget: releases what is only kept to be used again.
             clock: monotonic seconds.
-
         """
         self._active = active
         self._idle_s = idle_s

@@ -74,7 +74,6 @@ class _Making:
         Raises:
             AgentError: it cannot be made, or measured.
             OSError: likewise.
-
         """
         if self._problem is not None:
             raise self._problem
@@ -103,7 +102,6 @@ class PrepareTask:
             quota: returns what the store may take, bytes.
             changed: called before a form is made, and when it is ready or cannot be made.
             closing: set when the agent ends.
-
         """
         self._store = store
         self._active = active
@@ -373,7 +371,6 @@ def _check_whole(form: Artifact) -> None:
 
     Raises:
         ArtifactError: something is not as it was when the form was made.
-
     """
     here, found = installed().get(form.engine), str(form.table["version"])
     # Some engines name their build behind their version.

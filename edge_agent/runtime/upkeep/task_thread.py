@@ -31,7 +31,6 @@ class ModelTask(Protocol):
 
         Returns:
             Seconds until the next call; None: done with this model.
-
         """
 
 
@@ -83,7 +82,6 @@ class TaskThread:
             at_end: called in the thread when it has been closed.
             closing: set by `close`, for tasks that check it in the middle of long work.
             clock: monotonic seconds.
-
         """
         self.name = name
         self._active = active

@@ -61,7 +61,6 @@ class Upkeep:
             prepared: called before a prepared form is made, when it is ready or cannot be, and when
                 an engine that serves has been found sound.
             plan: writes the plan of the next start.
-
         """
         closing = threading.Event()
         challenger = Challenger(active)

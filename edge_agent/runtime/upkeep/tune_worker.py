@@ -56,7 +56,6 @@ def measure(question: Question) -> list[Way]:
 
     Raises:
         AgentError: the model is not fit to run, or no way works.
-
     """
     folder = load(Path(question.model))
     entries = [_Entry(choice) for choice in question.choices]

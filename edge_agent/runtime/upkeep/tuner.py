@@ -63,7 +63,6 @@ def tune_model(
     Raises:
         AgentError: no engine can run it, it was stopped, or its files cannot be read.
         OSError: the results cannot be written.
-
     """
     if loader.tuning is None:
         raise EngineError("there is no state folder to write a tune to")
@@ -92,7 +91,6 @@ def grid(choices: Sequence[EngineChoice], profile: DeviceProfile, usual: int) ->
         choices: the engines that can be used for a model, in order.
         profile: of this device.
         usual: lanes where nothing else is known.
-
     """
     cpus = usable_cpus()
     lanes = [profile.lanes] if profile.lanes else [usual, *({1, 2, cpus} - {usual})]
@@ -136,7 +134,6 @@ def ask(
 
     Raises:
         AgentError: no way works, it took too long, was stopped, or crashed.
-
     """
     found = ask_child(
         f"{__package__}.tune_worker",
