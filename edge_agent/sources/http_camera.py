@@ -79,12 +79,13 @@ class HttpCamera:
         """Decode the picture that has come, upright as its EXIF orientation says."""
         picture = None
         if self._data:
+            # OpenCV's own limit holds only where nobody has imported it before.
+            check_size(self._name, *_size(self._data))
             try:
                 data = np.frombuffer(self._data, np.uint8)
                 picture = self._cv2.imdecode(data, self._cv2.IMREAD_COLOR)
             except self._cv2.error:
-                # Too large, or damaged in a way that OpenCV does not expect.
-                check_size(self._name, *_size(self._data))
+                picture = None  # damaged in a way that OpenCV does not expect
         if picture is None:
             self._failed += 1
             raise SampleError(f"{self._name}: a picture could not be decoded")
