@@ -23,7 +23,7 @@ from ..core.frozen import record
 from ..core.types import Findings, Kind, Tensors
 from ..device.headroom import has_room
 from ..models.manifest import ModelFolder
-from .agreement import Answer, answer_of, compare_answers, find_in_noise
+from .agreement import Answer, answer_of, compare_answers, compare_models, find_in_noise
 from .engines.engine import EngineChoice
 from .engines.registry import plain_choice, readers
 from .live_golden import GoldenCheck, is_held_to_golden
@@ -229,14 +229,16 @@ def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:
             log.debug("model %s: no second opinion by %s: %s", model.id, engine, problem)
             continue
         try:
-            if why_unlike_session(other, model, inputs) is None:
-                told = model.id, model.engine.label, other.engine.label
-                log.info(
-                    "model %s: %s and %s agree against the session without optimization", *told
-                )
-                return True
+            agree = all(compare_models(other, model, tensors).passed for tensors in inputs)
+        except AgentError as problem:
+            log.debug("model %s: no second opinion by %s: %s", model.id, engine, problem)
+            continue  # what cannot be compared confirms nothing
         finally:
             other.close()
+        if agree:
+            told = model.id, model.engine.label, other.engine.label
+            log.info("model %s: %s and %s agree against the session without optimization", *told)
+            return True
     return False
 
 

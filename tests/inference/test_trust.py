@@ -245,3 +245,11 @@ def test_two_engines_are_believed_against_one(tmp_path: Path, gray: int, right: 
     other_inputs = [{"picture": each["picture"]} for each in inputs]
     why = why_wrong(other, model, "picture", other_inputs)
     assert (why is None) is right
+
+
+def test_an_engine_that_fails_on_every_input_confirms_nothing(tmp_path: Path) -> None:
+    """Two are believed against one only where the second one has answered."""
+    folder = load(wrapping(tmp_path / "wrapping"))
+    model = load_model(folder, [EngineChoice("openvino")], "picture")[0]
+    unfit = [{"picture": np.zeros((1, 3, 5, 5), np.float32)}]
+    assert is_confirmed(model, "picture", unfit) is False
