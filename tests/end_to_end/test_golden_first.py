@@ -99,3 +99,46 @@ def test_what_is_added_contradicts_its_golden_outputs(
     done = run_cli("add", str(new), "--config", config)
     assert done.returncode != 0
     assert "golden" in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("engine", ["auto", "onnxruntime", "openvino"])
+def test_a_model_that_was_refused_stays_silent(
+    engine: str,
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+    tmp_path: Path,
+) -> None:
+    """What had left before the first start knew ends with that; a restart publishes nothing."""
+    contradicted(tmp_path / "models" / "light", 44)
+    heard = listen(broker.port, "edge/box/#")
+    running = agent(settings(tmp_path, broker, engine))
+    heard.wait_why("golden: ")
+    wait_until(
+        lambda: heard.wait_state("edge/box/model/light").get("live") is not None,
+        "the model's topic",
+    )
+    before = len(heard.on("edge/box/result/p"))
+    reports = len(heard.on("edge/box/health"))
+    heard.wait_for(lambda _: len(heard.on("edge/box/health")) >= reports + 5, "further reports")
+    assert len(heard.on("edge/box/result/p")) == before
+    assert heard.on("edge/box/health")[-1]["state"] == "degraded"
+    assert running.stop() == 0
+
+    running.restart()
+    reports = len(heard.on("edge/box/health"))
+    heard.wait_for(lambda _: len(heard.on("edge/box/health")) >= reports + 5, "further reports")
+    heard.wait_why("golden: ")
+    assert len(heard.on("edge/box/result/p")) == before
+    assert "found sound" not in running.words()
+
+
+def test_an_edited_network_is_not_added(broker: Mosquitto, tmp_path: Path) -> None:
+    """By hand it is refused at once, with the key that moves the margin."""
+    config = tmp_path / "config.toml"
+    config.write_text(settings(tmp_path, broker, "auto"))
+    (tmp_path / "models").mkdir()
+    added = run_cli("add", str(contradicted(tmp_path / "light", 44)), "--config", str(config))
+    assert added.returncode == 1
+    assert "golden: " in added.stderr
+    assert "[trial] tolerance" in added.stderr
