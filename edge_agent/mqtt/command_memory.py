@@ -14,7 +14,6 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from ..core.json_text import read_own
 from ..core.logs import Latch
 from ..core.parameters import shown
 from ..core.state_file import DAMAGED
+from . import payloads
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,7 @@ class CommandMemory:
         if written is None:
             return None
         try:
-            at = datetime.fromisoformat(written)
-            sent = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+            sent = payloads.seconds_of(written)
         except (TypeError, ValueError, OverflowError):
             raise RequestError(f"time: {shown(written)} is not ISO 8601") from None
         if self._credible():

@@ -22,6 +22,16 @@ def iso(time_ns: int) -> str:
     return f"{_second(seconds)}.{rest // 1_000_000:03d}Z"
 
 
+def seconds_of(text: str) -> float:
+    """Return the seconds since 1970 of a time in ISO 8601; without a zone it is UTC.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is none.
+    """
+    at = datetime.fromisoformat(text)
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
 @lru_cache(maxsize=16)
 def _second(seconds: int) -> str:
     """Format the whole seconds; cached, since many results fall into the same second."""

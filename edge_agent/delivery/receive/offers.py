@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 
 from ...core.errors import MalformedError, ModelError
@@ -16,6 +15,7 @@ from ...models.packages.package import PackageHeader, transfer_id
 from ...models.store.catalog import Library
 from ...models.store.incoming import interrupted_transfers
 from ...models.store.store import Store
+from ...mqtt.payloads import seconds_of
 from ..protocol import MAX_OFFER_BYTES, MOST_OFFER_SECONDS
 from ..rollout.ledger import Candidate, Ledger
 from .admission import Admission
@@ -196,11 +196,7 @@ def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, float | 
         signature = (
             base64.b64decode(body["signature"], validate=True) if body.get("signature") else None
         )
-        sent = (
-            None
-            if body.get("time") is None
-            else datetime.fromisoformat(body["time"]).astimezone().timestamp()
-        )
+        sent = None if body.get("time") is None else seconds_of(body["time"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ModelError(
             'offer: expected {"schema": 1, "package": base64, "signature"?: base64, "time"}'
