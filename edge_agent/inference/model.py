@@ -470,7 +470,9 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
     Raises:
         ModelError: manifest and network do not fit each other.
     """
-    if folder.network.suffix == ".tflite":
+    ends = (*engine.inputs, *engine.outputs)
+    # Floats have no steps: the file is not read once more for them.
+    if folder.network.suffix == ".tflite" and any("int" in end.dtype for end in ends):
         from ..models.files.check_onnx import inspect
         from ..models.files.tflite_metadata import in_steps
 
