@@ -87,9 +87,9 @@ HOMES: Mapping[str, str] = {
     "prometheus_client": "health.prometheus health.bounded_server",
     "serial": "sources.serial_line",
     "matplotlib": "tools bench.pipeline.pipeline_bars",
-    "nncf": "tools.nncf_quantization",
+    "nncf": "tools.quantizers",
     "torch": "tools.pytorch_model",
-    "ai_edge_litert": "tools.source_model",
+    "ai_edge_litert": "tools.conversion_worker",
 }
 
 # What is imported by another name than it is installed by, or comes with something installed.

@@ -1,1 +1,1 @@
-"""Offline tools for models: quantization with its measurements and report."""
+"""Offline tools for models: conversion; quantization with its measurements and report."""

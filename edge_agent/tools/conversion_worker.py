@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,12 +16,23 @@ from ..core.child import answer_question
 from ..core.containment import reason
 from ..core.errors import AgentError, ModelError
 from ..core.names import safe_name
-from ..core.types import TensorSpec
+from ..core.types import Array, TensorSpec
 from ..models.files.check_onnx import inspect
+from ..models.files.facts import NetworkFacts
+from ..models.files.guess import draft_of
+from ..models.files.infer_layout import picture_input, picture_size
+from ..models.files.metadata import manifest_of
+from ..models.importing import draft_text, manifest_table, write_manifest
+from ..models.manifest import MANIFEST
 from .golden_cases import golden_inputs, write_golden
-from .manifest_draft import draft_manifest
 from .pytorch_file import EXPORT
-from .source_model import SourceModel
+
+if TYPE_CHECKING:
+    from .pytorch_model import PyTorchModel
+
+LABELS = "labels.txt"
+FEW_LABELS = 10
+"""More have a file of their own."""
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -59,8 +74,8 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
         ]
         for spec, example in zip(facts.inputs, original.examples, strict=True)
     ]
-    drafted = draft_manifest(folder, facts, safe_name(path.stem), sizes)
-    cases, words = golden_inputs(facts, sizes, drafted.input)
+    assumed, left, given = _write_manifest(folder, facts, safe_name(path.stem), sizes)
+    cases, words = golden_inputs(facts, sizes, given)
     names = [spec.name for spec in facts.outputs]
     outputs = []
     for case in cases:
@@ -73,17 +88,11 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
             raise ModelError(f"{path}: gives numbers that are not finite on {words}")
         outputs.append(dict(zip(names, found, strict=True)))
     write_golden(folder, cases, outputs)
-    return {
-        "assumed": drafted.assumed,
-        "left": drafted.left,
-        "golden": f"by {original.program}: {words}",
-    }
+    return {"assumed": assumed, "left": left, "golden": f"by {original.program}: {words}"}
 
 
-def _load(path: Path, kind: str, inputs: list[TensorSpec]) -> SourceModel:
+def _load(path: Path, kind: str, inputs: list[TensorSpec]) -> TfliteModel | PyTorchModel:
     if kind == "tflite":
-        from .source_model import TfliteModel
-
         return TfliteModel(path)
     from .pytorch_model import load_source
 
@@ -105,7 +114,7 @@ def _step(what: str, work: Any) -> Any:
         ) from problem
 
 
-def _tidy(network: Path, original: SourceModel) -> None:
+def _tidy(network: Path, original: TfliteModel | PyTorchModel) -> None:
     """Take the exporter's notes out of a network (places in its author's files), and add ours."""
     import onnx
 
@@ -127,6 +136,92 @@ def _tidy(network: Path, original: SourceModel) -> None:
     for key, text in original.metadata.items():
         model.metadata_props.add(key=key, value=text)
     onnx.save(model, network)
+
+
+class TfliteModel:
+    """A network of TensorFlow Lite, run by LiteRT, its own interpreter.
+
+    The file itself is what a device runs. There is no well-kept converter of it to ONNX, and none
+    is needed: OpenVINO reads it. Whether that computes what LiteRT does is what the golden outputs
+    tell.
+    """
+
+    file = "model.tflite"
+    metadata: Mapping[str, str] = {}
+
+    def __init__(self, path: Path) -> None:
+        from ai_edge_litert.interpreter import Interpreter
+
+        self.program = f"LiteRT {version('ai-edge-litert')}"
+        self._path = path
+        self._network = Interpreter(model_path=str(path))
+        self._network.allocate_tensors()
+        self._inputs = self._network.get_input_details()
+        self._outputs = self._network.get_output_details()
+        self.examples: Sequence[TensorSpec] = [
+            TensorSpec(one["name"], tuple(map(int, one["shape"])), np.dtype(one["dtype"]).name)
+            for one in self._inputs
+        ]
+
+    def save(self, folder: Path) -> None:
+        shutil.copyfile(self._path, folder / self.file)
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        for detail, array in zip(self._inputs, inputs, strict=True):
+            self._network.set_tensor(detail["index"], array)
+        self._network.invoke()
+        return [self._network.get_tensor(detail["index"]) for detail in self._outputs]
+
+
+def _write_manifest(
+    folder: Path, facts: NetworkFacts, name: str, sizes: Sequence[Sequence[int]]
+) -> tuple[Sequence[str], Sequence[str], Mapping[str, Any]]:
+    """Write the manifest that follows from a network, or a draft, by what `describe` knows, too.
+
+    *sizes* are those that its inputs were exported with.
+
+    Returns:
+        What was assumed, what is to be decided, and its [input].
+
+    Raises:
+        ModelError: its exporter says that it is something that is not supported.
+    """
+    network = facts.files[0]
+    try:
+        manifest, assumed = manifest_of(network, name, "1")
+    except ModelError:
+        if network.suffix == ".onnx" and facts.metadata:
+            raise  # its exporter says what it is, and that it is not supported
+        draft = draft_of(facts)
+        said = dict(draft.keys)
+        assumptions = list(draft.assumed)
+        known = _open_size(facts, sizes)
+        if known:
+            said["input"] = {**said.get("input", {}), **known}
+            assumptions.append("width and height: those of the example it was exported with")
+        draft = replace(draft, keys=said, assumed=tuple(assumptions))
+        text = draft_text(draft, name, "1", network.name)
+        (folder / MANIFEST).write_text(text, encoding="utf-8")
+        return draft.assumed, draft.questions, said.get("input", {})
+    labels = manifest.output.labels
+    if len(labels) > FEW_LABELS and not isinstance(labels, str) and "\n" not in "".join(labels):
+        (folder / LABELS).write_text("\n".join(labels) + "\n", encoding="utf-8")
+        manifest = replace(manifest, output=replace(manifest.output, labels=LABELS))
+    write_manifest(manifest, folder)
+    return assumed, (), manifest_table(manifest).get("input", {})
+
+
+def _open_size(facts: NetworkFacts, sizes: Sequence[Sequence[int]]) -> dict[str, int]:
+    """Return the width and height of a picture that the network leaves open; else nothing."""
+    try:
+        spec, said = picture_input(facts, "")
+    except ModelError:
+        return {}
+    if None not in picture_size(spec, said["layout"]):
+        return {}
+    index = next(n for n, one in enumerate(facts.inputs) if one.name == spec.name)
+    rows, columns = (2, 3) if said["layout"] == "nchw" else (1, 2)
+    return {"width": int(sizes[index][columns]), "height": int(sizes[index][rows])}
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def _kind(path: Path) -> str:
     """Return what a file is, as far as conversion is concerned.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such file.
         ModelError: it cannot be converted, or need not be.
     """
     if path.is_file() and path.suffix in {".onnx", ".xml"}:
@@ -224,7 +224,7 @@ def _needed(
             raise
         lacks = str(problem).removeprefix(f"{folder}/")
     write_golden(folder, [inputs[n] for n in kept], [outputs[n] for n in kept])
-    refused = {} if lacks else try_folder(folder, kind, engines)
+    refused = {} if lacks else try_folder(folder, engines)
     if refused:
         why = "; ".join(f"{name}: {problem}" for name, problem in refused.items())
         raise ModelError(f"{made.manifest.id}: {why}")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from ..core.errors import AgentError, ModelError, SampleError
 from ..core.frozen import record
-from ..core.types import Detections, Findings, Kind, Request, Sample, Tensors
+from ..core.types import Detections, Findings, Request, Sample, Tensors
 from ..inference.agreement import Margin, compare_findings
 from ..inference.drift import usual_of
 from ..inference.engines.engine import EngineChoice
@@ -21,15 +21,27 @@ from ..inference.model import Model, default_threshold, load_model
 from ..models.drift import Usual
 from ..models.manifest import SCORED, ModelFolder, load
 from .measure import Cost, costs_of
-from .metrics import Truth, auc, mean_average_precision, top1
-from .static_quantization import Method
+from .metrics import METRICS, Metric, Truth
+from .quantizers import Method
 
-Metric = Literal["top-1", "mAP", "AUC"]
 EXACT = EngineChoice(NAME, options={"graph_optimization_level": "none"})
 """Computes what the file says, step by step: quantized steps in float, where nothing saturates."""
 _LOWEST = 0.01
 """Score of the boxes that count for mAP."""
 Advance = Callable[[int], None]
+"""Takes how many samples are done."""
+
+
+@contextmanager
+def loaded(
+    folder: ModelFolder, choice: EngineChoice = EXACT, *, checked: bool = True
+) -> Iterator[Model]:
+    """Load a model on one engine, and close it in the end; *checked*: its network has been."""
+    model, _ = load_model(folder, [choice], folder.manifest.input.kind, checked=checked)
+    try:
+        yield model
+    finally:
+        model.close()
 
 
 @record(quick=True, eq=False)
@@ -49,25 +61,14 @@ class Evaluator:
     """The samples that networks are judged on, and what the float network finds in them."""
 
     def __init__(
-        self,
-        folder: ModelFolder,
-        kind: Kind,
-        samples: Sequence[Sample],
-        truths: Sequence[Truth] | None,
+        self, folder: ModelFolder, samples: Sequence[Sample], truths: Sequence[Truth] | None
     ) -> None:
-        """Set up; nothing is judged yet.
-
-        Args:
-            folder: of the float model.
-            kind: of the samples.
-            samples: to judge on.
-            truths: what each shows; None: that is not known.
+        """Run the float model; *truths* are what the samples show, where that is known.
 
         Raises:
             ModelError: the float model gives nothing that could be compared.
             EngineError: it cannot be run.
         """
-        self.kind: Kind = kind
         self.samples = samples
         self.truths = truths
         self.metric = None if truths is None else metric_of(folder)
@@ -91,18 +92,17 @@ class Evaluator:
         )
         metric = None
         if self.truths is not None and self.metric is not None:
-            metric = _METRICS[self.metric](all_found, self.truths)
+            metric = METRICS[self.metric](all_found, self.truths)
         return Scores(float(np.mean(by_sample)), metric, by_sample, tuple(shown))
 
     def _look(self, folder: ModelFolder, choice: EngineChoice) -> list[Findings]:
         lowest = _LOWEST if self.metric == "mAP" else None
-        model, _ = load_model(folder, [choice], self.kind, checked=True)
-        try:
-            return [model.infer(sample, threshold=lowest).findings for sample in self.samples]
-        except SampleError as problem:
-            raise ModelError(f"{folder.manifest.id} on {model.engine.label}: {problem}") from None
-        finally:
-            model.close()
+        with loaded(folder, choice) as model:
+            try:
+                return [model.infer(sample, threshold=lowest).findings for sample in self.samples]
+            except SampleError as problem:
+                why = f"{folder.manifest.id} on {model.engine.label}: {problem}"
+                raise ModelError(why) from None
 
     def _shown(self, found: Sequence[Findings]) -> list[Findings]:
         """Leave out the boxes that only count for mAP."""
@@ -121,13 +121,6 @@ def _above(found: Findings, threshold: float) -> Findings:
     )
 
 
-_METRICS: dict[Metric, Callable[[Sequence[Findings], Sequence[Truth]], float]] = {
-    "top-1": top1,
-    "mAP": mean_average_precision,
-    "AUC": auc,
-}
-
-
 def metric_of(folder: ModelFolder) -> Metric | None:
     """Return how a model's findings are compared with the truth, or None if they are not."""
     by_task: dict[str, Metric] = {"classification": "top-1", "detection": "mAP", "anomaly": "AUC"}
@@ -135,16 +128,15 @@ def metric_of(folder: ModelFolder) -> Metric | None:
 
 
 def network_inputs(
-    folder: ModelFolder, kind: Kind, samples: Sequence[Sample], advance: Advance
+    folder: ModelFolder, samples: Sequence[Sample], advance: Advance
 ) -> list[Tensors]:
     """Make the network's inputs of samples, by the very code of the agent.
 
     Raises:
         ModelError: a sample does not fit, or the network's own numbers on it are not finite.
     """
-    model, _ = load_model(folder, [EXACT], kind)
     made: list[Tensors] = []
-    try:
+    with loaded(folder, checked=False) as model:
         for sample in samples:
             name = sample.file or f"sample {sample.seq}"
             try:
@@ -159,43 +151,34 @@ def network_inputs(
                     )
             made.append({key: np.array(array) for key, array in tensors.items()})
             advance(len(made))
-    finally:
-        model.close()
     return made
 
 
-def usual_findings(folder: Path, kind: Kind, samples: Sequence[Sample], advance: Advance) -> Usual:
+def usual_findings(folder: ModelFolder, samples: Sequence[Sample], advance: Advance) -> Usual:
     """Return what is usual of samples and of what a network finds in them, computed exactly.
 
     Raises:
         ModelError: the network cannot be run on a sample.
     """
-    made = load(folder)
-    manifest = made.manifest
-    model, _ = load_model(made, [EXACT], kind, checked=True)
+    manifest = folder.manifest
 
-    def results() -> Iterator[tuple[Sample, Findings]]:
+    def results(model: Model) -> Iterator[tuple[Sample, Findings]]:
         for number, sample in enumerate(samples, 1):
             yield sample, model.infer(sample).findings
             advance(number)
 
+    floor = default_threshold(folder) if manifest.task in SCORED else 0.0
     try:
-        floor = default_threshold(made) if manifest.task in SCORED else 0.0
-        return usual_of(results(), manifest.input.channels, floor)
+        with loaded(folder) as model:
+            return usual_of(results(model), manifest.input.channels, floor)
     except SampleError as problem:
         raise ModelError(f"{manifest.id}: {problem}") from None
-    finally:
-        model.close()
 
 
-def outputs_of(folder: Path, kind: Kind, inputs: Sequence[Tensors]) -> list[Tensors]:
+def outputs_of(folder: Path, inputs: Sequence[Tensors]) -> list[Tensors]:
     """Return what a network gives for ready inputs, computed exactly."""
-    model: Model
-    model, _ = load_model(load(folder), [EXACT], kind, checked=True)
-    try:
+    with loaded(load(folder)) as model:
         return [model.raw(each) for each in inputs]
-    finally:
-        model.close()
 
 
 Progress = Callable[[str, int, int], None]
@@ -262,14 +245,7 @@ class Comparison:
         timed: Sequence[EngineChoice],
         progress: Progress,
     ) -> None:
-        """Judge the float network.
-
-        Args:
-            folder: of the float model.
-            evaluator: judges.
-            engines: that networks are judged on.
-            timed: that they are timed on.
-            progress: is told of each step.
+        """Judge the float model on *engines*, which decide; on those of *timed* it is timed.
 
         Raises:
             EngineError: an engine cannot run it.
@@ -297,7 +273,7 @@ class Comparison:
         folders = [self.folder.path, *(each.folder for each in candidates)]
         for number, choice in enumerate(self.timed):
             self.progress("timing", number, len(self.timed))
-            self.float_costs[label(choice)], *costs = costs_of(folders, choice, self.evaluator.kind)
+            self.float_costs[label(choice)], *costs = costs_of(folders, choice)
             for each, cost in zip(candidates, costs, strict=True):
                 each.costs[label(choice)] = cost
 

@@ -142,7 +142,7 @@ def _followers(graph: Any) -> dict[str, tuple[str, ...]]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what the quantizers print from a command's output; their problems are exceptions."""
+    """Keep what the quantizers print out of a command's output; their problems are exceptions."""
     import onnxruntime as ort
 
     ort.set_default_logger_severity(4)  # its own, of what is native

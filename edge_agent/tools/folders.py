@@ -57,13 +57,7 @@ def copy_rest(source: ModelFolder, folder: Path) -> None:
 
 
 def stand_in(network: Path, source: ModelFolder, place: Path) -> ModelFolder:
-    """Make a folder of another network with the same tensors, read as *source* is.
-
-    Args:
-        network: .onnx.
-        source: whose manifest and labels it takes.
-        place: an empty folder.
-    """
+    """Make a folder of another .onnx with the same tensors, with *source*'s manifest and labels."""
     copy_rest(source, place)
     for part in inspect(network).files:
         copy = place / ("model.onnx" if part == network else part.relative_to(network.parent))

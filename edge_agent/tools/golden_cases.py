@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import AgentError, ModelError
-from ..core.types import Anomaly, Array, Classes, Detections, Findings, Kind, Tensors, TensorSpec
+from ..core.types import Anomaly, Array, Classes, Detections, Findings, Tensors, TensorSpec
 from ..inference.agreement import EIGHT_BITS
 from ..inference.engines.engine import EngineChoice
 from ..inference.golden import compare_golden
-from ..inference.model import Model, load_model
+from ..inference.model import Model
 from ..inference.probe import probe_input
 from ..models.files.check_onnx import inspect
 from ..models.files.facts import NetworkFacts
 from ..models.files.infer_layout import picture_input
 from ..models.manifest import GOLDEN, MANIFEST, TrialSpec, load
+from .evaluation import loaded
 
 CASES = 4
 CANDIDATES = 8
@@ -40,7 +41,7 @@ _UNKNOWN = ((127.5,), (64.0,))
 def golden_inputs(
     facts: NetworkFacts, sizes: Sequence[Sequence[int]], given: Mapping[str, Any]
 ) -> tuple[list[dict[str, Array]], str]:
-    """Make golden inputs.
+    """Make golden inputs, and say in words what they are.
 
     A picture is made of flat squares, larger ones from case to case: it packs well, and
     convolutions find edges in it. All else is noise.
@@ -49,9 +50,6 @@ def golden_inputs(
         facts: of the network.
         sizes: of each of its inputs.
         given: [input] of its manifest, as far as it is known.
-
-    Returns:
-        The inputs of each case, and what they are in words.
     """
     random = np.random.default_rng(0)
     try:
@@ -117,10 +115,7 @@ def write_golden(folder: Path, inputs: Sequence[Tensors], outputs: Sequence[Tens
 def clearest(model: Model, inputs: Sequence[Tensors], outputs: Sequence[Tensors]) -> list[int]:
     """Return the numbers of the cases to keep: the first `CASES` that are clear, else the clearest.
 
-    Args:
-        model: decodes the outputs.
-        inputs: of the network, one for each case.
-        outputs: that they give.
+    The model decodes *outputs*, which the network gives for *inputs*, one for each case.
     """
     threshold = model.threshold
     model.threshold = max(threshold - 2 * CLEAR, 0.0)
@@ -150,7 +145,7 @@ def _clearance(found: Findings, threshold: float) -> float:
             return 1.0
 
 
-def try_folder(folder: Path, kind: Kind, engines: Sequence[EngineChoice]) -> dict[str, str]:
+def try_folder(folder: Path, engines: Sequence[EngineChoice]) -> dict[str, str]:
     """Compare a folder's golden outputs on engines as the trial of a device does.
 
     Where outputs of eight bits are compared as numbers, the tolerance that they need is written
@@ -163,7 +158,7 @@ def try_folder(folder: Path, kind: Kind, engines: Sequence[EngineChoice]) -> dic
     for choice in engines:
         name = f"{choice.engine}:{choice.device}"
         try:
-            why = _refusal(folder, kind, choice)
+            why = _refusal(folder, choice)
         except AgentError as problem:
             why = str(problem)
         if why is not None:
@@ -171,10 +166,9 @@ def try_folder(folder: Path, kind: Kind, engines: Sequence[EngineChoice]) -> dic
     return refused
 
 
-def _refusal(folder: Path, kind: Kind, choice: EngineChoice) -> str | None:
+def _refusal(folder: Path, choice: EngineChoice) -> str | None:
     made = load(folder)
-    model, _ = load_model(made, [choice], kind, checked=True)
-    try:
+    with loaded(made, choice) as model:
         agreement = compare_golden(model)
         if agreement is None or agreement.passed:
             return None
@@ -191,5 +185,3 @@ def _refusal(folder: Path, kind: Kind, choice: EngineChoice) -> str | None:
                 (folder / MANIFEST).write_text(text + more, encoding="utf-8")
                 return None
         return f"golden: {agreement.why}"
-    finally:
-        model.close()

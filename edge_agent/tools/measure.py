@@ -9,7 +9,6 @@ from typing import Any
 
 from ..core.child import answer_question, ask
 from ..core.frozen import record
-from ..core.types import Kind
 from ..inference.engines.engine import EngineChoice
 
 ROUNDS = 30
@@ -26,19 +25,19 @@ class Cost:
     """What loading it and running it added to the process."""
 
 
-def costs_of(folders: Sequence[Path], choice: EngineChoice, kind: Kind) -> list[Cost]:
+def costs_of(folders: Sequence[Path], choice: EngineChoice) -> list[Cost]:
     """Measure model folders on an engine, one beside the other.
 
     Raises:
         AgentError: one cannot be run there.
     """
     words = choice.words()
-    times, _ = ask(__name__, [list(map(str, folders)), words, kind, ROUNDS], "timing")
+    times, _ = ask(__name__, [list(map(str, folders)), words, ROUNDS], "timing")
     # Each alone: what one has loaded, the next would find there.
     return [
         Cost(
             infer_ms=taken,
-            memory_mb=ask(__name__, [[str(folder)], words, kind, 1], f"measuring {folder}")[1],
+            memory_mb=ask(__name__, [[str(folder)], words, 1], f"measuring {folder}")[1],
         )
         for folder, taken in zip(folders, times, strict=True)
     ]
@@ -46,25 +45,26 @@ def costs_of(folders: Sequence[Path], choice: EngineChoice, kind: Kind) -> list[
 
 def _answer(question: list[Any]) -> tuple[list[float], float]:
     """Return the median milliseconds of each network, and what all together take, MB."""
-    paths, words, kind, rounds = question
+    paths, words, rounds = question
     from ..inference.engines.registry import load_library
     from ..inference.probe import race
 
     choice = EngineChoice(**words)
     load_library(choice.engine)
     before = _resident_mb()
-    runs = [_runner(Path(path), choice, kind) for path in paths]
+    runs = [_runner(Path(path), choice) for path in paths]
     took = race(runs, rounds)
     return [median(times) for times in took], _resident_mb() - before
 
 
-def _runner(folder: Path, choice: EngineChoice, kind: Kind) -> Callable[[int], object]:
+def _runner(path: Path, choice: EngineChoice) -> Callable[[int], object]:
     """Load a model; return what runs it on one of a few inputs, by the number of the round."""
     from ..inference.model import load_model
     from ..inference.probe import probe_inputs
     from ..models.manifest import load
 
-    model, _ = load_model(load(folder), [choice], kind, checked=True)
+    folder = load(path)
+    model, _ = load_model(folder, [choice], folder.manifest.input.kind, checked=True)
     inputs = [model.ready(probe_inputs(model.engine.inputs, seed)) for seed in range(4)]
     for each in inputs:
         model.raw(each)

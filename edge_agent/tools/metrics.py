@@ -1,15 +1,29 @@
-"""Figures of accuracy: top-1, mAP and AUC."""
+"""Samples whose truth is known, and figures of accuracy by them: top-1, mAP and AUC.
+
+Of classes and anomalies: one folder for each label ("normal" or "good" is what is not anomalous),
+with pictures or recordings in it. Of boxes: pictures, and COCO's JSON beside them.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
+from ..core.errors import UsageError
+from ..core.files import subfolders
 from ..core.frozen import record
-from ..core.types import Anomaly, Array, Classes, Detections, Findings
+from ..core.types import Anomaly, Array, Classes, Detections, Findings, Sample
 from ..inference.agreement import match_boxes
+
+Metric = Literal["top-1", "mAP", "AUC"]
+NORMAL = "normal"
+MAX_JSON_BYTES = 256 * 2**20
+Read = Callable[[Path], Iterable[Sample]]
 
 
 @record(quick=True, eq=False)
@@ -44,9 +58,6 @@ def auc(found: Sequence[Findings], truths: Sequence[Truth]) -> float:
     return float(above)
 
 
-NORMAL = "normal"
-
-
 def mean_average_precision(found: Sequence[Findings], truths: Sequence[Truth]) -> float:
     """Return the mean over classes of the average precision at an IoU of 0.5, as COCO has it."""
     wanted: dict[str, int] = defaultdict(int)
@@ -75,3 +86,94 @@ def _average(hits: list[tuple[float, bool]], wanted: int) -> float:
     places = np.searchsorted(found / wanted, np.linspace(0, 1, 101), side="left")
     padded = np.append(precision, 0.0)
     return float(padded[np.minimum(places, len(precision))].mean())
+
+
+METRICS: Mapping[Metric, Callable[[Sequence[Findings], Sequence[Truth]], float]] = {
+    "top-1": top1,
+    "mAP": mean_average_precision,
+    "AUC": auc,
+}
+
+
+def labeled(
+    folder: Path, metric: Metric, labels: Sequence[str], read: Read
+) -> tuple[list[Sample], list[Truth]]:
+    """Read samples and what they show from a folder, as the module says.
+
+    *read* gives all samples of a folder of pictures, or of a recording.
+
+    Raises:
+        UsageError: the folder is not made so, or knows labels that the model does not.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"--eval: {folder}: no such folder")
+    if metric == "mAP":
+        return _boxes(folder, labels, read)
+    samples: list[Sample] = []
+    truths: list[Truth] = []
+    for place in subfolders(folder):
+        label = place.name
+        if metric == "AUC":
+            label = NORMAL if label in {NORMAL, "good"} else label
+        elif label not in labels:
+            raise UsageError(f"--eval: {place}: {label!r} is none of the model's labels")
+        found = list(read(place))
+        samples += found
+        truths += [Truth(label)] * len(found)
+    kinds = {truth.label for truth in truths}
+    if not samples or (metric == "AUC" and (NORMAL not in kinds or len(kinds) < 2)):
+        wanted = "normal/ and others" if metric == "AUC" else "one for each label"
+        raise UsageError(f"--eval: {folder}: expected folders with samples in them: {wanted}")
+    return samples, truths
+
+
+def _boxes(folder: Path, labels: Sequence[str], read: Read) -> tuple[list[Sample], list[Truth]]:
+    files = sorted(folder.glob("*.json"))
+    if len(files) != 1:
+        raise UsageError(
+            f"--eval: {folder}: expected one file of annotations as COCO has it (.json) beside the "
+            f"pictures, found {len(files)}"
+        )
+    by_file = _annotations(files[0], labels)
+    samples: list[Sample] = []
+    truths: list[Truth] = []
+    for sample in read(folder):
+        if sample.file not in by_file:
+            continue
+        boxes = by_file[sample.file]
+        samples.append(sample)
+        corners = np.array([box for _, box in boxes], np.float32).reshape(-1, 4)
+        corners[:, 2:] += corners[:, :2]
+        truths.append(Truth(None, corners, tuple(label for label, _ in boxes)))
+    if not any(truth.labels for truth in truths):
+        raise UsageError(f"--eval: {files[0]}: has no box of any picture in {folder}")
+    return samples, truths
+
+
+def _annotations(path: Path, labels: Sequence[str]) -> dict[str, list[tuple[str, list[float]]]]:
+    """Return by picture its labels and boxes: x, y, width and height in pixels."""
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise UsageError(f"--eval: {path}: larger than {MAX_JSON_BYTES >> 20} MiB")
+    try:
+        data: Any = json.loads(path.read_bytes())
+        names = {each["id"]: str(each["name"]) for each in data["categories"]}
+        pictures = {each["id"]: str(each["file_name"]) for each in data["images"]}
+        found: dict[str, list[tuple[str, list[float]]]] = defaultdict(list)
+        for name in pictures.values():
+            found[name] = []
+        for each in data["annotations"]:
+            if each.get("iscrowd"):
+                continue
+            box = [float(value) for value in each["bbox"]]
+            if len(box) != 4:
+                raise ValueError
+            found[pictures[each["image_id"]]].append((names[each["category_id"]], box))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UsageError(f"--eval: {path}: are not annotations as COCO has them") from None
+    known = {label for boxes in found.values() for label, _ in boxes}
+    if not known & set(labels):
+        raise UsageError(f"--eval: {path}: knows none of the model's labels")
+    return {
+        name: [(label, box) for label, box in boxes if label in labels]
+        for name, boxes in found.items()
+    }

@@ -264,12 +264,7 @@ def check_script(names: Collection[str], read: Read, where: str) -> None:
     """Check that a TorchScript archive calls no operator that reaches outside the network.
 
     Its code is TorchScript, a language without Python's library, but some of its operators write
-    files, and some run when it is loaded.
-
-    Args:
-        names: of its members, without the folder that all of them lie in.
-        read: of the very reader that will load it.
-        where: begins an error.
+    files, and some run when it is loaded. The arguments are those of `check_exported`.
 
     Raises:
         ModelError: it does, or it holds objects of compiled classes.

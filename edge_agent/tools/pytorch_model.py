@@ -19,18 +19,12 @@ import torch
 from ..core.errors import ModelError, UsageError
 from ..core.types import Array, TensorSpec
 from .pytorch_file import SAMPLES, Kind, check_exported, check_script
-from .source_model import SourceModel
 
 ONNX = "model.onnx"
 
 
-def load_source(path: Path, kind: Kind, inputs: Sequence[TensorSpec]) -> SourceModel:
-    """Load a file of PyTorch.
-
-    Args:
-        path: the file.
-        kind: what it is.
-        inputs: of TorchScript, which does not say them.
+def load_source(path: Path, kind: Kind, inputs: Sequence[TensorSpec]) -> PyTorchModel:
+    """Load a file of PyTorch; *inputs* are those of TorchScript, which does not say them.
 
     Raises:
         ModelError: it would run code of its own, or is damaged.
@@ -141,6 +135,8 @@ class _Script:
                 f"{self._path}: does not run on the --input given ({given}): {why}"
             ) from problem
 
+
+PyTorchModel = _Exported | _Script
 
 _SAID = "extra/config.txt"
 """What Ultralytics' exporter adds to an archive: JSON, the metadata that its ONNX files carry."""

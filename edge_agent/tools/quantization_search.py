@@ -11,14 +11,20 @@ import numpy as np
 
 from ..core.containment import contained
 from ..core.errors import AgentError, ModelError
-from ..core.types import Kind, Tensors
+from ..core.types import Tensors
 from ..inference.agreement import relative_distance
-from . import nncf_quantization
-from .cpu_targets import Target
 from .evaluation import Candidate, Comparison, Recipe, outputs_of
 from .float_model import HEAVY, FloatNetwork
 from .folders import copy_rest
-from .static_quantization import METHODS, Method, calibrate, quantize_onnx
+from .quantizers import (
+    METHODS,
+    Method,
+    Target,
+    calibrate,
+    has_nncf,
+    quantize_nncf,
+    quantize_onnx,
+)
 
 AROUND = frozenset(
     {
@@ -65,13 +71,7 @@ class Search:
     ) -> None:
         """Set up; nothing is tried yet.
 
-        Args:
-            comparison: with the float model.
-            network: its network, ready.
-            inputs: of the network, to calibrate with.
-            target: says how eight bits are used.
-            max_drop: what it may lose.
-            place: a folder for networks and ranges.
+        *inputs* of the network are for calibration; *place* is a folder for networks and ranges.
         """
         self._comparison = comparison
         self._folder = comparison.folder
@@ -84,10 +84,6 @@ class Search:
         self.candidates: list[Candidate] = []
         self.failed: list[str] = []
         """Ways that came to nothing, and why."""
-
-    @property
-    def kind(self) -> Kind:
-        return self._comparison.evaluator.kind
 
     def run(self) -> Candidate | None:
         """Return the best network that loses no more than it may, or None."""
@@ -108,7 +104,7 @@ class Search:
     def _recipes(self) -> list[Recipe]:
         ways = [Recipe(tool=ONNX_RUNTIME, method=method) for method in METHODS]
         ways.append(Recipe(tool=ONNX_RUNTIME, method="minmax", around=False))
-        if nncf_quantization.is_installed():
+        if has_nncf():
             ways += [Recipe(tool=NNCF), Recipe(tool=NNCF, stepwise=True)]
         else:
             self.failed.append(f"{NNCF}: is not installed (pip install nncf); not tried")
@@ -139,7 +135,7 @@ class Search:
         behind = (name for node in recipe.float_nodes for name in followers[node])
         exclude = (*self._network.tail, *recipe.float_nodes, *behind)
         if recipe.method is None:
-            nncf_quantization.quantize_nncf(
+            quantize_nncf(
                 self._network.path,
                 out,
                 self._inputs,
@@ -205,7 +201,7 @@ class Search:
         float_folder.mkdir()
         shutil.copyfile(self._network.path, float_folder / "model.onnx")
         copy_rest(self._folder, float_folder)
-        wanted = outputs_of(float_folder, self.kind, inputs)
+        wanted = outputs_of(float_folder, inputs)
         # One recipe for all, as NNCF would take a calibration for each.
         probe = replace(
             recipe,
@@ -219,7 +215,7 @@ class Search:
             self._progress("measuring sensitivity", number, len(groups))
             others = tuple(name for name in heavy if name not in group)
             folder = self._made(replace(probe, float_nodes=others), "probe")
-            found = outputs_of(folder, self.kind, inputs)
+            found = outputs_of(folder, inputs)
             errors.append(
                 float(
                     np.mean(

@@ -9,31 +9,30 @@ from pathlib import Path
 from ..core.errors import ModelError, UsageError
 from ..core.frozen import record
 from ..core.text import counted
-from ..core.types import Findings, Kind, Sample, Tensors
+from ..core.types import Findings, Sample, Tensors
 from ..inference.engines.engine import EngineChoice
-from ..inference.model import load_model
 from ..models.drift import Usual
 from ..models.files.check_onnx import inspect
 from ..models.manifest import ModelFolder, load
-from .cpu_targets import Target
 from .evaluation import (
     EXACT,
     Candidate,
     Comparison,
     Evaluator,
-    Metric,
     Progress,
     Recipe,
     Scores,
     label,
+    loaded,
     network_inputs,
     usual_findings,
 )
 from .float_model import make_ready
 from .golden_cases import CANDIDATES, clearest, try_folder, write_golden
 from .measure import Cost
-from .metrics import Truth
+from .metrics import Metric, Truth
 from .quantization_search import Search
+from .quantizers import Target
 
 LEAST_SAMPLES = 8
 HELD_OUT_FROM = 60
@@ -88,7 +87,6 @@ class Report:
 
 def quantize(
     folder: ModelFolder,
-    kind: Kind,
     samples: Sequence[Sample],
     evaluation: tuple[Sequence[Sample], Sequence[Truth]] | None,
     *,
@@ -99,11 +97,10 @@ def quantize(
     place: Path,
     progress: Progress,
 ) -> Report:
-    """Quantize a model and compare what comes out with what went in.
+    """Quantize a float model and compare what comes out with what went in.
 
     Args:
         folder: of the float model.
-        kind: of the samples.
         samples: to calibrate with.
         evaluation: samples and what they show, to judge by; None: judged by agreement.
         engines: of this device.
@@ -135,20 +132,19 @@ def quantize(
     count = len(calibration)
     progress("preparing samples", 0, count)
     inputs = network_inputs(
-        folder, kind, calibration, lambda done: progress("preparing samples", done, count)
+        folder, calibration, lambda done: progress("preparing samples", done, count)
     )
-    comparison = _comparison(folder, kind, judged, truths, engines, target != own, progress)
+    comparison = _comparison(folder, judged, truths, engines, target != own, progress)
     search = Search(comparison, network, inputs, target, max_drop, place)
     found = search.run()
     usual, notes = None, []
     if found is not None:
         words, most = "learning what is usual", len(samples)
-        usual = usual_findings(
-            found.folder, kind, samples, lambda done: progress(words, done, most)
-        )
+        made = load(found.folder)
+        usual = usual_findings(made, samples, lambda done: progress(words, done, most))
         progress("trying its golden outputs", 0, 0)
-        _write_golden(found.folder, kind, inputs)
-        refused = try_folder(found.folder, kind, [] if target != own else engines)
+        _write_golden(made, inputs)
+        refused = try_folder(found.folder, [] if target != own else engines)
         if refused and len(refused) == len(engines):
             raise ModelError(f"{manifest.id}: no engine of this device would run it: {refused}")
         notes = [f"a trial would refuse it on {name}: {why}" for name, why in refused.items()]
@@ -165,21 +161,19 @@ def quantize(
     )
 
 
-def _write_golden(folder: Path, kind: Kind, inputs: Sequence[Tensors]) -> None:
+def _write_golden(folder: ModelFolder, inputs: Sequence[Tensors]) -> None:
     """Write the clearest golden cases of some inputs, computed exactly."""
     candidates = inputs[:: max(1, len(inputs) // CANDIDATES)][:CANDIDATES]
-    model, _ = load_model(load(folder), [EXACT], kind, checked=True)
-    outputs = [model.raw(each) for each in candidates]
-    kept = clearest(model, candidates, outputs)
-    model.close()
-    write_golden(folder, [candidates[n] for n in kept], [outputs[n] for n in kept])
+    with loaded(folder) as model:
+        outputs = [model.raw(each) for each in candidates]
+        kept = clearest(model, candidates, outputs)
+    write_golden(folder.path, [candidates[n] for n in kept], [outputs[n] for n in kept])
 
 
-def judge(  # noqa: PLR0913 - the options of the command
+def judge(
     folder: ModelFolder,
     other: ModelFolder,
     name: str,
-    kind: Kind,
     samples: Sequence[Sample],
     truths: Sequence[Truth] | None,
     *,
@@ -189,20 +183,9 @@ def judge(  # noqa: PLR0913 - the options of the command
     max_drop: float,
     progress: Progress,
 ) -> Report:
-    """Compare an eight-bit model that is there already with the float one.
+    """Compare an eight-bit model that is there already, *other*, with the float one.
 
-    Args:
-        folder: of the float model.
-        other: of the one to judge.
-        name: of that one, in the report.
-        kind: of the samples.
-        samples: to judge on.
-        truths: what each shows; None: judged by agreement.
-        engines: of this device.
-        target: that it was quantized for.
-        own: what this device is.
-        max_drop: what may be lost.
-        progress: is told of each step.
+    The arguments are those of `quantize`; *name* is that of the other in the report.
 
     Raises:
         UsageError: there are no samples.
@@ -211,7 +194,7 @@ def judge(  # noqa: PLR0913 - the options of the command
     """
     if not samples:
         raise UsageError("no samples to judge on: name a source that has some")
-    comparison = _comparison(folder, kind, samples, truths, engines, target != own, progress)
+    comparison = _comparison(folder, samples, truths, engines, target != own, progress)
     progress(f"judging {name}", 0, 0)
     candidate = comparison.judge(Recipe(tool=name), other.path)
     comparison.time([candidate])
@@ -236,7 +219,6 @@ def check_comparable(folder: ModelFolder, other: ModelFolder, name: str) -> None
 
 def _comparison(
     folder: ModelFolder,
-    kind: Kind,
     samples: Sequence[Sample],
     truths: Sequence[Truth] | None,
     engines: Sequence[EngineChoice],
@@ -244,7 +226,7 @@ def _comparison(
     progress: Progress,
 ) -> Comparison:
     progress("judging the float network", 0, 0)
-    evaluator = Evaluator(folder, kind, samples, truths)
+    evaluator = Evaluator(folder, samples, truths)
     deciding = [EXACT] if foreign else [*engines, EXACT]
     return Comparison(folder, evaluator, deciding, engines, progress)
 

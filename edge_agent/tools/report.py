@@ -37,6 +37,7 @@ def card(report: Report) -> str:
         f"{_judged_by(report)}. Size: {report.float_bytes / 1e6:.2f} MB before, "
         f"{report.quantized_bytes / 1e6:.2f} MB now."
     )
+    heading, *rows = table(report)
     lines = [
         f"# {load(chosen.folder).manifest.id}",
         "",
@@ -44,21 +45,10 @@ def card(report: Report) -> str:
         "",
         judged,
         "",
-        "| engine | network | agreement |"
-        + (f" {report.metric} |" if report.metric else "")
-        + " ms | memory, MB |",
-        "|---|---|---|" + ("---|" if report.metric else "") + "---|---|",
+        f"| {' | '.join(heading)} |",
+        f"|{'---|' * len(heading)}",
+        *(f"| {' | '.join(cells)} |" for cells in rows),
     ]
-    for row, network in rows(report):
-        cells = [row.engine, network, f"{row.scored.agreement:.1%}"]
-        if report.metric:
-            cells.append("" if row.scored.metric is None else f"{row.scored.metric:.3f}")
-        cells += (
-            ["", ""]
-            if row.cost is None
-            else [f"{row.cost.infer_ms:.2f}", f"{row.cost.memory_mb:.0f}"]
-        )
-        lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "`exact` computes each step in float and saturates nowhere; no device runs it."]
     if chosen.recipe.float_nodes:
         lines += [
@@ -75,13 +65,17 @@ def _judged_by(report: Report) -> str:
     return "of their own" if report.held_out else "(the same)"
 
 
-def rows(report: Report) -> list[tuple[Row, str]]:
-    """Return the rows of the report: for each engine the float network, then the other."""
-    return [
-        pair
-        for before, after in zip(report.floats, report.quantized, strict=True)
-        for pair in ((before, "float"), (after, "eight bits"))
-    ]
+def table(report: Report) -> list[list[str]]:
+    """Return the report as cells: a heading, then by engine the float network and the other."""
+    metric = [] if report.metric is None else [report.metric]
+    cells = [["engine", "network", "agreement", *metric, "ms", "memory, MB"]]
+    for before, after in zip(report.floats, report.quantized, strict=True):
+        for row, network in ((before, "float"), (after, "eight bits")):
+            scored, cost = row.scored, row.cost
+            truth = [] if scored.metric is None else [f"{scored.metric:.3f}"]
+            took = ["", ""] if cost is None else [f"{cost.infer_ms:.2f}", f"{cost.memory_mb:.0f}"]
+            cells.append([row.engine, network, f"{scored.agreement:.1%}", *truth, *took])
+    return cells
 
 
 def as_json(report: Report) -> dict[str, Any]:

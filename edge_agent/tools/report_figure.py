@@ -55,7 +55,7 @@ def _agreement(plot: Axes, report: Report) -> None:
     def value(row: Row) -> float:
         return row.scored.agreement if row.scored.metric is None else row.scored.metric
 
-    _pairs(plot, report, f"{metric}", [(value(a), value(b)) for a, b in _rows(report)])
+    _pairs(plot, report, metric, [(value(a), value(b)) for a, b in _rows(report)])
     plot.set_xlim(0, 1.2)
 
 
@@ -108,36 +108,20 @@ def _example(plot: Axes, picture: Array, found: Findings) -> None:
             )[:_MOST_BOXES]:
                 x1, y1, x2, y2 = (float(side) for side in box)
                 plot.plot([x1, x2, x2, x1, x1], [y1, y1, y2, y2, y1], color=bars.ORANGE, lw=1.5)
-                plot.text(
-                    x1,
-                    y1,
-                    f"{label} {score:.2f}",
-                    fontsize=6,
-                    color="white",
-                    backgroundcolor=bars.VERMILION,
-                    verticalalignment="bottom",
+                _note(
+                    plot, (x1, y1), f"{label} {score:.2f}", bars.VERMILION, fontsize=6, va="bottom"
                 )
         case Classes():
             text = "\n".join(
                 f"{label} {score:.2f}"
                 for label, score in list(zip(found.labels, found.scores, strict=True))[:3]
             )
-            plot.text(
-                4,
-                4,
-                text,
-                fontsize=7,
-                color="white",
-                backgroundcolor=bars.INK,
-                verticalalignment="top",
-            )
+            _note(plot, (4, 4), text, bars.INK)
         case Anomaly():
-            plot.text(
-                4,
-                4,
-                f"score {found.score:.3g}",
-                fontsize=7,
-                color="white",
-                backgroundcolor=bars.INK,
-                verticalalignment="top",
-            )
+            _note(plot, (4, 4), f"score {found.score:.3g}", bars.INK)
+
+
+def _note(
+    plot: Axes, at: tuple[float, float], text: str, color: str, fontsize: int = 7, va: str = "top"
+) -> None:
+    plot.text(*at, text, fontsize=fontsize, color="white", backgroundcolor=color, va=va)

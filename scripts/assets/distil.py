@@ -123,7 +123,7 @@ def distil(options: argparse.Namespace) -> None:
         model.close()
         count = sum(int(np.count_nonzero(each >= 0)) for each in data.labels)
         print(f"{len(data)} frames with {count} boxes to learn from, {len(judged)} to judge on")
-        evaluator = Evaluator(teacher, "picture", judged, None)
+        evaluator = Evaluator(teacher, judged, None)
         net = train(net, data, options.epochs, lambda _net, _epoch: None)
         write_folder(net, place, name, labels, threshold)
         network = in_onnxruntime(place / "model.onnx")

@@ -65,7 +65,7 @@ def compare(pictures: Path, model: Path, work: Path) -> None:
         folder = imported.folder
         made: dict[str, Path] = {"float": folder.path}
         samples = read(pictures, folder)
-        inputs = network_inputs(folder, "picture", samples, lambda _: None)
+        inputs = network_inputs(folder, samples, lambda _: None)
         for number, (name, quantizer) in enumerate(BY_HAND.items()):
             place = work / str(number)
             place.mkdir()
@@ -84,7 +84,7 @@ def compare(pictures: Path, model: Path, work: Path) -> None:
         )
         if done.returncode == 0:
             made["edge-agent quantize"] = own
-        evaluator = Evaluator(folder, "picture", samples, None)
+        evaluator = Evaluator(folder, samples, None)
         engines = engines_for(folder.network)
         rows: dict[str, list[str]] = {name: [] for name in made}
         runs: dict[str, list[str]] = {}
@@ -98,7 +98,7 @@ def compare(pictures: Path, model: Path, work: Path) -> None:
                     rows[name].append("does not run")
         for choice in engines:
             able = [name for name in made if name in runs[choice.engine]]
-            costs = costs_of([made[name] for name in able], choice, "picture")
+            costs = costs_of([made[name] for name in able], choice)
             taken = dict(zip(able, costs, strict=True))
             for name in made:
                 cost = taken.get(name)

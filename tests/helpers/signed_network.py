@@ -19,9 +19,8 @@ from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import load_model
 from edge_agent.inference.trust import open_plain
 from edge_agent.models.manifest import load
-from edge_agent.tools.cpu_targets import TARGETS
 from edge_agent.tools.float_model import make_ready
-from edge_agent.tools.static_quantization import calibrate, quantize_onnx
+from edge_agent.tools.quantizers import TARGETS, calibrate, quantize_onnx
 from tests.helpers.support import ASSETS
 
 NETWORK = ASSETS / "models" / "coco_yolox_nano_fp32.onnx"

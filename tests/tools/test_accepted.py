@@ -16,9 +16,9 @@ from edge_agent.inference.engines.registry import readers
 from edge_agent.inference.golden import compare_golden
 from edge_agent.inference.model import load_model
 from edge_agent.models.manifest import load
-from edge_agent.tools.cpu_targets import own_target
 from edge_agent.tools.golden_cases import clearest, write_golden
 from edge_agent.tools.quantize import quantize
+from edge_agent.tools.quantizers import own_target
 from edge_agent.tools.report import publish
 from tests.helpers.asset_models import MODELS, asset_folder, asset_samples
 from tests.helpers.small_models import detector, write_manifest
@@ -57,12 +57,11 @@ def check_accepted(folder: Path) -> None:
 def test_what_quantize_writes_is_accepted(name: str, tmp_path: Path) -> None:
     """Of each float network: no golden output of it is refused where it was made."""
     folder = load(asset_folder(name, tmp_path / "float"))
-    kind, samples = asset_samples(name)
+    _, samples = asset_samples(name)
     (tmp_path / "work").mkdir()
     target = own_target(read_facts())
     report = quantize(
         folder,
-        kind,
         samples[:12],
         None,
         engines=engines_for(folder.network),

@@ -14,9 +14,8 @@ from edge_agent.device.resources import VNNI
 from edge_agent.inference.agreement import relative_distance
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import ENGINES, open_engine
-from edge_agent.tools.cpu_targets import TARGETS, own_target, target_of
 from edge_agent.tools.evaluation import EXACT
-from edge_agent.tools.static_quantization import calibrate, quantize_onnx
+from edge_agent.tools.quantizers import TARGETS, calibrate, own_target, quantize_onnx, target_of
 from tests.helpers.tiny_networks import node, save_onnx
 
 CHANNELS = 64

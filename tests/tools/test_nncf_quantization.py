@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import ENGINES, open_engine
-from edge_agent.tools.cpu_targets import TARGETS
-from edge_agent.tools.nncf_quantization import is_installed, make_unsigned, quantize_nncf
+from edge_agent.tools.quantizers import TARGETS, has_nncf, make_unsigned, quantize_nncf
 from tests.helpers.tiny_networks import node, save_onnx
 
 PICTURE = (1, 3, 8, 8)
@@ -82,7 +81,7 @@ def test_unsigned_activations_are_the_same_network(tmp_path: Path, engine: str) 
     np.testing.assert_allclose(results[2], results[0], atol=0.05)
 
 
-@pytest.mark.skipif(not is_installed(), reason="NNCF is not installed")
+@pytest.mark.skipif(not has_nncf(), reason="NNCF is not installed")
 def test_biases_corrected_stepwise_bring_the_network_nearer(tmp_path: Path) -> None:
     """What eight bits shift in one layer is made up for in the next: the mean error is smaller."""
     rng = np.random.default_rng(5)

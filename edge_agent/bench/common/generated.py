@@ -20,8 +20,7 @@ from ...core.scratch import scratch_folder
 from ...core.types import Array
 from ...models.manifest import MANIFEST
 from ...models.store.catalog import Library
-from ...tools.cpu_targets import TARGETS
-from ...tools.static_quantization import calibrate, quantize_onnx
+from ...tools.quantizers import TARGETS, calibrate, quantize_onnx
 from . import layers
 from .places import cache_folder
 

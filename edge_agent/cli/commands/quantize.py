@@ -109,9 +109,9 @@ def main(options: Options) -> int:
 
 def _make(options: Options, picture: Path | None, progress: Progress) -> int:
     from ...device.hardware import read_facts
-    from ...tools.cpu_targets import own_target, target_of
     from ...tools.folders import new_folder
     from ...tools.quantize import quantize
+    from ...tools.quantizers import own_target, target_of
     from ...tools.report import publish
 
     facts = read_facts()
@@ -121,7 +121,6 @@ def _make(options: Options, picture: Path | None, progress: Progress) -> int:
         samples = _calibration(options.calibration, folder, progress)
         report = quantize(
             folder,
-            folder.manifest.input.kind,
             samples,
             _labeled(options.eval, folder),
             engines=engines_for(folder.network),
@@ -146,8 +145,8 @@ def _make(options: Options, picture: Path | None, progress: Progress) -> int:
 
 def _judge(options: Options, picture: Path | None, progress: Progress) -> int:
     from ...device.hardware import read_facts
-    from ...tools.cpu_targets import own_target, target_of
     from ...tools.quantize import check_comparable, judge
+    from ...tools.quantizers import own_target, target_of
 
     facts = read_facts()
     name = options.judge
@@ -159,7 +158,6 @@ def _judge(options: Options, picture: Path | None, progress: Progress) -> int:
             folder,
             other,
             name,
-            folder.manifest.input.kind,
             samples,
             truths,
             engines=engines_for(other.network),
@@ -254,7 +252,7 @@ def _labeled(name: str | None, folder: ModelFolder) -> Labeled | None:
     if name is None:
         return None
     from ...tools.evaluation import metric_of
-    from ...tools.labeled import labeled
+    from ...tools.metrics import labeled
 
     metric = metric_of(folder)
     if metric is None:
@@ -313,7 +311,7 @@ def _print(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ...tools.report import rows
+    from ...tools.report import table
 
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     if not sys.stdout.isatty():
@@ -325,17 +323,11 @@ def _print(report: Report) -> None:
         tried.add_row(f"{each.recipe}{mark}", f"{each.drop:.1%}", fastest)
     if report.candidates:
         console.print(tried)
-    metric = [] if report.metric is None else [report.metric]
-    table = Table("engine", "network", "agreement", *metric, "ms", "memory, MB")
-    for row, network in rows(report):
-        truth = [] if not metric else [f"{row.scored.metric:.3f}"]
-        cost = (
-            ["", ""]
-            if row.cost is None
-            else [f"{row.cost.infer_ms:.2f}", f"{row.cost.memory_mb:.0f}"]
-        )
-        table.add_row(row.engine, network, f"{row.scored.agreement:.1%}", *truth, *cost)
-    console.print(table)
+    heading, *rows = table(report)
+    engines = Table(*heading)
+    for cells in rows:
+        engines.add_row(*cells)
+    console.print(engines)
     print(f"target   {report.target.name}: {report.target.why}")
     print(
         f"size     {report.float_bytes / 1e6:.2f} MB before, "
