@@ -27,12 +27,7 @@ def compare_engines(
 ) -> Model:
     """Time every engine of this box on the first sample; return the model on the fastest.
 
-    Args:
-        attendant: waits for the calls.
-        imported: the model.
-        spec: of the source.
-        sample: its first one.
-        seconds: for each engine.
+    Each engine gets so many *seconds*.
 
     Raises:
         EngineError: none can run it.

@@ -12,7 +12,7 @@ from ..core.errors import AgentError, UsageError
 from ..core.names import NAME_RULE, is_name
 from ..mqtt.connection import parse_object
 from ..mqtt.one_shot import OneShotClient
-from .times import moment, span
+from .terminal import moment, span
 
 LOOK_SECONDS = 1.5
 """How long the first retained topic may take to arrive."""
@@ -26,12 +26,7 @@ class Fleet:
     """The devices, by what they have left on their retained topics."""
 
     def __init__(self, client: OneShotClient, root: str) -> None:
-        """Start without any messages.
-
-        Args:
-            client: subscribed to the topics that are of interest.
-            root: first level of all topics.
-        """
+        """Start without any messages, with a client that is subscribed to what is of interest."""
         self._client = client
         self._root = root
         self.status: dict[str, dict[str, Any]] = {}
@@ -109,16 +104,10 @@ def check_target(target: str) -> None:
 
 
 def online_targets(fleet: Fleet, target: str, *, wait: bool, timeout: float) -> list[str]:
-    """Find the devices that a target means and that are online.
-
-    Args:
-        fleet: may have seen nothing yet.
-        target: a device, or @ and a group.
-        wait: for the first one to come online.
-        timeout: for how long, seconds.
+    """Find the devices that a target means and that are online; *wait* for the first of them.
 
     Raises:
-        AgentError: there is none: the device is unknown or offline.
+        AgentError: there is none, for *timeout* seconds: the device is unknown or offline.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -34,65 +34,50 @@ class Command(NamedTuple):
 
     name: str
     help: str
-    module: str
-    """In `edge_agent.cli.commands`, or a full name."""
+    module: str = ""
+    """In `edge_agent.cli.commands`, or a full name; empty: called as the command."""
 
 
 GROUPS = (
     (
         "daily use",
         (
-            Command(
-                "demo",
-                "everything at once with nothing set up, results live in the terminal",
-                "demo",
-            ),
+            Command("demo", "everything at once with nothing set up, results live in the terminal"),
             Command("try", "a model on a source, with no settings, broker or manifest", "try_"),
-            Command("run", "the daemon, in the foreground", "run"),
+            Command("run", "the daemon, in the foreground"),
             Command(
                 "check",
                 "whether settings, profile, engines, sources, broker and models are fit to run",
-                "check",
             ),
-            Command(
-                "status",
-                "one look: a line a device, a line a pipeline; 1 if one is not well",
-                "status",
-            ),
-            Command("tail", "follow what devices publish, one line a message", "tail"),
+            Command("status", "one look: a line a device, a line a pipeline; 1 if one is not well"),
+            Command("tail", "follow what devices publish, one line a message"),
         ),
     ),
     (
         "models",
         (
-            Command("add", "install a model from a local path, no broker needed", "add"),
-            Command("push", "send a model over MQTT, until it serves", "push"),
-            Command("rollback", "back to the version before", "rollback"),
-            Command("models", "what each device has, runs and is trying", "models"),
-            Command("pack", "a model folder or bare model file into one package", "pack"),
-            Command(
-                "describe", "what a model file says of itself, and what it leaves open", "describe"
-            ),
-            Command(
-                "convert", "a .pt2, TorchScript or .tflite as a model that computes it", "convert"
-            ),
-            Command(
-                "quantize", "a float model in eight bits, what it costs and brings", "quantize"
-            ),
-            Command("keygen", "an Ed25519 key pair: FILE and FILE.pub", "keygen"),
+            Command("add", "install a model from a local path, no broker needed"),
+            Command("push", "send a model over MQTT, until it serves"),
+            Command("rollback", "back to the version before"),
+            Command("models", "what each device has, runs and is trying"),
+            Command("pack", "a model folder or bare model file into one package"),
+            Command("describe", "what a model file says of itself, and what it leaves open"),
+            Command("convert", "a .pt2, TorchScript or .tflite as a model that computes it"),
+            Command("quantize", "a float model in eight bits, what it costs and brings"),
+            Command("keygen", "an Ed25519 key pair: FILE and FILE.pub"),
         ),
     ),
     (
         "set-up",
         (
-            Command("profile", "what this device is, which profile matches, and why", "profile"),
-            Command("install", "the systemd service, from this very version", "install"),
-            Command("uninstall", "remove the service; settings and models stay", "uninstall"),
+            Command("profile", "what this device is, which profile matches, and why"),
+            Command("install", "the systemd service, from this very version"),
+            Command("uninstall", "remove the service; settings and models stay"),
         ),
     ),
     (
         "measure",
-        (Command("bench", "measure this device, beside what a plain script gets", "bench"),),
+        (Command("bench", "measure this device, beside what a plain script gets"),),
     ),
 )
 """As `edge-agent --help` lists them."""
@@ -273,12 +258,8 @@ def add_commands(
 ) -> None:
     """Add commands below a parser; the one that is asked for is in `options.module`.
 
-    Args:
-        above: the parser.
-        commands: to add.
-        dest: key of the options that gets the name of the one that is asked for.
-        metavar: what stands for it in the help.
-        listed: whether the help lists them here.
+    Its name becomes `options.<dest>`; *metavar* stands for it in the help, which lists all of them
+    here where they are *listed*.
     """
     below = above.add_subparsers(
         dest=dest,
@@ -288,11 +269,12 @@ def add_commands(
         help=None if listed else f"one of these; '{above.prog} {metavar} --help' says more",
     )
     for each in commands:
+        module = each.module or each.name
         said: dict[str, Any] = {"help": each.help} if listed else {}
         added = below.add_parser(
             each.name,
             **said,
             description=each.help[:1].upper() + each.help[1:] + ".",
-            module=each.module,
+            module=module,
         )
-        added.set_defaults(module=each.module, parser=added)
+        added.set_defaults(module=module, parser=added)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import UsageError
@@ -29,34 +30,26 @@ def add_broker(parser: argparse.ArgumentParser) -> None:
 
 def positive(text: str) -> float:
     """Parse a number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
-    return value
+    return _number(text, "above 0", lambda value: 0 < value < float("inf"))
 
 
 def not_negative(text: str) -> float:
     """Parse a number from 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number from 0, found {text!r}")
-    return value
+    return _number(text, "from 0", lambda value: 0 <= value < float("inf"))
 
 
 def share(text: str) -> float:
     """Parse a number from 0 to 1."""
+    return _number(text, "from 0 to 1", lambda value: 0 <= value <= 1)
+
+
+def _number(text: str, bounds: str, is_within: Callable[[float], bool]) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, found {text!r}")
+        value = float("nan")  # is within no bounds
+    if not is_within(value):
+        raise argparse.ArgumentTypeError(f"expected a number {bounds}, found {text!r}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""How results and messages read as one line in a terminal."""
+"""How results, messages, events and times read in a terminal."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import termios
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, TextIO
 
+from ..config.rule_kinds import RULE_KINDS
 from ..core.text import printable
-from .event_words import count_words, event_sentence
 
 MOST_KEYS = 6
 """Of a payload of any other kind that a line shows."""
 INDENT = " " * 9
 """Of what follows a line's first word: "model    parts@1"."""
+_ENDS = {
+    "stopped": ", as it was stopped",
+    "reloaded": ", as the settings changed",
+    "lost": ", as the source is lost",
+}
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -232,3 +238,73 @@ def _body(kind: str, payload: Mapping[str, Any]) -> str:  # noqa: PLR0911 - one 
                 if key not in {"schema", "time", "device"} and value not in (None, [], {}, "")
             ]
             return ", ".join(said[:MOST_KEYS])
+
+
+def event_sentence(payload: Mapping[str, Any]) -> str:
+    """Return an event as a sentence: "intruder: person 7 has been in yard for 3 s"."""
+    kind = RULE_KINDS.get(payload["when"])
+    what = str(payload["when"]) if kind is None else kind.sentence.format_map(_words(payload))
+    score = f" ({payload['score']:.2f})" if "score" in payload else ""
+    match payload["state"]:
+        case "update":
+            what += f"{score}, still"
+        case "end":
+            why = _ENDS.get(str(payload.get("why")), "")
+            what += f": over after {payload.get('seconds', 0):.1f} s{why}"
+        case _:
+            what += score
+    replayed = " (replayed)" if payload.get("replayed") else ""
+    return f"{payload['rule']}: {what}{replayed}"
+
+
+def _words(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the sentences of rules are made of: the payload, and parts of a sentence."""
+    label, zone = payload.get("label"), payload.get("zone")
+    who = str(label or "something")
+    if payload.get("track"):
+        who += f" {payload['track']}"
+    words: dict[str, Any] = dict.fromkeys(("line", "direction", "channel", "count"))
+    words |= {"value": 0, **payload, "who": who, "anomaly_score": ""}
+    words["counted"] = f"{words['count']} {label}" if label else words["count"]
+    words["nobody"] = f"no {who}" if label else "nobody"
+    words["there"] = f"in {zone}" if zone else "in the picture"
+    words["entered"] = f"entered {zone}" if zone else "appeared"
+    words["left"] = f"left {zone}" if zone else "is gone"
+    if payload["state"] != "end":  # whose score is that of a good one
+        words["anomaly_score"] = f", {payload.get('anomaly', {}).get('score', 0):.4g}"
+    return words
+
+
+def count_words(payload: Mapping[str, Any]) -> str:
+    """Return counts in a few words: "yard: 2 person · gate: in 41 person, out 39 person"."""
+    parts = [f"{zone}: {_labels(inside) or 'nobody'}" for zone, inside in payload["zones"].items()]
+    for line, ways in payload["lines"].items():
+        crossed = ", ".join(f"{way} {_labels(ways[way]) or 0}" for way in ("in", "out"))
+        parts.append(f"{line}: {crossed}")
+    return " · ".join(parts)
+
+
+def _labels(counts: Mapping[str, int]) -> str:
+    return " ".join(f"{count} {label}" for label, count in sorted(counts.items()))
+
+
+def moment(says: Mapping[str, Any]) -> float | None:
+    """Return the time of a payload in seconds since 1970; None where it has none."""
+    from datetime import datetime
+
+    text = says.get("time")
+    try:
+        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def span(seconds: float) -> str:
+    """Write a span of time in its two largest units: "2 d 3 h"."""
+    whole = max(0, round(seconds))
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    for (unit, size), (smaller, part) in pairwise(units):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"

@@ -20,8 +20,8 @@ from ..rules.totals import LineTotals
 from ..runtime.pipelines.capture import masks_of
 from ..runtime.pipelines.frame_path import FramePath
 from ..runtime.pipelines.overlay import Shape
-from .event_words import count_words, event_sentence
 from .lineup import engines_for
+from .terminal import count_words, event_sentence
 
 
 def read_pipeline(file: str) -> tuple[Settings, Pipeline]:
@@ -69,13 +69,7 @@ class TriedPipeline:
         *,
         lossless: bool,
     ) -> None:
-        """Start with nothing seen.
-
-        Args:
-            pipeline: its settings; source and model in them do not matter.
-            seconds: its second stages and their models.
-            lossless: every picture is inferred.
-        """
+        """Start with nothing seen; source and model in the pipeline's settings do not matter."""
         self._pipeline = pipeline
         self._seconds = seconds
         self._masks = masks_of(pipeline)

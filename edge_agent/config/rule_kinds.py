@@ -34,7 +34,7 @@ class RuleKind:
 
     trigger: Trigger
     sentence: str
-    """What an event says in a terminal, as a format of `cli.event_words`."""
+    """What an event says in a terminal, as a format of `cli.terminal`."""
     measure: Callable[[Rule, Outcome, int], Measured] | None = None
     """Measures a result, given the objects counted in the zone; where `trigger` says so."""
     tasks: tuple[str, ...] = ("detection",)

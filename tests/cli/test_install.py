@@ -22,8 +22,7 @@ import pytest
 
 from edge_agent.cli.commands.install import RETRY, UNIT, _Kept
 from edge_agent.cli.commands.install_settings import SKELETON, check, take
-from edge_agent.cli.commands.installation import Installation
-from edge_agent.cli.commands.own_wheel import wheel_of
+from edge_agent.cli.commands.installation import Installation, wheel_of
 from edge_agent.config.load import load
 from edge_agent.core.bundled import constraints
 from edge_agent.core.errors import UsageError

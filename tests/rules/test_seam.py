@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.cli.event_words import event_sentence
+from edge_agent.cli.terminal import event_sentence
 from edge_agent.config.load import load
 from edge_agent.config.rule_checks import lint_rules
 from edge_agent.config.rule_kinds import RULE_KINDS, Measured, RuleKind

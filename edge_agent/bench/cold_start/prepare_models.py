@@ -72,7 +72,7 @@ def _facts(folder: ModelFolder) -> NetworkFacts:
     """Check that a plain script can run the model.
 
     Raises:
-        UsageError: it cannot; what it could.
+        UsageError: it cannot.
     """
     manifest, decoders = folder.manifest, (*CLASSIFIERS, *DETECTORS)
     if manifest.input.is_signal or folder.network.suffix != ".onnx":

@@ -66,13 +66,9 @@ class Start:
 def starts(
     model: Mapping[str, Any], clip: Path, loopback: Loopback, kinds: Sequence[str]
 ) -> list[Start]:
-    """Prepare all variants for a model; what each needs is written below the model's place.
+    """Prepare all variants for a model, as `prepare_models.look` gives it.
 
-    Args:
-        model: as `prepare_models.look` gives it.
-        clip: that is opened.
-        loopback: takes the results.
-        kinds: of the agent's starts.
+    What each needs is written below the model's place; *kinds* are those of the agent's starts.
     """
     place = Path(model["place"])
     made = []

@@ -54,12 +54,7 @@ NAMES = tuple(_KINDS)
 
 
 def generated(name: str, report_progress: Callable[[str], None]) -> Path:
-    """Find a generated model's folder, making it where it is not there yet.
-
-    Args:
-        name: one of `NAMES`.
-        report_progress: takes a line when it has to be made.
-    """
+    """Find the folder of one of `NAMES`, making it where it is not there yet."""
     cache = cache_folder()
     folder = cache / f"generator-{VERSION}" / name
     if folder.is_dir():

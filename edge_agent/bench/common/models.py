@@ -18,12 +18,9 @@ if TYPE_CHECKING:
 def find_models(
     names: Sequence[str], config: str | None, report_progress: Callable[[str], None]
 ) -> list[Path]:
-    """Find the folder of each.
+    """Find the folder of each: one named, a model of the agent's ("face@3"), or a generated one.
 
-    Args:
-        names: folders, models of the agent's ("face", "face@3"), or generated ones.
-        config: the settings file; None: the one in its usual place, where there is one.
-        report_progress: takes a line when a model has to be made.
+    *config* is the settings file; None: the one in its usual place, where there is one.
 
     Raises:
         UsageError: one is not there, or the settings are wrong.

@@ -13,12 +13,8 @@ from ...models.manifest import ModelFolder
 def recipe(folder: ModelFolder, given: TensorSpec) -> dict[str, Any]:
     """Return how a plain script uses a model: what `start_script.prepare` and `detect` take.
 
-    Args:
-        folder: the model's.
-        given: the network's input.
-
     Raises:
-        UsageError: neither network nor manifest gives the picture's size.
+        UsageError: neither the network's input nor the manifest gives the picture's size.
     """
     wanted = folder.manifest.input
     layout = wanted.layout or "nchw"

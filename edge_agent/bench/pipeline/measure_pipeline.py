@@ -20,10 +20,9 @@ from ...models.manifest import ModelFolder, load
 from ...mqtt.loopback import Loopback, broker
 from ...runtime.pipelines.draw import jpeg
 from ..common.child import call
-from .overhead import overhead
+from .frame_cost import following_ms, overhead
 from .pipeline_figures import AGENT, ENGINE, HANDMADE, PLAIN, PipelineReport, PipelineSetup, Turn
 from .players import SETTLE_SECONDS, Line, Window, agent, played, script
-from .rule_cost import following_ms
 from .streams import Place, carried, idle, together
 
 Progress = Callable[[str], None]

@@ -61,14 +61,9 @@ def publisher(
     port: int,
     topic: str,
 ) -> Callable[[float, Array, Way, Sequence[Array]], None]:
-    """Connect; return what decodes and publishes a frame's outputs.
+    """Connect to the broker on loopback; return what decodes and publishes a frame's outputs.
 
-    Args:
-        folder: of the model.
-        tensors: its input, and its outputs.
-        how: the recipe of its pictures.
-        port: of the broker on loopback.
-        topic: of the results.
+    *tensors* are the model's input and its outputs, *how* is the recipe of its pictures.
     """
     given, outputs = tensors
     size = how["width"], how["height"]

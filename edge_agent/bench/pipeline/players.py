@@ -217,12 +217,7 @@ def agent(
 ) -> Iterator[Player]:
     """Run the daemon, one pipeline for each line, all through one model.
 
-    Args:
-        model: its folder.
-        lines: what the pipelines play.
-        loopback: the broker.
-        place: keeps settings and state from run to run, so that forms are prepared once.
-        device: its name on the broker.
+    *place* keeps settings and state from run to run, so that forms are prepared once.
 
     Raises:
         AgentError: it gives no results.
@@ -257,10 +252,7 @@ def agent(
 def script(module: str, arguments: Sequence[object], loopback: Loopback) -> Iterator[Player]:
     """Run one of the scripts beside this module, which plays for ever.
 
-    Args:
-        module: its name, which becomes part of the topic it is told to publish on.
-        arguments: of the script, before port and topic.
-        loopback: the broker.
+    The module's name becomes part of the topic that it is told to publish on, behind *arguments*.
 
     Raises:
         AgentError: it gives no results.

@@ -77,12 +77,9 @@ def together(place: Place, setup: PipelineSetup, count: int) -> Iterator[tuple[T
 
 
 def idle(place: Place, setup: PipelineSetup, pictures: Path) -> Idle:
-    """Measure what further pipelines cost that have nothing to do.
+    """Measure what further pipelines cost that have nothing to do, for at least `IDLE_SECONDS`.
 
-    Args:
-        place: where.
-        setup: how long, but at least `IDLE_SECONDS`.
-        pictures: a folder with one picture, which each shows once and then not for an hour.
+    *pictures* is a folder with one picture, which each shows once and then not for an hour.
     """
     line = Line(f"dir:{pictures}?loop=1&rate=0.0003")
     costs = []
@@ -100,7 +97,7 @@ def idle_seconds(setup: PipelineSetup) -> float:
 
 
 def cost_of_each(alone: tuple[float, float], crowded: tuple[float, float]) -> Idle:
-    """Share what further pipelines cost out among them; less than nothing is noise, and nothing.
+    """Return what each further pipeline costs, at least 0.
 
     Args:
         alone: processor time, as a share of a core, and memory, MB, of an agent with one pipeline.
@@ -111,16 +108,10 @@ def cost_of_each(alone: tuple[float, float], crowded: tuple[float, float]) -> Id
 
 
 def carried(place: Place, setup: PipelineSetup, guess: int, report_progress: Progress) -> Carried:
-    """Find how many streams of a rate are served in time.
+    """Find how many streams of a rate are served in time, beginning with a guess.
 
     A stream is a clip at its own pace, as a camera is; every one is served if it gets its rate, or
     the clip's where that is lower, and the 99th percentile of all ages stays within the bound.
-
-    Args:
-        place: where.
-        setup: the clip, the rate and the bound.
-        guess: a number to begin with.
-        report_progress: takes a line for each number tried.
     """
     ages: dict[int, float] = {}
     problems: dict[int, str] = {}

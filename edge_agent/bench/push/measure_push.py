@@ -85,13 +85,7 @@ class PushReport:
 def measure(
     models: list[Path], sizes: list[int], setup: PushSetup, report_progress: Callable[[str], None]
 ) -> list[PushReport]:
-    """Measure each model.
-
-    Args:
-        models: folders or bare files.
-        sizes: MB; a model of random weights is made of each.
-        setup: what is the same for all.
-        report_progress: takes a line about how far it is.
+    """Measure each model, and one of random weights of each of the sizes, in MB.
 
     Raises:
         AgentError: a run failed.

@@ -13,12 +13,13 @@ from ...models.files.tensor_ranges import tensor_ranges
 from ...models.importing import import_model
 from ...models.manifest import load
 from ...models.packages.build import Package, make, model_files
-from .network import write_network
 
 OURS = "bench-"
 """Before the name of what is pushed: a bundled model of that name would be in its way."""
 LARGE = 4096
 """Tensors from here on are made new for every version; smaller ones may be shapes or scales."""
+SIDE = 64
+"""Pixels of the input of a network of random weights."""
 
 
 def versions(model: Path, place: Path) -> Iterator[Package]:
@@ -72,7 +73,9 @@ def generated(folder: Path, size_mb: int) -> Path:
     """Make a picture model of about *size_mb* with random weights."""
     folder.mkdir()
     classes = 64
-    write_network(folder / "model.onnx", rows=size_mb * 1_000_000 // (4 * classes), classes=classes)
+    _write_network(
+        folder / "model.onnx", rows=size_mb * 1_000_000 // (4 * classes), classes=classes
+    )
     labels = "".join(f"class-{number}\n" for number in range(classes))
     (folder / "labels.txt").write_text(labels)
     (folder / "model.toml").write_text(
@@ -81,3 +84,36 @@ def generated(folder: Path, size_mb: int) -> Path:
         '[output]\ndecoder = "logits"\nlabels = "labels.txt"\n'
     )
     return load(folder).path
+
+
+def _write_network(path: Path, *, rows: int, classes: int) -> None:
+    """Write an ONNX network of a picture [1, 3, 64, 64] to logits [1, classes], cheap to run.
+
+    Its table of weights is float32 [rows, classes]; one row is read at each inference, chosen by
+    the picture, so that no engine can fold the table away.
+    """
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    chance = np.random.default_rng(rows)
+    weights = {
+        "table": chance.standard_normal((rows, classes), np.float32),
+        "head": chance.standard_normal((3, classes), np.float32),
+    }
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["image"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["colors"]),
+        helper.make_node("ArgMax", ["colors"], ["index"], axis=1, keepdims=0),
+        helper.make_node("Gather", ["table", "index"], ["row"], axis=0),
+        helper.make_node("MatMul", ["colors", "head"], ["seen"]),
+        helper.make_node("Add", ["row", "seen"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "random",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, SIDE, SIDE])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, classes])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)

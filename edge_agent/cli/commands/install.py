@@ -34,10 +34,12 @@ from .installation import (
     current,
     installations,
     new,
+    output,
+    own_source,
     point_to,
+    progress,
+    run,
 )
-from .own_wheel import own_source
-from .system_calls import output, progress, run
 
 UNIT = "edge-agent.service"
 RETRY = "edge-agent-retry.timer"

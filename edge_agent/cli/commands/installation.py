@@ -2,25 +2,34 @@
 
 Each is a folder, or an image in a file beside an empty folder on which a unit mounts it. Programs
 in an environment name the folder that it was made in; it is mounted there, so these names hold.
+Also the programs of the system that this takes, and the running version as pip can install it.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import shutil
+import subprocess
+import sys
+import sysconfig
 import tempfile
 import time
+import zipfile
 from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from ... import __version__
 from ...core.errors import AgentError, UsageError
-from .system_calls import output, progress, run
 
 HOME = Path("/opt/edge-agent")
 UNITS = Path("/etc/systemd/system")
 COMMAND = Path("/usr/local/bin/edge-agent")
 _SUFFIX = ".squashfs"
+_SKIPPED = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
+"""Of an installed distribution, what a wheel has not."""
 # 64 KiB a block: of larger ones a start unpacks more than it wants, smaller ones pack worse. A
 # level above 6 takes ten times as long for a fourteenth of the size.
 _PACKING = (
@@ -177,3 +186,70 @@ def check_images() -> None:
                 f"--image: this system cannot mount compressed images ({problem}); "
                 "install without --image"
             ) from None
+
+
+def own_source(folder: Path) -> Path:
+    """Return what pip is to install.
+
+    Args:
+        folder: where a wheel may be put.
+
+    Raises:
+        AgentError: this is neither a checkout nor an installed package.
+    """
+    checkout = Path(__file__).resolve().parents[3]
+    if (checkout / "pyproject.toml").is_file():
+        return checkout
+    try:
+        return wheel_of(distribution("edge-agent"), folder)
+    except PackageNotFoundError:
+        raise AgentError(
+            "this is neither a checkout nor an installed package; install it with pip"
+        ) from None
+
+
+def wheel_of(own: Distribution, folder: Path) -> Path:
+    """Pack an installed distribution into a wheel again, from its own list of files (PEP 376)."""
+    site = Path(sysconfig.get_path("purelib"))
+    wheel = folder / f"edge_agent-{own.version}-py3-none-any.whl"
+    record: list[str] = []
+    info = f"edge_agent-{own.version}.dist-info"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in own.files or []:
+            name = file.as_posix()
+            if (
+                name.startswith("..")
+                or "__pycache__" in name
+                or (info in name and file.name in _SKIPPED)
+            ):
+                continue
+            data = (site / file).read_bytes() if (site / file).is_file() else file.read_binary()
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            record.append(f"{name},sha256={digest},{len(data)}")
+            archive.writestr(name, data)
+        archive.writestr(f"{info}/RECORD", "\n".join([*record, f"{info}/RECORD,,"]) + "\n")
+    return wheel
+
+
+def run(*command: str) -> None:
+    """Run a command.
+
+    Raises:
+        AgentError: it failed; with its last word.
+    """
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip().splitlines()
+        raise AgentError(
+            f"{' '.join(command[:3])}: {words[-1] if words else f'status {done.returncode}'}"
+        )
+
+
+def output(*command: str) -> str:
+    """Return what a command prints, whether it fails or not."""
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
+
+
+def progress(text: str) -> None:
+    """Print progress on stderr."""
+    print(text, file=sys.stderr, flush=True)

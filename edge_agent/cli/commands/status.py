@@ -17,8 +17,7 @@ from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
 from ..fleet import Fleet, check_target, offline_since, unknown
 from ..options import Options, add_broker, broker_settings
-from ..terminal import printable_json, say
-from ..times import moment, span
+from ..terminal import moment, printable_json, say, span
 
 USUAL_INTERVAL = 10.0
 """Seconds between two health messages of a device that does not say."""

@@ -38,8 +38,7 @@ from ..options import Options, broker_settings, positive
 from ..picture_file import PictureFile
 from ..samples import Samples
 from ..saved import new_folder, save
-from ..terminal import say
-from ..times import span
+from ..terminal import say, span
 
 if TYPE_CHECKING:
     from ...mqtt.one_shot import TopicReader

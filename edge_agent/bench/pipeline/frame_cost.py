@@ -1,11 +1,17 @@
-"""What the agent's own part of a frame's way costs: board, order, JSON and publishing."""
+"""What parts of a frame's way cost in the agent's own code, beside decoding and the engine.
+
+That is the board, the order, JSON and publishing (`overhead`), and tracks, zones, lines and rules
+(`following_ms`).
+"""
 
 from __future__ import annotations
 
 import statistics
 import threading
 import time
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -13,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ...config.settings import Arm, Broker
+from ...config.settings import Arm, Broker, Line, Rule, Zone
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.errors import AgentError
 from ...core.timeline import Timeline
@@ -24,6 +30,8 @@ from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.loopback import Loopback
 from ...mqtt.topics import Topics
+from ...rules.rule_engine import RuleEngine
+from ...rules.totals import LineTotals
 from ...runtime.pipelines.lane import infer
 from ...runtime.pipelines.mqtt_sink import MqttSink
 from ...runtime.pipelines.pipeline import Common, Identity, Pipeline
@@ -33,7 +41,16 @@ from ...runtime.scheduler.queue import Servable
 from ...runtime.serving.active import Serving
 from ...sources.spec import parse_source
 
-FRAMES = 1000
+OVERHEAD_FRAMES = 1000
+FRAMES = 300
+WARM_UP = 60
+RATE = 30.0
+SIZE = (1920, 1080)
+FEW, MANY = 5, 200
+"""Objects."""
+SHAPES = 8
+"""Zones, and as many lines."""
+RULES = 16
 
 
 def _sample(picture: Array, since: float, seq: int) -> Sample:
@@ -97,7 +114,7 @@ def overhead(loopback: Loopback) -> float:
         raise AgentError("the bench's broker went away")
     picture = np.zeros((8, 8, 3), np.uint8)
     costs = []
-    for _ in range(FRAMES):
+    for _ in range(OVERHEAD_FRAMES):
         client.wait_credit(pipeline.stream.channel, closing)
         start = time.perf_counter()
         since = time.monotonic()
@@ -111,3 +128,79 @@ def overhead(loopback: Loopback) -> float:
     client.close()
     connecting.join(5)
     return statistics.median(costs)
+
+
+def following_ms() -> dict[str, float]:
+    """Measure frames with few and with many objects, 8 zones, 8 lines and 16 rules, and without.
+
+    Returns:
+        The median of each, ms a frame. Without anything to follow a pipeline has no engine: what is
+        left is asking for it, and the clock.
+    """
+    followed = _pipeline()
+    nothing = replace(followed, zones=(), lines=(), rules=())
+    figures = {f"{count} objects": _measure(followed, count) for count in (FEW, MANY)}
+    return {**figures, f"{MANY} objects without any": _measure(nothing, MANY)}
+
+
+def _measure(pipeline: PipelineSettings, count: int) -> float:
+    rng = np.random.default_rng(count)
+    engine = None
+    if pipeline.needs_rule_engine:
+        engine = RuleEngine(
+            pipeline,
+            lossless=False,
+            name_event=lambda: "bench-1",
+            emit=lambda _event: None,
+            totals=LineTotals(None),
+        )
+    picture = np.zeros((SIZE[1], SIZE[0], 3), np.uint8)
+    labels = tuple(rng.choice(["person", "car"], count).tolist())
+    place = rng.uniform((0, 0), (SIZE[0] - 80, SIZE[1] - 80), (count, 2))
+    speed, sides = rng.uniform(-4, 4, (count, 2)), rng.uniform(30, 80, (count, 2))
+    costs = []
+    for frame in range(WARM_UP + FRAMES):
+        place += speed
+        speed = np.where((place < 0) | (place > np.array(SIZE) - 80), -speed, speed)
+        boxes = np.concatenate([place, place + sides], axis=1) + rng.normal(0, 1, (count, 4))
+        scores = rng.uniform(0.5, 1, count).astype(np.float32)
+        found = Detections(boxes.astype(np.float32), scores, labels)
+        sample = Sample(picture, frame, int(frame / RATE * 1e9), frame / RATE)
+        outcome = Outcome("bench@1", "none", found, Timing(0.0, 0.0, 0.0))
+        start = time.perf_counter()
+        if engine is not None:
+            outcome = engine.process(sample, outcome, None)
+            engine.result("bench", sample, outcome)
+        costs.append((time.perf_counter() - start) * 1e3)
+    return round(statistics.median(costs[WARM_UP:]), 4)
+
+
+def _pipeline() -> PipelineSettings:
+    steps = [index / SHAPES for index in range(SHAPES + 1)]
+    zones = tuple(
+        Zone(name=f"zone-{index}", polygon=((x1, 0.2), (x2, 0.2), (x2, 0.8), (x1, 0.8)))
+        for index, (x1, x2) in enumerate(pairwise(steps))
+    )
+    lines = tuple(
+        Line(name=f"line-{index}", points=((x + 0.05, 0.0), (x + 0.05, 1.0)))
+        for index, x in enumerate(steps[:-1])
+    )
+    kinds: list[dict[str, Any]] = [
+        {"when": "enter"},
+        {"when": "leave"},
+        {"when": "dwell", "for_s": 1.0},
+        {"when": "count", "above": 10},
+        {"when": "absent"},
+        {"when": "cross"},
+    ]
+    rules = []
+    for index in range(RULES):
+        kind = kinds[index % len(kinds)]
+        place = f"{index % SHAPES}"
+        where: dict[str, Any] = {"zone": f"zone-{place}"}
+        if kind["when"] == "cross":
+            where = {"line": f"line-{place}"}
+        rules.append(Rule(name=f"rule-{index}", **kind, **where))
+    return PipelineSettings(
+        name="bench", source="dir:.", model="bench", zones=zones, lines=lines, rules=tuple(rules)
+    )
