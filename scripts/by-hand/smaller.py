@@ -27,7 +27,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edge_agent.bench.common.generated import find_model
+from edge_agent.bench.common.models import find_model
 from edge_agent.cli.lineup import engines_for
 from edge_agent.core.errors import AgentError
 from edge_agent.inference.agreement import relative_distance

@@ -31,7 +31,7 @@ from edge_agent.bench.cold_start.start_figures import (
 )
 from edge_agent.bench.cold_start.starts import SCRIPTS, VARIANTS, script_steps
 from edge_agent.bench.common import child, truth
-from edge_agent.bench.common.generated import NAMES, find_model, generated
+from edge_agent.bench.common.models import NAMES, find_model, generated
 from edge_agent.bench.push.versions import generated as small_model
 from edge_agent.core.errors import UsageError
 from tests.helpers.small_disk import compressed_image

@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: Options) -> int:
     """Measure and print, as tables or as JSON."""
-    from ...bench.common.generated import find_model
+    from ...bench.common.models import find_model
     from ...bench.push.measure_push import PushSetup, measure
 
     models = [
