@@ -196,7 +196,7 @@ class Samples:
             if isinstance(reading, SampleError):
                 skip(reading)
                 continue
-            if self._source.kind == "picture":
+            if self._spec.kind == "picture":
                 yield Sample(
                     reading.data, self._next_seq(), reading.time_ns, reading.since, reading.file
                 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import SampleError, SourceError
-from ..core.types import Kind, Reading
+from ..core.types import Reading
 from ..device.resources import usable_cpus
 from .frame_pool import FRAME_POOL
 from .hw_decode import HARDWARE
@@ -31,8 +31,6 @@ LOST = "the camera stopped sending pictures (connection closed, unplugged, or si
 class StreamCamera:
     """A network camera whose stream is decoded; a picture not taken in time is gone."""
 
-    kind: Kind = "picture"
-    lossless = False
     trouble = None
 
     def __init__(self, spec: SourceSpec, context: SourceContext) -> None:
@@ -109,8 +107,6 @@ class StreamCamera:
 class DeviceCamera:
     """A V4L2 device that is running."""
 
-    kind: Kind = "picture"
-    lossless = False
     trouble = None
 
     def __init__(self, name: str, capture: Any, closing: threading.Event) -> None:

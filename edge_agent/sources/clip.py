@@ -7,11 +7,10 @@ import time
 
 from ..core.errors import SampleError, SourceError
 from ..core.text import naming
-from ..core.types import Kind, Reading
+from ..core.types import Reading
 from ..device.resources import usable_cpus
 from .hw_decode import HARDWARE
-from .pacing import wait_until
-from .source import SourceContext
+from .source import SourceContext, wait_until
 from .spec import SourceSpec
 from .video import FEW_CORES, FILE, Video
 
@@ -25,8 +24,6 @@ LONGEST_PAUSE = 10.0
 
 class Clip:
     """A video file from its first frame to its last, once or for ever."""
-
-    kind: Kind = "picture"
 
     def __init__(self, spec: SourceSpec, context: SourceContext) -> None:
         """Open the file and read its first frame, so that what cannot be played is known now."""
@@ -50,11 +47,6 @@ class Clip:
         self._grabbed = 0, 0.0
         self._video = self._open()
 
-    @property
-    def lossless(self) -> bool:
-        """Whether every frame counts: it is played as fast as it is consumed."""
-        return self._spec.lossless
-
     def grab(self) -> bool:
         """Wait for the next frame, at `pace=real` until it is due."""
         if self._context.closing.is_set():
@@ -68,7 +60,7 @@ class Clip:
             self._advance()
         self._count += 1
         # What cannot be shown has no time at which it is due.
-        if self._problem is None and not self.lossless:
+        if self._problem is None and not self._spec.lossless:
             due = self._timing.due(self._video.stamp)
             if not wait_until(due, self._context.closing):
                 return False

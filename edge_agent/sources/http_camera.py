@@ -13,11 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..core.errors import SampleError, SourceError
-from ..core.types import Kind, Reading
+from ..core.types import Reading
 from .http_get import Answer, body, get
 from .opencv import check_size, load
-from .pacing import Metronome
-from .source import SourceContext
+from .source import Metronome, SourceContext
 from .spec import SourceSpec
 
 MAX_BYTES = 32 * 2**20
@@ -34,8 +33,6 @@ _MARK = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 class HttpCamera:
     """A stream of JPEG pictures, or one picture that is fetched again and again."""
 
-    kind: Kind = "picture"
-    lossless = False
     trouble = None
 
     def __init__(self, spec: SourceSpec, context: SourceContext, answer: Answer) -> None:

@@ -1,23 +1,105 @@
-"""Readings that others publish on the agent's own broker.
+"""Readings that others publish on the agent's own broker: JSON, or bare float32.
 
 Knows nothing of MQTT: `SourceContext.topics` gives it the messages of a topic.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..core.errors import SampleError, SourceError
+from ..core.frozen import record
+from ..core.json_text import HalfLetterError, read_json
+from ..core.types import Array
 from .continuity import Rows
-from .json_rows import Payload
 from .live_signal import LiveSignal, share
 from .source import SourceContext, Topics
 from .spec import SourceSpec
 
 MAX_WAITING = 16 * 2**20
 """Bytes of messages that wait to be read; beyond that the oldest are given up."""
+MAX_BYTES = 1024 * 1024
+"""Of a message."""
+LATEST_NS = 2**63
+"""Nanoseconds since 1970 that a clock of 64 bits tells: until 2262."""
+_PLACE = re.compile("[0-9]{1,9}")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@record
+class Payload:
+    """How the messages of a topic are to be read."""
+
+    fields: tuple[str, ...] = ()
+    """Paths of the values in an object, levels parted by dots; none: all numbers of its top."""
+    time: str | None = None
+    """Path of the time of its last row, or of each."""
+    format: str = "json"
+    channels: int = 1
+    """Of float32, values in a row."""
+
+    def read(self, payload: bytes) -> tuple[Array, tuple[str, ...], NDArray[np.int64] | None]:
+        """Return rows (n, channels), the names of the channels, and the sender's times, ns.
+
+        Raises:
+            SampleError: what was expected, what was found.
+        """
+        if len(payload) > MAX_BYTES:
+            raise SampleError(f"a message of {len(payload)} bytes, expected at most {MAX_BYTES}")
+        if self.format == "f32":
+            return self._floats(payload), (), None
+        try:
+            value = read_json(payload)
+        except HalfLetterError as problem:
+            raise SampleError(f"the message {problem}") from None
+        except (ValueError, RecursionError):
+            raise SampleError(f"expected JSON, found {_cut(payload)}") from None
+        if not isinstance(value, dict):
+            if self.fields:
+                raise SampleError(
+                    f"expected an object with {', '.join(self.fields)}, found {_shown(value)}"
+                )
+            return _rows(_from_text(value)), (), None
+        names = self.fields or tuple(
+            key for key in value if key != self.time and _is_data(value[key])
+        )
+        # Where all values are texts, those that are nothing but a number.
+        names = names or tuple(
+            key for key in value if key != self.time and _from_text(value[key]) is not value[key]
+        )
+        if not names:
+            raise SampleError(f"expected an object that holds numbers, found {_shown(value)}")
+        columns = [_column(_from_text(_at(value, name)), name) for name in names]
+        counts = {len(column) for column in columns}
+        if len(counts) > 1:
+            raise SampleError(f"expected as many values of each field, found {sorted(counts)}")
+        times = None if self.time is None else _times(_at(value, self.time), self.time)
+        rows = np.stack(columns, axis=1)
+        if times is not None and len(times) not in {1, len(rows)}:
+            wanted = "1 time" if len(rows) == 1 else f"1 or {len(rows)} times"
+            raise SampleError(f"{self.time}: expected {wanted}, found {len(times)}")
+        return rows, names, times
+
+    def _floats(self, payload: bytes) -> Array:
+        size = 4 * self.channels
+        if not payload or len(payload) % size:
+            raise SampleError(
+                f"expected rows of {self.channels} float32 values ({size} bytes), found "
+                f"{len(payload)} bytes"
+            )
+        return _finite(np.frombuffer(payload, "<f4").reshape(-1, self.channels))
 
 
 class TopicMessages:
@@ -80,3 +162,112 @@ def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
         raise SourceError(f"{spec.redacted}: there is no broker to read it from")
     payload = Payload(options["field"], options["time"], options["format"], options["channels"])
     return share(spec, context, lambda: TopicMessages(topics, spec.name, payload))
+
+
+def _rows(value: Any) -> Array:
+    """Read a number, a reading, or rows of readings."""
+    try:
+        return _read_rows(value)
+    except OverflowError:
+        # JSON's whole numbers know no end.
+        raise SampleError(f"expected finite numbers, found {_shown(value)}") from None
+
+
+def _read_rows(value: Any) -> Array:
+    if _is_number(value):
+        return _finite(np.array([[value]], np.float64))
+    if isinstance(value, list) and value and all(map(_is_number, value)):
+        return _finite(np.array([value], np.float64))
+    if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
+        widths = {len(row) for row in value}
+        if (
+            len(widths) == 1
+            and 0 not in widths
+            and all(_is_number(x) for row in value for x in row)
+        ):
+            return _finite(np.array(value, np.float64))
+        if len(widths) > 1:
+            raise SampleError(f"expected rows of equal length, found {sorted(widths)[:5]}")
+    raise SampleError(f"expected a number, numbers, or rows of numbers, found {_shown(value)}")
+
+
+def _column(value: Any, name: str) -> NDArray[np.float32]:
+    try:
+        rows = _rows(value)
+    except SampleError:
+        raise SampleError(f"{name}: expected numbers, found {_shown(value)}") from None
+    if rows.shape[0] > 1 and rows.shape[1] > 1:
+        raise SampleError(f"{name}: expected one channel, found rows of {rows.shape[1]}")
+    return rows.reshape(-1)
+
+
+def _at(value: Mapping[str, Any], path: str) -> Any:
+    """Find a value by its path; a key may hold the dots itself, places in a list count from 0."""
+    if path in value:
+        return value[path]
+    found: Any = value
+    for level in path.split("."):
+        if isinstance(found, list) and _PLACE.fullmatch(level) and int(level) < len(found):
+            found = found[int(level)]
+        elif isinstance(found, dict) and level in found:
+            found = found[level]
+        else:
+            raise SampleError(f"expected a field {path}, found {_shown(value)}")
+    return found
+
+
+def _times(value: Any, name: str) -> NDArray[np.int64]:
+    values = value if isinstance(value, list) else [value]
+    return np.array([_time_ns(one, name) for one in values], np.int64)
+
+
+def _time_ns(value: Any, name: str) -> int:
+    """Read a time: ISO 8601, or seconds, milliseconds, … since 1970, told apart by their size."""
+    found = None
+    if isinstance(value, str):
+        with suppress(ValueError, OverflowError, OSError):
+            found = round(datetime.fromisoformat(value).astimezone().timestamp() * 1e9)
+    elif _is_number(value) and 0 <= value < 1e20:
+        # Of 2001 to 5138 in each unit.
+        for limit, unit in ((1e11, 10**9), (1e14, 10**6), (1e17, 10**3), (1e20, 1)):
+            if value < limit:
+                found = int(value * unit if isinstance(value, int) else round(value * unit))
+                break
+    if found is not None and 0 <= found < LATEST_NS:
+        return found
+    raise SampleError(f"{name}: expected a time, found {_shown(value)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _from_text(value: Any) -> Any:
+    """Return the number that a text is; anything else as it is."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        return float(value)
+    return value
+
+
+def _is_data(value: Any) -> bool:
+    return _is_number(value) or (isinstance(value, list) and bool(value) and _is_number(value[0]))
+
+
+def _finite(values: NDArray[Any]) -> NDArray[np.float32]:
+    good = np.abs(values) <= _LARGEST  # also false for NaN
+    if not good.all():
+        bad = values[tuple(np.argwhere(~good)[0])]
+        raise SampleError(f"expected finite numbers, found {bad}")
+    return np.asarray(values, np.float32)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _cut(json.dumps(value).encode())
+    except (ValueError, RecursionError):
+        return type(value).__name__
+
+
+def _cut(payload: bytes) -> str:
+    text = payload[:60].decode("utf-8", "backslashreplace")
+    return repr(text) + ("…" if len(payload) > 60 else "")

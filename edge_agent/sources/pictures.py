@@ -12,11 +12,10 @@ import numpy as np
 
 from ..core.errors import SampleError, SourceError
 from ..core.text import naming
-from ..core.types import Kind, Reading
+from ..core.types import Reading
 from .opencv import MAX_PIXELS, load
-from .pacing import Metronome
 from .schemes import PICTURES
-from .source import SourceContext
+from .source import Metronome, SourceContext
 from .spec import SourceSpec
 
 log = logging.getLogger(__name__)
@@ -30,8 +29,6 @@ UNREAD = frozenset({".avif", ".gif", ".heic", ".heif", ".jp2", ".jxl", ".mpo", "
 class PictureFolder:
     """The pictures of a folder and its subfolders, each once or for ever."""
 
-    kind: Kind = "picture"
-    lossless = True
     trouble = None
 
     def __init__(self, spec: SourceSpec, closing: threading.Event) -> None:

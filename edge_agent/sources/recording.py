@@ -8,13 +8,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..core.errors import SampleError, SourceError
-from ..core.types import Array, Kind, Reading
-from .arrays import open_npy, open_raw
+from ..core.types import Array, Reading
+from .arrays import open_array
 from .csv_file import CsvRows
-from .pacing import Metronome
-from .source import SourceContext
+from .source import Metronome, SourceContext
 from .spec import SourceSpec
-from .wav_file import WavRows
 
 # Rows of one reading, where nothing asks for fewer: few enough to keep memory and latency small,
 # many enough that what a reading costs is spread thin.
@@ -55,8 +53,6 @@ class Rows(Protocol):
 class Recording:
     """Rows of a file, once or for ever."""
 
-    kind: Kind = "signal"
-    lossless = True
     trouble = None
 
     def __init__(self, spec: SourceSpec, rows: Rows, closing: threading.Event) -> None:
@@ -120,13 +116,9 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Recording:
         SourceError: it is missing, cannot be read, or is not what its form says.
     """
     rows: Rows
-    scheme = spec.scheme.name
+    scheme, options = spec.scheme.name, spec.options
     if scheme == "csv":
-        rows = CsvRows(spec.local, spec.redacted, spec.options["separator"])
-    elif scheme == "wav":
-        rows = WavRows(spec.local, spec.redacted)
-    elif scheme == "npy":
-        rows = open_npy(spec.local, spec.redacted)
+        rows = CsvRows(spec.local, spec.redacted, options["separator"])
     else:
-        rows = open_raw(spec.local, spec.redacted, spec.options["channels"])
+        rows = open_array(spec.local, spec.redacted, scheme, options.get("channels", 0))
     return Recording(spec, rows, context.closing)

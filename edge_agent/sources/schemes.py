@@ -51,70 +51,47 @@ def _flag(text: str) -> bool:
     return text == "1"
 
 
-def _pace(text: str) -> str:
-    if text not in {"real", "max"}:
-        raise ValueError("expected real or max")
-    return text
+def _one_of(*words: str) -> Callable[[str], str]:
+    """Return what reads one of a few words."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"expected {' or '.join(words)}")
+        return text
+
+    return read
 
 
-def _frames(text: str) -> str:
-    if text not in {"all", "key"}:
-        raise ValueError("expected all or key")
-    return text
+def _whole(least: int, most: int, expected: str) -> Callable[[str], int]:
+    """Return what reads a whole number within limits; *expected* describes it."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise ValueError(f"expected {expected} from {least} to {most}")
+        return int(text)
+
+    return read
 
 
-def _transport(text: str) -> str:
-    if text not in {"tcp", "udp"}:
-        raise ValueError("expected tcp or udp")
-    return text
+def _decimal(least: float, most: float, expected: str) -> Callable[[str], float]:
+    """Return what reads a number within limits; *expected* describes it."""
 
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number <= most:
+            raise ValueError(f"expected {expected}")
+        return number
 
-def _rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = math.nan
-    # From one a day: no clock waits for what a slip of the finger could ask for.
-    if not 1e-5 <= rate <= 1e6:
-        raise ValueError("expected readings a second, from 0.00001 to 1000000")
-    return rate
-
-
-def _channels(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65536):
-        raise ValueError("expected a number from 1 to 65536")
-    return int(text)
-
-
-_SEPARATORS = {"tab": "\t", "space": " "}
+    return read
 
 
 def _separator(text: str) -> str:
-    text = _SEPARATORS.get(text, text)
+    text = {"tab": "\t", "space": " "}.get(text, text)
     if text not in {",", ";", "|", "\t", " "}:
         raise ValueError("expected one of , ; | tab space")
-    return text
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 1e-3 <= seconds <= 1e6:
-        raise ValueError("expected seconds, from 0.001 to 1000000")
-    return seconds
-
-
-def _baud(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 50 <= int(text) <= 4_000_000):
-        raise ValueError("expected bits a second, from 50 to 4000000")
-    return int(text)
-
-
-def _format(text: str) -> str:
-    if text not in {"json", "f32"}:
-        raise ValueError("expected json or f32")
     return text
 
 
@@ -123,12 +100,6 @@ def _fields(text: str) -> tuple[str, ...]:
     if not all(fields) or len(set(fields)) != len(fields):
         raise ValueError("expected names parted by commas, each once")
     return fields
-
-
-def _sound_rate(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1000 <= int(text) <= 768_000):
-        raise ValueError("expected samples a second, from 1000 to 768000")
-    return int(text)
 
 
 def _pcm(text: str) -> str | None:
@@ -153,34 +124,24 @@ def _topic(text: str) -> str | None:
 
 LOOP = Option(_flag, default=False)
 """Whether it begins again at its end."""
-PACE = Option(_pace, "real")
+PACE = Option(_one_of("real", "max"), "real")
 """real: as recorded; max: as fast as it is consumed."""
-FRAMES = Option(_frames, "all")
+FRAMES = Option(_one_of("all", "key"), "all")
 """key: only those are decoded that need no other."""
-RATE = Option(_rate, None)
+TRANSPORT = Option(_one_of("tcp", "udp"), None)
+# From one a day: no clock waits for what a slip of the finger could ask for.
+RATE = Option(_decimal(1e-5, 1e6, "readings a second, from 0.00001 to 1000000"), None)
 """Readings (rows, pictures) a second; None: as fast as they are consumed."""
 SEPARATOR = Option(_separator, None)
 """Character between the values of a line of text; None: found out from its first lines."""
+_channels = _whole(1, 65536, "a number")
 CHANNELS = Option(_channels, 1)
 """float32 values in a row."""
+_seconds = _decimal(1e-3, 1e6, "seconds, from 0.001 to 1000000")
 STALL = Option(_seconds, None)
 """Silence after which a camera is lost; None: `SILENCE_SECONDS`."""
 SENSOR = {"gap_s": Option(_seconds, None), "stall_s": Option(_seconds, None)}
 """Of live signals: a longer silence is a gap (None: by what is usual), or a loss (None: never)."""
-
-
-def _always(options: Options) -> bool:
-    del options
-    return True
-
-
-def _never(options: Options) -> bool:
-    del options
-    return False
-
-
-def _nothing_wrong(name: str) -> None:
-    del name
 
 
 @record(kw_only=True)
@@ -203,9 +164,7 @@ class Scheme:
     """Of files whose bare path means this form, in lower case."""
     live: bool = False
     """Whether it goes on without us, has no end, and is reopened when lost."""
-    lossless: Callable[[Options], bool] = _always
-    """Whether every reading counts, so that the source waits for its consumer."""
-    wrong: Callable[[str], str | None] = _nothing_wrong
+    wrong: Callable[[str], str | None] | None = None
     """Returns what is wrong with a name."""
     stall_seconds: float = math.inf
     """Silence after which a live source is lost; infinite: it may be silent for ever."""
@@ -222,7 +181,6 @@ def _camera(
         example=example,
         options={"stall_s": STALL, **options},
         live=True,
-        lossless=_never,
         stall_seconds=SILENCE_SECONDS,
     )
 
@@ -244,7 +202,7 @@ def _sensor(
     module: str,
     example: str,
     address: Literal["device", "name"],
-    wrong: Callable[[str], str | None] = _nothing_wrong,
+    wrong: Callable[[str], str | None] | None = None,
     **options: Option,
 ) -> Scheme:
     return Scheme(
@@ -255,14 +213,13 @@ def _sensor(
         example=example,
         options={**options, **SENSOR},
         live=True,
-        lossless=_never,
         wrong=wrong,
     )
 
 
 _ALL = (
-    _camera("rtsp", "rtsp://camera/stream", frames=FRAMES, transport=Option(_transport, None)),
-    _camera("rtsps", "rtsps://camera/stream", frames=FRAMES, transport=Option(_transport, None)),
+    _camera("rtsp", "rtsp://camera/stream", frames=FRAMES, transport=TRANSPORT),
+    _camera("rtsps", "rtsps://camera/stream", frames=FRAMES, transport=TRANSPORT),
     _camera("http", "http://camera/stream.mjpg"),
     _camera("https", "https://camera/stream.mjpg"),
     _camera("v4l2", "v4l2:/dev/video0", "device"),
@@ -273,7 +230,6 @@ _ALL = (
         address="file",
         example="file:clip.mp4",
         options={"loop": LOOP, "pace": PACE, "frames": FRAMES},
-        lossless=lambda options: bool(options["pace"] == "max"),
     ),
     Scheme(
         name="dir",
@@ -296,7 +252,7 @@ _ALL = (
         wrong=_topic,
         field=Option(_fields, ()),
         time=Option(str, None),
-        format=Option(_format, "json"),
+        format=Option(_one_of("json", "f32"), "json"),
         channels=CHANNELS,
     ),
     _sensor(
@@ -304,7 +260,7 @@ _ALL = (
         "serial_line",
         "serial:/dev/ttyUSB0",
         "device",
-        baud=Option(_baud, 115200),
+        baud=Option(_whole(50, 4_000_000, "bits a second,"), 115200),
         separator=Option(_separator, ","),
     ),
     _sensor(
@@ -313,7 +269,7 @@ _ALL = (
         "alsa:plughw:1,0",
         "name",
         wrong=_pcm,
-        rate=Option(_sound_rate, 16000),
+        rate=Option(_whole(1000, 768_000, "samples a second,"), 16000),
         channels=Option(_channels, None),
     ),
 )

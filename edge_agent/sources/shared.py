@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from ..core.errors import SampleError, SourceError
-from ..core.types import Kind, Reading
+from ..core.types import Reading
 from .source import SourceContext
 from .spec import SourceSpec
 
@@ -38,8 +38,6 @@ class Producer(Protocol):
 class Tap:
     """One capture's view of a shared source."""
 
-    kind: Kind = "signal"
-    lossless = False
     trouble = None
 
     def __init__(self, shared: Shared, closing: threading.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import field
 from importlib import import_module
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 
 from ..core.errors import SampleError, SourceError
 from ..core.frozen import record
-from ..core.types import Kind, Reading
+from ..core.types import Reading
 from .spec import SourceSpec
 
 _OTHERS = (
@@ -20,6 +21,9 @@ _OTHERS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+SLACK = 1.0
+"""Seconds that a source which was held up makes up for at once; beyond it, the beat moves."""
 
 
 class Topics(Protocol):
@@ -54,10 +58,6 @@ class SourceContext:
 
 class Source(Protocol):
     """One opened camera, clip, folder or recording. Used by one thread, closed by the same."""
-
-    kind: Kind
-    lossless: bool
-    """Whether every reading counts: the source waits for its consumer instead of dropping."""
 
     @property
     def trouble(self) -> str | None:
@@ -114,6 +114,31 @@ def readings(source: Source) -> Iterator[Reading | SampleError]:
             yield problem
         else:
             yield reading
+
+
+def wait_until(due: float, closing: threading.Event) -> bool:
+    """Wait until the monotonic clock shows *due*; False once *closing* is set."""
+    delay = due - time.monotonic()
+    return not (closing.wait(delay) if delay > 0 else closing.is_set())
+
+
+class Metronome:
+    """Gives the beat for readings at a fixed rate, the first at once."""
+
+    def __init__(self, rate: float | None, closing: threading.Event) -> None:
+        """Prepare; *rate* is in readings a second, None for no waiting at all."""
+        self._period = 0.0 if rate is None else 1.0 / rate
+        self._closing = closing
+        self._due: float | None = None
+
+    def wait(self, count: int = 1) -> bool:
+        """Wait until *count* further readings are due; False once the source is to be closed."""
+        if self._period == 0.0:
+            return not self._closing.is_set()
+        now = time.monotonic()
+        due = now if self._due is None else self._due + count * self._period
+        self._due = due if due > now - SLACK else now
+        return wait_until(self._due, self._closing)
 
 
 def _check_is_file(spec: SourceSpec) -> None:

@@ -45,7 +45,7 @@ class SourceSpec:
     @property
     def lossless(self) -> bool:
         """Whether every reading counts, so that the source waits for its consumer."""
-        return self.scheme.lossless(self.options)
+        return not self.scheme.live and self.options.get("pace", "max") == "max"
 
     @property
     def stall_seconds(self) -> float:
@@ -97,8 +97,8 @@ def parse_source(text: str, base: Path) -> SourceSpec:
         name = unquote(name)
         if not name:
             raise UsageError(f"source {shown!r}: names nothing; write e.g. {scheme.example}")
-        wrong = scheme.wrong(name)
-        if wrong is not None:
+        wrong = scheme.wrong and scheme.wrong(name)
+        if wrong:
             raise UsageError(f"source {shown!r}: {wrong}")
         options = _parsed_options(given, scheme, shown)
         return SourceSpec(scheme=scheme, text=text, name=name, options=options)

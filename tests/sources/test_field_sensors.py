@@ -15,7 +15,7 @@ from edge_agent.core.types import Reading
 from edge_agent.inference.preprocess.channels import Channels
 from edge_agent.models.manifest import InputSpec
 from edge_agent.sources.continuity import Continuity, Rows
-from edge_agent.sources.json_rows import Payload
+from edge_agent.sources.mqtt_topic import Payload
 from edge_agent.sources.serial_line import HEADERS, SerialLines
 from edge_agent.sources.source import open_source
 from edge_agent.sources.spec import parse_source

@@ -13,7 +13,7 @@ import pytest
 
 from edge_agent.core.errors import UsageError
 from edge_agent.core.threads import ShutdownQueue, ThreadGroup
-from edge_agent.core.types import Kind, Reading
+from edge_agent.core.types import Reading
 from edge_agent.inference.model import Model
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.sources import source
@@ -30,8 +30,7 @@ silent = threading.Event()
 class Counter:
     """The smallest source there can be: three rows."""
 
-    kind: Kind = "signal"
-    lossless, trouble, count = True, None, 0
+    trouble, count = None, 0
 
     def grab(self) -> bool:
         self.count += 1
@@ -71,7 +70,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_source_is_parsed_opened_and_read() -> None:
     """Its text, options and suffix are known by its record alone."""
     spec = parse_source("count:a.cnt?rate=2", Path("/"))
-    assert (spec.kind, spec.live, spec.lossless) == ("signal", True, True)
+    assert (spec.kind, spec.live, spec.lossless) == ("signal", True, False)
     found = list(source.readings(source.open_source(spec)))
     assert [reading.data[0, 0] for reading in found if isinstance(reading, Reading)] == [1, 2, 3]
     assert guess_source("/x/a.cnt") == "count:/x/a.cnt"

@@ -221,7 +221,7 @@ class Capture:
                     attempt.limit, attempt.opening = self.spec.stall_seconds, False
                     self.counts = getattr(source, "counts", None)
                     # A sensor may say nothing for hours and be well all the same.
-                    if attempt.late or (self.spec.live and source.kind == "signal"):
+                    if attempt.late or (self.spec.live and self.spec.kind == "signal"):
                         attempt.late = False
                         self._status.set("running", None)
                     try:
@@ -252,7 +252,7 @@ class Capture:
                 attempt.beat = time.monotonic()
 
     def _read(self, source: Source, attempt: Attempt) -> None:
-        windows = Windows(self) if source.kind == "signal" else None
+        windows = Windows(self) if self.spec.kind == "signal" else None
         try:
             self._read_into(source, attempt, windows)
         except Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_agent.core.errors import SampleError
-from edge_agent.sources.json_rows import Payload
+from edge_agent.sources.mqtt_topic import Payload
 
 ENDLESS = "9" * 400
 
