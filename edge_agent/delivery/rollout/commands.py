@@ -15,7 +15,6 @@ from ...mqtt.requests import Command
 from ...runtime.serving.active import ActiveModels
 from .ledger import Ledger
 from .probation import Probations
-from .rollback import Rollbacks
 from .swap import Swap, exchange_details, log_live
 
 
@@ -54,7 +53,6 @@ class VersionCommands:
         *,
         swap: Swap,
         probations: Probations,
-        rollbacks: Rollbacks,
     ) -> None:
         self._store = store
         self._library = library
@@ -62,7 +60,6 @@ class VersionCommands:
         self._ledger = ledger
         self._swap = swap
         self._probations = probations
-        self._rollbacks = rollbacks
         self.commands: tuple[Command[Any], ...] = (
             Command("rollback", Rollback, self.rollback),
             Command("activate", Activate, self.activate),
@@ -74,7 +71,7 @@ class VersionCommands:
         name = request.model
         with self._swap.changing:
             self._ledger.cancel(name, "rolled back by command")
-            version = self._rollbacks.roll_back(name, "by command")
+            version = self._probations.roll_back(name, "by command")
         return {"model": name, "version": version}
 
     def activate(self, request: Activate) -> Mapping[str, Any]:

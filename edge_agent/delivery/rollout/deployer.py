@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -23,17 +23,16 @@ from ...models.packages.package import PackageHeader
 from ...models.store.catalog import Library
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
-from ...runtime.serving.active import ActiveModels
+from ...runtime.serving.active import ActiveModels, Exchange
 from ..trial.early_trial import EarlyTrial, EarlyTrials
 from .acceptance import bounds_of
 from .commands import VersionCommands
 from .ledger import Candidate, Interrupted, Ledger
 from .probation import Probations
 from .recovery import Recovery
-from .rollback import Rollbacks
-from .shadow import Shadowing
+from .shadow import run_in_shadow
 from .swap import Swap, exchange_details, log_live
-from .trial import Trials
+from .trial import try_candidate
 
 POLL_SECONDS = 0.25
 WATCH_SECONDS = 0.05
@@ -63,7 +62,7 @@ class Deployer:
             library: of all versions.
             active: what serves.
             ledger: of candidates.
-            trial: the device's bounds, which may be reloaded.
+            trial: returns the device's bounds, which may be reloaded.
             swap: the profile's "overlap" or "replace".
             memory_budget_mb: what models may take; 0: no bound.
         """
@@ -74,23 +73,15 @@ class Deployer:
         self._bounds = trial
         self._queue: SimpleQueue[Candidate | None] = SimpleQueue()
         self._closing = threading.Event()
-        self._trials = Trials(active, ledger, self._closing, memory_budget_mb)
-        self._shadowing = Shadowing(active, ledger, self._closing)
+        self._budget_mb = memory_budget_mb
         self._swap = Swap(store, library, active, trial=trial, overlap=overlap)
-        rollbacks = Rollbacks(store, library, ledger, self._swap)
-        self._probations = Probations(ledger, self._swap, rollbacks)
-        self._recovery = Recovery(store, library, ledger, self._probations, rollbacks)
+        self._probations = Probations(store, library, ledger, self._swap)
+        self._recovery = Recovery(store, library, ledger, self._probations)
         self._early_trials = EarlyTrials(
             store, active, trial, overlap=overlap, budget_mb=memory_budget_mb
         )
         self.commands = VersionCommands(
-            store,
-            library,
-            active,
-            ledger,
-            swap=self._swap,
-            probations=self._probations,
-            rollbacks=rollbacks,
+            store, library, active, ledger, swap=self._swap, probations=self._probations
         )
         """What operators decide about versions."""
 
@@ -151,16 +142,34 @@ class Deployer:
             with contained(candidate.id, ModelError):
                 self._ledger.enter(candidate, "preparing")
                 bounds = bounds_of(folder, self._bounds())
-                details = self._trials.run(candidate, folder, bounds)
+                self._ledger.enter(candidate, "trial")
+                details = try_candidate(
+                    candidate,
+                    folder,
+                    bounds,
+                    active=self._active,
+                    budget_mb=self._budget_mb,
+                    closing=self._closing,
+                )
             fault("trial.passed")
             if self._swap.must_replace(folder):
                 self._replace(candidate, folder, details, bounds)
                 return
             models = self._swap.open(folder)
-            details |= self._shadowing.run(candidate, models, bounds, self._probations.check_all)
+            details |= run_in_shadow(
+                candidate,
+                models,
+                bounds,
+                active=self._active,
+                ledger=self._ledger,
+                closing=self._closing,
+                meanwhile=self._probations.check_all,
+            )
             with self._swap.changing:
                 candidate.check_wanted(self._closing)
-                self._go_live(candidate, models, details, bounds)
+                self._probations.end(candidate.name)
+                exchange = self._swap.go_live(candidate, models, bounds)
+                self._record_live(candidate, models, exchange, details, bounds)
                 models = {}
         except Interrupted:
             self._retire(models)
@@ -197,20 +206,6 @@ class Deployer:
         self._ledger.changed()
         return True
 
-    def _go_live(
-        self,
-        candidate: Candidate,
-        models: dict[Kind, Model],
-        details: dict[str, Any],
-        bounds: Trial,
-    ) -> None:
-        """Exchange the incumbent for it; the caller has the lock."""
-        self._probations.end(candidate.name)
-        exchange = self._swap.go_live(candidate, models, bounds)
-        details = details | exchange_details(exchange)
-        self._record_live(candidate, list(models.values()), details, bounds)
-        self._swap.retire(exchange)
-
     def _replace(
         self, candidate: Candidate, folder: ModelFolder, details: dict[str, Any], bounds: Trial
     ) -> None:
@@ -219,23 +214,28 @@ class Deployer:
             candidate.check_wanted(self._closing)
             self._probations.end(candidate.name)
             models, exchange = self._swap.replace(candidate, folder, bounds)
-            details |= {"mode": "replace", **exchange_details(exchange)}
-            self._record_live(candidate, list(models.values()), details, bounds)
-            self._swap.retire(exchange)
+            details = {**details, "mode": "replace"}
+            self._record_live(candidate, models, exchange, details, bounds)
 
     def _record_live(
-        self, candidate: Candidate, models: list[Model], details: dict[str, Any], bounds: Trial
+        self,
+        candidate: Candidate,
+        models: Mapping[Kind, Model],
+        exchange: Exchange,
+        details: Mapping[str, Any],
+        bounds: Trial,
     ) -> None:
         """Record and publish that it serves, and begin its probation; the caller has the lock."""
         before = self._store.pointers(candidate.name).previous
+        loaded = list(models.values())
         if bounds.probation_s > 0:
-            self._probations.begin(candidate, models, bounds)
+            self._probations.begin(candidate, loaded, bounds)
         else:
             self._ledger.remove(candidate)
         # Pipelines that name this very version may have waited for it.
         self._active.load_all()
-        self._wait_for_first(models)
-        details |= _first_inference(candidate, models)
+        self._wait_for_first(loaded)
+        details = {**details, **exchange_details(exchange), **_first_inference(candidate, loaded)}
         candidate.figures = details
         self._ledger.record_last(candidate.name, candidate.version, "live", None, details)
         log_live(candidate.name, candidate.version, before, details)
@@ -244,6 +244,7 @@ class Deployer:
             self._ledger.changed()
         else:
             self._ledger.finish(candidate, "live", None, **details)
+        self._swap.retire(exchange)
 
     def _wait_for_first(self, models: list[Model]) -> None:
         """Wait a moment for the first frame of a live source."""
@@ -270,11 +271,8 @@ class Deployer:
 
 
 def _first_inference(candidate: Candidate, models: list[Model]) -> dict[str, Any]:
-    firsts = [
-        at
-        for at in (candidate.first_result_at, *(model.first_at for model in models))
-        if at is not None
-    ]
+    known = (candidate.first_result_at, *(model.first_at for model in models))
+    firsts = [at for at in known if at is not None]
     if not firsts:
         return {"first_inference_ms": None}
     return {"first_inference_ms": round((min(firsts) - candidate.began) * 1e3, 1)}

@@ -21,7 +21,6 @@ from ...runtime.serving.active import ActiveModels
 from .acceptance import bounds_of
 from .ledger import Candidate, Ledger, after_kill
 from .probation import Probations
-from .rollback import Rollbacks
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +32,12 @@ class Recovery:
     """Reads the marks at a start."""
 
     def __init__(
-        self,
-        store: Store,
-        library: Library,
-        ledger: Ledger,
-        probations: Probations,
-        rollback: Rollbacks,
+        self, store: Store, library: Library, ledger: Ledger, probations: Probations
     ) -> None:
         self._store = store
         self._library = library
         self._ledger = ledger
         self._probations = probations
-        self._rollback = rollback
 
     def find_candidates(self) -> list[Candidate]:
         """Read the marks, before any model is loaded; return the candidates to be tried (again)."""
@@ -104,7 +97,7 @@ class Recovery:
             self._library.rollback(name)
         except ModelError as problem:
             self._store.set_trial(name, None)
-            self._rollback.keep_live(candidate, why, problem)
+            self._probations.keep_live(candidate, why, problem)
             return
         fault("rollback.done")
         log.warning("%s: rolled back: %s", candidate.id, why)

@@ -28,14 +28,10 @@ class Comparison:
     """Counts how far a candidate agrees with the incumbent."""
 
     def __init__(self, model: Model, wanted: int) -> None:
-        """Start without frames.
-
-        Args:
-            model: the candidate.
-            wanted: how many frames to compare.
-        """
         self.model = model
+        """The candidate."""
         self.wanted = wanted
+        """How many frames to compare."""
         self.frames = 0
         self.compared = 0
         self.agreed = 0
@@ -54,16 +50,22 @@ class Comparison:
         threshold: float | None,
         region: Region | None,
     ) -> None:
-        """Run the candidate on the same frame."""
-        if self.done.is_set() or time.monotonic() < self._pause_until:
+        """Run the candidate on the same frame, unless another lane is comparing."""
+        if time.monotonic() < self._pause_until or not self._busy.acquire(blocking=False):
             return
-        if not self._busy.acquire(blocking=False):
-            return  # another lane is comparing
         try:
             if self.done.is_set():
                 return
             start = time.monotonic()
-            self._compare(sample, incumbent, threshold, region)
+            try:
+                outcome = self.model.infer(sample, threshold=threshold, region=region)
+                self.infer_ms.append(outcome.timing.infer_ms)
+                # The windows before, which the incumbent's state knows, the candidate has not seen.
+                if incumbent is not None and not self.model.in_order:
+                    self._judge(incumbent, outcome, threshold)
+            except AgentError as problem:
+                self.errors += 1
+                self.error = str(problem)
             self.frames += 1
             now = time.monotonic()
             self._pause_until = now + (now - start) * (1 / SHARE - 1)
@@ -72,26 +74,10 @@ class Comparison:
         finally:
             self._busy.release()
 
-    def _compare(
-        self,
-        sample: Sample,
-        incumbent: Outcome | None,
-        threshold: float | None,
-        region: Region | None,
-    ) -> None:
-        try:
-            outcome = self.model.infer(sample, threshold=threshold, region=region)
-            self.infer_ms.append(outcome.timing.infer_ms)
-            # The windows before, which the incumbent's state knows, the candidate has not seen.
-            if incumbent is None or self.model.in_order:
-                return
-            with contained(self.model.id):
-                margin = margin_of(self.model, threshold)
-                agreement = compare_findings(incumbent.findings, outcome.findings, margin)
-        except AgentError as problem:
-            self.errors += 1
-            self.error = str(problem)
-            return
+    def _judge(self, incumbent: Outcome, outcome: Outcome, threshold: float | None) -> None:
+        with contained(self.model.id):
+            margin = margin_of(self.model, threshold)
+            agreement = compare_findings(incumbent.findings, outcome.findings, margin)
         self.compared += 1
         self.agreed += agreement.passed
         if not agreement.passed and self.disagreement is None:
@@ -121,76 +107,61 @@ class Comparison:
         return payload
 
 
-class Shadowing:
-    """Runs candidates in shadow, in the deployer's thread."""
+def run_in_shadow(
+    candidate: Candidate,
+    models: Mapping[Kind, Model],
+    bounds: Trial,
+    *,
+    active: ActiveModels,
+    ledger: Ledger,
+    closing: threading.Event,
+    meanwhile: Callable[[], None],
+) -> dict[str, Any]:
+    """Run a candidate in shadow, where there is an incumbent; return the result for its topic.
 
-    def __init__(self, active: ActiveModels, ledger: Ledger, closing: threading.Event) -> None:
-        """Keep what is needed.
+    Args:
+        candidate: that is tried.
+        models: the candidate, loaded.
+        bounds: what it must keep to.
+        active: what serves.
+        ledger: of candidates.
+        closing: set when the agent ends.
+        meanwhile: called again and again until it has seen its frames.
 
-        Args:
-            active: what serves.
-            ledger: of candidates.
-            closing: set when the agent ends.
-        """
-        self._active = active
-        self._ledger = ledger
-        self._closing = closing
-
-    def run(
-        self,
-        candidate: Candidate,
-        models: Mapping[Kind, Model],
-        bounds: Trial,
-        meanwhile: Callable[[], None],
-    ) -> dict[str, Any]:
-        """Run a candidate in shadow, where there is an incumbent; return the result for its topic.
-
-        Args:
-            candidate: that is tried.
-            models: the candidate, loaded.
-            bounds: what it must keep to.
-            meanwhile: called again and again until it has seen its frames.
-
-        Raises:
-            ModelError: it fails, is too slow or does not agree, or shall not go on.
-        """
-        servings = [
-            s
-            for s in self._active.servings_of(candidate.name)
-            if s.model is not None and s.kind in models
-        ]
-        if not servings or bounds.shadow_frames == 0:
-            return {}
-        self._ledger.enter(candidate, "shadow")
-        serving = servings[0]
-        shadow = Comparison(models[serving.kind], bounds.shadow_frames)
-        serving.shadow = shadow
-        fault("shadow.begun")
-        deadline = time.monotonic() + bounds.timeout_s
-        try:
-            while not shadow.done.wait(POLL_SECONDS):
-                if (
-                    time.monotonic() > deadline
-                    or self._closing.is_set()
-                    or candidate.canceled is not None
-                    or not self._active.flows(candidate.name)
-                ):
-                    break
-                meanwhile()
-        finally:
-            serving.shadow = None
-            shadow.stop()
-        candidate.check_wanted(self._closing)
-        _check(candidate, shadow, bounds)
-        return {"shadow": shadow.payload()}
+    Raises:
+        ModelError: it fails, is too slow or does not agree, or shall not go on.
+    """
+    servings = [
+        s for s in active.servings_of(candidate.name) if s.model is not None and s.kind in models
+    ]
+    if not servings or bounds.shadow_frames == 0:
+        return {}
+    ledger.enter(candidate, "shadow")
+    serving = servings[0]
+    shadow = Comparison(models[serving.kind], bounds.shadow_frames)
+    serving.shadow = shadow
+    fault("shadow.begun")
+    deadline = time.monotonic() + bounds.timeout_s
+    try:
+        while not shadow.done.wait(POLL_SECONDS):
+            if (
+                time.monotonic() > deadline
+                or closing.is_set()
+                or candidate.canceled is not None
+                or not active.flows(candidate.name)
+            ):
+                break
+            meanwhile()
+    finally:
+        serving.shadow = None
+        shadow.stop()
+    candidate.check_wanted(closing)
+    _check(candidate, shadow, bounds)
+    return {"shadow": shadow.payload()}
 
 
 def _check(candidate: Candidate, shadow: Comparison, bounds: Trial) -> None:
-    """Check what it did in shadow of the incumbent.
-
-    Raises:
-        ModelError: it has failed, does not agree or is too slow.
-    """
+    """Raise ModelError if a candidate has failed in shadow, does not agree or is too slow."""
     if shadow.errors:
         raise ModelError(f"{candidate.id}: shadow: failed on a live frame: {shadow.error}")
     if bounds.min_agreement > 0:

@@ -47,20 +47,13 @@ class Swap:
         trial: Callable[[], Trial],
         overlap: bool,
     ) -> None:
-        """Keep what is needed; nothing is changed yet.
-
-        Args:
-            store: of versions.
-            library: of all versions.
-            active: what serves.
-            trial: the device's bounds, which may be reloaded.
-            overlap: whether two versions may be in memory at once, where there is room.
-        """
         self._store = store
         self._library = library
         self._active = active
         self._bounds = trial
+        """Returns the device's bounds, which may be reloaded."""
         self._overlap = overlap
+        """Whether two versions may be in memory at once, where there is room."""
         self.changing = threading.RLock()
         """Held for every change of what is live, by the deployer's thread and by commands."""
 
@@ -87,19 +80,14 @@ class Swap:
     def open(self, folder: ModelFolder, *, checked: bool = True) -> dict[Kind, Model]:
         """Load a version for every kind of sample that its pipelines give it; needs no lock.
 
-        Args:
-            folder: of the version.
-            checked: its network has been checked, as in a trial.
+        Its network has been *checked*, if that is so, as in a trial.
 
         Raises:
             AgentError: it does not load.
         """
         opened: dict[Kind, Model] = {}
-        wanted: set[Kind] = {
-            serving.kind for serving in self._active.servings_of(folder.manifest.name)
-        }
         try:
-            for kind in wanted:
+            for kind in {each.kind for each in self._active.servings_of(folder.manifest.name)}:
                 opened[kind] = self._active.loader.load(folder, kind, checked=checked)[0]
         except AgentError:
             close_all(opened)
@@ -208,13 +196,9 @@ def exchange_details(exchange: Exchange) -> dict[str, Any]:
 
 
 def log_live(name: str, version: str, before: str | None, details: Mapping[str, Any]) -> None:
-    """Log that a version serves from now on.
+    """Log that a version serves from now on, in place of that *before*.
 
-    Args:
-        name: of the model.
-        version: that serves.
-        before: that served until now; None: none did.
-        details: `exchange_details`, and `first_inference_ms` and `shadow` where they are known.
+    Of *details* `exchange_details` must be there; `first_inference_ms` and `shadow` may be.
     """
     first = details.get("first_inference_ms")
     agreed, low = agreement_words(details)
