@@ -16,7 +16,8 @@ from ..core.callbacks import Callbacks
 from ..core.flight_recorder import recorder
 from ..core.threads import ShutdownQueue
 from ..delivery.local_requests import LocalRequests
-from ..delivery.receive.router import DeviceIdentity, Router
+from ..delivery.receive.admission import DeviceIdentity
+from ..delivery.receive.router import Router
 from ..delivery.rollout.deployer import Deployer
 from ..delivery.rollout.ledger import Ledger
 from ..health.prometheus import MetricsPort

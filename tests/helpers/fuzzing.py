@@ -44,7 +44,8 @@ from edge_agent.core.types import (
     Values,
 )
 from edge_agent.daemon.commands import Ping
-from edge_agent.delivery.receive.router import DeviceIdentity, Router
+from edge_agent.delivery.receive.admission import DeviceIdentity
+from edge_agent.delivery.receive.router import Router
 from edge_agent.delivery.rollout.commands import Activate
 from edge_agent.delivery.rollout.ledger import Ledger
 from edge_agent.delivery.sender import Sender

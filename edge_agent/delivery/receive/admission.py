@@ -48,7 +48,7 @@ class Admission:
         self._identity = identity
 
     def check(self, header_bytes: bytes, signature: bytes | None) -> PackageHeader | None:
-        """Check that a package may come in; None: not before the clock is set.
+        """Return the header of a package that may come in; None: not before the clock is set.
 
         Raises:
             ModelError: it may not.
@@ -71,20 +71,12 @@ class Admission:
         return self._identity.credible()
 
     def check_unsigned(self) -> None:
-        """Check that a package without a header may come in.
-
-        Raises:
-            ModelError: it may not.
-        """
+        """Raise ModelError if a package without a header may not come in."""
         if not self._identity.allow_unsigned():
             verify_header(b"", None, self._identity.trusted(), allow_unsigned=False)
 
     def check_not_older(self, name: str, version: str) -> None:
-        """Check that nothing higher has been accepted, in the store or elsewhere.
-
-        Raises:
-            ModelError: it has.
-        """
+        """Raise ModelError if something higher has been accepted, in the store or elsewhere."""
         self._store.check_not_older(name, version)
         for entry in self._library.versions(name):
             if (
@@ -98,11 +90,7 @@ class Admission:
                 )
 
     def check_not_elsewhere(self, name: str, version: str) -> None:
-        """Check that no other place has this version: models of one name would be mixed up.
-
-        Raises:
-            ModelError: one has.
-        """
+        """Raise ModelError if another place has this version: two models would be mixed up."""
         for entry in self._library.entries(name):
             if (
                 entry.place != "store"
@@ -160,11 +148,7 @@ class Admission:
         return self._identity.here
 
     def make_room(self, size: int, transfer: str | None = None) -> None:
-        """Make room in the store for *size* bytes more, if need be of what is not used.
-
-        Raises:
-            ModelError: there is not enough that may go.
-        """
+        """Make room in the store for *size* bytes more; raise ModelError if it has not enough."""
         make_room(
             self._store,
             size,

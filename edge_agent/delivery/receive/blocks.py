@@ -6,10 +6,12 @@ A message is acknowledged after what it brought is durable. Used by the thread t
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
+from queue import Empty, SimpleQueue
 
 from ...core.errors import ModelError
 from ...models.manifest import ModelFolder
@@ -25,7 +27,6 @@ from ..protocol import WINDOW
 from ..rollout.ledger import Candidate, Ledger
 from ..trial.early_trial import EarlyTrial
 from .admission import Admission
-from .flusher import Flusher
 from .transfer import STATUS_SECONDS, Transfer
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,10 @@ SENDER_SECONDS = 120.0
 MAX_TRANSFERS = 16
 CHANGE_SECONDS = 1.0
 """At least between two publications of the progress."""
+GATHER_SECONDS = 0.0015
+"""How long a quick disk waits for more blocks: a write for each few of them costs more processor
+time than receiving them (measured)."""
+ENOUGH = 8
 
 
 class BlockReceiver:
@@ -79,11 +84,7 @@ class BlockReceiver:
     # What arrives
 
     def check_free(self) -> None:
-        """Check that one more transfer may begin.
-
-        Raises:
-            ModelError: there are too many.
-        """
+        """Raise ModelError if there are too many transfers for one more."""
         if len(self._active) >= MAX_TRANSFERS:
             raise ModelError(
                 f"{len(self._active)} transfers are under way already; try again later"
@@ -140,11 +141,7 @@ class BlockReceiver:
         active.answer_offer(self._status)
 
     def list_part(self, transfer: str, number: int, payload: bytes) -> None:
-        """Store a part of a block list, if it is wanted.
-
-        Raises:
-            MalformedError: that is no part.
-        """
+        """Store a part of a block list, if it is wanted; raise MalformedError if it is none."""
         active = self._active.get(transfer)
         if active is None or active.incoming is not None or number >= active.list_parts:
             return
@@ -292,3 +289,64 @@ class BlockReceiver:
 
 def _percent(incoming: Incoming) -> float:
     return 100.0 * incoming.have / max(incoming.total, 1)
+
+
+Work = tuple[Incoming, ReceivedMessage | None] | threading.Event
+
+
+class Flusher:
+    """Makes blocks durable in a thread of its own, started with the first, and acknowledges them.
+
+    While the disk is busy with some, the next ones arrive: they are made durable together. So a
+    slow disk makes larger groups, not a slower transfer.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Work] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failed: dict[Incoming, str] = {}
+
+    def put(self, incoming: Incoming, message: ReceivedMessage | None) -> None:
+        """Make what *incoming* was given so far durable, then acknowledge *message*."""
+        if self._thread is None:
+            # Should it die, the excepthook ends the agent, as for every thread.
+            self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
+            self._thread.start()
+        self._queue.put((incoming, message))
+
+    def wait(self) -> None:
+        """Wait until all that was put is durable: before anything is closed or installed."""
+        if self._thread is not None:
+            done = threading.Event()
+            self._queue.put(done)
+            while self._thread.is_alive() and not done.wait(0.5):
+                pass
+
+    def failed(self, incoming: Incoming) -> str | None:
+        """Return, once, the error of the disk for a transfer, or None if there was none."""
+        return self._failed.pop(incoming, None)
+
+    def _run(self) -> None:
+        while True:
+            group = [self._queue.get()]
+            if self._queue.qsize() < ENOUGH and not isinstance(group[0], threading.Event):
+                time.sleep(GATHER_SECONDS)
+            try:
+                while True:
+                    group.append(self._queue.get_nowait())
+            except Empty:
+                pass
+            self._flush(group)
+
+    def _flush(self, group: list[Work]) -> None:
+        """Write all that came while the group before it was being written."""
+        for incoming in {work[0] for work in group if not isinstance(work, threading.Event)}:
+            try:
+                incoming.flush()
+            except ModelError as problem:
+                self._failed[incoming] = str(problem)
+        for work in group:
+            if isinstance(work, threading.Event):
+                work.set()
+            elif work[1] is not None:
+                work[1].ack()

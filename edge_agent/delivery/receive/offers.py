@@ -1,4 +1,8 @@
-"""Offers of packages: parsed, checked, then begun, answered or kept until the clock is set."""
+"""Packages as they come in: offered, to be sent in blocks, or as a whole in one message.
+
+An offer is parsed and checked, then begun, answered, or kept until the clock is set. What comes as
+a whole is signed and in blocks like any other package, or a tar made by hand.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,16 @@ from functools import partial
 
 from ...core.errors import MalformedError, ModelError
 from ...core.files import disk_errors
+from ...models.manifest import ModelFolder
+from ...models.packages.archive import Archive, open_archive
 from ...models.packages.package import PackageHeader, transfer_id
 from ...models.store.catalog import Library
 from ...models.store.incoming import interrupted_transfers
+from ...models.store.install import install_handmade, install_package
 from ...models.store.store import Store
+from ...mqtt.connection import ReceivedMessage
 from ...mqtt.payloads import seconds_of
-from ..protocol import MAX_OFFER_BYTES, MOST_OFFER_SECONDS
+from ..protocol import MAX_OFFER_BYTES, MAX_SINGLE_MESSAGE_BYTES, MOST_OFFER_SECONDS
 from ..rollout.ledger import Candidate, Ledger
 from .admission import Admission
 from .blocks import MAX_TRANSFERS, BlockReceiver
@@ -42,13 +50,7 @@ class Offers:
     ) -> None:
         """Start without offers.
 
-        Args:
-            store: where packages go.
-            library: knows all versions.
-            ledger: of candidates.
-            admission: checks which packages may come in.
-            blocks: receives them.
-            submit: takes a candidate that is on the device, and the number of its blocks.
+        *submit* takes a candidate that is on the device, and the number of its blocks.
         """
         self._store = store
         self._library = library
@@ -61,7 +63,7 @@ class Offers:
         """Header and signature of those that wait for a credible clock."""
         self._clock_checked = 0.0
 
-    def message(self, transfer: str, payload: bytes) -> None:
+    def offer(self, transfer: str, payload: bytes) -> None:
         """Handle an offer as it arrives.
 
         Raises:
@@ -80,11 +82,7 @@ class Offers:
         """Forget an offer that waits for the clock."""
         self._waiting.pop(transfer, None)
 
-    def is_known(self, transfer: str) -> bool:
-        """Whether a package is being received, or is in the deployer's hands."""
-        return self._ledger.by_transfer(transfer) is not None
-
-    def answer_present(self, transfer: str, header: PackageHeader) -> bool:
+    def _answer_present(self, transfer: str, header: PackageHeader) -> bool:
         """Answer the offer of a package that is on the device; return False if it is not.
 
         Raises:
@@ -121,7 +119,7 @@ class Offers:
             if header is None:
                 self._wait(transfer, header_bytes, signature)
                 return
-            if self.answer_present(transfer, header):
+            if self._answer_present(transfer, header):
                 return
             self._blocks.check_free()
             self._admission.make_room(header.share(self._admission.here).bytes, transfer)
@@ -155,7 +153,7 @@ class Offers:
         for transfer, front in interrupted_transfers(self._store).items():
             log.info("push %s: was interrupted, is resumed", transfer)
             self._consider(transfer, front.header, front.signature)
-            if not (self.is_known(transfer) or transfer in self._waiting):
+            if self._ledger.by_transfer(transfer) is None and transfer not in self._waiting:
                 self._remove(transfer)
 
     def _remove(self, transfer: str) -> None:
@@ -168,12 +166,88 @@ class Offers:
         except ModelError as problem:
             log.error("push %s: not removed: %s", transfer, problem)  # noqa: TRY400 - one line, no traceback
 
+    # Packages in one message
+
+    def whole(self, message: ReceivedMessage) -> bool:
+        """Submit a package; return True: its message is acknowledged when it is in the store.
+
+        Raises:
+            MalformedError: it is not one; that has been published, if it could be.
+        """
+        payload = message.payload
+        if len(payload) > MAX_SINGLE_MESSAGE_BYTES:
+            raise MalformedError(
+                f"in/model: larger than {MAX_SINGLE_MESSAGE_BYTES >> 20} MiB; use push"
+            )
+        transfer = transfer_id(payload)
+        try:
+            archive = open_archive(payload, "in/model")
+        except ModelError as problem:
+            self._status.reject(transfer, str(problem))
+            raise MalformedError(str(problem)) from None
+        if archive.front is not None:
+            transfer = archive.front.transfer
+            if self._ledger.by_transfer(transfer) is not None:
+                return False
+        try:
+            candidate = self._candidate(archive, transfer, len(payload))
+        except ModelError as problem:
+            self._status.reject(transfer, str(problem))
+            return False
+        if candidate is None:
+            return False
+        candidate.on_installed = message.ack
+        self._submit(candidate, 1)
+        return True
+
+    def _candidate(self, archive: Archive, transfer: str, size: int) -> Candidate | None:
+        """Make a candidate of a package that may come in; None: the device has it.
+
+        Raises:
+            ModelError: it may not.
+        """
+        front = archive.front
+        if front is None:
+            self._admission.check_unsigned()
+            self._admission.make_room(size)
+            # What it is called is known when it is unpacked.
+            return Candidate("?", "0", transfer, partial(self._install_handmade, archive))
+        header = self._admission.check(front.header, front.signature)
+        if header is None:
+            raise ModelError("the clock of this device is not set yet; use push, which waits")
+        blocks = header.block_list(front.block_list)
+        members = archive.members(header)
+        if self._answer_present(transfer, header):
+            return None
+        self._admission.make_room(header.share(self._admission.here).bytes)
+
+        def install() -> ModelFolder:
+            self._admission.check(front.header, front.signature)
+            return install_package(
+                self._store, front, header, blocks, members, self._admission.here
+            )
+
+        return Candidate(header.name, header.version, transfer, install)
+
+    def _install_handmade(self, archive: Archive) -> ModelFolder:
+        """Install a tar without a header; its name and version are known only then."""
+        folder = install_handmade(self._store, archive, self._admission.here)
+        name, version = folder.manifest.name, folder.manifest.version
+        try:
+            self._admission.check_not_older(name, version)
+            self._admission.check_not_elsewhere(name, version)
+        except ModelError:
+            with self._store.locked():
+                if not self._store.accepted(name, version):
+                    self._store.discard(name, version)
+            raise
+        return folder
+
 
 def _check_age(sent: float, now: float) -> None:
-    """Check that an offer was not kept by a broker while this device was away.
+    """Raise ModelError if an offer was kept by a broker while this device was away.
 
-    Raises:
-        ModelError: it is too old: nobody sends its blocks any more, and it may be withdrawn.
+    Nobody sends its blocks any more, and it may be withdrawn.
     """
     if now - sent > MOST_OFFER_SECONDS:
         raise ModelError(
@@ -193,9 +267,9 @@ def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, float | 
     try:
         body = json.loads(payload)
         header = base64.b64decode(body["package"], validate=True)
-        signature = (
-            base64.b64decode(body["signature"], validate=True) if body.get("signature") else None
-        )
+        signature = body.get("signature") or None
+        if signature is not None:
+            signature = base64.b64decode(signature, validate=True)
         sent = None if body.get("time") is None else seconds_of(body["time"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ModelError(

@@ -1,7 +1,7 @@
 """Routes what arrives under `in/` for models. Section 5 of the interface.
 
-An offer goes to `offers`, lists and blocks to `blocks`, a package in one message to
-`single_message`; what is complete goes to the deployer.
+Offers and packages in one message go to `offers`, lists and blocks to `blocks`; what is complete
+goes to the deployer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from ..trial.early_trial import EarlyTrial
 from .admission import Admission, DeviceIdentity
 from .blocks import BlockReceiver
 from .offers import Offers
-from .single_message import SingleMessages
-
-__all__ = ["DeviceIdentity", "Router"]
 
 
 class Router:
@@ -56,9 +53,6 @@ class Router:
         self._offers = Offers(
             store, library, ledger, admission=admission, blocks=self._blocks, submit=self._submit
         )
-        self._single_messages = SingleMessages(
-            store, ledger, admission=admission, offers=self._offers, submit=self._submit
-        )
 
     def message(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
         """Handle a message under `in/`; return True if it is acknowledged later.
@@ -70,9 +64,9 @@ class Router:
             case ("model",) | ("push", _, "offer") if not message.payload:
                 return False  # how a retained message is cleared; nothing is sent like this
             case ("model",):
-                return self._single_messages.message(message)
+                return self._offers.whole(message)
             case ("push", transfer, "offer") if is_name(transfer):
-                self._offers.message(transfer, message.payload)
+                self._offers.offer(transfer, message.payload)
                 return False
             case ("push", transfer, "abort") if is_name(transfer):
                 self._offers.forget(transfer)

@@ -59,11 +59,7 @@ class Transfer:
         return max(1, math.ceil(self.header.list_bytes / LIST_PART_BYTES))
 
     def add_part(self, number: int, payload: bytes) -> bytes | None:
-        """Add a part of the block list; return the list once it is complete.
-
-        Raises:
-            MalformedError: that is no part.
-        """
+        """Add a part of the block list; return the list once it is complete."""
         if len(payload) > LIST_PART_BYTES:
             raise MalformedError(f"larger than the {LIST_PART_BYTES} bytes of a part")
         self.arrived()
