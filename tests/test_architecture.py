@@ -23,7 +23,7 @@ from tests.helpers.support import CHECKOUT
 PACKAGE = CHECKOUT / "edge_agent"
 
 PACKAGES = (
-    *("core", "device", "models", "inference", "sources", "config", "mqtt"),
+    *("core", "device", "models", "inference", "sources", "config", "mqtt", "serving"),
     *("runtime", "delivery", "health", "rules", "homeassistant", "daemon", "tools", "bench", "cli"),
 )
 """From bottom to top: a package imports from those before it only; see docs/architecture.md."""

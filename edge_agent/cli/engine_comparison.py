@@ -10,8 +10,8 @@ from ..core.types import Kind, Request, Sample
 from ..inference.engines.label import engine_words
 from ..inference.golden import compare_golden
 from ..inference.model import Model, load_model
-from ..inference.trust import PlainWitness, open_plain, why_wrong
 from ..models.importing import ImportedModel
+from ..serving.reference_check import PlainWitness, open_plain, why_wrong
 from ..sources.spec import SourceSpec
 from .attended import Attendant
 from .lineup import engines_for

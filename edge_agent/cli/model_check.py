@@ -66,8 +66,8 @@ def _answer(question: Any) -> dict[str, Any]:
 
     from ..inference.golden import check_golden
     from ..models.manifest import load
-    from ..runtime.serving.loader import ModelLoader, match_profile
-    from ..runtime.serving.tuning_results import TuningResults
+    from ..serving.loader import ModelLoader, match_profile
+    from ..serving.tuning_results import TuningResults
     from .options import load_settings
 
     settings = load_settings(Namespace(config=question["config"]))

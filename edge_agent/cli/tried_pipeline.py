@@ -13,13 +13,13 @@ from ..config.settings import Pipeline, SecondStage, Settings, parse_route
 from ..core.errors import UsageError
 from ..core.types import Outcome, Sample
 from ..inference.model import Model, load_model
-from ..inference.trust import accompany
 from ..rules.event import Event, payload
 from ..rules.rule_engine import RuleEngine
 from ..rules.totals import LineTotals
 from ..runtime.pipelines.capture import masks_of
 from ..runtime.pipelines.frame_path import FramePath
 from ..runtime.pipelines.overlay import Shape
+from ..serving.reference_check import accompany
 from .lineup import engines_for
 from .terminal import count_words, event_sentence
 
@@ -46,7 +46,7 @@ def load_second_stages(
     """
     if settings is None or not pipeline.then:
         return []
-    from ..runtime.serving.loader import open_library, open_store
+    from ..serving.loader import open_library, open_store
 
     library = open_library(settings, open_store(settings))
     loaded = []

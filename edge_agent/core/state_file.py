@@ -6,7 +6,7 @@ what is lost.
 
 For files that hold one value of the agent's own. Apart stand `models/store/pointers` (damage is
 published, not only logged), `daemon/fast_start/plan` and `readahead` (sealed, or read before
-`pathlib` is imported) and `runtime/serving/tuning_results` (read again whenever it changes).
+`pathlib` is imported) and `serving/tuning_results` (read again whenever it changes).
 """
 
 from __future__ import annotations

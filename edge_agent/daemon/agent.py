@@ -45,7 +45,7 @@ from .hang_watch import HANG_SECONDS, HangWatch
 
 if TYPE_CHECKING:
     from ..core.flight_recorder import PreviousCrash
-    from ..runtime.serving.planned_model import PlannedModel
+    from ..serving.planned_model import PlannedModel
     from .control import Control
     from .fast_start.plan import Plan
     from .inventory import Inventory
@@ -251,7 +251,7 @@ class Agent:
         folder = unpack(quick.folder)
         choice = unpack(quick.choice)
         if quick.quick:
-            from ..inference.quick import load_quick  # not on the way of models that have a form
+            from ..serving.quick import load_quick  # not on the way of models that have a form
 
             return load_quick(folder, choice, quick.kind, begun)
         if quick.form:
@@ -260,7 +260,7 @@ class Agent:
             # Looked into when the plan was made, and unchanged since.
             model = load_model(folder, [choice], quick.kind, checked=True)[0]
         if quick.unproven:
-            from ..inference.trust import accompany  # the run before ended too soon to know
+            from ..serving.reference_check import accompany  # the run before ended too soon to know
 
             accompany(model, quick.kind)
         return model

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..mqtt.client import Client
     from ..mqtt.topics import Topics
     from ..runtime.pipelines.runner import Runner
-    from ..runtime.serving.active import Serving
+    from ..serving.active import Serving
     from .inventory import Inventory
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from ..delivery.rollout.deployer import Deployer
 from ..device.allocator import return_large_blocks
 from ..health.report import Health
 from ..runtime.pipelines.runner import Runner
-from ..runtime.serving.crash_ledger import GOOD_SECONDS
+from ..serving.crash_ledger import GOOD_SECONDS
 from .announcements import Announcements
 from .inventory import Inventory
 from .reload import SettingsReload

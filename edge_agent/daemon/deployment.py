@@ -14,7 +14,7 @@ from ..inference.prepared.compile import collect
 from ..models.store.housekeeping import clean_leftovers
 from ..models.store.store import Store
 from ..runtime.pipelines.runner import Runner
-from ..runtime.serving.active import unusable
+from ..serving.active import unusable
 
 log = logging.getLogger(__name__)
 

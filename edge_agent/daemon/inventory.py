@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..config.settings import Settings
 from ..models.manifest import ModelFolder, chosen, variant_words
-from ..runtime.serving.crash_ledger import CrashLedger
-from ..runtime.serving.loader import (
+from ..serving.crash_ledger import CrashLedger
+from ..serving.loader import (
     ModelLoader,
     match_profile,
     open_library,

@@ -28,7 +28,7 @@ from ..mqtt.command_memory import CommandMemory
 from ..mqtt.requests import Command, Requests
 from ..runtime.pipelines.commands import PipelineCommands
 from ..runtime.pipelines.runner import Runner
-from ..runtime.upkeep.tasks import Upkeep
+from ..serving.tasks import Upkeep
 from ..sources.frame_pool import FRAME_POOL
 from .announcements import Announcements, PushStatus
 from .commands import AgentCommands

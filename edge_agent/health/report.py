@@ -24,7 +24,7 @@ from ..mqtt.client import Client, Counters
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.pipelines.sinks import RECENT_SECONDS
 from ..runtime.scheduler.board import Account, Board
-from ..runtime.serving.active import Serving
+from ..serving.active import Serving
 from .throughput import Throughput
 
 WATCHDOG_OFF: Mapping[str, Any] = {"enabled": False, "fed": 0}

@@ -23,7 +23,7 @@ from edge_agent.core.flight_recorder import (
     previous_crash,
 )
 from edge_agent.daemon.hang_watch import SURE_SECONDS, HangWatch
-from edge_agent.runtime.serving.crash_ledger import LIMIT, CrashLedger
+from edge_agent.serving.crash_ledger import LIMIT, CrashLedger
 from tests.delivery.test_push_rejections import crash
 from tests.helpers.push import model_folder
 from tests.helpers.small_models import brightness, plain, write_clip, write_manifest

@@ -11,7 +11,7 @@ import pytest
 from edge_agent.config.load import load as load_settings
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
-from edge_agent.runtime.serving.loader import ModelLoader, match_profile
+from edge_agent.serving.loader import ModelLoader, match_profile
 from tests.helpers.small_models import plain, wrapping, write_pictures
 from tests.helpers.support import AgentProcess, Heard, Listener, Mosquitto, agent_settings
 

@@ -15,9 +15,9 @@ from edge_agent.config.load import load as load_settings
 from edge_agent.inference.engines.registry import installed
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
-from edge_agent.runtime.serving.engine_doubts import FILE as DOUBTS
-from edge_agent.runtime.serving.loader import ModelLoader, match_profile
-from edge_agent.runtime.serving.tuning_results import FILE as TUNES
+from edge_agent.serving.engine_doubts import FILE as DOUBTS
+from edge_agent.serving.loader import ModelLoader, match_profile
+from edge_agent.serving.tuning_results import FILE as TUNES
 from tests.helpers.push import QUICK
 from tests.helpers.signed_network import NETWORK, detector, expected, pictures, quantize
 from tests.helpers.support import (

@@ -17,7 +17,7 @@ from edge_agent.runtime.pipelines.mqtt_sink import MqttSink
 from edge_agent.runtime.pipelines.pipeline import Common, Identity, Pipeline
 from edge_agent.runtime.pipelines.sinks import Sink, Sinks
 from edge_agent.runtime.scheduler.board import Board
-from edge_agent.runtime.serving.active import Serving
+from edge_agent.serving.active import Serving
 from edge_agent.sources.spec import parse_source
 
 TOPICS = Topics("edge", "box")

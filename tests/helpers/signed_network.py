@@ -17,8 +17,8 @@ import tomli_w
 from edge_agent.core.types import Detections, Request, Sample
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import load_model
-from edge_agent.inference.trust import open_plain
 from edge_agent.models.manifest import load
+from edge_agent.serving.reference_check import open_plain
 from edge_agent.tools.float_model import make_ready
 from edge_agent.tools.quantizers import TARGETS, calibrate, quantize_onnx
 from tests.helpers.support import ASSETS

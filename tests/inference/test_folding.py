@@ -39,8 +39,8 @@ from edge_agent.inference.preprocess.inputs import fixed_shapes
 from edge_agent.inference.preprocess.preprocessor import build_preprocessor
 from edge_agent.models.manifest import InputSpec, ModelFolder, load
 from edge_agent.models.store.store import Store
-from edge_agent.runtime.serving.active import Serving
-from edge_agent.runtime.upkeep.challenger import ServingIncumbent
+from edge_agent.serving.active import Serving
+from edge_agent.serving.challenger import ServingIncumbent
 from edge_agent.sources.video import FILE, Video
 from tests.helpers.prepared_models import damage, table_of
 from tests.helpers.quantized_models import (

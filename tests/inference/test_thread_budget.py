@@ -11,7 +11,7 @@ from edge_agent.config.device_profile import DeviceProfile, EngineLine
 from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.registry import EngineName
 from edge_agent.models.manifest import load
-from edge_agent.runtime.serving.loader import ModelLoader
+from edge_agent.serving.loader import ModelLoader
 from tests.helpers.small_models import brightness
 
 ENGINES: tuple[EngineName, ...] = ("openvino", "onnxruntime")

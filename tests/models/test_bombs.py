@@ -28,7 +28,7 @@ from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.files.strip_weights import MAX_PARTS, place_of, without_weights
 from edge_agent.models.golden import MAX_ARRAYS
 from edge_agent.models.manifest import MAX_LABEL_BYTES, MAX_LABELS, load
-from edge_agent.runtime.serving.loader import ModelLoader
+from edge_agent.serving.loader import ModelLoader
 from edge_agent.sources.source import open_source
 from edge_agent.sources.spec import parse_source
 from tests.helpers.cameras import MjpegServer

@@ -329,16 +329,16 @@ def test_a_model_in_use_is_not_drained(bench: Bench) -> None:
     other = Served("other")
     bench.put(queue)
     job = bench.take()
-    assert not bench.board.drained(bench.model, 0.0)
+    assert not bench.board.drain([bench.model], 0.0)
     with bench.board.using(lambda: [other, None]) as models:
         assert models == [other, None]
-        assert not bench.board.drained(other, 0.0)
+        assert not bench.board.drain([other], 0.0)
         waited: list[bool] = []
-        waiting = in_thread(lambda: waited.append(bench.board.drained(other, PATIENCE)))
+        waiting = in_thread(lambda: waited.append(bool(bench.board.drain([other], PATIENCE))))
     waiting.join(PATIENCE)
     assert waited == [True]
     bench.board.finish(job, lambda: None)
-    assert bench.board.drained(bench.model, 0.0)
+    assert bench.board.drain([bench.model], 0.0)
 
 
 def test_an_exchange_falls_between_two_frames(bench: Bench) -> None:

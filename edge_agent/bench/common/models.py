@@ -130,7 +130,7 @@ def find_models(
 
 def _library(file: Path | None, config: str | None) -> Library | None:
     """Open the models of the agent whose settings these are; None: there is none to be seen."""
-    from ...runtime.serving.loader import open_library, open_store
+    from ...serving.loader import open_library, open_store
 
     if file is None or (config is None and not os.access(file, os.R_OK)):
         return None  # the service's own, for it and root alone

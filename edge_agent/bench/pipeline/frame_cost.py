@@ -38,7 +38,7 @@ from ...runtime.pipelines.pipeline import Common, Identity, Pipeline
 from ...runtime.pipelines.sinks import Sinks
 from ...runtime.scheduler.board import Board
 from ...runtime.scheduler.queue import Servable
-from ...runtime.serving.active import Serving
+from ...serving.active import Serving
 from ...sources.spec import parse_source
 
 OVERHEAD_FRAMES = 1000

@@ -27,7 +27,7 @@ from ...inference.model import Model, load_model
 from ...inference.preprocess.windowing import Windower
 from ...models.manifest import load
 from ...models.store.store import Store
-from ...runtime.serving.loader import ModelLoader
+from ...serving.loader import ModelLoader
 from ...sources.source import open_source
 from ...sources.spec import parse_source
 from ..common.recipe import recipe

@@ -58,7 +58,7 @@ def main(options: Options) -> int:
     from ...config.load import find_file
     from ...models.importing import file_of, import_model
     from ...models.store.install import install_folder
-    from ...runtime.serving.loader import (
+    from ...serving.loader import (
         match_profile,
         open_library,
         open_store,

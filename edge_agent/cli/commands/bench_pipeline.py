@@ -16,7 +16,7 @@ from .bench_paths import clip_of, picture_of, recording_of, spread_words
 if TYPE_CHECKING:
     from ...bench.pipeline.pipeline_figures import PipelineReport
     from ...models.manifest import ModelFolder
-    from ...runtime.serving.tuning_results import Way
+    from ...serving.tuning_results import Way
 
 MOST_PIPELINES = 256
 
@@ -120,8 +120,8 @@ def main(options: Options) -> int:
 def _tune(models: list[Path], options: Options) -> int:
     """Tune each model for the agent whose settings these are."""
     from ...models.manifest import load
-    from ...runtime.serving.loader import ModelLoader, match_profile, open_store
-    from ...runtime.upkeep.tuner import tune_model
+    from ...serving.loader import ModelLoader, match_profile, open_store
+    from ...serving.tuner import tune_model
 
     settings = load_settings(options)
     match, facts = match_profile(settings)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...core.types import Kind, Reading
     from ...models.manifest import ModelFolder
     from ...models.store.catalog import Library
-    from ...runtime.serving.loader import ModelLoader
+    from ...serving.loader import ModelLoader
     from ...sources.source import Source, SourceContext
 
 READINGS = 100
@@ -88,8 +88,8 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     from ...config.load import find_file
     from ...config.overrides import Overrides
-    from ...runtime.serving.loader import ModelLoader, match_profile, open_library, open_store
-    from ...runtime.serving.tuning_results import TuningResults
+    from ...serving.loader import ModelLoader, match_profile, open_library, open_store
+    from ...serving.tuning_results import TuningResults
     from .profile import tuned
 
     report = _Report()

@@ -18,7 +18,7 @@ from ...device.hardware import read_facts
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.probe import probe
 from ...inference.engines.registry import capabilities, exclusive_formats, installed
-from ...runtime.serving.tuning_results import FILE, TuningResults
+from ...serving.tuning_results import FILE, TuningResults
 from ..options import Options, add_config, load_settings
 
 EXAMPLES = (

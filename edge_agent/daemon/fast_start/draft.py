@@ -2,7 +2,7 @@
 
 Everything is read as in a normal start, and nothing is taken for granted. What differs: a model is
 loaded from its prepared form if that is still valid, or else the quick way, while the rest of the
-program is imported (`drafting`). What suits each in the long run is found by `runtime.upkeep`.
+program is imported (`drafting`). What suits each in the long run is found by `serving`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...core.errors import AgentError
 from ...core.types import Kind
 from ...inference.prepared.artifact import FOLDER
 from ...models.store.catalog import Library
-from ...runtime.serving.planned_model import PlannedModel
+from ...serving.planned_model import PlannedModel
 from ...sources.spec import parse_source
 from ..inventory import Inventory
 from .plan import Plan

@@ -25,7 +25,7 @@ from ...core import errors
 from ...core.codec import unpack
 from ...core.errors import AgentError, EngineError
 from ...inference.engines.checked_network import CheckedNetwork
-from ...runtime.serving.planned_model import PlannedModel
+from ...serving.planned_model import PlannedModel
 from .plan import Plan
 
 PATIENCE = 30.0

@@ -19,7 +19,7 @@ from xxhash import xxh3_128_hexdigest
 
 from ...config.locations import default_state
 from ...core.text import redact
-from ...runtime.serving.planned_model import PlannedModel
+from ...serving.planned_model import PlannedModel
 from .fingerprint import stamp
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from ...models.store.catalog import Library
 from ...models.store.pointers import FILE as POINTERS
 from ...models.store.store import Store
 from ...runtime.pipelines.runner import Runner
-from ...runtime.serving import planned_model
-from ...runtime.serving.planned_model import PlannedModel
+from ...serving import planned_model
+from ...serving.planned_model import PlannedModel
 from . import plan
 from .fingerprint import digest, stamp
 from .plan import FILE, Plan, forget, write

@@ -16,7 +16,7 @@ from ...core.codec import unpack
 from ...core.timeline import Timeline
 from ...inference.prepared.artifact import WEIGHTS
 from ...inference.prepared.load import ENGINE, load_folder, prefetch
-from ...runtime.serving.planned_model import PlannedModel
+from ...serving.planned_model import PlannedModel
 from .plan import Plan
 from .readahead import ReadAhead, cached, start_read_ahead
 
@@ -114,7 +114,7 @@ class Preload:
     def model(self, index: int) -> Any:
         """Return the load begun for a model of the plan, or None.
 
-        That is `inference.prepared.load.Load`, or what `inference.quick.begin_quick` returns.
+        That is `inference.prepared.load.Load`, or what `serving.quick.begin_quick` returns.
 
         Raises:
             AgentError: it cannot be loaded so.
@@ -170,8 +170,8 @@ class PreloadedModel:
 
 def _begin_quick(planned: PlannedModel, index: int, drafting: Drafting | None) -> Any:
     # Not on the way of models that have a form.
-    from ...inference.quick import begin_quick
     from ...inference.quick_check import check_quick
+    from ...serving.quick import begin_quick
 
     if drafting is not None:
         return begin_quick(drafting.network(planned, index))

@@ -12,7 +12,7 @@ from ...models.store.catalog import Library
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
 from ...mqtt.requests import Command
-from ...runtime.serving.active import ActiveModels
+from ...serving.active import ActiveModels
 from .ledger import Ledger
 from .probation import Probations
 from .swap import Swap, exchange_details, log_live

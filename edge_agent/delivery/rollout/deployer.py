@@ -23,7 +23,7 @@ from ...models.packages.package import PackageHeader
 from ...models.store.catalog import Library
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
-from ...runtime.serving.active import ActiveModels, Exchange
+from ...serving.active import ActiveModels, Exchange
 from ..trial.early_trial import EarlyTrial, EarlyTrials
 from .acceptance import bounds_of
 from .commands import VersionCommands

@@ -17,7 +17,7 @@ from ...core.files import fault
 from ...models.store.catalog import Library
 from ...models.store.pointers import Trial as Mark
 from ...models.store.store import Store
-from ...runtime.serving.active import ActiveModels
+from ...serving.active import ActiveModels
 from .acceptance import bounds_of
 from .ledger import Candidate, Ledger, after_kill
 from .probation import Probations

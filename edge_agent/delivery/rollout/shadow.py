@@ -16,7 +16,7 @@ from ...inference.agreement import compare_findings, margin_of
 from ...inference.model import Model
 from ...inference.region import Region
 from ...mqtt.payloads import percentiles
-from ...runtime.serving.active import ActiveModels
+from ...serving.active import ActiveModels
 from .ledger import Candidate, Ledger
 
 SHARE = 0.5

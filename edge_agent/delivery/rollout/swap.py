@@ -24,7 +24,7 @@ from ...models.store.catalog import Library
 from ...models.store.pointers import Trial as Mark
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
-from ...runtime.serving.active import ActiveModels, Exchange
+from ...serving.active import ActiveModels, Exchange
 from ..protocol import agreement_words
 from .acceptance import bounds_of
 from .ledger import Candidate

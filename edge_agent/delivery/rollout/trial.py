@@ -12,7 +12,7 @@ from ...core.errors import ModelError
 from ...core.types import Kind
 from ...device.headroom import free_mb
 from ...models.manifest import ModelFolder
-from ...runtime.serving.active import ActiveModels
+from ...serving.active import ActiveModels
 from ..trial.live_frames import LiveFrames
 from ..trial.process import Verdict, run_trial
 from .ledger import Candidate

@@ -27,7 +27,7 @@ from .live_frames import LiveFrames
 from .process import TrialProcess
 
 if TYPE_CHECKING:
-    from ...runtime.serving.active import ActiveModels, Serving
+    from ...serving.active import ActiveModels, Serving
 
 log = logging.getLogger(__name__)
 

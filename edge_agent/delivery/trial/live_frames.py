@@ -16,7 +16,7 @@ from ...inference.region import Region, cut
 from ...models.manifest import load
 
 if TYPE_CHECKING:
-    from ...runtime.serving.active import Serving
+    from ...serving.active import Serving
 
 MAX_NUMBERS = 8 * 2**20
 """In the inputs of a network that has not been tried; a picture of 2 megapixels has 6 million."""

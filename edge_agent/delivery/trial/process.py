@@ -26,7 +26,7 @@ from typing import Any
 from ...core.child import kill_group, last_line, signal_name
 from ...core.types import Kind, TensorSpec
 from ...inference.engines.engine import EngineChoice
-from ...runtime.serving.out_of_core import OutOfCore
+from ...serving.out_of_core import OutOfCore
 from ..early.growing_file import PROGRESS
 from .live_frames import FrameSource
 from .worker import Verdict

@@ -133,9 +133,7 @@ def main() -> None:
     before = _memory_mb()
     _load_libraries(engines[1:])
     import_module(
-        "edge_agent.runtime.serving.out_of_core"
-        if question["oversize"]
-        else "edge_agent.inference.model"
+        "edge_agent.serving.out_of_core" if question["oversize"] else "edge_agent.inference.model"
     )
     parts = zip(libraries, _memory_mb(), before, strict=True)
     channel.send(libraries_mb=[sooner + now - then for sooner, now, then in parts])
@@ -192,7 +190,7 @@ def judge(
     folder = load(Path(question["folder"]))
     choices = [EngineChoice(**choice) for choice in question["choices"]]
     if question["oversize"] is not None:
-        from ...runtime.serving.out_of_core import from_json
+        from ...serving.out_of_core import from_json
 
         model = from_json(question["oversize"]).load(folder, question["kind"], checked=False)
         # No other engine could load it, and no other session.
@@ -227,7 +225,7 @@ def _judge_on(
 ) -> Verdict:
     """Return the verdict on a candidate as one engine has loaded it."""
     from ...inference.probe import probe_inputs, race
-    from ...inference.trust import INPUTS
+    from ...serving.reference_check import INPUTS
 
     tensors = probe_inputs(model.engine.inputs, seed=7)
     _check_finite(model.raw(tensors))
@@ -268,7 +266,7 @@ class Trust:
     def judge(self, model: Model, noise: Tensors) -> tuple[bool, str]:
         """Return whether an engine computes the model as a plain session does, and why."""
         from ...inference.agreement import compare_on_noise
-        from ...inference.trust import is_confirmed, open_plain, why_wrong
+        from ...serving.reference_check import is_confirmed, open_plain, why_wrong
 
         if self._plain is None:
             self._plain = open_plain(self._folder, self._kind)
@@ -290,7 +288,7 @@ class Trust:
 
         Each is taken when the one before has been compared: the camera has moved on meanwhile.
         """
-        from ...inference.trust import INPUTS
+        from ...serving.reference_check import INPUTS
 
         yield from self._frames
         while len(self._frames) < INPUTS:

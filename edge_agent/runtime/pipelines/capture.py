@@ -21,10 +21,10 @@ from ...core.threads import ThreadGroup
 from ...core.types import Array, Reading, Sample
 from ...inference.model import Model
 from ...inference.region import PreparedSample, Region, cut, outside
+from ...serving.active import Serving
 from ...sources.source import Source, SourceContext, open_source
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, FrameQueue
-from ..serving.active import Serving
 from .snapshots import Snapshots
 from .status import FrameErrors, SourceStatus
 

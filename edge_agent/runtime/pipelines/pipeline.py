@@ -17,10 +17,10 @@ from ...inference.cost import Cost
 from ...inference.model import Model
 from ...models.manifest import threshold_trouble
 from ...mqtt.client import Client
+from ...serving.active import Serving
 from ...sources.source import SourceContext
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, FrameQueue
-from ..serving.active import Serving
 from .capture import Capture
 from .learned import LearnedValues
 from .overlay import Shape

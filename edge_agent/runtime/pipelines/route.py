@@ -13,8 +13,8 @@ from ...core.errors import AgentError
 from ...core.timeline import Timeline
 from ...core.types import Detections, Outcome, Request, Sample
 from ...inference.model import Model
+from ...serving.active import Serving
 from ..scheduler.board import Board, Job
-from ..serving.active import Serving
 from .frame_path import FramePath
 from .learned import LearnedValues
 from .sinks import ResultStage, Sink, Sinks, Stream

@@ -28,10 +28,10 @@ from ...mqtt.client import Client
 from ...mqtt.inbox import Inbox
 from ...mqtt.subscriptions import Subscriptions
 from ...mqtt.topics import Topics
+from ...serving.active import ActiveModels, Serving
 from ...sources.source import SourceContext
 from ...sources.spec import SourceSpec, parse_source
 from ..scheduler.board import Board
-from ..serving.active import ActiveModels, Serving
 from .lane import Lane
 from .learned import LearnedValues
 from .mqtt_sink import MqttSink
@@ -40,8 +40,8 @@ from .sinks import ResultStage, Sink, Sinks
 
 if TYPE_CHECKING:
     from ...models.store.catalog import Library
+    from ...serving.loader import ModelLoader
     from ..scheduler.requests import RequestQueue
-    from ..serving.loader import ModelLoader
 
 log = logging.getLogger(__name__)
 

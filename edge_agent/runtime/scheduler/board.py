@@ -325,10 +325,6 @@ class Board(Generic[M]):
             self._work.notify_all()
             self._changed.notify_all()
 
-    def drained(self, model: M, timeout: float) -> bool:
-        """Wait until no lane uses *model*; False when the time is over."""
-        return bool(self.drain([model], timeout))
-
     def drain(self, models: Sequence[M], timeout: float) -> list[M]:
         """Wait until no lane uses any of *models*; return those that none uses, in the end.
 
@@ -342,6 +338,11 @@ class Board(Generic[M]):
         """Copy all accounts at one moment."""
         with self._lock:
             return {queue.name: queue.account.copy() for queue in self._queues}
+
+    def lost_frames(self) -> int:
+        """Count the frames whose loss could be blamed on an exchange: superseded, or failed."""
+        accounts = self.accounts().values()
+        return sum(each.dropped["superseded"] + each.dropped["error"] for each in accounts)
 
     def close(self) -> None:
         """Wake every thread that waits; nothing is taken any more."""

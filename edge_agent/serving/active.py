@@ -1,0 +1,380 @@
+"""The table of models now serving, and how one is exchanged for another between two frames."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+from ..config.settings import Arm
+from ..core.callbacks import Callbacks
+from ..core.containment import contained
+from ..core.errors import AgentError, BarredError, ModelError
+from ..core.frozen import record
+from ..core.names import version_key
+from ..core.types import Kind
+from ..device.allocator import trim_memory
+from ..inference.engines.label import engine_words
+from ..inference.model import Model
+from ..models.manifest import ModelFolder
+
+if TYPE_CHECKING:
+    # Not on the way to the first result.
+    from ..models.store.catalog import Library
+    from .loader import ModelLoader
+    from .shadow import Shadow
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 30.0
+CLOSE_SECONDS = 0.5
+"""What the frames in flight get at the end, through whichever models."""
+
+
+class Lanes(Protocol):
+    """Where frames go through models; `runtime.scheduler.board` has them."""
+
+    def boundary(self) -> AbstractContextManager[None]:
+        """Hold all lanes between two frames."""
+
+    def drain(self, models: Sequence[Model], timeout: float) -> list[Model]:
+        """Wait until no lane uses any of *models*; return those that none uses, in the end."""
+
+    def lost_frames(self) -> int:
+        """Count the frames whose loss could be blamed on an exchange: superseded, or failed."""
+
+
+@record
+class Exchange:
+    """One version in another's place."""
+
+    retired: list[Model]
+    """Models that serve nothing any more; for `retire`."""
+    swap_ms: float
+    frames_dropped: int
+
+
+@dataclass(slots=True, eq=False)
+class Serving:
+    """What "face" or "face@3" stands for at the moment."""
+
+    arm: Arm
+    kind: Kind
+    model: Model | None = None
+    problem: str | None = None
+    """Why there is no model."""
+    broken: bool = False
+    """The model is there but not fit to run, rather than not there."""
+    shadow: Shadow | None = None
+    """A candidate that infers the same frames."""
+    stands_in: str | None = None
+    """In place of which version, that is live, this one serves, and why."""
+    passed: list[str] = field(default_factory=list)
+    """Engines that should have served it and could not."""
+    lazy: bool = False
+    """Loaded when it is first needed, and unloaded when it has been idle."""
+    crops: int = 1
+    """As how many parts of one frame it may be given, as a second stage; 1: it is none."""
+
+    @property
+    def reference(self) -> str:
+        return self.arm.reference
+
+
+class ActiveModels:
+    """All servings of the agent; one thread at a time loads models."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        library: Callable[[], Library],
+        loader: Callable[[], ModelLoader],
+        *,
+        flows: Callable[[str], bool] = lambda _name: True,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Start without any model.
+
+        Args:
+            lanes: whose frames go through them.
+            library: returns what models there are; asked when first needed.
+            loader: returns how they are loaded; likewise.
+            flows: whether any frames are to be expected for a model.
+            stopping: whether the agent is about to end: no further model is loaded then.
+        """
+        self._lanes = lanes
+        self._open_library = library
+        self._open_loader = loader
+        self.flows = flows
+        self._stopping = stopping
+        self._loading = threading.Lock()
+        self._all: dict[tuple[str, Kind], Serving] = {}
+        self.on_change = Callbacks()
+        """Called when another model serves, or none."""
+
+    @cached_property
+    def _library(self) -> Library:
+        return self._open_library()
+
+    @cached_property
+    def loader(self) -> ModelLoader:
+        """How models are loaded on this device."""
+        return self._open_loader()
+
+    # Servings
+
+    def serving_for(self, arm: Arm, kind: Kind) -> Serving:
+        """Return the serving of *arm*, without a model if it is new."""
+        return self._all.setdefault((arm.reference, kind), Serving(arm, kind))
+
+    def all(self) -> list[Serving]:
+        return list(self._all.values())
+
+    def servings_of(self, name: str) -> list[Serving]:
+        """List the servings that follow the live version of a model."""
+        return [s for s in self._all.values() if s.arm.name == name and s.arm.version is None]
+
+    def serves(self, model: Model) -> bool:
+        """Whether a model serves anything."""
+        return any(serving.model is model for serving in self.all())
+
+    def pins(self) -> set[tuple[str, str]]:
+        """List name and version of what pipelines have pinned."""
+        return {
+            (s.arm.name, s.arm.version) for s in self._all.values() if s.arm.version is not None
+        }
+
+    def forget(self, used: Collection[tuple[str, Kind]]) -> list[Model]:
+        """Forget the servings that no pipeline uses; return their models, for `retire`."""
+        with self._lanes.boundary():
+            gone = [self._all.pop(key) for key in list(self._all) if key not in used]
+            return self._unused(serving.model for serving in gone)
+
+    # Models
+
+    def put(self, arm: Arm, kind: Kind, model: Model) -> None:
+        """Serve with a model that was loaded elsewhere, unless there is one already."""
+        serving = self.serving_for(arm, kind)
+        with self._loading, self._lanes.boundary():
+            if serving.model is None:
+                serving.model = model
+
+    def load_all(self) -> None:
+        """Load every model that is needed and not there, until the agent is about to end."""
+        wanted = [each for each in self.all() if each.model is None and not each.lazy]
+        # Once: of two hundred models each would read the manifests of all.
+        library = self._library.now() if wanted else self._library
+        for serving in wanted:
+            if self._stopping():
+                return
+            self.load(serving, library)
+
+    def load(self, serving: Serving, library: Library | None = None) -> None:
+        """Load one serving's model, if it is not there; a failure is logged and kept with it.
+
+        Args:
+            serving: to load it for.
+            library: of the models that there are; None: the folders are read.
+        """
+        library = library or self._library
+        with self._loading:
+            if serving.model is not None or self._stopping():
+                return
+            folder = None
+            try:
+                with contained(serving.reference, ModelError):
+                    folder = library.find(serving.arm.name, serving.arm.version)
+                    pinned = serving.arm.version is not None
+                    stands_in = None if pinned else library.stands_in(folder)
+                    if stands_in is not None:
+                        # It goes live again after long, as by a rollback: its files are compared.
+                        folder = library.stand_in(serving.arm.name)
+                        stands_in = library.stands_in(folder)
+                    model, passed = self._shared(folder, serving) or self.loader.load(
+                        folder, serving.kind
+                    )
+            except AgentError as problem:
+                # A model that is left alone for its crashes is no reason to end: another may come.
+                serving.broken = not isinstance(problem, BarredError) and (
+                    folder is not None or not self._absent(serving)
+                )
+                # It stands beside the reference wherever it is said.
+                why = str(problem).removeprefix(f"{serving.reference}: ")
+                if serving.problem != why:
+                    log.error("model %s: %s", serving.reference, why)  # noqa: TRY400 - one line, no traceback
+                serving.problem = why
+            else:
+                with self._lanes.boundary():
+                    # A rollback or a push may have put another version there meanwhile.
+                    overtaken = serving.model is not None
+                    if not overtaken:
+                        serving.model = model
+                if overtaken:
+                    if not self.serves(model):
+                        model.close()
+                    return
+                serving.passed, serving.problem, serving.broken = passed, None, False
+                serving.stands_in = stands_in
+                if stands_in is not None:
+                    log.warning("model %s", stands_in)
+                for reason in passed:
+                    log.warning("model %s: passed over %s", serving.reference, reason)
+                told = serving.reference, model.id, engine_words(model.engine.label)
+                log.info("model %s is live as %s on %s", *told)
+        self.on_change()
+
+    def exchange(self, models: Mapping[Kind, Model], name: str) -> Exchange:
+        """Serve *name* with another version from the next frame on.
+
+        Nothing is closed yet: the frames in flight through the old models finish.
+        """
+        start = time.perf_counter()
+        before = self.lost_frames()
+        with self._lanes.boundary():
+            servings = self.servings_of(name)
+            old = [serving.model for serving in servings]
+            for serving in servings:
+                if serving.kind in models:
+                    serving.model = models[serving.kind]
+                    serving.problem, serving.broken, serving.shadow = None, False, None
+                    serving.stands_in = None
+            retired = self._unused(old)
+        took = (time.perf_counter() - start) * 1e3
+        dropped = self.lost_frames() - before
+        self.on_change()
+        return Exchange(retired, took, dropped)
+
+    def replace(self, old: Model, new: Model) -> bool:
+        """Serve with a model loaded from the same files, and retire the old one.
+
+        Returns:
+            False, and nothing is done, where the old one does not serve any more.
+        """
+        with self._lanes.boundary():
+            servings = [serving for serving in self._all.values() if serving.model is old]
+            for serving in servings:
+                serving.model = new
+            if servings:
+                # It is the same version, and goes on counting.
+                new.stats.go_on_from(old.stats)
+        if servings:
+            self.on_change()
+            self.retire(old)
+        return bool(servings)
+
+    def renew(self, old: Model, load: Callable[[], Model | None]) -> bool:
+        """Unload a model, then serve with another one of the same files: memory has not both.
+
+        Meanwhile frames wait or are superseded.
+
+        Args:
+            old: to unload.
+            load: loads the other one; None: there is none.
+
+        Returns:
+            False, and nothing is done, where the old one does not serve any more.
+        """
+        with self._loading:
+            with self._lanes.boundary():
+                servings = [serving for serving in self._all.values() if serving.model is old]
+                for serving in servings:
+                    serving.model = None
+            if not servings:
+                return False
+            self.retire(old)
+            new = load()
+            with self._lanes.boundary():
+                # A rollback or a push may have put another version there meanwhile.
+                empty = [serving for serving in servings if serving.model is None]
+                for serving in empty:
+                    serving.model = new
+            if new is not None and empty:
+                # It is the same version, and goes on counting.
+                new.stats.go_on_from(old.stats)
+            elif new is not None:
+                new.close()
+        self.on_change()
+        return True
+
+    def unload(self, chosen: Callable[[Serving, Model], bool]) -> list[Model]:
+        """Take the models away from the servings that are chosen: their frames wait.
+
+        Callbacks are not called: the caller loads another model, or calls `on_change`.
+
+        Args:
+            chosen: whether to unload the model of a serving; asked between two frames.
+
+        Returns:
+            The models that serve nothing any more, for `retire`.
+        """
+        with self._lanes.boundary():
+            servings = [s for s in self._all.values() if s.model and chosen(s, s.model)]
+            old = [serving.model for serving in servings]
+            for serving in servings:
+                serving.model = None
+            return self._unused(old)
+
+    def retire(self, model: Model) -> None:
+        """Close a model when the last frame has left it."""
+        if not self._lanes.drain([model], DRAIN_SECONDS):
+            log.error("model %s is stuck in an inference; leaving it in memory", model.id)
+            return
+        model.close()
+        gc.collect()
+        # Else the C library keeps what a model of a hundred megabytes has left, piece by piece.
+        trim_memory()
+
+    def close(self) -> None:
+        """Close all models that are not in the middle of a frame."""
+        models = {id(s.model): s.model for s in self._all.values() if s.model is not None}
+        for model in self._lanes.drain(list(models.values()), CLOSE_SECONDS):
+            model.close()
+
+    def lost_frames(self) -> int:
+        """Count the frames whose loss could be blamed on an exchange: superseded, or failed."""
+        return self._lanes.lost_frames()
+
+    def _unused(self, models: Iterable[Model | None]) -> list[Model]:
+        """List, each once, those that no serving has any more."""
+        serving = {id(each.model) for each in self._all.values()}
+        return [
+            model
+            for key, model in {id(model): model for model in models}.items()
+            if model is not None and key not in serving
+        ]
+
+    def _absent(self, serving: Serving) -> bool:
+        """Whether no version is there, or only versions not yet accepted: one may still come."""
+        name, version = serving.arm.name, serving.arm.version
+        meant = None if version is None else version_key(version)
+        return not any(
+            entry.accepted
+            and (meant is None or entry.version is None or version_key(entry.version) == meant)
+            for entry in self._library.entries(name)
+        )
+
+    def _shared(self, folder: ModelFolder, serving: Serving) -> tuple[Model, list[str]] | None:
+        """Find the same version already loaded under another reference: "face" and "face@3"."""
+        for other in self._all.values():
+            model = other.model
+            if (
+                model is not None
+                and other.kind == serving.kind
+                and model.folder.path == folder.path
+            ):
+                return model, other.passed
+        return None
+
+
+def unusable(servings: Iterable[Serving]) -> ModelError | None:
+    """Return the reason where nothing at all can run and no push could be waited for."""
+    problems = [serving for serving in servings if serving.model is None]
+    if problems and len(problems) == len(list(servings)) and all(s.broken for s in problems):
+        return ModelError(str(problems[0].problem))
+    return None

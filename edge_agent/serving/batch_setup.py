@@ -1,0 +1,130 @@
+"""Sets models up to infer several samples at a time, where that was asked for or is faster.
+
+In the background, when a model serves already: an engine with an open batch takes any number as it
+is; other networks are compiled for it; and a model that a start has loaded from its prepared form,
+which takes one sample at a time, is loaded whole and exchanged between two frames.
+"""
+
+from __future__ import annotations
+
+import logging
+from weakref import WeakKeyDictionary
+
+from ..core.containment import contained
+from ..core.errors import AgentError, EngineError
+from ..core.files import size_of
+from ..inference.batching import Batch, load_batch, seconds_alone
+from ..inference.engines.engine import PreparedForm
+from ..inference.engines.registry import capabilities
+from ..inference.model import Model, load_model
+from .active import ActiveModels, Lanes, Serving
+from .loader import ModelLoader
+
+log = logging.getLogger(__name__)
+
+MOST_CROPS = 8
+"""Crops of a second stage that go together at most: more gains nothing on a processor."""
+UNASKED_BYTES = 16 << 20
+"""Of a network that is compiled for several crops without having been asked to: each size
+takes as much memory again, in every lane."""
+
+
+class BatchSetup:
+    """Sets each model up once."""
+
+    def __init__(self, active: ActiveModels, loader: ModelLoader, lanes: Lanes) -> None:
+        """Set nothing up yet.
+
+        Args:
+            active: the models that serve.
+            loader: how models are loaded here, and how many samples are to go together.
+            lanes: whose frames go through them.
+        """
+        self._active = active
+        self._loader = loader
+        self._lanes = lanes
+        self._alone: WeakKeyDictionary[Model, float] = WeakKeyDictionary()
+        """Seconds that one sample took of the model in whose place one was loaded whole."""
+
+    def run(self, serving: Serving, model: Model) -> None:
+        """Set a model up for batches, where that was asked for or is faster."""
+        asked = self._loader.max_batch(model.folder)
+        most = max(asked, min(serving.crops, MOST_CROPS))
+        if most < 2 or (asked < 2 and _costly(model)):
+            return
+        try:
+            prepared = model.engine.prepared
+            if prepared is not None and capabilities(model.choice.engine).open_batch:
+                self._load_whole(serving, model, prepared)
+                return  # the model in its place is set up next
+            batch = load_batch(model, serving.kind, most)
+            # What a tune has decided is not measured again.
+            tuned = asked > 1 and self._loader.batching.max_batch == 0
+            pays = tuned or self._pays(model, batch)
+        except AgentError as problem:
+            if asked > 1:
+                log.info("%s", problem)
+            return
+        if asked < 2 and not pays:
+            log.info("model %s: crops go one by one, which is faster", model.id)
+            batch.close()
+            return
+        if not pays:
+            log.warning(
+                "model %s: up to %d samples go together as [batching] max_batch says, though one "
+                "by one is faster here; leave it at 0 to have a tune decide",
+                model.id,
+                batch.most,
+            )
+        self._equip(model, batch, asked)
+
+    def _pays(self, model: Model, batch: Batch) -> bool:
+        """Whether samples together are no slower; closes the batch where that cannot be seen.
+
+        Raises:
+            EngineError: the engine failed.
+        """
+        try:
+            with contained(model.id):
+                return batch.pays(self._alone.get(model, float("inf")))
+        except AgentError:
+            batch.close()
+            raise
+
+    def _equip(self, model: Model, batch: Batch, asked: int) -> None:
+        with self._lanes.boundary():
+            serves = self._active.serves(model)
+            if serves:
+                model.batch, model.together = batch, max(1, asked)
+        if not serves:
+            batch.close()
+            return
+        log.info("model %s: up to %d samples go together", model.id, batch.most)
+
+    def _load_whole(self, serving: Serving, model: Model, prepared: PreparedForm) -> None:
+        """Replace a model that runs from its prepared form by the model itself.
+
+        Raises:
+            EngineError: its network takes one sample at a time, or it cannot be loaded.
+            ModelError: the model is damaged meanwhile.
+        """
+        if not prepared.accepts_batches:
+            raise EngineError(f"{model.id}: the network takes one sample at a time")
+        if self._loader.exceeds_budget(model.folder):
+            raise EngineError(f"{model.id}: is larger than the memory budget")
+        choices = self._loader.choices_for(model.folder)
+        own = [choice for choice in choices if choice.engine == model.choice.engine]
+        alone = seconds_alone(model)
+        whole, _ = load_model(model.folder, own, serving.kind, checked=True)
+        self._loader.accompany(whole, serving.kind)
+        self._alone[whole] = alone
+        if not self._active.replace(model, whole):
+            whole.close()  # another model has come meanwhile
+
+
+def _costly(model: Model) -> bool:
+    """Whether several crops at a time would take much more memory."""
+    return (
+        not capabilities(model.choice.engine).open_batch
+        and size_of(model.folder.path) > UNASKED_BYTES
+    )

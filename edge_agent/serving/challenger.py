@@ -1,0 +1,363 @@
+"""Replaces the engine that serves by a faster one, after a comparison on live inputs.
+
+A challenger is loaded beside the incumbent. It replaces it between two frames, and only if it
+agrees on live inputs and is faster, as measured here in turns with the other. The decision is kept
+with the prepared form, so that an engine that is not worth it is not built again until the model,
+the engine or the machine is another.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ..core.containment import contained
+from ..core.errors import AgentError
+from ..core.types import Tensors
+from ..inference.agreement import compare_models
+from ..inference.engines.label import engine_words
+from ..inference.model import Model
+from ..inference.probe import race
+from .active import ActiveModels, Serving
+from .challenger_results import NOT_FASTER, Decision, read_decision, write_decision
+from .golden_check import is_held_to_golden, why_not_golden
+from .reference_check import is_confirmed
+
+log = logging.getLogger(__name__)
+
+MARGIN = 0.05
+"""Share by which it must be faster: less is not worth the exchange."""
+INPUTS = 3
+"""Live inputs on which it must agree."""
+RUNS = 15
+"""Of each engine, in turns."""
+POLL_SECONDS = 0.05
+_DISAGREES = "disagrees"
+
+
+class Incumbent(Protocol):
+    """What serves, as a challenge needs it."""
+
+    def latest(self) -> tuple[Model, Tensors] | None:
+        """Return the model that serves and the tensors of its latest inference; None: no frame."""
+
+    def replace(self, old: Model, new: Model) -> bool:
+        """Serve with *new* from the next frame on, and retire *old* when its last frame is through.
+
+        False, and nothing is done, where *old* does not serve any more.
+        """
+
+
+class Challenge:
+    """The comparison of one challenger with what serves; frames go on meanwhile."""
+
+    def __init__(
+        self,
+        incumbent: Incumbent,
+        load: Callable[[], Model],
+        notes: Path | None,
+        name: str,
+        *,
+        faster: str | None = None,
+        verified: bool = False,
+        confirmed: Callable[[Model, Sequence[Tensors]], bool] = lambda _model, _inputs: False,
+    ) -> None:
+        """Load nothing yet.
+
+        Args:
+            incumbent: what serves.
+            load: loads the challenger's model; raises `AgentError` where it cannot be.
+            notes: folder of the prepared form that decisions are kept with; it may vanish. None:
+                they are not kept.
+            name: of the challenger, by which it will be known again: engine, version and options.
+            faster: how it is known to be the faster one, as from a tune: it need only agree. None:
+                it has to be measured.
+            verified: its engine is known to compute this model as it should: where it is known to
+                be faster, too, there is nothing left to compare.
+            confirmed: whether another engine agrees with a challenger on inputs, where a
+                provisional incumbent does not.
+        """
+        self._incumbent = incumbent
+        self._verified = verified
+        self._confirmed = confirmed
+        self._load = load
+        self._notes = notes
+        self._name = name
+        self._faster = faster
+        self._known: Decision | None = None
+        self._model: Model | None = None
+        self._compared_with: Model | None = None
+        self._inputs: list[Tensors] = []
+
+    def step(self) -> Decision | None:
+        """Load the challenger, then compare it on one live input each time; decide at last.
+
+        Returns:
+            The decision; None: to be called again, after `POLL_SECONDS`. Where the challenger
+            failed to load, or another model serves now, nothing is kept.
+        """
+        if self._model is None:
+            decision = self._begin()
+            if decision is not None or self._model is None:
+                return decision
+        model = self._model
+        try:
+            decision = self._compare(model)
+        except AgentError as problem:
+            decision = self._against(str(problem))
+        except BaseException:
+            self.close()
+            raise
+        if decision is None:
+            return None
+        if not decision.takes_over:
+            self.close()
+        # What a tune has measured is the tune's to keep.
+        kept = self._faster is None or not decision.takes_over
+        if self._compared_with is not None and kept and self._notes is not None:
+            write_decision(self._notes, self._name, decision)
+        return decision
+
+    def stopped(self) -> Decision:
+        """Return the decision of a challenge that was not carried to its end."""
+        return self._against("stopped before it was tried")
+
+    def close(self) -> None:
+        """Close the challenger, which does not serve."""
+        if self._model is not None:
+            self._model.close()
+
+    def _begin(self) -> Decision | None:
+        """Load the challenger, unless it is known not to be worth it."""
+        known = None if self._notes is None else read_decision(self._notes, self._name)
+        # One that was refused for its speed alone has its times noted.
+        refused = known is not None and not known.takes_over
+        if known is not None and refused and (self._faster is None or known.incumbent_ms is None):
+            return known
+        if known is None or refused:
+            known = None
+            if self._faster is not None:
+                known = Decision(engine=self._name, takes_over=True, why=self._faster)
+        self._known = known
+        try:
+            with contained(self._name):
+                self._model = self._load()
+        except AgentError as problem:
+            return Decision(engine=self._name, takes_over=False, why=f"not loaded: {problem}")
+        if not is_held_to_golden(self._model.folder):
+            return None
+        try:
+            why = why_not_golden(self._model)
+        except AgentError as problem:
+            why = str(problem)
+        if why is None:
+            return None
+        decision = self._against(f"{_DISAGREES}: {why}")
+        self.close()
+        return decision
+
+    def _compare(self, model: Model) -> Decision | None:
+        """Compare on the latest input; decide when there were enough.
+
+        Raises:
+            AgentError: it fails on a live input.
+        """
+        latest = self._incumbent.latest()
+        if latest is None or any(latest[1] is each for each in self._inputs):
+            return None
+        incumbent, tensors = latest
+        if self._compared_with not in {None, incumbent}:
+            self._compared_with = None
+            return self.stopped()
+        self._compared_with = incumbent
+        if self._verified and self._known is not None:
+            return self._decide(incumbent, model)
+        self._inputs.append(tensors)
+        agreement = compare_models(incumbent, model, tensors)
+        if not agreement.passed:
+            may_be_right = incumbent.provisional and _is_unchanged(incumbent)
+            if not may_be_right or not self._confirmed(model, [tensors]):
+                return self._against(f"{_DISAGREES}: {agreement.why}")
+            # What was loaded first is the one that is wrong, however fast it is.
+            self._known = Decision(
+                engine=self._name,
+                takes_over=True,
+                why=f"another engine agrees with it: {agreement.why}",
+            )
+            return self._decide(incumbent, model)
+        return self._decide(incumbent, model) if len(self._inputs) == INPUTS else None
+
+    def _decide(self, incumbent: Model, model: Model) -> Decision:
+        """Measure both, unless that is known, and replace the incumbent by a faster one.
+
+        Raises:
+            AgentError: one of them fails.
+        """
+        if self._known is not None:
+            why = self._known.why
+            old_ms, new_ms = self._known.incumbent_ms, self._known.challenger_ms
+        else:
+            with contained(model.id):
+                old_ms, new_ms = _race(incumbent, model, self._inputs)
+            quickly = ", as it was loaded first" if incumbent.provisional else ""
+            why = f"{new_ms:.2f} ms beside {old_ms:.2f} ms of {incumbent.engine.label}{quickly}"
+            if new_ms > old_ms * (1 - MARGIN):
+                return self._against(f"{NOT_FASTER}: {why}", old_ms, new_ms)
+        if not self._incumbent.replace(incumbent, model):
+            self._compared_with = None
+            return self.stopped()
+        return Decision(
+            engine=model.engine.label,
+            takes_over=True,
+            why=why,
+            incumbent_ms=old_ms,
+            challenger_ms=new_ms,
+        )
+
+    def _against(
+        self, why: str, old_ms: float | None = None, new_ms: float | None = None
+    ) -> Decision:
+        label = self._name if self._model is None else self._model.engine.label
+        return Decision(
+            engine=label, takes_over=False, why=why, incumbent_ms=old_ms, challenger_ms=new_ms
+        )
+
+
+def _is_unchanged(model: Model) -> bool:
+    """Whether a model's files are still those that it was loaded from.
+
+    The time of their last change of status cannot be set, unlike that of their content.
+    """
+    try:
+        changed = [each.stat().st_ctime_ns for each in model.folder.path.iterdir()]
+    except OSError:
+        return False
+    return max(changed, default=0) < model.stats.loaded_ns
+
+
+class Challenger:
+    """One challenge at a time: a challenger takes as much memory as what serves."""
+
+    def __init__(self, active: ActiveModels) -> None:
+        """Start without a challenge.
+
+        Args:
+            active: the models that serve.
+        """
+        self._active = active
+        self._challenge: Challenge | None = None
+        self._model: Model | None = None
+        """The incumbent that it was begun for."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a challenge already."""
+        return self._challenge is not None
+
+    def compares(self, model: Model) -> bool:
+        """Whether there is a challenge of this model."""
+        return self._model is model
+
+    def begin(
+        self,
+        serving: Serving,
+        model: Model,
+        load: Callable[[], Model],
+        notes: Path | None,
+        name: str,
+        *,
+        faster: str | None = None,
+        verified: bool = False,
+    ) -> None:
+        """Start a challenge of the model that serves; the other arguments are those of `Challenge`.
+
+        There must be none, see `busy`.
+        """
+        self._model = model
+        self._challenge = Challenge(
+            ServingIncumbent(serving, self._active),
+            load,
+            notes,
+            name,
+            faster=faster,
+            verified=verified,
+            confirmed=lambda other, inputs: is_confirmed(other, serving.kind, inputs),
+        )
+
+    def compare(self) -> Decision | None:
+        """Go on with the challenge; the decision, or None: call again after `POLL_SECONDS`."""
+        decision = None if self._challenge is None else self._challenge.step()
+        if decision is not None:
+            self._challenge = self._model = None
+        return decision
+
+    def give_up(self) -> Decision | None:
+        """End the challenge before its decision; None: there is none."""
+        decision = None if self._challenge is None else self._challenge.stopped()
+        self.close()
+        return decision
+
+    def step(self) -> float:
+        """End a challenge whose incumbent no longer serves."""
+        if self._model is not None and not self._active.serves(self._model):
+            self.close()
+        return math.inf
+
+    def close(self) -> None:
+        """End the challenge."""
+        if self._challenge is not None:
+            self._challenge.close()
+        self._challenge = self._model = None
+
+
+def log_decision(model: Model, who: str, decision: Decision) -> None:
+    """Log the decision about a challenger of a model."""
+    who, why = engine_words(who), engine_words(decision.why)
+    if decision.takes_over:
+        log.info("model %s: %s takes over: %s", model.id, who, why)
+        return
+    stays = engine_words(model.engine.label)
+    level = logging.INFO
+    if decision.why.startswith(_DISAGREES):
+        level = logging.WARNING
+    elif decision.why.startswith(NOT_FASTER):
+        level = logging.DEBUG  # nothing changes, and there is nothing to do about it
+    log.log(level, "model %s stays on %s; %s was tried: %s", model.id, stays, who, why)
+
+
+class ServingIncumbent:
+    """A serving, as a challenge needs it."""
+
+    def __init__(self, serving: Serving, active: ActiveModels) -> None:
+        self._serving = serving
+        self._active = active
+        self._last: Tensors | None = None
+        self._seen: Tensors = {}
+
+    def latest(self) -> tuple[Model, Tensors] | None:
+        model = self._serving.model
+        last = None if model is None else model.last
+        if model is None or last is None or model.witness is not None:
+            return None  # others can be compared with it once it has been compared itself
+        if last is not self._last:
+            # As any engine takes it, for one that is not folded, or otherwise.
+            self._last, self._seen = last, model.unfolded(last)
+        return model, self._seen
+
+    def replace(self, old: Model, new: Model) -> bool:
+        return self._active.replace(old, new)
+
+
+def _race(one: Model, other: Model, inputs: list[Tensors]) -> tuple[float, float]:
+    """Return the median of a run of each, ms, as frames come to them."""
+
+    def runs(model: Model) -> Callable[[int], object]:
+        ready = [model.ready(tensors) for tensors in inputs]
+        return lambda number: model.raw(ready[number % len(ready)])
+
+    took = race([runs(one), runs(other)], RUNS)
+    return round(statistics.median(took[0]), 3), round(statistics.median(took[1]), 3)

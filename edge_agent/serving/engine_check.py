@@ -1,0 +1,326 @@
+"""Checks each engine once on what it serves: with golden outputs, else beside a plain session.
+
+Once for each model, engine, version of the engine and processor: what was found is kept. An engine
+that is wrong gives way to the next one, between two frames; where all are wrong, a session without
+optimization serves. Until an engine has been compared, its model's witness answers, if it has one.
+Where memory holds a model only once, a session without optimization serves first, and the engine is
+loaded when that is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from ..core.errors import AgentError, ModelError
+from ..core.files import size_of
+from ..core.types import Kind, Tensors
+from ..device.headroom import has_room
+from ..inference.model import Model, Witness, load_model
+from ..inference.quick_check import QUICK_WAY
+from ..models.manifest import ModelFolder
+from .active import ActiveModels, Serving
+from .challenger import POLL_SECONDS
+from .engine_doubts import EngineDoubts
+from .golden_check import GoldenCheck, is_held_to_golden, why_not_golden
+from .loader import ModelLoader
+from .reference_check import (
+    INPUTS,
+    Statement,
+    is_confirmed,
+    open_plain,
+    state,
+    why_unlike,
+    why_wrong,
+)
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 5.0
+"""Until a model without frames is looked at again."""
+
+
+@dataclass(slots=True)
+class _Check:
+    """What is under way for one model."""
+
+    model: Model
+    plain: Model
+    """What it is compared with."""
+    inputs: list[Tensors] = field(default_factory=list)
+    """It has been compared on."""
+
+
+@dataclass(slots=True)
+class _Turns:
+    """What a session without optimization has said of a model that memory holds only once."""
+
+    said: list[Statement] = field(default_factory=list)
+    last: Tensors | None = None
+    """The input of the latest."""
+
+
+class EngineCheck:
+    """Checks one model at a time: a plain session takes as much memory as what serves."""
+
+    def __init__(
+        self,
+        active: ActiveModels,
+        loader: ModelLoader,
+        found: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Check nothing yet.
+
+        Args:
+            active: the models that serve.
+            loader: how models are loaded here, and what is known of engines.
+            found: called when an engine that serves has been found sound.
+        """
+        self._active = active
+        self._loader = loader
+        self._found = found
+        self._check: _Check | None = None
+        self._turns: WeakKeyDictionary[Model, _Turns] = WeakKeyDictionary()
+        self._degraded: dict[str, str] = {}
+        """By name of a model: why it does not run on the engine that it should."""
+
+    def run(self, serving: Serving, model: Model) -> float | None:
+        """Check a model's engine; None: it has been checked."""
+        doubts = self._loader.doubts
+        if doubts is not None and self._must_give_golden(model):
+            held = model.witness
+            why = held.compare(model) if isinstance(held, GoldenCheck) else why_not_golden(model)
+            if why is not None or not model.stands_in:
+                self._conclude(doubts, serving, model, why)
+                return None
+        if model.provisional:
+            return None  # computes what the network says, and is what others are compared with
+        if doubts is not None and model.stands_in:
+            return self._take_turns(doubts, serving, model)
+        if doubts is None or doubts.sound(model.folder.path, model.choice):
+            _dismiss(model)
+            return None
+        if model.witness is not None:
+            return self._hear(doubts, serving, model, model.witness)
+        return self._look(doubts, serving, model)
+
+    def _must_give_golden(self, model: Model) -> bool:
+        """Whether a model has yet to give its golden outputs on its engine."""
+        doubts, folder = self._loader.doubts, model.folder
+        if doubts is None or not is_held_to_golden(folder):
+            return False
+        if model.provisional:
+            return model.witness is not None
+        return not doubts.sound(folder.path, model.choice)
+
+    def step(self) -> float:
+        """Give up a check whose model no longer serves."""
+        if self._check is not None and not self._active.serves(self._check.model):
+            self.close()
+        return IDLE_SECONDS
+
+    def problems(self) -> list[str]:
+        """List the models that had to leave an engine since the start."""
+        names = {each.model.manifest.name for each in self._active.all() if each.model is not None}
+        return [why for name, why in list(self._degraded.items()) if name in names]
+
+    def close(self) -> None:
+        """Give up the check under way."""
+        if self._check is not None:
+            self._check.plain.close()
+            self._check = None
+
+    def _hear(
+        self, doubts: EngineDoubts, serving: Serving, model: Model, witness: Witness
+    ) -> float | None:
+        """Conclude from what the model's witness has found, once it has."""
+        if not witness.settled:
+            return IDLE_SECONDS if model.last is None else POLL_SECONDS
+        why, last = witness.why, model.last
+        if why is not None and last is not None:
+            why = None if is_confirmed(model, serving.kind, [model.unfolded(last)]) else why
+        if witness.satisfied or witness.why is not None:
+            self._conclude(doubts, serving, model, why)
+        else:
+            _dismiss(model)  # it could compute nothing, and has said so
+        return None
+
+    def _take_turns(self, doubts: EngineDoubts, serving: Serving, plain: Model) -> float | None:
+        """Have the session that serves say what is in live inputs, then load the engine for it."""
+        turns = self._turns.setdefault(plain, _Turns())
+        if len(turns.said) < INPUTS and not plain.folder.golden.is_file():
+            last = plain.last
+            if last is None:
+                return IDLE_SECONDS
+            if last is not turns.last:
+                turns.last = last
+                with suppress(AgentError):  # what fails is counted where it serves
+                    turns.said.append(state(plain, plain.unfolded(last)))
+            return POLL_SECONDS
+        self._exchange_alone(doubts, serving, plain, turns.said, [])
+        return None
+
+    def _exchange_alone(
+        self,
+        doubts: EngineDoubts,
+        serving: Serving,
+        plain: Model,
+        said: list[Statement],
+        wrong: list[str],
+    ) -> None:
+        """Unload a model, and serve with the first engine that may; *wrong*: those that may not."""
+        after = partial(self._after, doubts, serving.kind, plain, said, wrong)
+        if not self._active.renew(plain, after):
+            return
+        now, words = serving.model, "; ".join(wrong)
+        if now is None:
+            log.error("%s; nothing else runs it", words or f"model {plain.id} cannot be loaded")
+            self._active.load(serving)  # as at the next start: refused with the reason
+        elif wrong:
+            log.warning("%s; now on %s", words, now.engine.label)
+            self._degraded[now.manifest.name] = f"{words}; runs on {now.engine.label}"
+        else:
+            label = plain.engine.label
+            log.info("model %s: on %s: as on %s unoptimized", now.id, now.engine.label, label)
+
+    def _after(
+        self,
+        doubts: EngineDoubts,
+        kind: Kind,
+        plain: Model,
+        said: list[Statement],
+        wrong: list[str],
+    ) -> Model | None:
+        """Load the first engine that agrees with what was said, or None if none may serve.
+
+        Adds what there is to say of those that do not to *wrong*.
+        """
+        folder = plain.folder
+        while True:
+            try:
+                model, _ = load_model(folder, self._loader.choices_for(folder), kind, checked=True)
+            except AgentError as problem:
+                log.debug("model %s: %s", plain.id, problem)  # said where it is loaded again
+                return None
+            golden = self._must_give_golden(model)
+            if not golden and not self._loader.unheard_alone(folder, model.choice):
+                return model
+            try:
+                why = why_not_golden(model) if golden else why_unlike(said, model)
+            except AgentError as problem:
+                why = str(problem)
+            if why is None:
+                doubts.clear(folder.path, model.choice)
+                self._found()
+                return model
+            doubts.add(folder.path, model.choice, why)
+            wrong.append(f"model {model.id}: {model.engine.label} computes it wrongly: {why}")
+            model.close()
+            if doubts.why(folder.path, model.choice) is None:
+                return None  # its files cannot be read any more
+
+    def _look(self, doubts: EngineDoubts, serving: Serving, model: Model) -> float | None:
+        """Compare on the latest input; decide when there were enough."""
+        check = self._check
+        if check is not None and check.model is not model:
+            return IDLE_SECONDS  # one at a time
+        if model.last is None:
+            return IDLE_SECONDS
+        if check is None:
+            if self._loader.unheard_alone(model.folder, model.choice):
+                self._load_again(serving, model)  # it came in another way: another one had failed
+                return None
+            if not self._fits(model):
+                return None
+            plain = open_plain(model.folder, serving.kind)
+            if plain is None:
+                return None
+            check = self._check = _Check(model, plain)
+        last = model.last
+        if any(last is each for each in check.inputs):
+            return POLL_SECONDS
+        check.inputs.append(last)
+        why = why_wrong(check.plain, model, serving.kind, [model.unfolded(last)])
+        if why is None and len(check.inputs) < INPUTS:
+            return POLL_SECONDS
+        self.close()
+        self._conclude(doubts, serving, model, why)
+        return None
+
+    def _fits(self, model: Model) -> bool:
+        """Whether there is memory for the model a second time."""
+        folder = model.folder
+        return self._loader.may_stand_beside(folder) and has_room(size_of(folder.path))
+
+    def _conclude(
+        self, doubts: EngineDoubts, serving: Serving, model: Model, why: str | None
+    ) -> None:
+        """Keep what was found; exchange a model whose engine is wrong."""
+        choice = model.choice
+        if model.provisional:
+            choice = replace(choice, options=QUICK_WAY)
+        if why is None:
+            doubts.clear(model.folder.path, choice)
+            _dismiss(model)
+            self._found()
+            return
+        words = f"model {model.id}: {model.engine.label} computes it wrongly: {why}"
+        doubts.add(model.folder.path, choice, why)
+        if self._loader.profile.swap == "replace" and is_held_to_golden(model.folder):
+            self._exchange_alone(doubts, serving, model, [], [words])
+            return
+        try:
+            other = self._load_next(doubts, model.folder, serving.kind)
+        except AgentError as problem:
+            log.error("%s; nothing else runs it: %s", words, problem)  # noqa: TRY400 - one line
+            # As at the next start: refused with the reason, in what the device says of itself.
+            self._load_again(serving, model)
+            return
+        if not self._active.replace(model, other):
+            with suppress(AgentError):
+                other.close()
+            return
+        log.warning("%s; now on %s", words, other.engine.label)
+        self._degraded[model.manifest.name] = f"{words}; runs on {other.engine.label}"
+
+    def _load_next(self, doubts: EngineDoubts, folder: ModelFolder, kind: Kind) -> Model:
+        """Load the first engine that gives the golden outputs, if there are any.
+
+        Raises:
+            AgentError: there is none.
+        """
+        while True:
+            other, _ = self._loader.load(folder, kind, checked=True)
+            if not self._must_give_golden(other):
+                return other
+            try:
+                why = why_not_golden(other)
+            except AgentError as problem:
+                why = str(problem)
+            if why is None:
+                doubts.clear(folder.path, other.choice)
+                _dismiss(other)
+                return other
+            other.close()
+            label = other.engine.label
+            log.warning("model %s: %s computes it wrongly: %s", other.id, label, why)
+            doubts.add(folder.path, other.choice, why)
+            if doubts.why(folder.path, other.choice) is None:
+                raise ModelError(f"{other.id}: {label} computes it wrongly: {why}")
+
+    def _load_again(self, serving: Serving, model: Model) -> None:
+        """Unload a model, and load it as a start would."""
+        for old in self._active.unload(lambda _serving, one: one is model):
+            self._active.retire(old)
+        self._active.load(serving)
+
+
+def _dismiss(model: Model) -> None:
+    """Let a model's own engine answer from the next frame on."""
+    witness, model.witness = model.witness, None
+    if witness is not None:
+        witness.close()

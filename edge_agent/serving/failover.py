@@ -1,0 +1,301 @@
+"""Moves a model off an engine that fails, to the next one of the profile, and back later.
+
+Checks twice a second what the lanes count: nothing of it is on the way of a frame. An engine that
+fails on FAILURES frames in a row, with an error or with numbers that are not finite, is left when
+another one, loaded beside it, succeeds on the very frame that it failed on. Where every engine
+fails on that frame it is the model's fault, or the frame's, and no exchange would help.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ..core.errors import AgentError, EngineError
+from ..core.types import Sample
+from ..inference.engines.engine import EngineChoice
+from ..inference.engines.label import engine_words
+from ..inference.model import Model, load_model
+from ..inference.region import Region
+from .active import ActiveModels, Serving
+from .golden_check import GoldenCheck
+from .loader import ModelLoader
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+FAILURES = 5
+"""Frames in a row that an engine may fail on. One that fails now and then is counted, and kept."""
+FIRST_PAUSE = 60.0
+"""Seconds until an engine is tried again; each time it fails again, twice as long."""
+MOST_PAUSE = 6 * 3600.0
+STABLE = 300.0
+"""Seconds for which an engine that has been taken back must work to be as good as new."""
+
+State = Literal["closed", "open", "half-open"]
+
+Key = tuple[Path, str]
+"""The model's folder, and the engine with its device."""
+Failure = tuple[str, Sample, Region | None]
+"""Error text, and the sample and region that caused it."""
+
+
+class Breaker:
+    """When one model leaves one engine that fails, and when that is tried again.
+
+    Closed while the engine may serve, open while it may not, and half-open when it has been taken
+    back and has yet to prove itself. Each failure keeps it away for longer.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Start closed.
+
+        Args:
+            clock: monotonic seconds.
+        """
+        self._clock = clock
+        self._state: State = "closed"
+        self._since = clock()
+        self._pause = 0.0
+        self.why = ""
+        """What went wrong, the last time that it did."""
+
+    @property
+    def state(self) -> State:
+        """Whether the engine may serve now."""
+        if self._state == "half-open" and self._clock() - self._since >= STABLE:
+            self._state, self._pause = "closed", 0.0
+        return self._state
+
+    def trip(self, why: str) -> None:
+        """Open: the engine has failed as often as it may, or failed to load."""
+        # Asked first: what has worked for long enough begins with the shortest pause again.
+        known = self.state != "closed"
+        self._pause = min(MOST_PAUSE, 2 * self._pause if known and self._pause else FIRST_PAUSE)
+        self._state, self._since, self.why = "open", self._clock(), why
+
+    @property
+    def wait(self) -> float:
+        """Seconds until the engine is to be tried again; 0 where it need not wait."""
+        if self.state != "open":
+            return 0.0
+        return max(0.0, self._since + self._pause - self._clock())
+
+    @property
+    def due(self) -> bool:
+        """Whether the engine is to be tried again now."""
+        return self.state == "open" and self.wait == 0.0
+
+    def close(self) -> None:
+        """Half-open: the engine serves again, for now."""
+        self._state, self._since = "half-open", self._clock()
+
+
+class Failover:
+    """Watches the models that serve."""
+
+    def __init__(
+        self,
+        active: ActiveModels,
+        loader: ModelLoader,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start with every breaker closed.
+
+        Args:
+            active: the models that serve.
+            loader: how models are loaded here.
+            clock: monotonic seconds.
+        """
+        self._active = active
+        self._loader = loader
+        self._clock = clock
+        self._breakers: dict[Key, Breaker] = {}
+        self._failures: dict[Key, Failure | None] = {}
+        """What an engine must do better to be taken back."""
+        self._hopeless: dict[Path, Breaker] = {}
+        """Models that fail on every engine."""
+
+    def step(self) -> float:
+        """Replace what fails, and try again what may be tried again."""
+        for serving in self._active.all():
+            model = serving.model
+            if model is None:
+                continue
+            self._retry_passed(serving, model)
+            if model.stats.failing >= FAILURES:
+                self._fail_over(serving, model)
+            else:
+                self._fall_back(serving, model)
+        return POLL_SECONDS
+
+    def problems(self) -> list[str]:
+        """List the models that fail on every engine; what has failed over is part of `passed`."""
+        served = {s.model.folder.path: s.model for s in self._active.all() if s.model}
+        return [
+            f"model {served[path].id}: {breaker.why}"
+            for path, breaker in list(self._hopeless.items())
+            if path in served and served[path].stats.failing >= FAILURES
+        ]
+
+    # Away from an engine
+
+    def _fail_over(self, serving: Serving, model: Model) -> None:
+        failure = model.stats.failure
+        if failure is None or self._backs_off(model):
+            return
+        error, sample, _ = failure
+        if sample.data.dtype.kind == "f" and not np.isfinite(sample.data).all():
+            model.stats.failing = 0  # what goes in is not finite either: no engine is to blame
+            return
+        here = _name(model.choice)
+        choices = self._choices(model)
+        for choice in choices:
+            if _name(choice) == here or not self._may(model, choice):
+                continue
+            better = self._better(serving, model, choice, failure)
+            if better is not None:
+                breaker = self._trip(model, here, error, failure)
+                name = engine_words(better.engine.label)
+                log.warning(
+                    "model %s: %s serves instead of %s, which failed on %d frames in a row: %s; "
+                    "that is tried again in %.0f s",
+                    *(model.id, name, here, model.stats.failing, error, breaker.wait),
+                )
+                passed = [f"{here}: {error}", *_without(serving.passed, here)]
+                self._exchange(model, better, passed)
+                return
+        if self._reload(serving, model, choices, failure):
+            return
+        known = model.folder.path in self._hopeless
+        hopeless = self._hopeless.setdefault(model.folder.path, Breaker(self._clock))
+        hopeless.trip(f"fails on every engine: {error}")
+        if not known:
+            log.error("model %s: %s", model.id, hopeless.why)
+
+    def _reload(
+        self, serving: Serving, model: Model, choices: list[EngineChoice], failure: Failure
+    ) -> bool:
+        """Load it once more on the engine it is on: a device that was reset takes new networks."""
+        here = _name(model.choice)
+        known = self._breakers.get((model.folder.path, here))
+        if known is not None and known.state != "closed":
+            return False  # done already, and it has not helped
+        same = next((choice for choice in choices if _name(choice) == here), model.choice)
+        better = self._better(serving, model, same, failure)
+        if better is None:
+            return False
+        self._trip(model, here, failure[0], failure).close()
+        log.warning("model %s: loaded again on %s, which failed: %s", model.id, here, failure[0])
+        self._exchange(model, better, serving.passed)
+        return True
+
+    def _backs_off(self, model: Model) -> bool:
+        """Whether every engine has failed on it, and it is too early to try again."""
+        hopeless = self._hopeless.get(model.folder.path)
+        return hopeless is not None and hopeless.state == "open" and not hopeless.due
+
+    def _trip(self, model: Model, here: str, error: str, failure: Failure | None) -> Breaker:
+        key = (model.folder.path, here)
+        breaker = self._breakers.setdefault(key, Breaker(self._clock))
+        breaker.trip(error)
+        self._failures[key] = failure
+        return breaker
+
+    def _may(self, model: Model, choice: EngineChoice) -> bool:
+        breaker = self._breakers.get((model.folder.path, _name(choice)))
+        return breaker is None or breaker.state != "open" or breaker.due
+
+    # Back to it
+
+    def _retry_passed(self, serving: Serving, model: Model) -> None:
+        """Count what was passed over when the model was loaded as failed, to be tried again."""
+        if not serving.passed or model.engine.prepared is not None:
+            return
+        for choice in self._preferred(model):
+            key = (model.folder.path, _name(choice))
+            why = next((w for w in serving.passed if w.startswith(f"{key[1]}: ")), None)
+            if why is not None and key not in self._breakers:
+                self._trip(model, key[1], why.partition(": ")[2], None)
+
+    def _fall_back(self, serving: Serving, model: Model) -> None:
+        """Return to an engine that the profile prefers, if it works again."""
+        for choice in self._preferred(model):
+            key = (model.folder.path, _name(choice))
+            breaker = self._breakers.get(key)
+            if breaker is None or not breaker.due:
+                continue
+            better = self._better(serving, model, choice, self._failures.get(key))
+            if better is None:
+                # Twice as long; logged when it failed first, and published in health all along.
+                breaker.trip(breaker.why)
+                continue
+            breaker.close()
+            words = engine_words(better.engine.label)
+            log.info("model %s: %s works again and serves", model.id, words)
+            self._exchange(model, better, _without(serving.passed, key[1]))
+            return
+
+    def _preferred(self, model: Model) -> list[EngineChoice]:
+        """List the engines that the profile prefers to the one that serves."""
+        choices = self._choices(model)
+        names = [_name(choice) for choice in choices]
+        here = _name(model.choice)
+        return choices[: names.index(here)] if here in names else choices
+
+    def _choices(self, model: Model) -> list[EngineChoice]:
+        try:
+            return self._loader.choices_for(model.folder)
+        except EngineError:
+            return []
+
+    # Both
+
+    def _better(
+        self, serving: Serving, model: Model, choice: EngineChoice, failure: Failure | None
+    ) -> Model | None:
+        """Load a model on an engine that succeeds where another failed, or None if it does not."""
+        if self._loader.exceeds_budget(model.folder):
+            return None  # there is no room for the whole of it
+        try:
+            better = load_model(model.folder, [choice], serving.kind, checked=True)[0]
+        except AgentError as problem:
+            log.debug("model %s: %s: %s", model.id, _name(choice), problem)
+            return None
+        self._loader.accompany(better, serving.kind)
+        try:
+            held = better.witness
+            why = held.compare(better) if isinstance(held, GoldenCheck) else None
+            if why is not None:
+                raise EngineError(why)
+            if failure is None:
+                return better  # it had failed to load
+            better.infer(failure[1], region=failure[2])
+        except AgentError as problem:
+            log.debug("model %s: %s: %s", model.id, _name(choice), problem)
+            better.close()
+            return None
+        return better
+
+    def _exchange(self, old: Model, new: Model, passed: list[str]) -> None:
+        """Replace one by the other between two frames, unless a push was faster."""
+        self._hopeless.pop(old.folder.path, None)
+        for serving in self._active.all():
+            if serving.model is old:
+                serving.passed = passed
+        if not self._active.replace(old, new):
+            new.close()
+
+
+def _name(choice: EngineChoice) -> str:
+    return f"{choice.engine}:{choice.device}"
+
+
+def _without(passed: Iterable[str], name: str) -> list[str]:
+    return [why for why in passed if not why.startswith(f"{name}: ")]

@@ -1,0 +1,119 @@
+"""Moves a model that was loaded whole to its prepared form, where that is the faster one.
+
+A model that was pushed, or is new here, runs as its engine loads it. Once its prepared form is
+there, that may be the better way to run it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from weakref import ref
+
+from ..core.errors import ModelError
+from ..inference.engines.engine import EngineChoice
+from ..inference.model import Model
+from ..inference.prepared.artifact import Artifact
+from ..inference.prepared.engine import accepts_batches
+from .active import ActiveModels, Serving
+from .challenger import POLL_SECONDS, Challenger, log_decision
+from .challenger_results import name_of, reversed_decision, write_decision
+from .loader import ModelLoader
+
+AGAIN_SECONDS = 5.0
+"""Until a form is tried again whose model has no frames, or is on probation."""
+FRAMES_SECONDS = 30.0
+"""For the frames on which a form has to agree. Where so few come a faster way gains nothing: it is
+not built again and again."""
+
+
+class FormUpgrade:
+    """Tries the prepared form of each model, once, in the place of what was loaded first."""
+
+    def __init__(
+        self,
+        active: ActiveModels,
+        loader: ModelLoader,
+        challenger: Challenger,
+        watched: Callable[[str], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Try nothing yet.
+
+        Args:
+            active: the models that serve; what replaces one that began with its form has been
+                compared with it.
+            loader: how models are loaded here.
+            challenger: compares engines.
+            watched: whether a model of that name is on trial or on probation, and so stays as it
+                is.
+            clock: monotonic seconds.
+        """
+        self._loader = loader
+        self._challenger = challenger
+        self._watched = watched
+        self._clock = clock
+        self._first: dict[Path, ref[Model]] = {
+            each.model.folder.path: ref(each.model)
+            for each in active.all()
+            if each.model and each.model.engine.prepared is not None
+        }
+        """By folder, the model that was loaded of it first: what has replaced that one is the
+        outcome of a comparison, or of a failure, and is not challenged."""
+        self._tried: tuple[Artifact, EngineChoice]
+        """The form under way, and what runs it."""
+        self._until = 0.0
+
+    def run(self, serving: Serving, model: Model) -> float | None:
+        """Compare the form of a model with the model, if the form may take over."""
+        first = self._first.setdefault(model.folder.path, ref(model))()
+        if first is not model or model.engine.prepared is not None:
+            return None
+        if not self._challenger.compares(model):
+            tried = self._find(serving, model)
+            if tried is None:
+                return None
+            waits = model.last is None or self._watched(model.manifest.name)
+            if waits or self._challenger.busy:
+                return AGAIN_SECONDS
+            self._tried = form, choice = tried
+            self._until = self._clock() + FRAMES_SECONDS
+            self._challenger.begin(
+                serving,
+                model,
+                lambda: self._loader.load_prepared(model.folder, form, serving.kind),
+                Path(form.folder),
+                f"form of {name_of(choice)}",
+            )
+        decision = self._challenger.compare()
+        if decision is None and self._clock() > self._until:
+            decision = self._challenger.give_up()
+        if decision is None:
+            return POLL_SECONDS
+        form, choice = self._tried
+        log_decision(model, f"its prepared form on {form.table['label']}", decision)
+        known = reversed_decision(decision, model.engine.label)
+        if known is not None and model.choice.place != choice.place:
+            # The next start begins with the form, and need not measure again.
+            write_decision(Path(form.folder), name_of(model.choice), known)
+        return None
+
+    def _find(self, serving: Serving, model: Model) -> tuple[Artifact, EngineChoice] | None:
+        """Find the form that could take over, and what runs it, or None."""
+        if self._loader.profile.swap == "replace":
+            return None  # where memory does not hold two versions it does not hold one twice
+        choice = self._loader.prepared_choice(model.folder)
+        best = self._loader.best_way(model.folder)
+        if choice is None or (best is not None and best.engine != choice.engine):
+            return None  # it is known already which is the faster
+        try:
+            form = self._loader.prepared_form(model.folder, serving.kind)
+        except ModelError:
+            return None  # its files cannot be read any more
+        together = max(self._loader.max_batch(model.folder), serving.crops)
+        # A form takes one sample at a time.
+        if form is None or (together > 1 and accepts_batches(form)):
+            return None
+        return form, choice

@@ -1,0 +1,117 @@
+"""Unloads models that have been idle for long, and returns freed memory to the system.
+
+What may be unloaded is what the profile says (`unload_idle_s`): models of second stages. Those of
+first stages serve all the time; without them there is no result. While memory is short, idle models
+are unloaded early. And when something large has gone, what it has freed is returned to the system:
+the C library keeps it else, for threads that are not there any more (0.6 of 0.8 GB stayed after
+eight clips of 4K had gone, and more each time).
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
+from ..core.logs import Latch
+from ..device.allocator import return_freed_memory, trim_memory
+from ..device.pressure import memory_problems
+from ..inference.model import Model
+from .active import ActiveModels, Serving
+
+log = logging.getLogger(__name__)
+
+STEP_SECONDS = 1.0
+EVERY = 5.0
+"""Seconds between two checks of how much is left."""
+SHORT_IDLE = 5.0
+"""Seconds without work after which a model is unloaded while memory is short."""
+GONE_SECONDS = 5.0
+"""After so long what has gone has ended its threads."""
+TRIM_EVERY = 60.0
+"""Seconds between two times that freed memory is returned to the system."""
+
+
+class MemoryRelease:
+    """Checks every second what can be unloaded or returned."""
+
+    def __init__(
+        self,
+        active: ActiveModels,
+        idle_s: float,
+        *,
+        present: Callable[[], AbstractSet[object]] = frozenset,
+        short: Callable[[], list[str]] = memory_problems,
+        forget: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Check nothing yet.
+
+        Args:
+            active: whose models are unloaded.
+            idle_s: after so many seconds a lazy model is unloaded in any case; 0: none is lazy.
+            present: names what takes memory as long as it is there.
+            short: returns in words that memory runs short; empty: it does not.
+            forget: releases what is only kept to be used again.
+            clock: monotonic seconds.
+        """
+        self._active = active
+        self._idle_s = idle_s
+        self._present = present
+        self._short = short
+        self._forget = forget
+        self._clock = clock
+        self._there: AbstractSet[object] = frozenset()
+        self._gone_at: float | None = None
+        """When something was last missing that had been there; None: it has been dealt with."""
+        self._checked = self._trimmed = float("-inf")
+        self._shortage = Latch()
+
+    def step(self) -> float:
+        """Release what is not needed."""
+        now = self._clock()
+        if self._idle_s:
+            self._unload_idle(self._idle_s)
+        self._trim_after_gone(now)
+        if now - self._checked < EVERY:
+            return STEP_SECONDS
+        self._checked = now
+        why = self._short()
+        if self._shortage.begins(bool(why)):
+            log.warning("short of %s", why[0])
+        if not why:
+            return STEP_SECONDS
+        if self._idle_s:
+            self._unload_idle(min(self._idle_s, SHORT_IDLE))
+        if now - self._trimmed >= TRIM_EVERY:
+            self._trimmed = now
+            self._forget()
+            gc.collect()
+            return_freed_memory()
+        return STEP_SECONDS
+
+    def _unload_idle(self, seconds: float) -> None:
+        """Unload lazy models without a frame for so long."""
+        before = time.monotonic() - seconds
+
+        def idle(serving: Serving, model: Model) -> bool:
+            return serving.lazy and not model.users and model.stats.used_at < before
+
+        unloaded = self._active.unload(idle)
+        for model in unloaded:
+            log.info("model %s: unloaded, it was idle", model.id)
+            self._active.retire(model)
+        if unloaded:
+            self._active.on_change()
+
+    def _trim_after_gone(self, now: float) -> None:
+        there = self._present()
+        if self._there - there:
+            self._gone_at = now
+        self._there = there
+        if self._gone_at is not None and now - self._gone_at >= GONE_SECONDS:
+            self._gone_at = None
+            self._forget()
+            trim_memory()

@@ -1,0 +1,31 @@
+"""A model as the next start will load it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ..core.types import Kind
+
+
+class PlannedModel(NamedTuple):
+    """A model that a start loads at once, and how."""
+
+    name: str
+    version: str | None
+    """As the pipeline has it; None: the live one."""
+    kind: Kind
+    folder: Any
+    """Packed `ModelFolder`."""
+    choice: Any
+    """Packed `EngineChoice`."""
+    form: str
+    """Folder of the prepared form; empty: there is none."""
+    quick: bool = False
+    """Whether it is loaded the quick way (`serving.quick`)."""
+    unproven: bool = False
+    """Whether its engine is not known to compute it rightly, and needs a witness."""
+
+    @property
+    def reference(self) -> str:
+        return self.name if self.version is None else f"{self.name}@{self.version}"

@@ -1,0 +1,276 @@
+"""No engine serves on trust: what it finds in real frames is compared with a plain session's.
+
+An engine may compute a network wrongly, with scores that look well. Golden outputs decide where
+there are some. Else a session that computes each operator as it stands in the file is the
+reference: slow, and most often right. It is not for every network of integers, whose original
+computed in integers alone; so where an engine differs from it, another engine is asked, and two
+against one are believed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import numpy as np
+
+from ..core.containment import contained
+from ..core.errors import AgentError, EngineError
+from ..core.files import size_of
+from ..core.frozen import record
+from ..core.types import Findings, Kind, Tensors
+from ..device.headroom import has_room
+from ..inference.agreement import Answer, answer_of, compare_answers, compare_models, find_in_noise
+from ..inference.engines.engine import EngineChoice
+from ..inference.engines.registry import plain_choice, readers
+from ..inference.model import Model, load_model
+from ..models.manifest import ModelFolder
+from .golden_check import GoldenCheck, is_held_to_golden
+
+log = logging.getLogger(__name__)
+
+INPUTS = 3
+"""Live inputs on which an engine must agree."""
+
+
+def open_plain(folder: ModelFolder, kind: Kind) -> Model | None:
+    """Load a model in a session that optimizes nothing; None where there is none for it.
+
+    Args:
+        folder: of the model; its network has been checked already.
+        kind: of sample that it will be given.
+
+    Raises:
+        ModelError: the model itself is not fit to run.
+    """
+    choice = plain_choice(folder.network.suffix)
+    if choice is None:
+        return None
+    try:
+        return load_model(folder, [choice], kind, checked=True)[0]
+    except EngineError as problem:
+        log.info("model %s: nothing to compare engines with: %s", folder.manifest.id, problem)
+        return None
+
+
+class PlainWitness:
+    """A session without optimization, beside an engine until both agree on a few live inputs.
+
+    An input on which they do not is answered by the witness, and so is every later one, until
+    another engine serves. Any number of threads may ask; they take turns.
+    """
+
+    def __init__(self, plain: Model) -> None:
+        """Start without any results.
+
+        Args:
+            plain: see `open_plain`; the witness owns it from now on.
+        """
+        self.why: str | None = None
+        self._plain = plain
+        self._agreed = self._mute = 0
+        self._open = True
+        self._turn = threading.Lock()
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has nothing more to find out."""
+        return self.why is not None or not self._open
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether the engine has agreed on as many inputs as it must."""
+        return self._agreed >= INPUTS
+
+    def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
+        """Return the outputs for an input that a model was given, and the label of who made them.
+
+        Raises:
+            EngineError: an engine failed, be it the witness's.
+            SampleError: what the engine gave is not finite, or cannot be decoded.
+        """
+        with self._turn:
+            if self._open:
+                return self._beside(model, tensors)
+        return model.run(tensors), model.engine.label
+
+    def _beside(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
+        """Answer with what the engine gives, if that is right, else with the witness's own."""
+        given = model.unfolded(tensors)
+        if self.why is not None:
+            return self._plain.raw(given), self._plain.engine.label
+        # What fails is for those to see to who watch the engine; it is not found wrong by that.
+        numbers = model.run(tensors)
+        found = Answer(numbers, model.decode(numbers, given))
+        try:
+            with contained(model.id):
+                expected = answer_of(self._plain, given)
+        except AgentError as problem:
+            # Says nothing about the engine, which may be what is left when another one fails.
+            self._mute += 1
+            if self._mute >= INPUTS:
+                log.warning("model %s: nothing to compare engines with: %s", model.id, problem)
+                self._close()
+            return numbers, model.engine.label
+        label = self._plain.engine.label
+        in_noise = partial(find_in_noise, self._plain, given)
+        agreement = compare_answers(model, expected, found, in_noise)
+        if not agreement.passed:
+            self.why = f"beside {label} without optimization: {agreement.why}"
+            return expected.outputs, label
+        self._agreed += 1
+        if self.satisfied:
+            self._close()
+        return numbers, model.engine.label
+
+    def close(self) -> None:
+        """Answer no more: the engine does."""
+        with self._turn:
+            self._close()
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            self._plain.close()
+
+
+def accompany(model: Model, kind: Kind) -> None:
+    """Hold a model to its golden outputs, or else to a session beside it for its first inputs.
+
+    Args:
+        model: on an engine that is not known to compute it rightly; nothing is inferred yet.
+        kind: of sample that it will be given.
+    """
+    if is_held_to_golden(model.folder):
+        model.witness = GoldenCheck()
+        return
+    try:
+        plain = open_plain(model.folder, kind)
+    except AgentError as problem:
+        log.info("model %s: nothing to compare engines with: %s", model.id, problem)
+        return
+    if plain is not None:
+        model.witness = PlainWitness(plain)
+
+
+@record(eq=False)
+class Statement:
+    """What a session without optimization has found in an input; outlives the session."""
+
+    tensors: Tensors
+    """Of the network, unfolded."""
+    answer: Answer
+    noisy: Findings
+    """In the same input with noise of one gray level."""
+    label: str
+    """Of the session's engine."""
+
+    def in_noise(self) -> Findings:
+        return self.noisy
+
+
+def state(plain: Model, tensors: Tensors) -> Statement:
+    """Have a session say what is in an input, for an engine that is loaded when it is gone.
+
+    Args:
+        plain: see `open_plain`.
+        tensors: inputs of the network, unfolded.
+
+    Raises:
+        AgentError: it fails.
+    """
+    with contained(plain.id):
+        kept = {name: np.array(array) for name, array in tensors.items()}
+        return Statement(
+            kept, answer_of(plain, kept), find_in_noise(plain, kept), plain.engine.label
+        )
+
+
+def why_unlike(statements: Sequence[Statement], model: Model) -> str | None:
+    """Return why an engine must not serve a model, or None if it agrees with what was stated.
+
+    Args:
+        statements: by a session without optimization.
+        model: on the engine in question.
+    """
+    for said in statements:
+        try:
+            with contained(model.id):
+                given = answer_of(model, said.tensors)
+        except AgentError as problem:
+            return str(problem)
+        agreement = compare_answers(model, said.answer, given, said.in_noise)
+        if not agreement.passed:
+            return f"beside {said.label} without optimization: {agreement.why}"
+    return None
+
+
+def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:
+    """Whether a session of another engine gives what an engine gives for a model.
+
+    Asked where the engine differs from the reference: it is loaded for this question alone.
+
+    Args:
+        model: on the engine in question.
+        kind: of sample that it is given.
+        inputs: of the network, unfolded, on which it differs.
+    """
+    folder = model.folder
+    if not inputs or not has_room(size_of(folder.path)):
+        return False
+    for engine in readers(folder.network.suffix):
+        if engine == model.choice.engine:
+            continue
+        try:
+            other, _ = load_model(folder, [EngineChoice(engine)], kind, checked=True)
+        except AgentError as problem:
+            log.debug("model %s: no second opinion by %s: %s", model.id, engine, problem)
+            continue
+        try:
+            agree = all(compare_models(other, model, tensors).passed for tensors in inputs)
+        except AgentError as problem:
+            log.debug("model %s: no second opinion by %s: %s", model.id, engine, problem)
+            continue  # what cannot be compared confirms nothing
+        finally:
+            other.close()
+        if agree:
+            told = model.id, model.engine.label, other.engine.label
+            log.info("model %s: %s and %s agree against the session without optimization", *told)
+            return True
+    return False
+
+
+def why_wrong(reference: Model, model: Model, kind: Kind, inputs: Iterable[Tensors]) -> str | None:
+    """Return why an engine must not serve a model, or None if it may.
+
+    It may where it agrees with the reference, and where another engine agrees with it.
+
+    Args:
+        reference: see `open_plain`.
+        model: on the engine in question.
+        kind: of sample that it is given.
+        inputs: of the network, unfolded, made of real frames.
+    """
+    given = list(inputs)
+    why = why_unlike_session(reference, model, given)
+    return None if why is None or is_confirmed(model, kind, given) else why
+
+
+def why_unlike_session(reference: Model, model: Model, inputs: Iterable[Tensors]) -> str | None:
+    """Return how a model on one engine differs from a session beside it, or None if it does not."""
+    for tensors in inputs:
+        try:
+            expected = answer_of(reference, tensors)
+        except AgentError:
+            continue  # says nothing about the other engine
+        try:
+            with contained(model.id):
+                in_noise = partial(find_in_noise, reference, tensors)
+                agreement = compare_answers(model, expected, answer_of(model, tensors), in_noise)
+        except AgentError as problem:
+            return str(problem)
+        if not agreement.passed:
+            return f"beside {reference.engine.label} without optimization: {agreement.why}"
+    return None

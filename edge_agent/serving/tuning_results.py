@@ -1,0 +1,306 @@
+"""Results of tuning on this device: the engine, threads, lanes and batch that suit each model.
+
+`tuning.json` in the state folder holds measurements, not decisions, and counts only where
+processor, cores, engines and profile are what they were. They never add anything to what the
+profile allows: they put one of the profile's engines first, and fill in what the profile leaves
+open. A file that is damaged, or of another device, is as good as none. No `core.state_file`: it is
+read again whenever a tune has changed it, and health gives the reason why it is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..config.device_profile import DeviceProfile
+from ..core.files import replace_file
+from ..core.frozen import record
+from ..device.hardware import Facts
+from ..inference.engines.engine import EngineChoice
+from ..inference.engines.registry import ENGINES, installed
+from ..inference.prepared.digests import model_digest
+
+log = logging.getLogger(__name__)
+
+FILE = "tuning.json"
+SCHEMA = 1
+MARGIN = 0.05
+"""Share by which another way must be quicker than the profile's own to be taken instead."""
+MOST_MODELS = 64
+"""Models that are kept; the oldest go first."""
+_MOST = 1e11
+"""Seconds since 1970, and frames a second, that can be."""
+_MOST_BYTES = 1 << 20
+_MOST_LANES = 64
+_MOST_THREADS = 1024
+_MOST_BATCH = 256
+
+
+@record
+class Way:
+    """One way of running a model, and its throughput."""
+
+    engine: str
+    device: str
+    threads: int
+    """Of one inference."""
+    lanes: int
+    """Inferences at a time."""
+    batch: int
+    """Frames in one inference."""
+    fps: float
+    """Frames a second of all lanes together."""
+
+    def __str__(self) -> str:
+        batch = f", {self.batch} frames at a time" if self.batch > 1 else ""
+        return (
+            f"{self.engine}:{self.device}, {self.lanes} lane(s) of {self.threads} thread(s)"
+            f"{batch}: {self.fps:.0f} frames a second"
+        )
+
+
+@record
+class Tune:
+    """What was measured of one model, in the profile's order."""
+
+    model: str
+    made: float
+    """Seconds since 1970."""
+    ways: tuple[Way, ...]
+
+    def best(self, lanes: int, choices: Sequence[EngineChoice]) -> Way | None:
+        """Return the best way with this many lanes, among the engines that are there.
+
+        What comes first in the profile is kept unless another is clearly quicker.
+        """
+        here = {choice.place for choice in choices}
+        best: Way | None = None
+        for way in self.ways:
+            allowed = way.lanes == lanes and (way.engine, way.device.upper()) in here
+            if allowed and (best is None or way.fps > best.fps * (1 + MARGIN)):
+                best = way
+        return best
+
+
+class TuningResults:
+    """The file of tunes in a state folder."""
+
+    def __init__(self, state: Path, profile: DeviceProfile, facts: Facts) -> None:
+        """Read nothing yet.
+
+        Args:
+            state: the state folder.
+            profile: of this device.
+            facts: the machine.
+        """
+        self._state = state
+        self._path = state / FILE
+        self._fill_lanes = profile.lanes == 0
+        self._fill_threads = {
+            (line.engine, line.device.upper())
+            for line in profile.engines
+            if not (profile.threads if line.threads is None else line.threads)
+        }
+        self._cores = facts.cpus
+        self._of = profile, facts
+        self._seen: tuple[object, dict[str, Tune], str | None] | None = None
+
+    @cached_property
+    def _here(self) -> dict[str, Any]:
+        return _here(*self._of)
+
+    @property
+    def problem(self) -> str | None:
+        """Why what is in the file is not used, or None if it is, or there is none."""
+        return self._read()[1]
+
+    def all(self) -> list[Tune]:
+        """List what counts on this device."""
+        return list(self._read()[0].values())
+
+    def lanes(self, usual: int) -> int:
+        """Return how many lanes suit the tuned models best together; *usual* where it is open.
+
+        Lanes are the agent's, not a model's: each number is judged by what it leaves of every
+        model's best.
+        """
+        tunes = self.all()
+        if not self._fill_lanes or not tunes:
+            return usual
+        scores = {usual: _score(tunes, usual)}
+        for lanes in sorted({way.lanes for tune in tunes for way in tune.ways}):
+            score = _score(tunes, lanes)
+            if score > max(scores.values()) * (1 + MARGIN):
+                scores[lanes] = score
+        return max(scores, key=lambda lanes: scores[lanes])
+
+    def best(self, folder: Path, lanes: int, choices: Sequence[EngineChoice]) -> Way | None:
+        """Return the best way to run a model, or None if nothing is known of it.
+
+        Raises:
+            ModelError: a file of the model cannot be read.
+        """
+        tunes = self._read()[0]
+        if not tunes:
+            return None
+        tune = tunes.get(model_digest(self._state, folder))
+        return None if tune is None else tune.best(lanes, choices)
+
+    def order(
+        self, folder: Path, lanes: int, choices: Sequence[EngineChoice]
+    ) -> list[EngineChoice]:
+        """Put the best engine first, with the threads that suit it; the rest stays as it was.
+
+        Raises:
+            ModelError: a file of the model cannot be read.
+        """
+        best = self.best(folder, lanes, choices)
+        ordered: list[EngineChoice] = []
+        for choice in choices:
+            key = choice.place
+            first = best is not None and key == (best.engine, best.device.upper())
+            if key in self._fill_threads:
+                usual = max(1, self._cores // lanes)
+                threads = best.threads if best and first else usual
+                ordered.insert(0 if first else len(ordered), replace(choice, threads=threads))
+            else:
+                ordered.insert(0 if first else len(ordered), choice)
+        return ordered
+
+    def write(self, folder: Path, model: str, ways: Sequence[Way]) -> None:
+        """Write what was measured of a model; what no longer counts is dropped.
+
+        Raises:
+            ModelError: a file of the model cannot be read.
+            OSError: the file cannot be written.
+        """
+        tunes = dict(self._read()[0])
+        tunes[model_digest(self._state, folder)] = Tune(model, time.time(), tuple(ways))
+        newest = sorted(tunes.items(), key=lambda item: item[1].made)[-MOST_MODELS:]
+        content = {
+            "schema": SCHEMA,
+            "here": self._here,
+            "models": {digest: asdict(tune) for digest, tune in newest},
+        }
+        replace_file(self._path, json.dumps(content, indent=1).encode())
+        self._seen = None
+
+    def _read(self) -> tuple[dict[str, Tune], str | None]:
+        """Return what counts, and why some does not; the file is read again if it has changed."""
+        try:
+            known = self._path.stat()
+        except OSError:
+            return {}, None
+        stamp = (known.st_size, known.st_mtime_ns, known.st_ino)
+        if self._seen is None or self._seen[0] != stamp:
+            tunes, problem = self._parse(known.st_size)
+            if problem is not None:
+                log.warning("%s: %s", FILE, problem)
+            self._seen = (stamp, tunes, problem)
+        return self._seen[1], self._seen[2]
+
+    def _parse(self, size: int) -> tuple[dict[str, Tune], str | None]:
+        if size > _MOST_BYTES:
+            return {}, "is too large to be one; it is not used"
+        try:
+            content = json.loads(self._path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}, "is damaged; it is not used"
+        if not isinstance(content, dict) or not isinstance(content.get("models"), dict):
+            return {}, "is damaged; it is not used"
+        if content.get("schema") != SCHEMA:
+            return {}, "is of another version of edge-agent; it is not used"
+        if content.get("here") != self._here:
+            return {}, _stale(content.get("here"), self._here)
+        tunes, damaged = {}, 0
+        for digest, entry in content["models"].items():
+            tune = _tune(entry)
+            if tune is None:
+                damaged += 1
+            else:
+                tunes[digest] = tune
+        return tunes, f"{damaged} entries are damaged and are not used" if damaged else None
+
+
+def _here(profile: DeviceProfile, facts: Facts) -> dict[str, Any]:
+    """Return what a tune depends on besides the model."""
+    flags = " ".join(sorted(facts.flags))
+    return {
+        "agent": __version__,
+        "processor": f"{facts.arch} {facts.vendor} {facts.cpu}",
+        "instructions": hashlib.sha256(flags.encode()).hexdigest()[:16],
+        "cores": facts.cpus,
+        "engines": {name: installed()[name] for name in sorted(installed())},
+        # Everything in it counts: options, precision, what it sets and what it leaves open.
+        "profile": hashlib.sha256(repr(profile).encode()).hexdigest()[:16],
+    }
+
+
+def _stale(there: Any, here: Mapping[str, Any]) -> str:
+    changed = [
+        name for name in here if not isinstance(there, dict) or there.get(name) != here[name]
+    ]
+    return (
+        f"is of another device or state of it ({', '.join(changed)} changed); it is not used: "
+        "tune again with `edge-agent bench pipeline --tune`"
+    )
+
+
+def _score(tunes: Sequence[Tune], lanes: int) -> float:
+    """Return the geometric mean of the share of each model's best with this many lanes."""
+    logs = []
+    for tune in tunes:
+        most = max(way.fps for way in tune.ways)
+        with_lanes = max((way.fps for way in tune.ways if way.lanes == lanes), default=0.0)
+        if with_lanes <= 0:
+            return 0.0
+        logs.append(math.log(with_lanes / most))
+    return math.exp(sum(logs) / len(logs))
+
+
+def _tune(entry: Any) -> Tune | None:
+    """Parse one model's entry; None where anything in it is not as `write` writes it."""
+    if not isinstance(entry, dict):
+        return None
+    model, found = entry.get("model"), entry.get("ways")
+    made = _number(entry.get("made"))
+    if not isinstance(model, str) or made is None or not isinstance(found, list):
+        return None
+    ways = [_way(each) for each in found]
+    whole = [way for way in ways if way is not None]
+    return Tune(model, made, tuple(whole)) if whole and len(whole) == len(ways) else None
+
+
+def _way(entry: Any) -> Way | None:
+    if not isinstance(entry, dict):
+        return None
+    engine, device, fps = entry.get("engine"), entry.get("device"), _number(entry.get("fps"))
+    threads = _count(entry.get("threads"), _MOST_THREADS)
+    lanes = _count(entry.get("lanes"), _MOST_LANES)
+    batch = _count(entry.get("batch"), _MOST_BATCH)
+    if not isinstance(engine, str) or engine not in ENGINES or not isinstance(device, str):
+        return None
+    if fps is None or fps <= 0:
+        return None
+    if threads is None or lanes is None or batch is None:
+        return None
+    return Way(engine, device, threads, lanes, batch, fps)
+
+
+def _count(value: Any, most: int) -> int | None:
+    return value if type(value) is int and 1 <= value <= most else None
+
+
+def _number(value: Any) -> float | None:
+    """Parse a number that can be a time or a rate, or None if it is none."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain and 0 <= value <= _MOST else None

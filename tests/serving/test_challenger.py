@@ -1,0 +1,261 @@
+"""A challenger takes over only if it agrees and is faster; a loser is not built again."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_agent.core.errors import EngineError
+from edge_agent.core.types import Tensors
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import Model, load_model
+from edge_agent.models.manifest import load
+from edge_agent.serving.challenger import Challenge, log_decision
+from edge_agent.serving.challenger_results import (
+    FILE,
+    Decision,
+    read_decision,
+    reversed_decision,
+)
+from tests.helpers.prepared_models import noise, raw_manifest
+from tests.helpers.tiny_networks import node, save_onnx
+
+SIZE = 256
+
+
+def products(folder: Path, rounds: int, factor: float = 1.0) -> Path:
+    """Make a model that multiplies its input with an orthogonal matrix, many times over."""
+    folder.mkdir(parents=True)
+    swap = np.eye(SIZE, dtype=np.float32)[::-1].copy()
+    steps = [node("MatMul", [f"x{i}", "swap"], [f"x{i + 1}"]) for i in range(rounds)]
+    steps.append(node("Mul", [f"x{rounds}", "factor"], ["y"]))
+    save_onnx(
+        folder / "model.onnx",
+        steps,
+        [("x0", "float32", (SIZE, SIZE))],
+        [("y", "float32", (SIZE, SIZE))],
+        {"swap": swap, "factor": np.array(factor, np.float32)},
+    )
+    return raw_manifest(folder)
+
+
+def opened(folder: Path) -> Model:
+    """Load it."""
+    choice = EngineChoice("onnxruntime", threads=1, options={"graph_optimization_level": "basic"})
+    return load_model(load(folder), [choice], "signal")[0]
+
+
+class Stage:
+    """A model that serves, and its latest inputs: a new one each time that it is asked."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.retired: list[Model] = []
+        self.looks = 0
+
+    def latest(self) -> tuple[Model, Tensors] | None:
+        self.looks += 1
+        if self.looks == 1:
+            return None  # nothing has been inferred yet
+        return self.model, {"x0": noise(self.looks, SIZE, SIZE)}
+
+    def replace(self, old: Model, new: Model) -> bool:
+        if self.model is not old:
+            return False
+        self.model = new
+        self.retired.append(old)
+        return True
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Model:
+    """Load the incumbent: 40 products."""
+    return opened(products(tmp_path / "slow", 40))
+
+
+Tried = Callable[..., Decision]
+
+
+@pytest.fixture
+def tried(tmp_path: Path) -> Tried:
+    """Try a challenger; decisions are kept in one folder."""
+    notes = tmp_path / "form"
+    notes.mkdir()
+
+    def attempt(stage: Stage, load: Callable[[], Model], name: str = "other") -> Decision:
+        challenge = Challenge(stage, load, notes, name)
+        while (decision := challenge.step()) is None:
+            pass
+        return decision
+
+    return attempt
+
+
+def notes_of(tmp_path: Path) -> dict[str, Decision]:
+    """Read what was kept."""
+    return {
+        name: known
+        for name in json.loads((tmp_path / "form" / FILE).read_text())
+        if (known := read_decision(tmp_path / "form", name)) is not None
+    }
+
+
+def test_the_faster_one_takes_over(slow: Model, tried: Tried, tmp_path: Path) -> None:
+    """One that gives the same and is much faster serves from then on; the other is retired."""
+    stage, quick = Stage(slow), opened(products(tmp_path / "quick", 2))
+    decision = tried(stage, lambda: quick)
+    assert decision.takes_over
+    assert stage.model is quick
+    assert stage.retired == [slow]
+    assert decision.incumbent_ms is not None
+    assert decision.challenger_ms is not None
+    assert decision.challenger_ms < decision.incumbent_ms
+    assert notes_of(tmp_path) == {"other": decision}
+
+
+def test_the_slower_one_does_not(slow: Model, tried: Tried, tmp_path: Path) -> None:
+    """One that agrees and is slower is closed, and not built a second time."""
+    stage, slower = Stage(slow), opened(products(tmp_path / "slower", 80))
+    decision = tried(stage, lambda: slower)
+    assert not decision.takes_over
+    assert "not faster" in decision.why
+    assert stage.model is slow
+    with pytest.raises(EngineError, match="closed"):
+        slower.raw({"x0": noise(0, SIZE, SIZE)})
+    again = tried(stage, lambda: pytest.fail("it was built again"))
+    assert again == decision
+    # Of another name, which is another engine or version, nothing is known.
+    assert tried(stage, lambda: opened(products(tmp_path / "next", 2)), "next").takes_over
+
+
+def test_one_that_disagrees_does_not(slow: Model, tried: Tried, tmp_path: Path) -> None:
+    """However fast it is: one whose numbers are others never serves."""
+    stage, wrong = Stage(slow), opened(products(tmp_path / "wrong", 2, factor=1.1))
+    decision = tried(stage, lambda: wrong)
+    assert not decision.takes_over
+    assert "disagrees" in decision.why
+    assert stage.model is slow
+    assert notes_of(tmp_path)["other"] == decision
+
+
+def test_one_that_won_before_must_still_agree(slow: Model, tried: Tried, tmp_path: Path) -> None:
+    """A winner is not measured again at the next start, but looked at on live inputs."""
+    first = tried(Stage(slow), lambda: opened(products(tmp_path / "one", 2)))
+    assert first.takes_over
+    fresh = opened(tmp_path / "slow")
+    again = tried(Stage(fresh), lambda: opened(products(tmp_path / "two", 2)))
+    assert (again.takes_over, again.incumbent_ms) == (True, first.incumbent_ms)
+    wrong = Stage(opened(tmp_path / "slow"))
+    last = tried(wrong, lambda: opened(products(tmp_path / "three", 2, factor=2.0)))
+    assert not last.takes_over
+    assert "disagrees" in last.why
+
+
+def test_a_winner_whose_engine_is_verified_takes_over_at_the_first_frame(
+    slow: Model, tried: Tried, tmp_path: Path
+) -> None:
+    """After a restart nothing is left to find out: a saturated box is not slow for seconds."""
+    first = tried(Stage(slow), lambda: opened(products(tmp_path / "one", 2)))
+    stage = Stage(opened(tmp_path / "slow"))
+    other = opened(products(tmp_path / "two", 2))
+    again = Challenge(stage, lambda: other, tmp_path / "form", "other", verified=True)
+    assert again.step() is None  # no frame yet
+    decision = again.step()
+    assert decision is not None
+    assert (decision.takes_over, decision.incumbent_ms) == (True, first.incumbent_ms)
+    assert stage.model is other
+    assert stage.looks == 2
+    new = Challenge(
+        stage, lambda: opened(tmp_path / "slow"), tmp_path / "form", "new", verified=True
+    )
+    assert new.step() is None  # its speed is not known: it is measured
+    new.close()
+
+
+def test_one_that_does_not_load_may_try_again(slow: Model, tried: Tried, tmp_path: Path) -> None:
+    """A driver that is not up yet is no decision."""
+
+    def fails() -> Model:
+        raise EngineError("no such device yet")
+
+    decision = tried(Stage(slow), fails)
+    assert not decision.takes_over
+    assert "no such device yet" in decision.why
+    assert read_decision(tmp_path / "form", "other") is None
+
+
+def test_nothing_is_exchanged_for_a_model_that_is_gone(
+    slow: Model, tried: Tried, tmp_path: Path
+) -> None:
+    """Where a push has put another model there meanwhile, the challenger is closed."""
+
+    class Pushed(Stage):
+        def replace(self, old: Model, new: Model) -> bool:
+            self.model = pushed
+            return super().replace(old, new)
+
+    pushed = opened(products(tmp_path / "pushed", 3))
+    stage = Pushed(slow)
+    decision = tried(stage, lambda: opened(products(tmp_path / "quick", 2)))
+    assert not decision.takes_over
+    assert stage.model is pushed
+    assert read_decision(tmp_path / "form", "other") is None
+
+
+def test_a_challenge_can_be_given_up(slow: Model, tmp_path: Path) -> None:
+    """An agent that ends does not wait for live inputs that do not come."""
+
+    class Idle(Stage):
+        def latest(self) -> tuple[Model, Tensors] | None:
+            return None
+
+    quick = opened(products(tmp_path / "quick", 2))
+    challenge = Challenge(Idle(slow), lambda: quick, tmp_path, "other")
+    assert challenge.step() is None
+    assert challenge.step() is None
+    challenge.close()
+    with pytest.raises(EngineError, match="closed"):
+        quick.raw({"x0": noise(0, SIZE, SIZE)})
+    assert read_decision(tmp_path, "other") is None
+
+
+def test_that_nothing_changes_is_no_news(
+    slow: Model, tried: Tried, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a challenger that is slower only `--verbose` tells; of one that takes over, the log."""
+    caplog.set_level(logging.DEBUG)
+    slower, quick = (opened(products(tmp_path / f"{count}", count)) for count in (80, 2))
+    for name, other in (("slower", slower), ("quick", quick)):
+        log_decision(slow, name, tried(Stage(slow), lambda other=other: other, name))
+    said = [record.levelname for record in caplog.records if slow.id in record.message]
+    assert said == ["DEBUG", "INFO"]
+
+
+def test_a_decision_can_be_reversed(slow: Model, tried: Tried, tmp_path: Path) -> None:
+    """Who won here would have lost there, by the same times; without times there is nothing."""
+    decision = tried(Stage(slow), lambda: opened(products(tmp_path / "quick", 2)))
+    other = reversed_decision(decision, "the slow one")
+    assert other is not None
+    assert not other.takes_over
+    assert "not faster" in other.why
+    assert (other.incumbent_ms, other.challenger_ms) == (
+        decision.challenger_ms,
+        decision.incumbent_ms,
+    )
+    back = reversed_decision(other, decision.engine)
+    assert back is not None
+    assert back.takes_over
+    assert reversed_decision(Decision(engine="x", takes_over=False, why="disagrees"), "y") is None
+
+
+def test_damaged_notes_count_as_none(slow: Model, tried: Tried, tmp_path: Path) -> None:
+    """Notes that cannot be read are found out again."""
+    (tmp_path / "form" / FILE).write_text('{"other": {"engine"')
+    assert read_decision(tmp_path / "form", "other") is None
+    assert tried(Stage(slow), lambda: opened(products(tmp_path / "quick", 2))).takes_over
+    assert notes_of(tmp_path)["other"].takes_over

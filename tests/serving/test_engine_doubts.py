@@ -1,0 +1,71 @@
+"""Engines that compute a model wrongly are passed over, until something changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.config.device_profile import DeviceProfile, EngineLine
+from edge_agent.core.errors import BarredError
+from edge_agent.device.hardware import read_facts
+from edge_agent.inference.engines.registry import WantedEngine
+from edge_agent.models.manifest import ModelFolder, load
+from edge_agent.models.store.store import Store
+from edge_agent.serving.loader import ModelLoader
+from tests.helpers.small_models import brightness
+
+
+def loader(state: Path, wanted: WantedEngine = "auto") -> ModelLoader:
+    """Make a loader for OpenVINO and, behind it, ONNX Runtime."""
+    lines = tuple(EngineLine(engine=name, device="CPU") for name in ("openvino", "onnxruntime"))
+    return ModelLoader(
+        DeviceProfile(description="test", engines=lines), read_facts(), wanted, Store(state)
+    )
+
+
+def doubted(folder: ModelFolder, state: Path) -> ModelLoader:
+    """Return a loader that has seen OpenVINO compute a model wrongly."""
+    seen = loader(state)
+    assert seen.doubts is not None
+    first = seen.choices_for(folder)[0]
+    assert first.engine == "openvino"
+    seen.doubts.add(folder.path, first, "3% of 40 boxes found again")
+    return seen
+
+
+def test_the_next_engine_serves_and_the_reason_is_told(tmp_path: Path) -> None:
+    """At once, and at the next start."""
+    folder = load(brightness(tmp_path / "light"))
+    for each in (doubted(folder, tmp_path / "state"), loader(tmp_path / "state")):
+        model, passed = each.load(folder, "picture")
+        assert model.engine.label.startswith("onnxruntime:")
+        assert passed == ["openvino:CPU: computes it wrongly here: 3% of 40 boxes found again"]
+        model.close()
+
+
+def test_another_model_and_a_changed_one_are_not_meant(tmp_path: Path) -> None:
+    """It is known by what the files hold, not by where they lie."""
+    folder = load(brightness(tmp_path / "light"))
+    doubted(folder, tmp_path / "state")
+    moved = load(folder.path.rename(tmp_path / "moved"))
+    each = loader(tmp_path / "state")
+    assert [choice.engine for choice in each.choices_for(moved)] == ["onnxruntime"]
+    (moved.path / "labels.txt").write_text("other\n")
+    assert [choice.engine for choice in each.choices_for(moved)] == ["openvino", "onnxruntime"]
+
+
+def test_the_engine_that_is_insisted_on_does_not_serve_wrongly(tmp_path: Path) -> None:
+    """The error says what is wrong with it."""
+    folder = load(brightness(tmp_path / "light"))
+    doubted(folder, tmp_path / "state")
+    with pytest.raises(BarredError, match="is not loaded: computes it wrongly here: 3% of 40"):
+        loader(tmp_path / "state", "openvino").load(folder, "picture")
+
+
+def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
+    """Engines are then compared again."""
+    folder = load(brightness(tmp_path / "light"))
+    doubted(folder, tmp_path / "state")
+    (tmp_path / "state" / "engines.json").write_text('{"found": 3}')
+    assert len(loader(tmp_path / "state").choices_for(folder)) == 2
