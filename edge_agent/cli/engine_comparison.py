@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..core.errors import EngineError, ModelError, SampleError
 from ..core.types import Kind, Request, Sample
-from ..inference.engines.label import engine_words
+from ..inference.engines.registry import engine_words
 from ..inference.golden import compare_golden
 from ..inference.model import Model, load_model
 from ..models.importing import ImportedModel

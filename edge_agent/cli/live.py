@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..core.text import counted, printable
-from ..inference.engines.label import engine_words
+from ..inference.engines.registry import engine_words
 from ..mqtt.payloads import percentiles
 from .terminal import brief, silent_keys, summary, verdict
 

@@ -29,7 +29,7 @@ from ..core.logs import set_up
 from ..core.text import counted
 from ..core.threads import ShutdownQueue, Stop, stop_on_dead_threads, stop_on_signals
 from ..core.timeline import Timeline
-from ..inference.engines.label import engine_words
+from ..inference.engines.registry import engine_words
 from ..inference.model import Model, load_model
 from ..inference.prepared.artifact import read
 from ..inference.prepared.fallback import load_prepared

@@ -15,8 +15,7 @@ from ..config.lint import lint_pipeline
 from ..config.rule_checks import LEAVES_NOTHING
 from ..core.callbacks import Callbacks
 from ..core.errors import ModelError
-from ..inference.engines.label import engine_words
-from ..inference.engines.registry import installed
+from ..inference.engines.registry import engine_words, installed
 from ..inference.prepared.fallback import is_streaming
 from ..models.packages.blocks import MAX_BLOCK
 from ..mqtt import payloads

@@ -17,7 +17,7 @@ from ..core.text import counted
 from ..device import pressure
 from ..device.resources import ROOT
 from ..device.thermal import Thermometer
-from ..inference.engines.label import engine_words
+from ..inference.engines.registry import engine_words
 from ..inference.model import Model
 from ..mqtt import payloads
 from ..mqtt.client import Client, Counters

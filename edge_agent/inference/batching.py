@@ -25,8 +25,8 @@ from .engines.registry import capabilities, open_engine
 from .folding.find import cut_for
 from .model import Model
 from .preprocess.inputs import constants, fixed_shapes, sample_input
+from .preprocess.placement import PreparedSample
 from .probe import probe_input, race
-from .region import PreparedSample
 
 log = logging.getLogger(__name__)
 

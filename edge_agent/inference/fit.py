@@ -10,7 +10,7 @@ from ..core.errors import ModelError
 from ..core.types import Kind
 from ..models.files.facts import NetworkFacts
 from ..models.manifest import MANIFEST, ModelFolder
-from .decode.registry import build_decoder
+from .decode.decoder import build_decoder
 from .engines.engine import fix_inputs
 from .preprocess.inputs import fixed_shapes
 from .preprocess.preprocessor import build_preprocessor

@@ -30,16 +30,13 @@ from ..core.types import (
     Timing,
 )
 from ..models.manifest import MANIFEST, Manifest, ModelFolder
-from .cost import Cost
-from .decode.decoder import Decoder
-from .decode.registry import build_decoder
+from .decode.decoder import Decoder, build_decoder
 from .engines.engine import Engine, EngineChoice
 from .engines.registry import open_engine
-from .preprocess.inputs import fixed_shapes
+from .preprocess.inputs import fixed_shapes, result_outputs
+from .preprocess.placement import PreparedSample, Region, cut
 from .preprocess.preprocessor import Preprocessor, build_preprocessor
-from .region import PreparedSample, Region, cut
-from .result_outputs import result_outputs
-from .statistics import Statistics
+from .statistics import Cost, Statistics
 
 log = logging.getLogger(__name__)
 

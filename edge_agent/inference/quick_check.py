@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from mmap import mmap
     from pathlib import Path
 
-    from .engines.checked_network import CheckedNetwork
-    from .engines.engine import EngineChoice
+    from .engines.engine import CheckedNetwork, EngineChoice
 
 QUICK_WAY = {"way": "quick"}
 """In the place of an engine's options: what is known of it as `load_quick` loads it."""

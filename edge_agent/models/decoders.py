@@ -36,15 +36,13 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "yolo-e2e": DecoderSpec(".yolo.end_to_end", ("detection",), most=ULTRALYTICS),
     "rtdetr": DecoderSpec(".detr.ultralytics_rtdetr", ("detection",), most=ULTRALYTICS),
     "yolov5": DecoderSpec(".yolo.yolov5", ("detection",), most=ULTRALYTICS),
-    "fastestdet": DecoderSpec(".fastestdet.fastestdet", ("detection",)),
+    "fastestdet": DecoderSpec(".nanodet.fastestdet", ("detection",)),
     "nanodet": DecoderSpec(".nanodet.nanodet", ("detection",)),
     "ssd": DecoderSpec(".ssd.ssd", ("detection",)),
     "detr": DecoderSpec(".detr.detr", ("detection",)),
     "softmax": DecoderSpec(".classification.softmax", ("classification",)),
     "logits": DecoderSpec(".classification.logits", ("classification",)),
-    "reconstruction": DecoderSpec(
-        ".reconstruction.reconstruction", ("anomaly",), compares_input=True
-    ),
+    "reconstruction": DecoderSpec(".values.reconstruction", ("anomaly",), compares_input=True),
     "raw": DecoderSpec(".values.raw", ("regression", "raw")),
     "score": DecoderSpec(".values.score", ("anomaly", "regression")),
 }

@@ -20,7 +20,7 @@ from ..core.frozen import record
 from ..core.names import version_key
 from ..core.types import Kind
 from ..device.allocator import trim_memory
-from ..inference.engines.label import engine_words
+from ..inference.engines.registry import engine_words
 from ..inference.model import Model
 from ..models.manifest import ModelFolder
 

@@ -19,7 +19,7 @@ from ..core.containment import contained
 from ..core.errors import AgentError
 from ..core.types import Tensors
 from ..inference.agreement import compare_models
-from ..inference.engines.label import engine_words
+from ..inference.engines.registry import engine_words
 from ..inference.model import Model
 from ..inference.probe import race
 from .active import ActiveModels, Serving

@@ -19,9 +19,9 @@ import numpy as np
 from ..core.errors import AgentError, EngineError
 from ..core.types import Sample
 from ..inference.engines.engine import EngineChoice
-from ..inference.engines.label import engine_words
+from ..inference.engines.registry import engine_words
 from ..inference.model import Model, load_model
-from ..inference.region import Region
+from ..inference.preprocess.placement import Region
 from .active import ActiveModels, Serving
 from .golden_check import GoldenCheck
 from .loader import ModelLoader

@@ -17,10 +17,9 @@ from ..core.types import Kind
 from ..inference.engines.engine import EngineChoice, PreparedForm
 from ..inference.engines.registry import installed, titles
 from ..inference.model import Model
-from ..inference.prepared.artifact import Artifact, ArtifactError
+from ..inference.prepared.artifact import Artifact, ArtifactError, MappedWeights, WeightCheck
 from ..inference.prepared.compile.cache import StoppedError, discard, find, measure, prepare
 from ..inference.prepared.compile.collect import collect_artifacts
-from ..inference.prepared.mapped import MappedWeights, WeightCheck
 from ..models.manifest import ModelFolder
 from ..models.store.store import Store
 from .active import ActiveModels, Serving

@@ -13,8 +13,7 @@ from .golden_check import GoldenCheck, is_held_to_golden
 
 if TYPE_CHECKING:
     from ..core.types import Kind
-    from ..inference.engines.checked_network import CheckedNetwork
-    from ..inference.engines.engine import EngineChoice
+    from ..inference.engines.engine import CheckedNetwork, EngineChoice
     from ..inference.model import Model
     from ..models.manifest import ModelFolder
 

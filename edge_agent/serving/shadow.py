@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..core.types import Outcome, Sample
-from ..inference.region import Region
+from ..inference.preprocess.placement import Region
 
 
 class Shadow(Protocol):

@@ -16,7 +16,7 @@ from ..core.types import Detections, Findings, Request, Sample, Tensors
 from ..inference.agreement import Margin, compare_findings
 from ..inference.drift import usual_of
 from ..inference.engines.engine import EngineChoice
-from ..inference.engines.ort_options import NAME
+from ..inference.engines.ort_session import NAME
 from ..inference.model import Model, default_threshold, load_model
 from ..models.drift import Usual
 from ..models.manifest import SCORED, ModelFolder, load

@@ -49,7 +49,7 @@ from edge_agent.delivery.receive.router import Router
 from edge_agent.delivery.rollout.commands import Activate
 from edge_agent.delivery.rollout.ledger import Ledger
 from edge_agent.delivery.sender import Sender
-from edge_agent.inference.decode.registry import build_decoder
+from edge_agent.inference.decode.decoder import build_decoder
 from edge_agent.models.files.check_onnx import check_network
 from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.manifest import Manifest, ModelFolder

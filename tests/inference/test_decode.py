@@ -19,9 +19,7 @@ from edge_agent.inference.decode.boxes import (
     best_classes,
     detections,
 )
-from edge_agent.inference.decode.decoder import Decoder
-from edge_agent.inference.decode.labels import Labels
-from edge_agent.inference.decode.registry import build_decoder
+from edge_agent.inference.decode.decoder import Decoder, Labels, build_decoder
 from edge_agent.models.manifest import parse
 
 Shape = tuple[int | None, ...]

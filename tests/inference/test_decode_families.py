@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from edge_agent.core.types import Detections, Tensors, TensorSpec
-from edge_agent.inference.decode.registry import build_decoder
+from edge_agent.inference.decode.decoder import build_decoder
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import EngineName, open_engine
 from edge_agent.inference.preprocess.inputs import fixed_shapes

@@ -17,8 +17,7 @@ import pytest
 from edge_agent.core.errors import EngineError
 from edge_agent.core.types import TensorSpec
 from edge_agent.inference.engines.engine import Engine, EngineChoice
-from edge_agent.inference.engines.label import engine_words
-from edge_agent.inference.engines.registry import EngineName, open_engine
+from edge_agent.inference.engines.registry import EngineName, engine_words, open_engine
 from edge_agent.inference.model import load_model
 from edge_agent.models.manifest import load as load_manifest
 from tests.helpers.small_models import write_manifest

@@ -25,8 +25,8 @@ from edge_agent.core.types import Detections, RawTensors, Sample, TensorSpec
 from edge_agent.delivery.trial.worker import judge
 from edge_agent.device.resources import adds_bytes_exactly
 from edge_agent.inference.engines.engine import EngineChoice
-from edge_agent.inference.engines.ort_fold import fitting
-from edge_agent.inference.engines.ort_options import session_config, session_options
+from edge_agent.inference.engines.ort import fitting
+from edge_agent.inference.engines.ort_session import session_config, session_options
 from edge_agent.inference.engines.ov import compile_network
 from edge_agent.inference.engines.registry import EngineName, open_engine
 from edge_agent.inference.folding.find import cut_for, find
@@ -779,8 +779,7 @@ def test_start_from_a_form_looks_into_no_network(made: Made) -> None:
         f"form = read({made.form.folder!r})\n"
         f"model = load_prepared(load(Path({str(made.place)!r})), choice, form, 'picture')\n"
         "model.infer(Sample(np.zeros((9, 9, 3), np.uint8), 0, 0, 0.0))\n"
-        "late = ('onnx', 'edge_agent.inference.folding.find',\n"
-        "        'edge_agent.inference.folding.graph')\n"
+        "late = ('onnx', 'edge_agent.inference.folding.find')\n"
         "print([name for name in late if name in sys.modules], model.last['picture'].dtype)"
     )
     done = subprocess.run(

@@ -17,7 +17,7 @@ from openvino import opset13
 from edge_agent.core.types import Array
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.ov import core, open_network
-from edge_agent.inference.engines.ov_passes import FEW, PLACES, join
+from edge_agent.inference.engines.ov_graph import FEW, PLACES, join
 from tests.helpers.support import ASSETS, needs_assets
 from tests.helpers.tiny_networks import node, save_onnx
 

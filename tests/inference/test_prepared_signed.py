@@ -11,7 +11,7 @@ import pytest
 
 from edge_agent.device.resources import adds_bytes_exactly
 from edge_agent.inference.prepared.compile.mapped_network import MappedNetwork
-from edge_agent.inference.prepared.compile.signed import FILE, rewrite
+from edge_agent.inference.prepared.compile.rewrites import SIGNED_FILE, give_sign
 from tests.helpers.tiny_networks import node, save_onnx
 
 WIDTH = 48
@@ -69,7 +69,7 @@ def test_signed_weights_give_the_same_numbers(tmp_path: Path, outside_file: bool
     how = {"external": "weights.data"} if outside_file else {}
     path = network(tmp_path / "model.onnx", **how)
     outside = MappedNetwork(path)
-    changed = rewrite(outside, tmp_path)
+    changed = give_sign(outside, tmp_path)
     assert changed is not None
     kinds = {tensor.name: tensor.data_type for tensor in changed.graph.initializer}
     assert kinds["signed/w"] == kinds["signed/w_zero"] == 3
@@ -88,5 +88,5 @@ def test_what_is_also_used_as_it_is_stays(tmp_path: Path) -> None:
         steps=[node("ReduceMean", ["wf"], ["mean"], keepdims=0)],
         outputs=[("mean", "float32", ())],
     )
-    assert rewrite(MappedNetwork(path), tmp_path) is None
-    assert not (tmp_path / FILE).exists()
+    assert give_sign(MappedNetwork(path), tmp_path) is None
+    assert not (tmp_path / SIGNED_FILE).exists()

@@ -25,7 +25,7 @@ from edge_agent.inference.engines.registry import open_engine
 from edge_agent.inference.model import assemble
 from edge_agent.inference.prepared.artifact import WEIGHTS, Artifact, ArtifactError
 from edge_agent.inference.prepared.compile.cache import prepare
-from edge_agent.inference.prepared.compile.verify import Reference
+from edge_agent.inference.prepared.compile.measure import Reference
 from edge_agent.inference.prepared.engine import OrtPreparedEngine
 from edge_agent.inference.prepared.load import load_artifact
 from edge_agent.models.manifest import load

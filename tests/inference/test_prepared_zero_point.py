@@ -15,7 +15,7 @@ import pytest
 from onnx.numpy_helper import to_array
 
 from edge_agent.inference.engines.engine import EngineChoice
-from edge_agent.inference.engines.ort_options import session_config
+from edge_agent.inference.engines.ort_session import session_config
 from edge_agent.inference.prepared.compile.mapped_network import MappedNetwork
 from edge_agent.inference.prepared.compile.zero_point import FILE, rewrite
 from tests.helpers.tiny_networks import node, save_onnx

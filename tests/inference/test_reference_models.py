@@ -15,8 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_agent.core.types import Anomaly, Array, Classes, Detections, Findings, Kind, Values
-from edge_agent.inference.decode.decoder import Decoder
-from edge_agent.inference.decode.registry import build_decoder
+from edge_agent.inference.decode.decoder import Decoder, build_decoder
 from edge_agent.inference.engines.engine import Engine, EngineChoice
 from edge_agent.inference.engines.registry import EngineName, open_engine
 from edge_agent.inference.preprocess.inputs import fixed_shapes

@@ -10,7 +10,7 @@ import openvino as ov
 import pytest
 
 from edge_agent.inference.engines.engine import EngineChoice
-from edge_agent.inference.engines.ov_passes import may_saturate
+from edge_agent.inference.engines.ov_graph import may_saturate
 from edge_agent.inference.engines.registry import ENGINES, EngineName, open_engine
 from tests.helpers.saturating import OUT_STEP, SIZE, STEP, W_STEP, network
 

@@ -13,10 +13,10 @@ import pytest
 from edge_agent.core.errors import EngineError
 from edge_agent.core.types import Array, Sample, Tensors, TensorSpec, Values
 from edge_agent.inference.batching import load_batch
-from edge_agent.inference.engines.capabilities import Capabilities
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import (
     ENGINES,
+    Capabilities,
     engine_order,
     exclusive_formats,
     prepared_kind,
@@ -66,7 +66,7 @@ def doubled(_network: object) -> Any:
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the one line that each registry needs."""
-    monkeypatch.setitem(cast("MutableMapping[str, str]", ENGINES), "mean", __name__)
+    monkeypatch.setitem(cast("MutableMapping[str, Capabilities]", ENGINES), "mean", CAPABILITIES)
     decoders = cast("MutableMapping[str, DecoderSpec]", DECODERS)
     entry = DecoderSpec(f"{__name__}.doubled", ("regression",))
     monkeypatch.setitem(decoders, "doubled", entry)

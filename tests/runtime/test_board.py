@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edge_agent.core.errors import AgentError
 from edge_agent.core.types import Outcome, Request, Sample
-from edge_agent.inference.cost import Cost
+from edge_agent.inference.statistics import Cost
 from edge_agent.runtime.scheduler.board import REASONS, Account, Board, FrameQueue, Job
 from tests.helpers.support import PATIENCE
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_agent.core.types import Sample
-from edge_agent.inference.cost import Cost
+from edge_agent.inference.statistics import Cost
 from edge_agent.runtime.scheduler.board import Account, Board, FrameQueue, Job
 from edge_agent.runtime.scheduler.fair_share import LONGEST_WAIT
 from tests.helpers.small_models import heavy, plain, write_clip

@@ -15,7 +15,7 @@ import pytest
 from edge_agent.core.types import Request, Sample
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, load_model
-from edge_agent.inference.region import PreparedSample
+from edge_agent.inference.preprocess.placement import PreparedSample
 from edge_agent.models.manifest import load
 from edge_agent.runtime.scheduler.board import Board, FrameQueue
 from edge_agent.runtime.scheduler.read_ahead import AHEAD, BURST, BURST_SECONDS

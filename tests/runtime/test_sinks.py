@@ -10,8 +10,8 @@ import pytest
 
 from edge_agent.core.types import Classes, Outcome, Request, Sample, Timing
 from edge_agent.health.report import Health
-from edge_agent.inference.cost import Cost
 from edge_agent.inference.model import Model
+from edge_agent.inference.statistics import Cost
 from edge_agent.models.manifest import Manifest
 from edge_agent.runtime.pipelines.lane import infer
 from edge_agent.runtime.pipelines.sinks import Sink, Stream

@@ -15,9 +15,8 @@ from edge_agent.core.errors import AgentError, EngineError, ModelError, SampleEr
 from edge_agent.core.types import Array, Outcome, Request, Sample, Tensors, TensorSpec
 from edge_agent.device.hardware import read_facts
 from edge_agent.inference.batching import load_batch
-from edge_agent.inference.engines.capabilities import Capabilities
 from edge_agent.inference.engines.engine import EngineChoice, FixShapes, fix_inputs
-from edge_agent.inference.engines.registry import ENGINES
+from edge_agent.inference.engines.registry import ENGINES, Capabilities
 from edge_agent.inference.golden import compare_golden
 from edge_agent.inference.model import Model, load_model
 from edge_agent.inference.prepared.fallback import FallbackEngine
@@ -100,7 +99,7 @@ CAPABILITIES = Capabilities(
 @pytest.fixture(autouse=True)
 def mood(monkeypatch: pytest.MonkeyPatch) -> Iterator[Moody]:
     """Add the engine to its registry, in a good mood."""
-    monkeypatch.setitem(cast("MutableMapping[str, str]", ENGINES), "moody", __name__)
+    monkeypatch.setitem(cast("MutableMapping[str, Capabilities]", ENGINES), "moody", CAPABILITIES)
     MOOD.at.clear()
     yield MOOD
     MOOD.at.clear()

@@ -12,7 +12,7 @@ import pytest
 
 from edge_agent.core.errors import ModelError, SampleError
 from edge_agent.core.types import Reading
-from edge_agent.inference.preprocess.channels import Channels
+from edge_agent.inference.preprocess.windowing import Channels
 from edge_agent.models.manifest import InputSpec
 from edge_agent.sources.continuity import Continuity, Rows
 from edge_agent.sources.mqtt_topic import Payload

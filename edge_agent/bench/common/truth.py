@@ -15,7 +15,7 @@ import numpy as np
 from ...core.errors import AgentError, EngineError
 from ...core.types import Array, Detections
 from ...inference.agreement import unmatched
-from ...inference.engines.native_error import native_reason
+from ...inference.engines.engine import native_reason
 from .start_script import CLASSIFIERS, detect, prepare
 
 LEEWAY = 0.1

@@ -24,7 +24,7 @@ from ...config.settings import Pipeline as PipelineSettings
 from ...core.errors import AgentError
 from ...core.timeline import Timeline
 from ...core.types import Array, Detections, Outcome, Request, Sample, Timing
-from ...inference.cost import Cost
+from ...inference.statistics import Cost
 from ...models.manifest import Manifest
 from ...mqtt import payloads
 from ...mqtt.client import Client

@@ -22,7 +22,7 @@ import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
 from ...core.types import Array, Detections, TensorSpec
-from ...inference.decode.registry import build_decoder
+from ...inference.decode.decoder import build_decoder
 from ...models.manifest import ModelFolder, load
 from ..common.recipe import recipe
 from ..common.start_script import Way, prepare

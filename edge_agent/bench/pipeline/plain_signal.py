@@ -24,7 +24,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from ...core.errors import UsageError
 from ...core.types import Array
-from ...inference.decode.registry import build_decoder
+from ...inference.decode.decoder import build_decoder
 from ...inference.model import default_threshold
 from ...inference.preprocess.features import features_of
 from ...inference.preprocess.inputs import constants, sample_input

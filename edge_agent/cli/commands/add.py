@@ -12,7 +12,7 @@ from ...core.errors import ModelError, UsageError
 from ...core.names import is_name, safe_name, version_key
 from ...core.privileges import User, acting_as, hand_over, owner_of
 from ...core.text import printable
-from ...inference.engines.label import engine_words
+from ...inference.engines.registry import engine_words
 from ..options import Options, add_config, load_settings
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import AgentError, BrokerError, ModelError, SampleError, UsageError
 from ...core.text import counted, printable
-from ...inference.engines.label import engine_words
+from ...inference.engines.registry import engine_words
 from ...models.manifest import MANIFEST, threshold_trouble
 from ..options import Options, add_config, load_settings
 
@@ -166,7 +166,7 @@ class _PipelineCheck:
 
     def _source(self) -> str:
         """Open the source, and describe the first reading that can be used."""
-        from ...inference.region import outside
+        from ...inference.preprocess.placement import outside
         from ...sources.source import SourceContext, open_source
 
         spec = self._spec

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...core.errors import AgentError
 from ...core.text import printable
-from ...inference.engines.label import engine_words
+from ...inference.engines.registry import engine_words
 from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
 from ..fleet import Fleet, check_target, offline_since, unknown

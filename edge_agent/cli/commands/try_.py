@@ -23,7 +23,7 @@ from ...core.errors import (
 from ...core.names import is_name
 from ...core.text import counted
 from ...core.types import Array, Outcome, Sample
-from ...inference.engines.label import engine_words
+from ...inference.engines.registry import engine_words
 from ...inference.model import Model
 from ...models.describing import missing_labels
 from ...models.importing import BARE, ImportedModel, file_of, import_model

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from ...core import errors
 from ...core.codec import unpack
 from ...core.errors import AgentError, EngineError
-from ...inference.engines.checked_network import CheckedNetwork
+from ...inference.engines.engine import CheckedNetwork
 from ...serving.planned_model import PlannedModel
 from .plan import Plan
 

@@ -13,12 +13,16 @@ from typing import Any
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
-from ...inference.engines.engine import EngineChoice, FixShapes, check_inputs, fix_inputs
-from ...inference.engines.native_error import native_reason
+from ...inference.engines.engine import (
+    EngineChoice,
+    FixShapes,
+    check_inputs,
+    fix_inputs,
+    native_reason,
+)
 from ...inference.engines.ort import label_of
 from ...inference.engines.ort import specs as specs_of
-from ...inference.engines.ort_options import session_config
-from ...inference.engines.ort_stages import Stage, open_session, run_stages
+from ...inference.engines.ort_session import Stage, open_session, run_stages, session_config
 from ...inference.folding.fold import Fold
 from ...models.files import onnx_schema as proto
 from ...models.files.external_weights import externalized

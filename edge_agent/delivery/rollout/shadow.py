@@ -14,7 +14,7 @@ from ...core.files import fault
 from ...core.types import Kind, Outcome, Sample
 from ...inference.agreement import compare_findings, margin_of
 from ...inference.model import Model
-from ...inference.region import Region
+from ...inference.preprocess.placement import Region
 from ...mqtt.payloads import percentiles
 from ...serving.active import ActiveModels
 from .ledger import Candidate, Ledger

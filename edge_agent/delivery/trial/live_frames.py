@@ -11,8 +11,8 @@ from ...core.errors import AgentError
 from ...core.types import Kind, Outcome, Sample, Tensors, TensorSpec
 from ...inference.engines.engine import fix_inputs
 from ...inference.preprocess.inputs import fixed_shapes
+from ...inference.preprocess.placement import Region, cut
 from ...inference.preprocess.preprocessor import build_preprocessor
-from ...inference.region import Region, cut
 from ...models.manifest import load
 
 if TYPE_CHECKING:

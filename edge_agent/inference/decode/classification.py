@@ -9,10 +9,18 @@ import numpy as np
 
 from ...core.errors import SampleError
 from ...core.types import Classes, Tensors
-from . import activations
-from .activations import sigmoid
-from .decoder import Decoder, Floats, Network, Output, count_of, ensure_finite
-from .labels import check_classes, labels_of
+from .decoder import (
+    Decoder,
+    Floats,
+    Network,
+    Output,
+    check_classes,
+    count_of,
+    ensure_finite,
+    labels_of,
+    sigmoid,
+)
+from .decoder import softmax as shares
 
 _ROUNDING = 0.02
 """Of chances in float16 or eight bits."""
@@ -106,4 +114,4 @@ def _as_given(values: Floats) -> Floats:
 
 
 def _chances(values: Floats) -> Floats:
-    return sigmoid(values) if len(values) == 1 else activations.softmax(values)
+    return sigmoid(values) if len(values) == 1 else shares(values)

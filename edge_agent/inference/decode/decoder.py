@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from math import isfinite, prod
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from ...core.errors import ModelError, SampleError
 from ...core.frozen import record
 from ...core.types import Anomaly, Array, Findings, Tensors, TensorSpec
+from ...models.decoders import DECODERS
 from ...models.manifest import Manifest
 
 Floats = NDArray[np.float32]
@@ -254,3 +256,102 @@ def _or(patterns: Sequence[Pattern]) -> str:
         "[" + ", ".join("?" if size is None else str(size) for size in pattern) + "]"
         for pattern in patterns
     )
+
+
+def sigmoid(logits: Floats) -> Floats:
+    """Return the probability of each logit by itself; any shape."""
+    # By tanh, which does not overflow where exp does.
+    half = np.float32(0.5)
+    chances: Floats = half + half * np.tanh(logits * half)
+    return chances
+
+
+def softmax(logits: Floats) -> Floats:
+    """Return probabilities (…, classes) that sum to 1 along the last axis."""
+    weights: Floats = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights
+
+
+@record
+class Labels:
+    """Names the network's classes: class *first* is called names[0].
+
+    Without names a class is called by its number. Classes before *first* have none: background.
+    """
+
+    names: tuple[str, ...]
+    first: int
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes the network must have; None where nothing was given."""
+        return len(self.names) + self.first if self.names else None
+
+    def is_named(self, indices: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return for each class (n,) whether it has a label; only those are reported."""
+        if not self.names:
+            return np.ones(indices.shape, np.bool_)
+        return indices >= max(self.first, 0)
+
+    def of(self, indices: NDArray[np.intp]) -> tuple[str, ...]:
+        """Return the labels of classes (n,) that all have one.
+
+        Raises:
+            SampleError: the network found a class beyond the last label.
+        """
+        if not self.names:
+            return tuple(str(int(index)) for index in indices)
+        places = [int(index) - self.first for index in indices]
+        beyond = max(places, default=0)
+        if beyond >= len(self.names):
+            raise SampleError(
+                f"output.labels: the model found class {beyond + self.first}, but the last of "
+                f"{len(self.names)} labels is that of class {len(self.names) - 1 + self.first}"
+            )
+        return tuple(self.names[place] for place in places)
+
+
+def labels_of(network: Network) -> Labels:
+    """Read labels and `first_label` off a manifest."""
+    return Labels(network.labels, network.manifest.output.first_label)
+
+
+def check_classes(labels: Labels, found: int | None, where: str) -> None:
+    """Check that there are as many labels as the network has classes.
+
+    Raises:
+        ModelError: expected and found.
+    """
+    if labels.classes is None or found is None or labels.classes == found:
+        return
+    first = f" (first_label {labels.first})" if labels.first else ""
+    raise ModelError(
+        f"output.labels: expected {found - labels.first} labels for the {found} classes of "
+        f"{where}{first}, found {len(labels.names)}"
+    )
+
+
+def build_decoder(
+    manifest: Manifest,
+    labels: tuple[str, ...],
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    size: tuple[int, int] | None,
+) -> Decoder:
+    """Make the decoder that a manifest names, having checked that it fits the network.
+
+    Args:
+        manifest: decides the format and its settings.
+        labels: of the classes, already read from where the manifest says.
+        inputs: the network's, after all sizes were settled.
+        outputs: the network's; sizes may still be open.
+        size: width and height of the picture in the input; None where it takes none.
+
+    Raises:
+        ModelError: manifest and network do not fit each other; expected and found.
+    """
+    network = Network(manifest, labels, inputs, outputs, size)
+    module, _, function = DECODERS[manifest.decoder].function.rpartition(".")
+    decoder: Decoder = getattr(import_module(module, __package__), function)(network)
+    return decoder

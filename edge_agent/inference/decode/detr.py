@@ -8,10 +8,8 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import Detections, Tensors
-from .activations import sigmoid, softmax
 from .boxes import Hits, best_classes, corners, detections, selection_of, single_scores
-from .decoder import Decoder, Network, check_rows, ensure_finite
-from .labels import labels_of
+from .decoder import Decoder, Network, check_rows, ensure_finite, labels_of, sigmoid, softmax
 
 # What RT-DETR, RF-DETR, D-FINE and DEIM keep of a picture (`num_top_queries`, `num_select`).
 MOST_OF_SIGMOID = 300

@@ -6,10 +6,8 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import Detections, Tensors
-from .boxes import Hits, best_classes, detections, selection_of
-from .decoder import Decoder, Network, check_rows, ensure_finite
-from .grids import lay_grid
-from .labels import Labels, labels_of
+from .boxes import Hits, best_classes, detections, lay_grid, selection_of
+from .decoder import Decoder, Labels, Network, check_rows, ensure_finite, labels_of
 
 YUNET_STRIDES = (8, 16, 32)
 

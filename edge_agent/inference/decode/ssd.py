@@ -12,15 +12,17 @@ from .boxes import IOU, NORMALIZED_AT_MOST, Hits, best_classes, detections, sele
 from .decoder import (
     Decoder,
     Floats,
+    Labels,
     Network,
     Output,
     Pattern,
+    check_classes,
     check_rows,
     ensure_finite,
     fits,
     is_called,
+    labels_of,
 )
-from .labels import Labels, check_classes, labels_of
 
 ROLES = ("detections", "boxes", "boxes_yxyx", "scores", "classes")
 BOXES = ("boxes", "bboxes", "detection_boxes")

@@ -12,15 +12,26 @@ from ...core.types import Detections, Tensors
 from .boxes import (
     Hits,
     best_classes,
+    check_grid,
     corners,
     detections,
     ensure_decoded,
+    grid_for,
+    grid_of,
     in_pixels,
     selection_of,
 )
-from .decoder import Decoder, Floats, Network, Output, ensure_finite, ensure_finite_columns
-from .grids import check_grid, grid_for, grid_of
-from .labels import Labels, check_classes, labels_of
+from .decoder import (
+    Decoder,
+    Floats,
+    Labels,
+    Network,
+    Output,
+    check_classes,
+    ensure_finite,
+    ensure_finite_columns,
+    labels_of,
+)
 
 YOLOX_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from math import prod
+from mmap import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...core.codec import storable
 from ...core.errors import EngineError, ModelError
@@ -22,6 +24,19 @@ INPUT_SHARE = 16
 and being inferred, in each lane, and the network's own tensors are of that order, too."""
 UNASKED_INPUT = 16 * 2**20
 """Bytes that any device has for them."""
+
+
+# Where in its sources an engine found the trouble: for its developers, not for the user. Compiled
+# when there is any.
+_LOCATIONS = (
+    r"(Exception from |Check '.*' failed at |FrontEnd API failed with "
+    r"|Model wasn't fully converted|While validating |Loading input model$|.*:$)"
+)
+_PREFIXES = (
+    r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |Load model from .*? failed:\s*"
+    r"|^(NotFound|RuntimeError): |^-- |\S*/onnxruntime/core/\S+ .*?\) "
+)
+_LIBRARIES = r"[^\s\"']*/([^\s\"'/]+\.so\b)"
 
 
 @storable
@@ -48,6 +63,20 @@ class EngineChoice:
     def place(self) -> tuple[str, str]:
         """Engine and device, the device in capitals: lines that differ in how only are alike."""
         return self.engine, self.device.upper()
+
+
+class CheckedNetwork(NamedTuple):
+    """What `check` of an engine's `quick_check_module` returns, and its `QuickLoad` takes."""
+
+    choice: EngineChoice
+    path: Path
+    """Of its file, which is no longer looked at."""
+    data: bytes | mmap
+    """The file's content; the engine uses the weights where they lie."""
+    graph: bytes
+    """The network with its weights outside of it, in a file of the same name."""
+    exact: bool
+    """Whether sums of eight-bit products are exact here, so that it may be optimized."""
 
 
 class PreparedForm(Protocol):
@@ -202,3 +231,19 @@ def _check_room(specs: Sequence[TensorSpec], network: Path) -> None:
             f"{memory / 2**20:,.0f} MiB of memory, has {memory / INPUT_SHARE / 2**20:,.0f} MiB "
             "for them; export the network with a smaller input"
         )
+
+
+def native_reason(problem: BaseException, network: Path) -> str:
+    """Return the first line of a native error that is useful to the user, at most 300 characters.
+
+    Args:
+        problem: as it was raised.
+        network: file whose path is shortened to its name.
+    """
+    text = str(problem).replace(str(network), network.name)
+    text = re.sub(_LIBRARIES, r"\1", text)
+    lines = [re.sub(_PREFIXES, "", line).strip() for line in text.splitlines()]
+    lines = [line for line in lines if line]
+    useful = [line for line in lines if not re.match(_LOCATIONS, line)]
+    line = (useful or lines or [type(problem).__name__])[0]
+    return line if len(line) <= 300 else line[:297] + "…"

@@ -6,6 +6,8 @@ bring code.
 
 from __future__ import annotations
 
+import logging
+import platform
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -18,11 +20,10 @@ import onnxruntime as ort
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
+from ..folding.cut import InputCut
 from .compiled_cache import compiled_cache
-from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs
-from .native_error import native_reason
-from .ort_fold import fitting, folded_session
-from .ort_options import (
+from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs, native_reason
+from .ort_session import (
     CPU,
     FATAL_ONLY,
     NAME,
@@ -33,8 +34,9 @@ from .ort_options import (
 )
 
 if TYPE_CHECKING:
-    from ..folding.cut import InputCut
     from ..folding.fold import Fold
+
+log = logging.getLogger(__name__)
 
 # Problems come as exceptions; on stderr they would be said twice, and a network whose initializers
 # are also inputs warns once for each of its hundreds of weights.
@@ -246,3 +248,35 @@ def _dtype(native: str, where: str) -> str:
             f"{where}: type {native}: only tensors of numbers are read; export it without texts "
             "and maps (skl2onnx: integer labels, options={'zipmap': False})"
         ) from None
+
+
+def fitting(cut: InputCut, words: Words) -> InputCut | None:
+    """Return a cut as ONNX Runtime needs it on this processor, to compute as without it.
+
+    On x86 it has no convolution for signed steps in front of what quantizes its result: it takes
+    the sign off both, if it finds both (`QDQS8ToU8Transformer`; 1.31). Of the first it finds only
+    one when the input's quantization is cut off, so the sign is taken off here.
+    """
+    signed = cut.fold.dtype == "int8" and cut.back is not None
+    fit = cut.unsigned() if signed and platform.machine() == "x86_64" else cut
+    # With all its optimizations it convolves eight bits with the colors last, and so need not turn
+    # the picture around first (rfb320: 0.04 ms of 3.3).
+    return fit.turned() if fit is not None and words["level"] == "all" else fit
+
+
+def folded_session(cut: InputCut, words: Words) -> ort.InferenceSession | None:
+    """Load a network on the CPU, with the quantization of its input cut off.
+
+    None where that fails: either the network itself fails, too, or it runs as it is.
+    """
+    try:
+        # From bytes, but few: the weights are read from the network's own files, without the GIL.
+        graph, files = cut.open()
+        options = session_options(words)
+        options.add_external_initializers_from_files_in_memory(
+            list(files), list(files.values()), [len(data) for data in files.values()]
+        )
+        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    except Exception as problem:  # noqa: BLE001 - its exceptions have no common class but this one
+        log.debug("%s: not folded: %s", cut.network, native_reason(problem, cut.network))
+        return None

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .ort_options import EXACT_BYTES, session_config
-from .ort_stages import open_session
+from .ort_session import EXACT_BYTES, open_session, session_config
 
 if TYPE_CHECKING:
-    from .checked_network import CheckedNetwork
-    from .engine import FixShapes
+    from .engine import CheckedNetwork, FixShapes
     from .ort import OrtEngine
 
 

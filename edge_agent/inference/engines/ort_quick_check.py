@@ -18,8 +18,7 @@ from ...models.files.check_onnx import inspect
 from ...models.files.external_weights import externalize_weights
 from ...models.files.onnx_reader import iter_tensors
 from ...models.files.onnx_schema import INT8
-from .checked_network import CheckedNetwork
-from .engine import EngineChoice
+from .engine import CheckedNetwork, EngineChoice
 
 MAX_BYTES = 512 * 2**20
 """Of a file; a larger one would be in memory twice."""

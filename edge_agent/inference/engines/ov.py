@@ -22,9 +22,8 @@ from ...core.types import Array, Tensors, TensorSpec
 from ...device.resources import adds_bytes_exactly, usable_cpus
 from ...models.files.facts import OPENVINO_TYPES
 from .compiled_cache import compiled_cache
-from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs
-from .native_error import native_reason
-from .ov_capabilities import CAPABILITIES
+from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs, native_reason
+from .registry import capabilities
 
 if TYPE_CHECKING:
     from ..folding.cut import InputCut
@@ -215,13 +214,13 @@ def _compile(
         model.reshape({spec.name: list(spec.shape) for spec in inputs})
     fold = _folded(model, cut) if is_cpu(choice) else None
     if joined:
-        from .ov_passes import join
+        from .ov_graph import join
 
         join(model)
     wanted = properties(choice)
     if is_cpu(choice) and _AS_BYTES not in wanted and not adds_bytes_exactly():
         # In floats it is as quick without VNNI (rfb320, YOLOX-nano), and right.
-        from .ov_passes import may_saturate
+        from .ov_graph import may_saturate
 
         wanted |= {_AS_BYTES: False} if may_saturate(model) else {}
     keeps = not is_cpu(choice) and _KEPT not in wanted
@@ -245,7 +244,7 @@ def _folded(model: ov.Model, cut: InputCut | None) -> Fold | None:
     """Cut off what may be; return what was."""
     if cut is None:
         return None
-    from .ov_fold import cut_quantizer
+    from .ov_graph import cut_quantizer
 
     # Steps with a sign are convolved as floats; and on other processors it has not been seen.
     last = cut.turned() if _ON_X86 and cut.fold.dtype == "uint8" else cut
@@ -285,7 +284,7 @@ def is_cpu(choice: EngineChoice) -> bool:
 def label_of(choice: EngineChoice, compiled: ov.CompiledModel) -> str:
     """Return the engine's name and the device that really serves."""
     # A device that only chooses others: the compiled network knows which one serves.
-    if not choice.device.upper().startswith(tuple(CAPABILITIES.virtual_devices)):
+    if not choice.device.upper().startswith(tuple(capabilities(NAME).virtual_devices)):
         return f"{NAME}:{choice.device}"
     serving: list[str] = compiled.get_property("EXECUTION_DEVICES")
     return f"{NAME}:" + ",".join(name.strip("()") for name in serving)

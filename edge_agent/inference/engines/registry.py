@@ -1,34 +1,140 @@
 """The engines there are, what each can do, and the opening of a network on one of them.
 
-Light: an engine's library is loaded when a network is opened on it.
+Light: an engine's library is loaded when a network is opened on it, or its devices are asked for.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import field
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.errors import EngineError
+from ...core.frozen import record
 
 if TYPE_CHECKING:
     from ..folding.cut import InputCut
-    from .capabilities import Capabilities, PreparedKind
     from .engine import Engine, EngineChoice, FixShapes
 
-ENGINES: Mapping[str, str] = {
-    "openvino": "edge_agent.inference.engines.ov_capabilities",
-    "onnxruntime": "edge_agent.inference.engines.ort_capabilities",
-}
-"""By its name in settings and profiles: the module that states an engine's `CAPABILITIES`. A new
-engine is one module and one line here."""
+PreparedKind = Literal["graph", "blob"]
+"""graph: the optimized graph in stages and weights that are mapped; loading can begin before the
+rest of the program is imported, and weights may come and go. blob: the compiled network, exported
+and imported as one file."""
+
+
+@record(kw_only=True)
+class Capabilities:
+    """One engine, whatever the machine."""
+
+    title: str
+    """Its name for people."""
+    module: str
+    """Defines `open_network`; importing it loads the engine's library."""
+    package: str
+    """Import name of the library."""
+    distributions: tuple[str, ...]
+    """Packages that bring the library, the usual one first."""
+    formats: Mapping[str, str]
+    """Network files that it reads: by suffix, what such a file is called."""
+    survey: Callable[[], tuple[str, Mapping[str, str]]]
+    """Loads the library; returns its version and the devices there are, by the name that a profile
+    uses, with their names for people."""
+    drivers: Mapping[str, str] = field(default_factory=dict)
+    """By device in capitals: what must have a driver loaded: intel, nvidia, amd or npu. Of a device
+    not listed only `survey` can tell."""
+    virtual_devices: frozenset[str] = frozenset()
+    """Devices in capitals that only choose among others."""
+    plain: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a session on the CPU that computes each operator as it stands in the file."""
+    open_batch: bool = False
+    """Whether a network that leaves its batch open, once loaded, takes any number of samples. Else
+    it is compiled for each number."""
+    prepared: PreparedKind | None = None
+    """Kind of prepared form that is made of its networks on the CPU; None: none."""
+    prepared_module: str = ""
+    """Defines `open_prepared`; importing it loads the engine's library."""
+    maker_module: str = ""
+    """Defines `make_form`, likewise."""
+    runs_arriving: bool = False
+    """Whether a network can run on the CPU while its weights arrive."""
+    quick_module: str = ""
+    """Defines `QuickLoad`: loads a network on the CPU sooner than `open_network`, to run slower."""
+    quick_check_module: str = ""
+    """Defines `check`, for what `QuickLoad` takes: needs no engine."""
+
+
+def _survey_openvino() -> tuple[str, Mapping[str, str]]:
+    import openvino as ov
+
+    core = ov.Core()
+    devices = {
+        device: str(core.get_property(device, "FULL_DEVICE_NAME"))
+        for device in core.available_devices
+    }
+    return ov.__version__, devices
+
+
+_OPENVINO = Capabilities(
+    title="OpenVINO",
+    module="edge_agent.inference.engines.ov",
+    package="openvino",
+    distributions=("openvino",),
+    formats={".onnx": "ONNX", ".xml": "OpenVINO IR", ".tflite": "TensorFlow Lite"},
+    survey=_survey_openvino,
+    drivers={"GPU": "intel", "NPU": "npu"},
+    virtual_devices=frozenset({"AUTO", "MULTI", "HETERO", "BATCH"}),
+    plain={"LP_TRANSFORMS_MODE": "NO"},
+    prepared="blob",
+    prepared_module="edge_agent.inference.prepared.ov_engine",
+    maker_module="edge_agent.inference.prepared.compile.ov_blob",
+)
+
+
+def _survey_onnxruntime() -> tuple[str, Mapping[str, str]]:
+    import onnxruntime as ort
+
+    # What this build brings; whether a provider comes up is only seen when a session is made.
+    names = ort.get_available_providers()
+    return ort.__version__, {name.removesuffix("ExecutionProvider"): name for name in names}
+
+
+_ONNXRUNTIME = Capabilities(
+    title="ONNX Runtime",
+    module="edge_agent.inference.engines.ort",
+    package="onnxruntime",
+    # Builds that bring other providers install the same package under these names.
+    distributions=(
+        "onnxruntime",
+        "onnxruntime-gpu",
+        "onnxruntime-openvino",
+        "onnxruntime-migraphx",
+    ),
+    formats={".onnx": "ONNX"},
+    survey=_survey_onnxruntime,
+    drivers={"CUDA": "nvidia", "TENSORRT": "nvidia", "NVTENSORRTRTX": "nvidia", "MIGRAPHX": "amd"},
+    plain={"graph_optimization_level": "none"},
+    open_batch=True,
+    prepared="graph",
+    prepared_module="edge_agent.inference.prepared.engine",
+    maker_module="edge_agent.inference.prepared.compile.onnx_graph",
+    runs_arriving=True,
+    quick_module="edge_agent.inference.engines.ort_quick",
+    quick_check_module="edge_agent.inference.engines.ort_quick_check",
+)
+
+
+ENGINES: Mapping[str, Capabilities] = {"openvino": _OPENVINO, "onnxruntime": _ONNXRUNTIME}
+"""By its name in settings and profiles, what an engine can do: a new one is a module and its
+capabilities here."""
 
 if TYPE_CHECKING:
     EngineName = str
@@ -41,8 +147,7 @@ else:
 
 def capabilities(name: EngineName) -> Capabilities:
     """Return what an engine can do, without loading its library."""
-    found: Capabilities = import_module(ENGINES[name]).CAPABILITIES
-    return found
+    return ENGINES[name]
 
 
 def is_installed(name: EngineName) -> bool:
@@ -202,3 +307,8 @@ def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) ->
     picked = [choice for choice in choices if choice.engine in able]
     lanes = max((choice.lanes for choice in choices), default=1)
     return picked or [EngineChoice(able[0], lanes=lanes)]
+
+
+def engine_words(text: str) -> str:
+    """Write each label of an engine in a text as a reader knows it: "onnxruntime:CPU"."""
+    return re.sub(r"\b(onnxruntime:\w+?)ExecutionProvider\b", r"\1", text)

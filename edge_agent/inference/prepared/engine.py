@@ -99,7 +99,7 @@ class OrtPreparedEngine:
         except Exception as problem:  # its exceptions have no common class but this one
             if self._unchecked:
                 load.wait_checked()  # what is damaged is the likelier reason
-            from ..engines.native_error import native_reason
+            from ..engines.engine import native_reason
 
             raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
         if self._unchecked:

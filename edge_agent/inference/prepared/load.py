@@ -21,10 +21,17 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from ...device.resources import running, usable_cpus
-from ..engines.ort_options import NAME
-from ..engines.ort_stages import Stage, open_session
-from .artifact import GRAPH, WEIGHTS, Artifact, ArtifactError, need_version, read
-from .mapped import MappedWeights, WeightCheck
+from ..engines.ort_session import NAME, Stage, open_session
+from .artifact import (
+    GRAPH,
+    WEIGHTS,
+    Artifact,
+    ArtifactError,
+    MappedWeights,
+    WeightCheck,
+    need_version,
+    read,
+)
 
 STRATEGIES = ("whole", "bare")
 """Those to choose from, in the order in which they are preferred where the difference is small."""

@@ -12,12 +12,10 @@ import numpy as np
 import openvino as ov
 
 from ...core.types import Array, Tensors
-from ..engines.engine import EngineChoice
-from ..engines.native_error import native_reason
+from ..engines.engine import EngineChoice, native_reason
 from ..engines.ov import NAME, VERSION, OvEngine, core, properties
-from .artifact import BLOB, Artifact, ArtifactError, need_version
+from .artifact import BLOB, Artifact, ArtifactError, MappedWeights, WeightCheck, need_version
 from .engine import tensor_specs
-from .mapped import MappedWeights, WeightCheck
 
 
 def open_prepared(choice: EngineChoice, artifact: Artifact) -> OvPreparedEngine:

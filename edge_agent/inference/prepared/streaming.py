@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors
 from ...device.allocator import return_freed_memory
-from ..engines.ort_stages import Stage, release_early, run_stages
+from ..engines.ort_session import Stage, release_early, run_stages
 from .artifact import ArtifactError
 
 if TYPE_CHECKING:

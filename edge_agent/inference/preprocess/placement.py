@@ -7,7 +7,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.errors import SampleError
 from ...core.frozen import record
+from ...core.types import Array, Tensors
 
 
 @record(quick=True)
@@ -58,3 +60,66 @@ def _repeated(x: float, y: float, times: int) -> NDArray[np.float64]:
     row = np.array([x, y] * times, np.float64)
     row.flags.writeable = False
     return row
+
+
+Region = tuple[int, int, int, int]
+"""x1, y1, x2, y2 in source pixels."""
+
+
+@record(quick=True, eq=False)
+class PreparedSample:
+    """A sample as the network takes it."""
+
+    tensors: Tensors
+    placement: Placement | None
+    dx: int
+    dy: int
+    """Where the region begins that it was cut from."""
+    took_ms: float
+    by: object = None
+    """The model for whose network it is."""
+    region: Region | None = None
+
+    def back(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Carry boxes (n, 4) x1, y1, x2, y2 of the network's input back to the frame."""
+        assert self.placement is not None  # noqa: S101 - of a picture
+        carried = self.placement.back(boxes)
+        return carried if self._whole else carried + np.array([self.dx, self.dy] * 2, np.float32)
+
+    def back_points(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Carry points (..., 2) x, y of the network's input back to the frame."""
+        assert self.placement is not None  # noqa: S101 - of a picture
+        carried = self.placement.back_points(points)
+        return carried if self._whole else carried + np.array([self.dx, self.dy], np.float32)
+
+    @property
+    def _whole(self) -> bool:
+        return not (self.dx or self.dy)
+
+
+def outside(data: Array, region: Region) -> str | None:
+    """Return that nothing of a region lies inside a picture; None: something does."""
+    height, width = data.shape[:2]
+    x1, y1, x2, y2 = region
+    if x1 < width and y1 < height and x2 > 0 and y2 > 0:
+        return None
+    return (
+        f"roi {list(region)} lies wholly outside the picture, which is {width}x{height}"
+        " pixels; "
+        "nothing can be found there"
+    )
+
+
+def cut(data: Array, region: Region) -> tuple[Array, int, int]:
+    """Cut a region out of a picture, as far as it lies inside; gives its corner too.
+
+    Raises:
+        SampleError: nothing of it lies inside.
+    """
+    why = outside(data, region)
+    if why is not None:
+        raise SampleError(why)
+    height, width = data.shape[:2]
+    x1, y1 = min(max(region[0], 0), width - 1), min(max(region[1], 0), height - 1)
+    x2, y2 = max(min(region[2], width), x1 + 1), max(min(region[3], height), y1 + 1)
+    return data[y1:y2, x1:x2], x1, y1

@@ -20,7 +20,7 @@ from ...core.errors import AgentError, ModelError, SampleError, SourceError, thr
 from ...core.threads import ThreadGroup
 from ...core.types import Array, Reading, Sample
 from ...inference.model import Model
-from ...inference.region import PreparedSample, Region, cut, outside
+from ...inference.preprocess.placement import PreparedSample, Region, cut, outside
 from ...serving.active import Serving
 from ...sources.source import Source, SourceContext, open_source
 from ...sources.spec import SourceSpec

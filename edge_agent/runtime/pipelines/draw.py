@@ -11,7 +11,7 @@ import numpy as np
 
 from ...core.errors import SampleError
 from ...core.types import Array, Detections, Findings
-from ...inference.region import Region
+from ...inference.preprocess.placement import Region
 from .overlay import Shape
 
 FONT = cv2.FONT_HERSHEY_SIMPLEX

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.types import Array, Findings, Sample
 from ...inference.model import Model
-from ...inference.region import Region, cut
+from ...inference.preprocess.placement import Region, cut
 from ...models.drift import Usual
 from ...models.manifest import SCORED
 

@@ -13,7 +13,7 @@ from ...config.settings import SecondStage
 from ...core.errors import AgentError
 from ...core.types import Detections, Findings, Outcome, Request, Sample, State
 from ...inference.model import Model
-from ...inference.region import Region
+from ...inference.preprocess.placement import Region
 from .decisions import Decisions
 from .drift import Drift
 from .filters import Filter

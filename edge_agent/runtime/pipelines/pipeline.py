@@ -13,8 +13,8 @@ from ...config.settings import SecondStage
 from ...core.frozen import record
 from ...core.threads import ThreadGroup
 from ...core.types import Sample
-from ...inference.cost import Cost
 from ...inference.model import Model
+from ...inference.statistics import Cost
 from ...models.manifest import threshold_trouble
 from ...mqtt.client import Client
 from ...serving.active import Serving

@@ -11,7 +11,7 @@ from ...config.settings import SecondStage
 from ...core.errors import AgentError
 from ...core.types import Detections, Findings, Outcome, Request, Sample, Second
 from ...inference.model import Model
-from ...inference.region import Region, outside
+from ...inference.preprocess.placement import Region, outside
 
 
 def concerns(stage: SecondStage, found: Detections) -> bool:

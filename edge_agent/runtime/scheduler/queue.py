@@ -13,7 +13,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from ...core.errors import AgentError
 from ...core.types import Outcome, Request, Sample
-from ...inference.cost import Cost
+from ...inference.statistics import Cost
 from .fair_share import Share
 from .read_ahead import Pacing
 

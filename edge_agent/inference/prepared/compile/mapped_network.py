@@ -16,8 +16,7 @@ import numpy as np
 from ....core.types import Array
 from ....models.files.external_weights import MIN_EXTERNAL_BYTES, externalize_weights
 from ....models.files.onnx_reader import map_file
-from ...engines.ort_options import Words
-from ...engines.ort_stages import open_session
+from ...engines.ort_session import Words, open_session
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto

@@ -1,4 +1,4 @@
-"""Times loads on this device, by every strategy, with the code that a start runs."""
+"""What an artifact must prove, and how it is loaded soonest: timed with the code of a start."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ....core.types import Tensors
+import numpy as np
+
+from ....core.errors import EngineError
+from ....core.types import Array, Tensors, TensorSpec
 from ....device.allocator import return_freed_memory
-from ...probe import race
-from ..artifact import Artifact
+from ....device.resources import usable_cpus
+from ...agreement import compare_likeness, margin_of, strict_distance
+from ...engines.engine import Engine
+from ...golden import read_golden
+from ...model import Model
+from ...probe import probe_inputs, race
+from ..artifact import Artifact, ArtifactError
 from ..engine import OrtPreparedEngine
-from ..load import Load, load_artifact
+from ..load import Load, choose, load_artifact
+from .stage_graphs import Layout
 
 ROUNDS = 3
 _STEADY_RUNS = 3
@@ -42,7 +51,7 @@ start = time.perf_counter()
 import av
 import paho.mqtt.client
 import edge_agent.daemon.agent
-import edge_agent.inference.decode.registry
+import edge_agent.inference.decode.decoder
 import edge_agent.inference.preprocess.picture
 import edge_agent.sources.clip
 print((time.perf_counter() - start) * 1e3)
@@ -168,3 +177,213 @@ def _anonymous() -> float:
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) / 1024
     return 0.0
+
+
+BARE_TOLERANCE = 1e-4
+"""Relative distance up to which a session without prepared weights may go first."""
+_BUSY_ROUNDS = 2
+"""With one core, where little disturbs."""
+STEADY = 0.03
+"""Slower than this share in the long run is exchanged for the whole session."""
+_MIB = 1024 * 1024
+
+
+def choose_resident(
+    artifact: Artifact,
+    reference: Reference,
+    table: dict[str, Any],
+    weights_mb: float,
+    budget_mb: int,
+) -> None:
+    """Measure the strategies for a network that fits in memory.
+
+    Args:
+        artifact: loaded whole, it has the network's own numbers.
+        reference: has them.
+        table: of the artifact; gets the figures and the decision.
+        weights_mb: of the network.
+        budget_mb: what it may take; 0: no bound.
+
+    Raises:
+        ArtifactError: it does not load or run.
+    """
+    head_ms: float = table["head_ms"]
+    sample = reference.timed_sample(artifact)
+    distance = reference.distance(artifact, "bare")
+    ways = ("whole", "bare") if distance <= BARE_TOLERANCE else ("whole",)
+    idle = measure_in_turns(artifact, ways, sample, head_ms)
+    with one_core():
+        busy = measure_in_turns(artifact, ways, sample, rounds=_BUSY_ROUNDS)
+    measured = {name: figures(loads) for name, loads in idle.items()}
+    fitting = [
+        name
+        for name, found in measured.items()
+        if not budget_mb or found["anon_mb"] + weights_mb <= budget_mb
+    ]
+    spare = "idle" if usable_cpus() > 1 else "busy"
+    strategies: dict[str, dict[str, Any]] = {}
+    # Without weights of its own a session takes least; what it maps can be given back.
+    for name in fitting or ways[-1:]:
+        # With no core to spare nothing of a load is hidden: what goes before it only adds to it.
+        loads = [each._replace(total_ms=head_ms + each.total_ms) for each in busy[name]]
+        strategies[name] = {spare: measured[name]} | {"busy": figures(loads)}
+    table["tried"] = measured
+    table["rungs"] = strategies
+    table["distance"] = {"bare": distance}
+    table["settled"] = {
+        name: _settled(name, each, strategies, measured["whole"], distance)
+        for name, each in strategies.items()
+    }
+    table["decision"] = choose(strategies, spare)
+    table["why"] = f"first result, {head_ms:g} ms head start: " + ", ".join(
+        f"{name} {each[spare]['total_ms']:.1f} ms" for name, each in strategies.items()
+    )
+
+
+def _settled(
+    name: str,
+    figures_of: Mapping[str, Mapping[str, float]],
+    strategies: Iterable[str],
+    whole: Mapping[str, float],
+    distance: float,
+) -> str:
+    """Return what runs in the long run: the fastest, and exactly the network's own numbers."""
+    slower = next(iter(figures_of.values()))["steady_ms"] > whole["steady_ms"] * (1 + STEADY)
+    return "whole" if "whole" in strategies and (slower or distance > 0) else name
+
+
+def choose_streaming(
+    artifact: Artifact,
+    reference: Reference,
+    table: dict[str, Any],
+    layout: Layout,
+    budget_mb: int,
+) -> None:
+    """Measure running in stages; record how many of the first ones may stay in memory.
+
+    Arguments and errors as for `choose_resident`; *layout*: of the weights.
+    """
+    stages = artifact.table["stages"]
+    sample = reference.timed_sample(artifact)
+    # Nothing kept first: what is left over is known when it has run.
+    artifact.table["kept"] = min(1, layout.shared)
+    reference.check_identical(artifact, "streaming")
+    first = load_once(artifact, "streaming", sample)
+    sizes = [last - start for start, last, _ in (each["range"] for each in stages)]
+    left = budget_mb * _MIB - first.anon_mb * _MIB - 2 * max(sizes)
+    kept = 0
+    while kept < len(stages) - 1 and sum(sizes[: kept + 1]) <= left:
+        kept += 1
+    table["kept"] = artifact.table["kept"] = max(kept, min(1, layout.shared))
+    reference.check_identical(artifact, "streaming")
+    measured = figures(measure_in_turns(artifact, ("streaming",), sample)["streaming"])
+    table["tried"] = {"streaming": measured}
+    table["distance"] = {"streaming": 0.0}
+    table["only"] = table["decision"] = "streaming"
+    table["rungs"] = {"streaming": {"idle": measured}}
+    table["settled"] = {"streaming": "streaming"}
+    table["why"] = (
+        f"{layout.size / _MIB:.0f} MiB of weights do not fit {budget_mb} MiB; {table['kept']} of "
+        f"{len(stages)} stages stay in memory; {measured['steady_ms']:.1f} ms a run"
+    )
+
+
+SEEDS = (11, 12, 13)
+_CASES = 4
+"""Golden inputs that are tried: each takes a run of each strategy."""
+
+
+class Reference:
+    """Inputs, and the network's own outputs for them."""
+
+    def __init__(self, engine: Engine, model: Model) -> None:
+        """Run the network itself.
+
+        Raises:
+            EngineError: it runs on none of the inputs.
+            ModelError: its golden inputs are damaged.
+        """
+        self._margin = margin_of(model)
+        samples = [probe_inputs(engine.inputs, seed) for seed in SEEDS]
+        try:
+            results = [engine.infer(tensors) for tensors in samples]
+        except EngineError:
+            # Indices, for example, of which most numbers mean nothing.
+            samples = [_zeros(engine.inputs)]
+            results = [engine.infer(tensors) for tensors in samples]
+        golden = [case.inputs for case in read_golden(model)[:_CASES]]
+        self.samples: list[Tensors] = [*samples, *golden]
+        self._expected = [*results, *(engine.infer(tensors) for tensors in golden)]
+
+    def timed_sample(self, artifact: Artifact) -> Tensors:
+        """Return the inputs that loads are timed with, as frames will come."""
+        fold = artifact.fold
+        return self.samples[0] if fold is None else fold.feed(self.samples[0])
+
+    def distance(self, artifact: Artifact, strategy: str) -> float:
+        """Load an artifact; return how far its numbers are from the network's: 0 bit for bit.
+
+        Returns:
+            The largest relative distance (L2) of any output; infinite where a shape, type or NaN
+            differs.
+
+        Raises:
+            ArtifactError: it does not load or run.
+        """
+        engine = OrtPreparedEngine(load_artifact(artifact, strategy))
+        try:
+            return self.distance_from(engine)
+        finally:
+            engine.close()
+
+    def distance_from(self, engine: Engine) -> float:
+        """Return how far an engine's numbers are from the network's, as `distance` does."""
+        return max(
+            distance_of(expected, engine.infer(tensors))
+            for tensors, expected in zip(self.samples, self._expected, strict=True)
+        )
+
+    def check_like(self, plain: Engine) -> None:
+        """Check that the network's numbers are what a session without optimization gives.
+
+        Args:
+            plain: that session; it is closed.
+
+        Raises:
+            ArtifactError: they are not.
+            EngineError: it cannot run the network.
+        """
+        try:
+            for tensors, expected in zip(self.samples, self._expected, strict=True):
+                agreement = compare_likeness(plain.infer(tensors), expected, self._margin)
+                if not agreement.passed:
+                    raise ArtifactError(
+                        f"{plain.label} computes it wrongly: unlike without optimization: "
+                        f"{agreement.why}"
+                    )
+        finally:
+            plain.close()
+
+    def check_identical(self, artifact: Artifact, strategy: str) -> None:
+        """Check that an artifact gives the network's numbers bit for bit.
+
+        Raises:
+            ArtifactError: it does not.
+        """
+        distance = self.distance(artifact, strategy)
+        if distance != 0:
+            raise ArtifactError(
+                f"loaded as {strategy} its numbers are not the network's: {distance:.2g} away"
+            )
+
+
+def distance_of(expected: Tensors, found: Tensors) -> float:
+    """Return the largest relative distance of the outputs."""
+    if expected.keys() != found.keys():
+        return float("inf")
+    distances = (strict_distance(array, found[name]) for name, array in expected.items())
+    return max(distances, default=0.0)
+
+
+def _zeros(specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    return {spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype) for spec in specs}

@@ -17,8 +17,7 @@ from ....device.allocator import return_freed_memory
 from ....models.manifest import ModelFolder
 from ...engines.engine import EngineChoice, fix_inputs
 from ...engines.ort import OrtEngine, specs
-from ...engines.ort_options import NAME, Words, open_exact, session_config
-from ...engines.ort_stages import open_session
+from ...engines.ort_session import NAME, Words, open_exact, open_session, session_config
 from ...folding.find import cut_for
 from ...folding.fold import Fold, note
 from ...model import assemble
@@ -26,13 +25,10 @@ from ...preprocess.inputs import fixed_shapes
 from ..artifact import FORMAT, WEIGHTS, Artifact, ArtifactError, processor
 from ..engine import OrtPreparedEngine
 from ..load import load_artifact
-from .choose_strategy import choose_resident, choose_streaming
 from .mapped_network import NO_PREPACKING, MappedNetwork
-from .measure import head_start_ms
+from .measure import Reference, choose_resident, choose_streaming, head_start_ms
 from .rewrites import FILES, Rewriter
-from .stage_graphs import external_sizes, provisional, stage_table, write_files
-from .verify import Reference
-from .weight_layout import ALIGNED, align
+from .stage_graphs import ALIGNED, align, external_sizes, provisional, stage_table, write_files
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -19,8 +19,8 @@ from ...model import assemble
 from ...preprocess.inputs import fixed_shapes
 from ..artifact import BLOB, FORMAT, Artifact, ArtifactError, processor
 from ..ov_engine import OvPreparedEngine
+from .measure import Reference
 from .onnx_graph import listed
-from .verify import Reference
 
 TOLERANCE = 1e-5
 """Relative distance between a network as compiled and as imported; seen: 0."""

@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from ....core.errors import EngineError
 from ....core.types import TensorSpec
 from ....device.resources import adds_bytes_exactly
-from ...engines.ort import OrtEngine
-from ...engines.ort_fold import fitting
-from ...engines.ort_options import Words
+from ...engines.ort import OrtEngine, fitting
+from ...engines.ort_session import Words
 from ...folding.cut import InputCut
 from ...folding.fold import Fold
-from . import signed, zero_point
-from .mapped_network import MappedNetwork
-from .verify import Reference
+from . import zero_point
+from .mapped_network import Constants, MappedNetwork
+from .measure import Reference
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import GraphProto, ModelProto, NodeProto
 
 log = logging.getLogger(__name__)
 
-FILES = (signed.FILE, zero_point.FILE)
+SIGNED_FILE = "signed.bin"
+FILES = (SIGNED_FILE, zero_point.FILE)
 """Weights that passes write; of no use once the network has been optimized."""
+_TAKES_WEIGHTS_SECOND = frozenset({"Conv", "Gemm", "MatMul"})
+_UINT8 = 2
 _RUNS = 7
 """Of each network; the quickest counts."""
 _MARGIN = 0.05
@@ -88,7 +93,7 @@ class Rewriter:
             return []
         network, folder, floats = self._network, self._folder, self._computed_in_floats
         passes = (
-            Pass("signed", lambda: signed.rewrite(network, folder)),
+            Pass("signed", lambda: give_sign(network, folder)),
             Pass("zero_point", lambda: zero_point.rewrite(network, folder, floats)),
         )
         return [each.name for each in passes if self.apply(each)]
@@ -141,3 +146,56 @@ class Rewriter:
             engine.infer(self._reference.samples[0])
             least = min(least, time.process_time() - start)
         return least
+
+
+def give_sign(network: MappedNetwork, folder: Path) -> ModelProto | None:
+    """Pass: give eight-bit weights without a sign one: the same numbers, faster on x86.
+
+    Some converters write uint8 weights with a zero point about 128. What ONNX Runtime has fast
+    kernels for on x86 is steps without a sign times weights with one (MobileNetV2 of TensorFlow
+    Lite: 4.9 instead of 7.3 ms of a core an inference). To take 128 off the weights and off their
+    zero point changes no result, where the processor does not saturate in between: with VNNI.
+
+    Returns None where there are no such weights.
+
+    Args:
+        network: to rewrite; gets one more file, with the changed weights.
+        folder: where that file is written.
+    """
+    from onnx import ModelProto
+
+    model = ModelProto()
+    model.CopyFrom(network.model)
+    constants = Constants(network, model.graph, folder / SIGNED_FILE)
+    for node, weights, zero in list(_places(model.graph, constants)):
+        for index in (weights, zero):
+            name = node.input[index]
+            made = f"signed/{name}"
+            if made not in constants:
+                constants.replace(name, made, (constants.array(name) ^ 0x80).view(np.int8))
+            node.input[index] = made
+    return model if constants.finish() else None
+
+
+def _places(graph: GraphProto, constants: Constants) -> Iterator[tuple[NodeProto, int, int]]:
+    """Yield each node that takes such weights, and the numbers of its inputs: they, zero point."""
+    users: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            users[name].append((node.op_type, index))
+    for value in graph.output:
+        users[value.name].append(("", 0))
+
+    def bare(name: str) -> bool:
+        return constants.kind(name) == _UINT8
+
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and len(node.input) == 3:
+            after = users[node.output[0]]
+            fits = after and all(
+                index == 1 and operator in _TAKES_WEIGHTS_SECOND for operator, index in after
+            )
+            if fits and bare(node.input[0]) and bare(node.input[2]):
+                yield node, 0, 2
+        elif node.op_type == "QLinearConv" and bare(node.input[3]) and bare(node.input[5]):
+            yield node, 3, 5

@@ -1,17 +1,23 @@
-"""The options of an ONNX Runtime session, as plain words that a form keeps and a start reads.
+"""Sessions of ONNX Runtime: their options, as plain words that a form keeps, and runs in stages.
 
-Light: ONNX Runtime is imported when the first options are made.
+Lies on the way to the first result: ONNX Runtime is imported when the first session is opened. A
+network may run in stages, sessions one after the other with tensors passed between; a stage may be
+built by another thread while earlier ones already run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...core.errors import EngineError
 from ...device.resources import adds_bytes_exactly, usable_cpus
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ...core.types import Array, Tensors
     from .engine import EngineChoice
 
 NAME = "onnxruntime"
@@ -175,3 +181,120 @@ def session_options(
     for key, text in entries.items():
         options.add_session_config_entry(key, text)
     return options
+
+
+def open_session(
+    graph: str | Path | bytes,
+    words: Words,
+    name: str,
+    error: type[EngineError] = EngineError,
+    *,
+    attributes: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Open a session of a graph on the CPU.
+
+    Args:
+        graph: its file, or its bytes.
+        words: see above.
+        name: of the graph, for errors.
+        error: class of what is raised where ONNX Runtime cannot read or run it.
+        attributes: of the session's options, beside those in *words*.
+        options: as for `session_options`.
+    """
+    try:
+        import onnxruntime as ort
+
+        ort.set_default_logger_severity(FATAL_ONLY)
+        settings = session_options(words, **options)
+        for key, value in (attributes or {}).items():
+            setattr(settings, key, value)
+        return ort.InferenceSession(graph, settings, providers=["CPUExecutionProvider"])
+    except Exception as problem:  # its exceptions have no common class but this one
+        line = next(iter(str(problem).splitlines()), type(problem).__name__)
+        raise error(f"{name}: {line}") from problem
+
+
+class Stage:
+    """A part of a network and, once it is built, its session."""
+
+    __slots__ = ("_done", "_session", "inputs", "name", "outputs", "problem", "spent")
+
+    def __init__(self, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        """Describe a stage that is not built yet: the name of its graph, and its tensors."""
+        self.name = name
+        self.inputs = inputs
+        self.outputs = outputs
+        self.spent: Sequence[str] = ()
+        """Tensors to release after this stage; see `release_early`."""
+        self.problem: BaseException | None = None
+        self._session: Any = None
+        self._done = threading.Event()
+
+    def build(self, open_it: Callable[[], Any]) -> None:
+        """Open the session and wake those that wait for it; `ready` raises what goes wrong."""
+        try:
+            session = open_it()
+        except BaseException as problem:  # noqa: BLE001 - raised in `ready`
+            self.fail(problem)
+            return
+        # Failed meanwhile, that is closed: it will not be asked for.
+        if self.problem is None:
+            self._session = session
+        self._done.set()
+
+    def fail(self, problem: BaseException) -> None:
+        """Release the session, or record that there will be none."""
+        self._session, self.problem = None, problem
+        self._done.set()
+
+    def ready(self) -> Any:
+        """Wait for the session.
+
+        Raises:
+            EngineError: there is none.
+        """
+        self._done.wait()
+        session = self._session
+        if session is None:
+            if isinstance(self.problem, EngineError):
+                raise self.problem
+            raise EngineError(f"{self.name}: {self.problem}")
+        return session
+
+    def run(self, session: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the stage on values of ONNX Runtime's own; return those that it makes, by name."""
+        feeds = {name: values[name] for name in self.inputs}
+        made = session.run_with_ort_values(self.outputs, feeds)
+        return dict(zip(self.outputs, made, strict=True))
+
+
+def run_stages(
+    stages: Iterable[tuple[Stage, Any]], tensors: Tensors, outputs: Sequence[str]
+) -> list[Array]:
+    """Run stages in order and return the network's outputs.
+
+    Args:
+        stages: each with its session; asked for the next one when the one before has run, so it
+            may wait for a stage, and release what a stage needed.
+        tensors: inputs of the network.
+        outputs: names of the outputs.
+    """
+    import onnxruntime as ort
+
+    # Values of ONNX Runtime's own go from stage to stage without being copied.
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in tensors.items()}
+    for stage, session in stages:
+        values.update(stage.run(session, values))
+        for name in stage.spent:
+            del values[name]
+    return [values[name].numpy() for name in outputs]
+
+
+def release_early(stages: Sequence[Stage], outputs: Collection[str]) -> None:
+    """Make each stage release the tensors that no later one takes: where memory is scarce."""
+    needed = set(outputs)
+    for stage in reversed(stages):
+        names = dict.fromkeys((*stage.inputs, *stage.outputs))
+        stage.spent = [name for name in names if name not in needed]
+        needed.update(stage.inputs)
