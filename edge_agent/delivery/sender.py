@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import BrokerError
+from ..models.packages.blocks import CUT
 from ..models.packages.build import Package
 from ..mqtt.connection import ReceivedMessage
 from ..mqtt.one_shot import OneShotClient
@@ -23,6 +24,24 @@ OFFER_AGAIN_SECONDS = 3.0
 RECENT_SECONDS = 1.5
 """A block that was sent so recently is on its way: to every member of a group, and to a device
 that requests it twice, after an offer and by itself."""
+LEAST_BLOCK = 256
+"""Where the broker takes no packet of such a block, it takes no offer either."""
+AROUND = 16
+"""Bytes of a PUBLISH packet beside its topic and payload, at most."""
+
+
+def block_bytes(limit: int | None, root: str, target: str) -> int:
+    """Return how large blocks may be for the broker to take them.
+
+    Args:
+        limit: the broker's maximum packet size; None: it has named none.
+        root: first topic level.
+        target: the device's id, or @group.
+    """
+    if limit is None:
+        return CUT
+    topic = f"{root}/{target}/in/push/{'0' * 32}/block/{'0' * 7}"
+    return min(CUT, max(LEAST_BLOCK, limit - len(topic.encode()) - AROUND))
 
 
 @dataclass(slots=True)
@@ -78,7 +97,11 @@ class Sender:
         return all(progress.ended for progress in self.progress.values())
 
     def offer(self) -> None:
-        """Publish the offer of the package."""
+        """Publish the offer of the package.
+
+        Raises:
+            BrokerError: the broker does not take all of it.
+        """
         offer: dict[str, Any] = {
             "schema": SCHEMA,
             "package": base64.b64encode(self._package.front.header).decode(),
@@ -86,15 +109,35 @@ class Sender:
         }
         if self._package.front.signature is not None:
             offer["signature"] = base64.b64encode(self._package.front.signature).decode()
+        payload = json.dumps(offer).encode()
+        self._check_sizes(len(payload))
         self._offered_at = time.monotonic()
         self._sent.clear()  # what was on its way may have been lost
-        self._publish(f"{self._prefix}/offer", json.dumps(offer).encode())
+        self._publish(f"{self._prefix}/offer", payload)
+
+    def _check_sizes(self, offer: int) -> None:
+        """Check that the broker takes packets of what is sent, before any of it is."""
+        limit = self._client.max_packet
+        if limit is None:
+            return
+        room = limit - len(f"{self._prefix}/block/{len(self._package.blocks)}".encode()) - AROUND
+        mend = "raise its max_packet_size"
+        for what, length, way in (
+            ("the offer", offer, mend),
+            ("the list of the blocks", min(len(self._list), LIST_PART_BYTES), mend),
+            ("a block", max(self._package.blocks.lengths), f"push the model folder, or {mend}"),
+        ):
+            if length > room:
+                raise BrokerError(
+                    f"the broker takes packets of {limit} bytes at most, {what} of "
+                    f"{self._package.header.id} has {length}; {way}"
+                )
 
     def step(self, timeout: float) -> str | None:
         """Answer one message, or offer again after a silence; return the device that was heard.
 
         Raises:
-            BrokerError: the broker is gone, or does not take blocks of this size.
+            BrokerError: the broker is gone, or does not take packets of this size.
         """
         now = time.monotonic()
         silent = [p for p in self.progress.values() if not p.ended]
@@ -145,15 +188,8 @@ class Sender:
             return
         self._sent[kind, number] = now
         payload = self._package.block(number, check=False) if data is None else data
-        limit = self._client.max_packet
-        topic = f"{self._prefix}/{kind}/{number}"
-        if limit is not None and len(payload) + len(topic) + 16 > limit:
-            raise BrokerError(
-                f"the broker takes packets of {limit} bytes at most, a block has {len(payload)}; "
-                "raise its max_packet_size"
-            )
         self.bytes_sent += len(payload)
-        self._publish(topic, payload)
+        self._publish(f"{self._prefix}/{kind}/{number}", payload)
 
     def _publish(self, topic: str, payload: bytes) -> None:
         """Publish for who is there now: a device that comes back later gets nothing uninvited."""

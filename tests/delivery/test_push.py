@@ -153,6 +153,42 @@ def test_four_megabytes_go_all_the_way(
     assert box.stored() == {"incoming": set(), "staging": set(), "level": {"2"}}
 
 
+def test_blocks_are_never_above_the_brokers_maximum_packet_size(
+    tmp_path: Path, agent: Agents, listen: Listening
+) -> None:
+    """They are cut smaller where the broker takes less; a package that is cut already is refused.
+
+    That one before anything of it is sent, with the way out, and so is a list that does not fit.
+    """
+    most = 12_000
+    broker = Mosquitto(tmp_path / "broker", f"max_packet_size {most}\n")
+    try:
+        listener = listen(broker.port)
+        trust = {"allow_unsigned": True}
+        box = start_box(tmp_path, broker, listener, agent, "edge-01", trust=trust)
+        new = model_folder(tmp_path / "new", "2", best=2, hidden=600)
+        tar = tmp_path / "new.tar"
+        assert run_cli("pack", str(new), "-o", str(tar)).returncode == 0
+        large = model_folder(tmp_path / "large", "3", hidden=1600)
+        for path, what in ((tar, "a block of level@2"), (large, "the list of the blocks")):
+            refused = push(box, path)
+            assert refused.returncode == 1
+            said = refused.stderr
+            assert said.startswith(f"edge-agent: the broker takes packets of {most} bytes at most")
+            assert what in said
+            assert "raise its max_packet_size" in said
+            assert said.count("\n") == 1
+        assert not [h for h in listener.heard if "/in/push/" in h.topic]
+        done = push(box, new)
+        assert done.returncode == 0, done.stderr
+        box.wait_live("2")
+        sent = [h for h in listener.heard if "/in/push/" in h.topic]
+    finally:
+        broker.stop()
+    assert max(len(h.topic) + len(h.payload) for h in sent) < most
+    assert sum(len(h.payload) for h in sent if "/block/" in h.topic) > 1_800_000
+
+
 def test_a_stranger_can_push(
     tmp_path: Path, broker: Mosquitto, agent: Agents, listen: Listening, key: Path
 ) -> None:

@@ -23,7 +23,7 @@ from urllib.parse import quote
 from ...config.settings import Broker
 from ...core.errors import AgentError
 from ...core.scratch import scratch_folder
-from ...delivery.sender import Sender
+from ...delivery.sender import Sender, block_bytes
 from ...models.manifest import load
 from ...models.packages.build import Package
 from ...mqtt import payloads
@@ -109,7 +109,7 @@ def _measure(
     setup: PushSetup,
     report_progress: Callable[[str], None],
 ) -> PushReport:
-    packages = versions(model, place)
+    packages = versions(model, place, block_bytes(setup.packet, "edge", DEVICE))
     first = next(packages)
     name = first.header.name
     report = PushReport(name.removeprefix(OURS), first.header.size, first.header.blocks)

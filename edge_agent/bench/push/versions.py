@@ -22,8 +22,14 @@ SIDE = 64
 """Pixels of the input of a network of random weights."""
 
 
-def versions(model: Path, place: Path) -> Iterator[Package]:
-    """Yield packages of rising versions that share no block; each is valid until the next."""
+def versions(model: Path, place: Path, largest: int) -> Iterator[Package]:
+    """Yield packages of rising versions that share no block; each is valid until the next.
+
+    Args:
+        model: whose layout they have.
+        place: for their folders.
+        largest: bytes of a block, at most.
+    """
     chance = np.random.default_rng(7)
     with import_model(model) as imported:
         name = f"{OURS}{imported.folder.manifest.name}"[:64]
@@ -37,7 +43,7 @@ def versions(model: Path, place: Path) -> Iterator[Package]:
         (folder / "golden.npz").unlink(missing_ok=True)
         for path, ranges in tensors(folder):
             renew(path, ranges, chance)
-        yield make(load(folder))
+        yield make(load(folder), largest=largest)
         if version > 1:  # the first is pushed to both agents
             shutil.rmtree(folder)
 

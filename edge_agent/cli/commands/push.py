@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,8 +15,9 @@ from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.names import version_key
 from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
-from ...delivery.sender import Progress, Sender
+from ...delivery.sender import Progress, Sender, block_bytes
 from ...models.importing import BARE, file_of, import_model, import_tar
+from ...models.packages.blocks import CUT
 from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
@@ -64,16 +66,20 @@ def main(options: Options) -> int:
         # First, so that what cannot be pushed is told without a broker or a device.
         if path.suffix in BARE:
             with import_model(path) as imported:
-                name, package = imported.folder.manifest.name, None
+                name, packed = imported.folder.manifest.name, None
         else:
-            package = stack.enter_context(_package(path, key))
+            packed = stack.enter_context(_packed(path, key))
+            package = packed(largest=CUT)
         filters = [f"{root}/+/{kind}" for kind in ("status", "info", "model/+")]
         client = stack.enter_context(OneShotClient(settings.broker, filters))
         fleet = Fleet(client, root)
         devices = online_targets(fleet, target, wait=options.wait, timeout=options.timeout)
-        if package is None:
+        largest = block_bytes(client.max_packet, root, target)
+        if packed is None:
             version = _next(fleet, devices, name)
-            package = stack.enter_context(_package(path, key, version))
+            package = stack.enter_context(_packed(path, key, version))(largest=largest)
+        elif largest < CUT:
+            package = packed(largest=largest)
         client.subscribe([f"{root}/+/push/{package.transfer}"])
         sender = Sender(client, root, target, devices, package)
         size = package.header.size
@@ -90,26 +96,31 @@ def main(options: Options) -> int:
 
 
 @contextmanager
-def _package(path: Path, key: PrivateKey | None, version: str | None = None) -> Iterator[Package]:
-    """Make or open the package."""
+def _packed(
+    path: Path, key: PrivateKey | None, version: str | None = None
+) -> Iterator[Callable[..., Package]]:
+    """Yield what makes or opens the package, with blocks of at most `largest` bytes.
+
+    One that `pack` has made keeps its blocks, as they are what it is signed with.
+    """
     if path.suffix == ".tar":
         package = open_package(path)
         if package is None:
             # Made by hand: packed anew, so that it can be signed and sent in blocks.
             with import_tar(path) as imported:
-                yield make(imported.folder, key=key)
+                yield partial(make, imported.folder, key=key)
             return
         if key is not None:
             raise UsageError(
                 "--key: the package is made already; give the folder, or pack it with --key"
             )
-        yield package
+        yield lambda **_largest: package
         return
     with import_model(path, None, version) as imported:
         for assumption in imported.assumptions:
             print(f"assumed  {assumption}")
         _check(imported.folder)
-        yield make(imported.folder, key=key)
+        yield partial(make, imported.folder, key=key)
 
 
 def _check(folder: ModelFolder) -> None:

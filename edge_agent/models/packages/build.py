@@ -124,6 +124,7 @@ def make(
     expires: datetime | None = None,
     targets: Sequence[str] = (),
     created: datetime | None = None,
+    largest: int = CUT,
 ) -> Package:
     """Build a package of a model folder, whose files it goes on reading.
 
@@ -133,6 +134,7 @@ def make(
         expires: from when on no device accepts it; None: never.
         targets: device:ID, profile:NAME, @GROUP; none: for any device.
         created: None: now.
+        largest: no block is longer.
 
     Raises:
         ModelError: the folder is not fit to be a package.
@@ -142,7 +144,7 @@ def make(
         if each.golden.exists():
             check_golden_file(each, _inspect(each))
     with disk_errors(f"{model.path}: reading the model"):
-        layout, blocks = cut_folder(model.path)
+        layout, blocks = cut_folder(model.path, largest)
     front = describe(
         model, layout, blocks, key=key, expires=expires, targets=targets, created=created
     )
@@ -235,8 +237,12 @@ def _named(model: ModelFolder) -> set[str]:
     return {file.relative_to(model.path).as_posix() for file in files}
 
 
-def cut_folder(folder: Path) -> tuple[Layout, BlockList]:
+def cut_folder(folder: Path, largest: int = CUT) -> tuple[Layout, BlockList]:
     """Lay out a model folder as the members of a tar and cut it into blocks.
+
+    Args:
+        folder: of the model.
+        largest: no block is longer.
 
     Raises:
         ModelError: there is something in it that cannot be in a package.
@@ -265,7 +271,7 @@ def cut_folder(folder: Path) -> tuple[Layout, BlockList]:
         at += size + len(end)
     layout = Layout(tuple(pieces), bytes(frame))
     stream = layout.stream(folder)
-    lengths = cut(stream.length, hard, soft, CUT)
+    lengths = cut(stream.length, hard, soft, largest)
     digests: list[bytes] = []
     offset = 0
     for length in lengths:
