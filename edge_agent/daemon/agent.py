@@ -312,7 +312,7 @@ class Agent:
             self._origins,
             events=self._events,
         )
-        control.recover()
+        control.recover(self._last)
         with self._changing:
             if self._closing:
                 return

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from ..core.flight_recorder import PreviousCrash
 from ..delivery.receive.router import Router
 from ..delivery.rollout.deployer import Deployer
 from ..device.allocator import return_large_blocks
@@ -47,10 +48,14 @@ class Control:
         self._reload = reload
         self._first_result_logged = False
 
-    def recover(self) -> None:
-        """Resume or undo the deployments that the last run left; before any model is loaded."""
+    def recover(self, last: PreviousCrash | None) -> None:
+        """Resume or undo the deployments that the last run left; before any model is loaded.
+
+        Args:
+            last: how that run ended, if not in order.
+        """
         return_large_blocks()
-        self._deployer.recover()
+        self._deployer.recover(last)
 
     def start(self) -> None:
         """Publish what this device is, then start the services."""

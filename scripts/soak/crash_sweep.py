@@ -103,6 +103,11 @@ HITS |= {
 }
 # Not on the way of a push that goes well.
 ELSEWHERE = frozenset({"rollback.done", "probation.suspended", "probation.resumed"})
+# By the form of a case: what ends the agent on probation, and how it says that it ended.
+ON_PROBATION = {
+    "restart": (signal.SIGTERM, 0),
+    "crash": (signal.SIGABRT, -signal.SIGABRT),
+}
 RECOVERY = ("pointers.written:1", "pointers.renamed:1", "rollback.done:1")
 STATES = ("verifying", "preparing", "trial", "shadow", "probation")
 
@@ -121,7 +126,8 @@ class Case:
     broker: str | None = None
     """When the broker is killed; "with": while the agent is dead."""
     form: str = "push"
-    """push; whole: one message on in/model; rollback: the command; restart: SIGTERM first."""
+    """push; whole: one message on in/model; rollback: the command; restart: SIGTERM on probation;
+    crash: SIGABRT on probation."""
     fresh: bool = False
     """The device has no version yet."""
 
@@ -157,7 +163,7 @@ def all_cases(seed: int) -> list[Case]:
         cases.append(Case(f"broker {state}", broker=f"state:{state}"))
         cases.append(Case(f"pusher {state}", pusher=f"state:{state}"))
     for second in RECOVERY:
-        cases.append(Case(f"agent swap.exchanged:1 then {second}", ("swap.exchanged:1", second)))
+        cases.append(Case(f"crash on probation, agent {second}", ("", second), form="crash"))
         cases.append(Case(f"rollback, agent {second}", (second,), form="rollback"))
     for first, second in (
         ("block.written:20", "block.written:3"),
@@ -168,7 +174,10 @@ def all_cases(seed: int) -> list[Case]:
         ("swap.activated:1", "pointers.renamed:1"),
     ):
         cases.append(Case(f"agent {first} then {second}", (first, second)))
+    cases.append(Case("crash on probation", ("",), form="crash"))
     for second in ("probation.resumed:1", "probation.passed:1", "pointers.written:1"):
+        first = "swap.exchanged:1"
+        cases.append(Case(f"agent {first} then {second}", (first, second)))
         cases.append(Case(f"restarted on probation, {second}", ("", second), form="restart"))
     cases.append(
         Case(
@@ -244,7 +253,7 @@ class Run:
     """By block: when it was seen on the disk first."""
     """Blocks that were on the disk at some death."""
     rolled_back: bool = False
-    """A death on probation has brought the old version back."""
+    """A crash on probation has brought the old version back."""
     done: set[str] = field(default_factory=set)
     """Triggers that have fired."""
 
@@ -365,7 +374,7 @@ class Run:
     def bury(self) -> None:
         """Let others die with the agent, look at what is there, start it again."""
         status = self.agent.wait(10)
-        if status != -signal.SIGKILL and not (self.case.form == "restart" and status == 0):
+        if status not in {-signal.SIGKILL, ON_PROBATION.get(self.case.form, (0, None))[1]}:
             raise Wrong(f"the agent ended with {status}: {self.agent.words()[-400:]}")
         self.deaths.append("agent")
         self.note_durable()
@@ -381,16 +390,16 @@ class Run:
         self.lives += 1
         if before.live is None:
             return
-        # Before anybody repeats anything, it runs: the old one or the new one; the old one where
-        # the new one was on probation.
+        # Before anybody repeats anything, it runs: the old one or the new one; where the new one
+        # was on probation, the old one after a crash and the new one after any other end.
         wanted = {f"{NAME}@1", f"{NAME}@2"}
-        trial = before.trial
-        # Below 0: an orderly end had been noted already.
-        if status != 0 and trial is not None and trial.phase == "probation" and trial.starts >= 0:
-            wanted = {f"{NAME}@{before.previous or before.live}"}
-            self.rolled_back = before.previous is not None
+        trial, undone = before.trial, None
+        if trial is not None and trial.phase == "probation":
+            undone = before.previous if status == -signal.SIGABRT else None
+            wanted = {f"{NAME}@{undone or before.live}"}
         while self.agent.process.poll() is None:
             if any(result["model"] in wanted for result in self.results(since)):
+                self.rolled_back |= wanted == {f"{NAME}@{undone}"}
                 return
             self.tick(f"results of {wanted} after {', '.join(self.deaths)}")
 
@@ -422,8 +431,8 @@ class Run:
                 self.note_durable()
             if self.seen(self.case.broker):
                 self.kill_broker()
-            if self.case.form == "restart" and self.seen("state:probation"):
-                self.agent.signal(signal.SIGTERM)
+            if self.case.form in ON_PROBATION and self.seen("state:probation"):
+                self.agent.signal(ON_PROBATION[self.case.form][0])
             ended = self.pusher is None or self.pusher.poll() is not None
             if ended and self.due():
                 self.push()

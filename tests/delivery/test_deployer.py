@@ -226,37 +226,95 @@ def test_latency_in_probation_rolls_back(box: Boxes, tmp_path: Path) -> None:
     one.results_go_on("1")
 
 
-def test_crash_in_probation_rolls_back_and_an_orderly_end_does_not(
-    box: Boxes, tmp_path: Path
-) -> None:
-    """Stopped and started during a probation the new version stays; killed, it does not.
-
-    The one before then comes back before the new one has seen another frame.
-    """
+def on_probation(box: Boxes, tmp_path: Path) -> Box:
+    """Start a box on which version 2 is on probation for longer than the test takes."""
     one = box(trial={"probation_s": 60})
     assert deliver(one, tmp_path, "2", best=2)["state"] == "probation"
     one.wait_live("2")
-    assert one.agent.stop() == 0
-    started = len(one.listener.heard)
-    one.agent.restart()
-    one.listener.wait_for(
-        lambda heard: any("/result/" in h.topic for h in heard[started:]), "results"
-    )
-    one.results_go_on("2")
-    assert one.model()["candidate"]["phase"] == "probation"
+    return one
 
+
+def started_again(one: Box) -> str:
+    """Start an agent that has ended; give the model of its first result."""
+    results = one.listener.on(one.topic("result", "door"))
+    before = {each["session"] for each in results}
+    one.agent.restart()
+    first: str = one.listener.wait_for(
+        lambda _heard: next(
+            (
+                each["model"]
+                for each in one.listener.on(one.topic("result", "door"))
+                if each["session"] not in before
+            ),
+            None,
+        ),
+        "a result",
+    )
+    return first
+
+
+def crashed(one: Box, inside: str) -> None:
+    """Leave behind what a run does that crashes inside an engine's call for this model."""
+    script = (
+        "import faulthandler\nfrom edge_agent.core.flight_recorder import recorder\n"
+        f"recorder.open({str(one.agent.folder / 'state')!r})\n"
+        f"recorder.enter('infer', '{inside} onnxruntime:CPU 0-0')\nfaulthandler._sigsegv()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
+    assert done.returncode == -signal.SIGSEGV
+
+
+def test_a_power_cut_within_probation_does_not_roll_a_good_model_back(
+    box: Boxes, tmp_path: Path
+) -> None:
+    """Killed or stopped the new version stays, watched anew; not for ever, should it be to blame.
+
+    The third end within one probation that is not orderly brings the one before back.
+    """
+    one = on_probation(box, tmp_path)
+    assert one.agent.stop() == 0
+    assert started_again(one) == "level@2"
+    for _ in range(2):
+        one.agent.signal(signal.SIGKILL)
+        one.agent.wait()
+        assert started_again(one) == "level@2"
+        watched = {"version": "2", "phase": "probation", "percent": 100.0}
+        one.listener.wait_state(one.topic("model", "level"), live="2", candidate=watched)
     one.agent.signal(signal.SIGKILL)
     one.agent.wait()
-    one.agent.restart()
-    one.wait_live("1")
+    assert started_again(one) == "level@1"
     state = one.wait_settled(outcome="rolled-back", version="2")
-    assert state["last"]["why"] == (
-        "the agent did not outlive its probation: it crashed, was killed, or the power failed"
-    )
+    assert state["last"]["why"] == "the agent ended 3 times during its probation"
+
+
+def test_crash_in_probation_rolls_back(box: Boxes, tmp_path: Path) -> None:
+    """The version before comes back before the new one has seen another frame."""
+    one = on_probation(box, tmp_path)
+    one.agent.signal(signal.SIGABRT)
+    one.agent.wait()
+    assert started_again(one) == "level@1"
+    state = one.wait_settled(outcome="rolled-back", version="2")
+    assert state["last"]["why"] == "the agent crashed (Aborted) during its probation"
     one.results_go_on("1")
     results = one.listener.on(one.topic("result", "door"))
     session = results[-1]["session"]
     assert {each["model"] for each in results if each["session"] == session} == {"level@1"}
+
+
+def test_a_crash_counts_against_the_model_in_whose_call_it_happened(
+    box: Boxes, tmp_path: Path
+) -> None:
+    """Not another model's against that on probation; its own does, in an orderly end too."""
+    one = on_probation(box, tmp_path)
+    one.agent.signal(signal.SIGKILL)
+    one.agent.wait()
+    crashed(one, "other@2")
+    assert started_again(one) == "level@2"
+    assert one.agent.stop() == 0
+    crashed(one, "level@2")
+    assert started_again(one) == "level@1"
+    state = one.wait_settled(outcome="rolled-back", version="2")
+    assert "crashed (Segmentation fault) during its probation" in state["last"]["why"]
 
 
 def test_orderly_end_during_a_trial_begins_it_again(box: Boxes, tmp_path: Path) -> None:

@@ -123,14 +123,14 @@ def test_a_damaged_version_does_not_come_back_out_of_probation(box: Boxes, tmp_p
 
 
 def test_a_damaged_version_does_not_come_back_after_a_crash(box: Boxes, tmp_path: Path) -> None:
-    """Killed during a probation, with the version before damaged: the new one goes on."""
+    """Crashed during a probation, with the version before damaged: the new one goes on."""
     one = box(trial={"probation_s": 2})
     new = model_folder(tmp_path / "4", "4", best=0, trial={"probation_s": 600})
     assert send(one.broker.port, "edge-01", plain_package(new, "level", "4"))["state"] == (
         "probation"
     )
     one.wait_live("4")
-    one.agent.signal(signal.SIGKILL)
+    one.agent.signal(signal.SIGABRT)
     one.agent.wait()
     damage(stored(one, "3"))
     started = len(one.listener.heard)

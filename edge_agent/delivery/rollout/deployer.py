@@ -16,6 +16,7 @@ from ...config.settings import Trial
 from ...core.containment import contained
 from ...core.errors import AgentError, ModelError
 from ...core.files import fault
+from ...core.flight_recorder import PreviousCrash
 from ...core.types import Kind
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
@@ -96,9 +97,13 @@ class Deployer:
 
     # Life
 
-    def recover(self) -> None:
-        """Find what was on its way when the agent ended; before the ledger is asked anything."""
-        for candidate in self._recovery.find_candidates():
+    def recover(self, last: PreviousCrash | None) -> None:
+        """Find what was on its way when the agent ended; before the ledger is asked anything.
+
+        Args:
+            last: how the last run ended, if not in order.
+        """
+        for candidate in self._recovery.find_candidates(last):
             self.submit(candidate)
 
     def run(self) -> None:

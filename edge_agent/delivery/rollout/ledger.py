@@ -51,8 +51,8 @@ class Step(NamedTuple):
     version: that, or, once installed, its folder in the store, without the mark of acceptance;
     trial mark: also `trial` in the model's `pointers.json`, written when preparing begins;
     probation mark: the same with phase "probation", in one write with the live pointer."""
-    after_kill: Literal["resume transfer", "try again", "roll back"]
-    """What the next start of the agent does with it."""
+    after_kill: Literal["resume transfer", "try again", "resume probation"]
+    """What the next start of the agent does with it, unless it is to blame for the end."""
 
 
 PHASES: Mapping[str, Step] = {
@@ -60,12 +60,12 @@ PHASES: Mapping[str, Step] = {
     "verifying": Step(frozenset({"preparing", "rejected"}), "version", "try again"),
     "preparing": Step(
         frozenset({"trial", "probation", "rejected"}), "trial mark", "try again"
-    ),  # to probation: one that an orderly end of the agent has interrupted
+    ),  # to probation: one that the agent's end has interrupted
     "trial": Step(
         frozenset({"shadow", "probation", "live", "rejected"}), "trial mark", "try again"
     ),
     "shadow": Step(frozenset({"probation", "live", "rejected"}), "trial mark", "try again"),
-    "probation": Step(frozenset({"live", "rolled-back"}), "probation mark", "roll back"),
+    "probation": Step(frozenset({"live", "rolled-back"}), "probation mark", "resume probation"),
 }
 """An outcome is persisted in `deployments.json`, and "live" and "rolled-back" by the model's
 pointers before. A transfer that is aborted or not admitted, and a version that serves already,
@@ -113,7 +113,7 @@ class Candidate:
     early_trial: EarlyTrial | None = None
     """Its trial, begun while it was arriving."""
     interrupted: Mark | None = None
-    """Of its probation, which an orderly end has interrupted, until the models are loaded."""
+    """Of its probation, which the agent's end has interrupted, until the models are loaded."""
     watch: Watch | None = None
     """By which it is judged on probation."""
     figures: Mapping[str, Any] | None = None
@@ -279,7 +279,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         ]
 
     def interrupted(self) -> list[Candidate]:
-        """List those whose probation an orderly end of the agent has interrupted."""
+        """List those whose probation the agent's end has interrupted."""
         return [each for each in self._candidates if each.interrupted is not None]
 
     def has_complete(self, name: str) -> bool:

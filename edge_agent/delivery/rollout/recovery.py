@@ -1,9 +1,10 @@
 """Recovery: what the agent continues, tries again or rolls back at its next start.
 
 The marks in the models' pointers say what was on its way. At an orderly end they are changed so
-that the candidates are not blamed for it. After any other end a version on probation is taken for
-the cause, and so is a candidate whose trial has been begun too often. Transfers are resumed by
-`receive.offers`.
+that the candidates are not blamed for it. After a crash or a hang a version on probation is taken
+for the cause, unless another model is known to be; after a kill or a power cut it is not. A
+candidate during whose trial or probation the agent has ended too often is given up all the same.
+Transfers are resumed by `receive.offers`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import replace
 from ...config.settings import Trial
 from ...core.errors import ModelError
 from ...core.files import fault
+from ...core.flight_recorder import PreviousCrash
 from ...models.store.catalog import Library
 from ...models.store.pointers import Trial as Mark
 from ...models.store.store import Store
@@ -25,7 +27,8 @@ from .probation import Probations
 log = logging.getLogger(__name__)
 
 MOST_STARTS = 2
-"""Starts of the agent during one trial after which the candidate is held responsible."""
+"""Starts of the agent during one trial, or one probation, after which the candidate is held
+responsible."""
 
 
 class Recovery:
@@ -39,8 +42,12 @@ class Recovery:
         self._ledger = ledger
         self._probations = probations
 
-    def find_candidates(self) -> list[Candidate]:
-        """Read the marks, before any model is loaded; return the candidates to be tried (again)."""
+    def find_candidates(self, last: PreviousCrash | None) -> list[Candidate]:
+        """Read the marks, before any model is loaded; return the candidates to be tried (again).
+
+        Args:
+            last: how the last run ended, if not in order.
+        """
         found: list[Candidate] = []
         for name in self._store.names():
             mark = self._store.pointers(name).trial
@@ -49,10 +56,10 @@ class Recovery:
                     found += self._untried(name)
                 elif after_kill(mark) == "try again":
                     found += self._try_again(name, mark)
-                elif mark.starts < 0:
-                    self._add_interrupted(name, mark)
+                elif (why := _reason_against(name, mark, last)) is not None:
+                    self._undo_crash(name, mark, why)
                 else:
-                    self._undo_crash(name, mark)
+                    self._add_interrupted(name, mark)
             except ModelError as problem:
                 # A full disk: what serves, serves.
                 log.error("model %s: not recovered: %s", name, problem)  # noqa: TRY400 - one line, no traceback
@@ -79,15 +86,16 @@ class Recovery:
         return [candidate]
 
     def _add_interrupted(self, name: str, mark: Mark) -> None:
-        """Add a version whose probation an orderly end has interrupted, for `resume`."""
+        """Add a version whose probation is not over, for `resume_probations`."""
+        mark = replace(mark, starts=mark.starts + 1)
+        self._store.set_trial(name, mark)
         candidate = self._stored(name, mark.version)
         candidate.phase = "preparing"  # whether it stays live is about to be decided
         candidate.interrupted = mark
         self._ledger.add(candidate)
 
-    def _undo_crash(self, name: str, mark: Mark) -> None:
+    def _undo_crash(self, name: str, mark: Mark, why: str) -> None:
         """Roll back before the version on probation can crash the agent once more."""
-        why = "the agent did not outlive its probation: it crashed, was killed, or the power failed"
         candidate = self._stored(name, mark.version)
         candidate.phase = "probation"
         try:
@@ -114,18 +122,14 @@ class Recovery:
         )
 
     def resume_probations(self, active: ActiveModels, device: Trial) -> None:
-        """Continue, when the models are loaded, the probations that an orderly end interrupted.
+        """Continue, when the models are loaded, the probations that the agent's end interrupted.
 
         The caller has `Swap.changing`.
         """
         for candidate in self._ledger.interrupted():
-            mark = candidate.interrupted
-            if mark is None:
-                continue
             name = candidate.name
             try:
                 bounds = bounds_of(self._library.live(name), device)
-                self._store.set_trial(name, replace(mark, starts=0))
             except ModelError as problem:
                 log.error("%s: probation not resumed: %s", candidate.id, problem)  # noqa: TRY400 - one line, no traceback
                 self._ledger.remove(candidate)
@@ -135,3 +139,17 @@ class Recovery:
             self._probations.begin(candidate, models, bounds)
             candidate.figures = self._ledger.figures(name, candidate.version)
             self._ledger.changed()
+
+
+def _reason_against(name: str, mark: Mark, last: PreviousCrash | None) -> str | None:
+    """Return why a version on probation is to blame for the end of the last run; None: it is not.
+
+    After an orderly end, of which the mark tells, only what is known of its own calls counts.
+    """
+    if last is not None and last.self_inflicted:
+        own = any(call.target.startswith(f"{name}@{mark.version} ") for call in last.calls)
+        if own or (not last.calls and mark.starts >= 0):
+            return f"the agent {last.why} during its probation"
+    if mark.starts >= MOST_STARTS:
+        return f"the agent ended {mark.starts + 1} times during its probation"
+    return None
