@@ -246,8 +246,11 @@ def _number(
 
 
 def _text(name: str) -> str:
-    """Return a name as a literal of a template, whatever it holds."""
-    return json.dumps(name)
+    """Return a name as a literal of a template, whatever it holds.
+
+    Jinja reads an escape as one letter, so that JSON's two halves of an emoji would never be one.
+    """
+    return json.dumps(name, ensure_ascii=False)
 
 
 def _key(label: str) -> str:

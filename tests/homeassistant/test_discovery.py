@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,27 @@ def test_the_rate_that_holds_is_within_the_bounds_of_its_number(
     """Home Assistant takes no state outside them, and shows the one of before."""
     number = made(rate=rate)["components"]["door_rate"]
     assert (number["min"], number["max"]) == bounds
+
+
+def as_jinja(literal: str) -> str:
+    """Read a text of a template as Jinja's lexer does."""
+    text: str = literal[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
+    return text
+
+
+@pytest.mark.parametrize("label", ["\N{FIRE}", "Käse", 'a "b" \\ c', "日本", "two\nlines\t"])
+def test_a_label_with_an_emoji_is_counted(label: str) -> None:
+    """Home Assistant looks for the label that the counts have, whatever letters it is of."""
+    found = made(zones=(Zone(name="yard", polygon=YARD),), labels=(label,))
+    counts = [
+        each["value_template"]
+        for each in found["components"].values()
+        if "state_class" in each and "zones" in each["value_template"]
+    ]
+    assert len(counts) == 1
+    literal = re.search(r"""\{\}\)\.get\((".*"), 0\) \}\}$""", counts[0])
+    assert literal is not None
+    assert as_jinja(literal[1]) == label
 
 
 def test_entities_of_pipelines_with_similar_names_stay_apart() -> None:
