@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 MAX_LINE = 64 * 1024
 """Bytes of a line; a longer one is no reading."""
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_LABELED = re.compile(r"([^\W\d][\w /%°.-]*?)\s*[:=]\s*([+-]?[\d.][\d.eE+-]*)")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_LABELED = re.compile(r"([^\W\d][\w /%°.-]*?)\s*[:=]\s*([+-]?[0-9.][0-9.eE+-]*)")
 """`t:3.2` or `h = 1.0`, as for Arduino's serial plotter."""
 HEADERS = 10
 """So many lines without numbers in a row are no names of channels."""

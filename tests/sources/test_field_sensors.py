@@ -107,6 +107,16 @@ def test_victron_49357_labels_and_values(text: bytes, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("line", ["٣,٤", "1,४", "t:१,h:2"])
+def test_digits_of_other_scripts_are_no_numbers_of_a_serial_port(line: str, tmp_path: Path) -> None:
+    """Such a line is refused and said, as in a CSV file; those around it are readings."""
+    good = "t:1,h:2" if ":" in line else "1,2"
+    said = lines(tmp_path).take(f"{good}\n{good}\n{line}\n{good}\n".encode(), 0, 0.0)
+    assert [len(each.data) for each in said if isinstance(each, Rows)] == [2, 1]
+    (wrong,) = [str(each) for each in said if isinstance(each, SampleError)]
+    assert wrong.endswith(f"found {line!r}")
+
+
 def test_lines_without_numbers_are_said(tmp_path: Path) -> None:
     """A device that never sends a number is not taken for one that sends names for ever."""
     reader = lines(tmp_path)
