@@ -274,11 +274,11 @@ class Agent:
         config, origins = self._origins
         try:
             settings = self._reread()
-        except UsageError as problem:
+        except UsageError:
             if digest(config) == origins:
                 raise
-            # Changed since this start has read them: as at a reload, what is wrong changes nothing.
-            log.error("the settings stay as they were: %s", problem)  # noqa: TRY400 - as at a reload
+            # Changed since this start has read them: a reload says what is wrong.
+            self._reload_missed = True
             return True
         if settings != self._runner.settings and digest(config) != origins:
             # Changed since then: applied as at a reload, which lets go on what it can.

@@ -63,7 +63,14 @@ class SettingsReload:
         self._file = file
         self._lazy = lazy
         self._gone = gone
-        """Held while pipelines come and go, so that no model is released that one begins to use."""
+        self._refused: str | None = None
+        """What was wrong with the settings when they were last read again."""
+
+    def problems(self) -> list[str]:
+        """Return that other settings run than those of the file, and why."""
+        if self._refused is None or self._plan_writer.is_put_back():
+            return []
+        return [f"settings: changed, but not taken over: {self._refused}; mend, then reload"]
 
     def run(self) -> None:
         """Apply what has changed; wrong settings change nothing."""
@@ -75,8 +82,10 @@ class SettingsReload:
             settings, tls = self._read()
         except UsageError as problem:
             log.error("the settings stay as they were: %s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
-            systemd.notify("READY=1")
+            self._refused = str(problem)
+            systemd.notify("READY=1", f"STATUS=the settings stay as they were: {problem}")
             return
+        self._refused = None
         runner.settings = settings
         if settings.groups != before.groups:
             # First of all: loading publishes `info`, by which others know that we listen.

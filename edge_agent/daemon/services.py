@@ -6,7 +6,7 @@ is one more entry of `services`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +86,17 @@ def compose(
         *upkeep.threads,
     ]
     background = Services(services)
-    health = _health(runner, inventory, requests, background, announcements, events)
-    active = runner.active
-    active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
-    form_ready.add(plan_writer.write, announcements.models)
     reload = SettingsReload(
         *(runner, plan_writer, announcements, metrics, reread),
         file=origins[0],
         lazy=lazy,
         gone=events.forget,
     )
+    told = (background.problems, reload.problems, announcements.problems)
+    health = _health(runner, inventory, requests, told, events)
+    active = runner.active
+    active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
+    form_ready.add(plan_writer.write, announcements.models)
     return Control(
         runner,
         inventory,
@@ -193,8 +194,7 @@ def _health(
     runner: Runner,
     inventory: Inventory,
     requests: Requests,
-    background: Services,
-    announcements: Announcements,
+    told: Sequence[Callable[[], list[str]]],
     events: EventService,
 ) -> Health:
     """Build the report of the device."""
@@ -209,9 +209,8 @@ def _health(
         problems=(
             recorder.problems,
             inventory.crashes.problems,
-            background.problems,
             runner.sinks.problems,
-            announcements.problems,
+            *told,
             lambda: inventory.other_variants(s.model.folder for s in active.all() if s.model),
         ),
         actions=events.health,

@@ -264,6 +264,35 @@ def test_the_names_of_the_device_wait_for_a_start(
     listener.wait_state("rand/box/status", state="online")
 
 
+# What is wrong
+
+
+def test_health_says_that_other_settings_run_than_those_of_the_file(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, Any],
+) -> None:
+    """A reload with wrong settings is degraded until they are mended, or put back as they were."""
+    listener = listen(broker.port)
+    settings = agent_settings("box", broker.url, [pipeline], models_dirs=models)
+    running = agent(settings)
+    listener.wait_state(f"{D}/health", state="ok")
+    right = running.config.read_text()
+    for mended in (right, tomli_w.dumps(tomllib.loads(right) | {"groups": ["lab"]})):
+        del listener.heard[:]
+        reload(running, health={"interval_s": "often"})
+        health = listener.wait_why("settings: changed, but not taken over: ")
+        assert health["state"] == "degraded"
+        assert "health.interval_s" in health["why"][0]
+        running.config.write_text(mended)
+        if mended != right:
+            running.signal(signal.SIGHUP)
+        listener.wait_state(f"{D}/health", state="ok")
+    wait_results(listener)
+
+
 # Metrics
 
 

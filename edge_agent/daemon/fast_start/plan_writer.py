@@ -82,6 +82,10 @@ class PlanWriter:
         self._adopt()
         self._pending = digest(self._config)
 
+    def is_put_back(self) -> bool:
+        """Whether inputs that `reread` found changed are again what the settings in use are of."""
+        return self._pending != self._origins == digest(self._config)
+
     def _adopt(self) -> None:
         with self._adopting:
             if self._runner.settings is not self._settings:
