@@ -30,8 +30,8 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
             lock = _lock(name)
             try:
-                # Another process may have swept it before it was locked.
-                if lock is None or os.fstat(lock).st_nlink:
+                # Another process may have swept it before it was opened, or before it was locked.
+                if Path(name).is_dir():
                     yield Path(name)
                     return
             finally:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,3 +70,26 @@ def test_the_folder_of_a_killed_process_is_swept_by_the_next(place: Path) -> Non
             assert (used / "model.onnx").exists()
     finally:
         end(living)
+
+
+def test_a_folder_that_another_process_sweeps_as_it_is_made_is_made_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four demos that started at once: one had "mosquitto.conf: No such file or directory"."""
+    swept: list[str] = []
+    make = tempfile.mkdtemp
+
+    def make_and_sweep(*args: Any, **keys: Any) -> str:
+        """Sweep the first one before its process can open it."""
+        folder = str(make(*args, **keys))
+        if not swept:
+            Path(folder).rmdir()
+            swept.append(folder)
+        return folder
+
+    monkeypatch.setattr("tempfile.mkdtemp", make_and_sweep)
+    with scratch_folder("demo") as folder:
+        assert swept
+        assert list(place.iterdir()) == [folder]
+        (folder / "mosquitto.conf").touch()
+    assert list(place.iterdir()) == []
