@@ -49,6 +49,30 @@ def test_a_group_goes_back_together(
     assert other.startswith("edge-02: offline since ")
 
 
+def test_the_way_forward_after_a_rollback_is_the_same_push_again(
+    tmp_path: Path,
+    broker: Mosquitto,
+    agent: Callable[..., AgentProcess],
+    listen: Callable[..., Listener],
+) -> None:
+    """The version that was gone back from is live again, and none of its blocks is sent."""
+    box = start_box(
+        tmp_path, broker, listen(broker.port), agent, "edge-01", trust={"allow_unsigned": True}
+    )
+    new = str(model_folder(tmp_path / "new", "2", best=2))
+    push = ("push", new, "--device", box.device, "--broker", broker.url)
+    assert run_cli(*push).returncode == 0
+    back = run_cli("rollback", "level", "--device", box.device, "--broker", broker.url)
+    assert back.stdout == f"{box.device}: level is back at version 1\n"
+    box.wait_live("1")
+    del box.listener.heard[:]
+    again = run_cli(*push)
+    assert again.returncode == 0, again.stderr
+    assert f"{box.device}: live" in again.stdout
+    box.wait_live("2")
+    assert not [heard for heard in box.listener.heard if "/block/" in heard.topic]
+
+
 def test_a_group_without_a_member_that_is_online_is_1_at_once(
     broker: Mosquitto, listen: Callable[..., Listener]
 ) -> None:
