@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.errors import AgentError, UsageError
 from ..core.names import NAME_RULE, is_name
-from ..mqtt.connection import parse_object
+from ..mqtt.connection import ReceivedMessage, parse_object
 from ..mqtt.one_shot import OneShotClient
 from .terminal import moment, span
 
@@ -20,6 +20,14 @@ QUIET_SECONDS = 0.4
 """After the last one; then there are no more."""
 MOST_SECONDS = 30.0
 """For all of them, over a slow link."""
+KINDS = ("status", "info", "health", "model/+", "source/+")
+"""What devices leave retained and a look may be at."""
+SMALL = 100
+"""So few messages no broker drops."""
+QUEUE = 1000
+"""So many a stock mosquitto keeps for a client that is slower than it."""
+BATCH = 200
+"""Exact topics that are asked for at once."""
 
 
 class Fleet:
@@ -38,23 +46,88 @@ class Fleet:
         """By device and pipeline."""
         self.topics: dict[str, set[str]] = {}
         """All that hold something, by device."""
+        self.gap = ""
+        """Why there may be devices that were not seen; empty: the look is complete."""
+        self._asked: set[str] = set()
 
     def look(self) -> None:
-        """Collect the retained messages until no more of them arrive.
+        """Collect the retained messages until no more of them arrive, and find what was left out.
 
         Raises:
             BrokerError: the connection is lost.
         """
+        heard = self._collect()
+        if len(heard) < SMALL:
+            kinds: set[str] = set()
+        elif len(heard) < QUEUE:
+            kinds = {"status", "info"}
+        else:
+            kinds = self._look_by_kind()
+        missing = self._missing(kinds)
+        # Where each kind was looked at by itself, only a device that was not seen is a gap.
+        proofs = ("/status", "/info") if len(heard) < QUEUE else ("/status",)
+        for start in range(0, len(missing), BATCH):
+            found = self._collect(missing[start : start + BATCH])
+            if any(each.topic.endswith(proofs) for each in found):
+                self._miss()
+        if self._client.refused:
+            self.gap = f"the broker has refused a subscription: {self._client.refused}"
+
+    def _miss(self) -> None:
+        why = "the broker leaves out retained messages; raise its limit for each client"
+        self.gap = f"{why} (mosquitto: max_queued_messages)"
+
+    def _look_by_kind(self) -> set[str]:
+        """Look at each kind by itself: it fits a queue that all together do not.
+
+        Returns:
+            Those of which there are so many that some may have been left out even so.
+        """
+        before, many = len(self.status), {"status"}
+        for wanted in self._client.filters:
+            count = len(self._collect([wanted]))
+            kind = wanted.removeprefix(f"{self._root}/").partition("/")[2]
+            if count >= QUEUE:
+                many.add(kind)
+            # What a slow reader is not sent differs each time; over 3.1.1 it is always the same.
+            if (kind == "status" and not before == len(self.status) == count) or (
+                count >= QUEUE and self._client.protocol != 5
+            ):
+                self._miss()
+        return many
+
+    def _missing(self, kinds: set[str]) -> list[str]:
+        """List the topics of these kinds that devices may hold beyond what has come; each once."""
+        missing = [
+            f"{self._root}/{device}/{kind}"
+            for kind in KINDS
+            if kind in kinds and f"{self._root}/+/{kind}" in self._client.filters
+            for device, topics in self.topics.items()
+            if kind.endswith("+") or f"{self._root}/{device}/{kind}" not in topics
+        ]
+        new = [topic for topic in missing if topic not in self._asked]
+        self._asked.update(new)
+        return new
+
+    def _collect(self, filters: list[str] | None = None) -> list[ReceivedMessage]:
+        """Take in what is retained, by these filters or by those that are subscribed to."""
+        if filters is not None:
+            self._client.ask(filters)
+        collected: list[ReceivedMessage] = []
         now = time.monotonic()
         quiet, most = now + LOOK_SECONDS, now + MOST_SECONDS
         while (left := min(quiet, most) - time.monotonic()) > 0:
             heard = self._client.next(left)
             if heard is None:
-                return
+                return collected
             self.take(heard.topic, heard.payload)
             # What is published meanwhile does not prolong it.
             if heard.retained:
+                collected.append(heard)
                 quiet = time.monotonic() + QUIET_SECONDS
+        if most < quiet:
+            self.gap = f"retained messages were still arriving after {MOST_SECONDS:.0f} s"
+        return collected
 
     def take(self, topic: str, payload: bytes) -> None:
         """Record a message; an empty one is ignored."""
@@ -93,6 +166,13 @@ class Fleet:
         return self.members(target[1:]) if target.startswith("@") else [target]
 
 
+def look_filters(root: str, target: str | None, *kinds: str) -> list[str]:
+    """Return what a look at a target subscribes to: who is there, and these kinds of its topics."""
+    of = target if target and not target.startswith("@") else "+"
+    wanted = (f"{root}/{of}/{kind}" for kind in ("status", *kinds))
+    return list(dict.fromkeys([f"{root}/+/status", *wanted]))
+
+
 def check_target(target: str) -> None:
     """Check the value of `--device ID|@GROUP`.
 
@@ -112,6 +192,8 @@ def online_targets(fleet: Fleet, target: str, *, wait: bool, timeout: float) -> 
     deadline = time.monotonic() + timeout
     while True:
         fleet.look()
+        if fleet.gap and target.startswith("@"):
+            raise AgentError(f"{incomplete(fleet)}; nothing was sent to {target}")
         if found := [device for device in fleet.named(target) if fleet.online(device)]:
             return found
         problem = absence(fleet, target)
@@ -119,6 +201,11 @@ def online_targets(fleet: Fleet, target: str, *, wait: bool, timeout: float) -> 
             raise AgentError(f"{problem}; --wait waits for it")
         if time.monotonic() > deadline:
             raise AgentError(f"{problem}, after {timeout:.0f} s")
+
+
+def incomplete(fleet: Fleet) -> str:
+    """Return that there may be devices which were not seen, and why."""
+    return f"the look is not complete: {fleet.gap}"
 
 
 def absence(fleet: Fleet, target: str) -> str:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -45,6 +45,8 @@ class OneShotClient:
         """By message id of what is in flight. An id is used again after 65535 others."""
         self._broker = broker
         self._filters = list(filters)
+        self.refused = ""
+        """Why the broker has refused a subscription."""
         self._connection = self._connect()
 
     def _connect(self) -> Connection:
@@ -54,13 +56,15 @@ class OneShotClient:
             hooks=Hooks(
                 message=self._received.put,
                 published=self._published,
-                refused=lambda _connection, refusal: log.warning(
-                    "broker: refused a subscription: %s (see its access list)", refusal.reason
-                ),
+                refused=self._refuse,
             ),
         )
         connection.subscribe(self._filters)
         return connection
+
+    def _refuse(self, _connection: Connection, refusal: Refusal) -> None:
+        self.refused = refusal.reason
+        log.warning("broker: refused a subscription: %s (see its access list)", refusal.reason)
 
     def _published(self, _connection: Connection, mid: int, refusal: Refusal | None) -> None:
         """Queue a refusal for `next`; in paho's thread."""
@@ -84,12 +88,25 @@ class OneShotClient:
         return self._connection.gone.is_set()
 
     @property
+    def protocol(self) -> int:
+        """Return 5, or 4 for MQTT 3.1.1."""
+        return self._connection.protocol
+
+    @property
+    def filters(self) -> Sequence[str]:
+        return self._filters
+
+    @property
     def max_packet(self) -> int | None:
         return self._connection.max_packet
 
     def subscribe(self, filters: list[str]) -> None:
         """Add subscriptions."""
         self._filters.extend(filters)
+        self._connection.subscribe(filters)
+
+    def ask(self, filters: list[str]) -> None:
+        """Have what is retained sent, once more where it was; not after a `reconnect`."""
         self._connection.subscribe(filters)
 
     def publish(

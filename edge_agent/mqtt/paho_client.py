@@ -30,6 +30,8 @@ CONNECT_TIMEOUT = 10.0
 """Seconds."""
 RECEIVE_MAXIMUM = 64
 """Unacknowledged messages that the broker may send to us: bounds memory during a push."""
+COMMAND_RECEIVE_MAXIMUM = 65535
+"""To a command: mosquitto drops what a subscription brings beyond this and its queue of 1000."""
 SESSION_EXPIRY = 3600
 """Seconds for which the broker keeps messages for us after a disconnect."""
 
@@ -165,7 +167,7 @@ def properties(packet: str, **values: Any) -> Any:
 
 def session_options(*, keep: bool) -> dict[str, Any]:
     """Return what CONNECT of MQTT 5 says of the session; *keep*: it outlives the connection."""
-    limits = {"ReceiveMaximum": RECEIVE_MAXIMUM}
+    limits = {"ReceiveMaximum": RECEIVE_MAXIMUM if keep else COMMAND_RECEIVE_MAXIMUM}
     if keep:
         limits["SessionExpiryInterval"] = SESSION_EXPIRY
     return {"clean_start": not keep, "properties": properties("CONNECT", **limits)}

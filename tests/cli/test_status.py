@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,61 @@ def test_a_broker_without_devices_is_1(device: Make, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("EDGE_AGENT_BROKER__URL")
     port = free_port()
     assert f"127.0.0.1:{port} cannot be reached" in refused("--broker", f"mqtt://127.0.0.1:{port}")
+
+
+FLEET = 1100
+"""Devices: more than a stock mosquitto keeps of messages for a client."""
+
+
+@pytest.fixture
+def fleet(
+    tmp_path: Path, listen: Callable[..., Listener], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Mosquitto]:
+    """Run a mosquitto as it comes, with what a large fleet has left on it."""
+    broker = Mosquitto(tmp_path / "stock", "max_queued_messages 1000\n")
+    monkeypatch.setenv("EDGE_AGENT_BROKER__URL", broker.url)
+    listener = listen(broker.port, "edge/caught-up/#")
+    for number in range(FLEET):
+        box = Device.__new__(Device)
+        box.listener, box.topic = listener, f"edge/box-{number:04}"
+        box.say("status", state="online", reason="started", session="s", time=iso(7200))
+        box.say("info", groups=["fleet"], pipelines=[{"name": "door", "model": "face"}])
+        box.healthy(interval_s=600)
+        box.say("model/face", live="3", versions=["3"])
+    listener.catch_up()
+    yield broker
+    broker.stop()
+
+
+def test_more_devices_than_a_stock_broker_queues_are_all_seen(fleet: Mosquitto) -> None:
+    """All of status, models and a group are there, though all together exceed the queue."""
+    del fleet
+    lines = looked(0, "--device", "@fleet")
+    assert len([line for line in lines if line.startswith("box-")]) == FLEET
+    models = call_cli("models")
+    assert (models.code, models.err) == (0, "")
+    assert models.out.count("  face: live 3; has 3") == FLEET
+
+
+def test_a_look_that_is_not_complete_says_so_and_no_group_command_is_sent(
+    fleet: Mosquitto, monkeypatch: pytest.MonkeyPatch, listen: Callable[..., Listener]
+) -> None:
+    """Over MQTT 3.1.1 that broker drops what is beyond its queue, and no one can ask for it."""
+    commands = listen(fleet.port, "edge/#")
+    monkeypatch.setenv("EDGE_AGENT_BROKER__PROTOCOL", "4")
+    for command in ("status", "models"):
+        said = call_cli(command)
+        assert said.code == 1
+        assert said.error.startswith("edge-agent: the look is not complete: the broker leaves out")
+        assert "max_queued_messages" in said.error
+    said = call_cli("rollback", "face", "--device", "@fleet")
+    assert (said.code, said.out) == (1, "")
+    assert said.error.endswith("nothing was sent to @fleet")
+    commands.catch_up()
+    assert not [heard for heard in commands.heard if "/in/" in heard.topic]
+    # One device is asked for by its name.
+    said = call_cli("status", "--device", f"box-{FLEET - 1}")
+    assert (said.out.split()[0], said.err) == (f"box-{FLEET - 1}", "")
 
 
 def test_a_real_agent_is_looked_at(

@@ -9,7 +9,7 @@ from ...core.names import NAME_RULE, is_name
 from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
 from ...mqtt.one_shot import OneShotClient
-from ..fleet import Fleet, absence, offline_since
+from ..fleet import Fleet, absence, incomplete, offline_since
 from ..options import Options, add_broker, broker_settings
 
 EXAMPLES = (
@@ -46,6 +46,8 @@ def main(options: Options) -> int:
         print(printable(f"{name}  {state}  profile {profile}"))
         for model, says in sorted(fleet.models.get(name, {}).items()):
             print(printable(f"  {model}: {_line(says)}"))
+    if fleet.gap:
+        raise AgentError(incomplete(fleet))
     return 0
 
 
@@ -91,4 +93,6 @@ def _forget(client: OneShotClient, fleet: Fleet, root: str, device: str) -> int:
         raise AgentError(f"device {device} is unknown: nothing is retained of it")
     client.wait_published([client.publish(topic, b"", retain=True) for topic in topics])
     print(f"{device}: {counted(len(topics), 'retained topic')} cleared")
+    if fleet.gap:
+        raise AgentError(f"{incomplete(fleet)}; run it again")
     return 0

@@ -21,7 +21,7 @@ from ...models.packages.blocks import CUT
 from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
-from ..fleet import Fleet, check_target, online_targets
+from ..fleet import Fleet, check_target, look_filters, online_targets
 from ..options import Options, add_broker, broker_settings, positive
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def main(options: Options) -> int:
         else:
             packed = stack.enter_context(_packed(path, key))
             package = packed(largest=CUT)
-        filters = [f"{root}/+/{kind}" for kind in ("status", "info", "model/+")]
+        filters = look_filters(root, target, "info", "model/+")
         client = stack.enter_context(OneShotClient(settings.broker, filters))
         fleet = Fleet(client, root)
         devices = online_targets(fleet, target, wait=options.wait, timeout=options.timeout)

@@ -13,7 +13,7 @@ from ...core.names import NAME_RULE, is_name
 from ...core.text import printable
 from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
-from ..fleet import Fleet, check_target, offline_since, online_targets
+from ..fleet import Fleet, check_target, look_filters, offline_since, online_targets
 from ..options import Options, add_broker, broker_settings, positive
 
 EXAMPLES = (
@@ -40,9 +40,7 @@ def main(options: Options) -> int:
     settings = broker_settings(options)
     root = settings.broker.topic_root
     request = uuid.uuid4().hex
-    of = "+" if target.startswith("@") else target
-    own = ("info", "health", f"reply/{request}")
-    filters = [f"{root}/+/status", *(f"{root}/{of}/{kind}" for kind in own)]
+    filters = look_filters(root, target, "info", "health", f"reply/{request}")
     with OneShotClient(settings.broker, filters) as client:
         fleet = Fleet(client, root)
         devices = online_targets(fleet, target, wait=options.wait, timeout=options.timeout)

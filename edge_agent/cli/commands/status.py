@@ -15,7 +15,7 @@ from ...core.text import printable
 from ...inference.engines.registry import engine_words
 from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
-from ..fleet import Fleet, check_target, offline_since, unknown
+from ..fleet import Fleet, check_target, incomplete, look_filters, offline_since, unknown
 from ..options import Options, add_broker, broker_settings
 from ..terminal import moment, printable_json, say, span
 
@@ -77,14 +77,15 @@ def main(options: Options) -> int:
         check_target(target)
     settings = broker_settings(options)
     root = settings.broker.topic_root
-    one = target if target and not target.startswith("@") else "+"
-    filters = [f"{root}/+/status"]
-    filters += [f"{root}/{one}/{kind}" for kind in ("info", "health", "source/+")]
+    filters = look_filters(root, target, "info", "health", "source/+")
     with OneShotClient(settings.broker, filters) as client:
         fleet = Fleet(client, root)
         fleet.look()
     names = fleet.named(target) if target else sorted(fleet.status)
     looks = [_look(fleet, name) for name in names if name in fleet.status]
+    partial = fleet.gap and target not in fleet.status
+    if partial:
+        print(printable(f"edge-agent: {incomplete(fleet)}"), file=sys.stderr)
     if not looks:
         raise AgentError(_nobody(fleet, target))
     color = sys.stdout.isatty()
@@ -96,7 +97,7 @@ def main(options: Options) -> int:
         else:
             for line in _lines(look, color=color):
                 say(line)
-    return 0 if all(look.state == "ok" for look in looks) else 1
+    return 0 if all(look.state == "ok" for look in looks) and not partial else 1
 
 
 def _nobody(fleet: Fleet, target: str | None) -> str:

@@ -16,7 +16,7 @@ from ...core.names import NAME_RULE, is_name
 from ...core.text import printable
 from ...mqtt.connection import ReceivedMessage, parse_object
 from ...mqtt.one_shot import OneShotClient
-from ..fleet import LOOK_SECONDS, Fleet, absence
+from ..fleet import LOOK_SECONDS, Fleet, absence, look_filters
 from ..options import Options, add_broker, broker_settings, positive, positive_int
 from ..terminal import message_line, printable_json
 
@@ -112,7 +112,7 @@ def _heard(client: OneShotClient, until: float) -> Iterator[ReceivedMessage]:
 def _warn_of_absence(broker: Broker, device: str) -> None:
     """Warn on stderr if a device is unknown or offline; it may still appear."""
     root = broker.topic_root
-    with OneShotClient(broker, [f"{root}/+/status"]) as client:
+    with OneShotClient(broker, look_filters(root, device)) as client:
         fleet = Fleet(client, root)
         fleet.look()
     if not fleet.online(device):
