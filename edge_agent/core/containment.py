@@ -49,16 +49,23 @@ def converted(problem: Exception, where: str, error: type[AgentError] = EngineEr
 
 def reason(problem: Exception) -> str:
     """Return what went wrong in one line and, where it may be a mistake of ours, at which one."""
-    said = next((line.strip() for line in str(problem).splitlines() if line.strip()), "")
-    said = one_line(said if len(said) <= MOST else f"{said[: MOST - 1]}…")
+    said = words(problem)
     if isinstance(problem, MemoryError):
         return f"not enough memory{': ' if said else ''}{said}"
     if isinstance(problem, OSError) and problem.strerror is not None:
-        name = "" if problem.filename is None else f"{problem.filename}: "
-        return one_line(f"{name}{problem.strerror}")
+        return said
     place = ""
     for frame, line in walk_tb(problem.__traceback__):
         _, package, path = frame.f_code.co_filename.rpartition("edge_agent/")
         if package and frame.f_code.co_filename != __file__:
             place = f" (at {package}{path}:{line})"
     return f"{type(problem).__name__}{': ' if said else ''}{said}{place}"
+
+
+def words(problem: Exception) -> str:
+    """Return what an exception says of itself in one line; of the system's without its number."""
+    if isinstance(problem, OSError) and problem.strerror is not None:
+        name = "" if problem.filename is None else f"{problem.filename}: "
+        return one_line(f"{name}{problem.strerror}")
+    said = next((line.strip() for line in str(problem).splitlines() if line.strip()), "")
+    return one_line(said if len(said) <= MOST else f"{said[: MOST - 1]}…")

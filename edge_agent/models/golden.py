@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.containment import contained
+from ..core.containment import contained, words
 from ..core.errors import ModelError
 from ..core.types import Array, TensorSpec
 from .files.facts import NetworkFacts
@@ -127,7 +127,7 @@ def _arrays(path: Path, where: str) -> dict[str, Array]:
         zipfile.BadZipFile,
         zlib.error,
     ) as problem:
-        raise ModelError(f"{where}: cannot be read: {problem}") from None
+        raise ModelError(f"{where}: cannot be read: {words(problem)}") from None
     for name, array in arrays.items():
         # NumPy gives a member that is no array as bytes.
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from ..config.settings import Action
 from ..config.templates import fill, topic_trouble
+from ..core.containment import words
 from ..core.frozen import record
 from ..core.text import redact
 from ..mqtt import payloads
@@ -252,7 +253,7 @@ def _posted(post: _Post) -> tuple[str | None, bool]:
     except (OSError, HTTPException, ValueError) as problem:
         if late.is_set():
             return f"no answer within {HTTP_SECONDS:.0f} s", True
-        return str(problem) or type(problem).__name__, True
+        return words(problem) or type(problem).__name__, True
     finally:
         limit.cancel()
         connection.close()

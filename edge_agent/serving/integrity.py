@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..core.containment import words
 from ..core.errors import AgentError
 from ..inference.model import Model
 from ..inference.prepared.digests import corrupted_file, corrupted_files
@@ -84,7 +85,7 @@ class IntegrityCheck:
                 yield from self._check_model(model)
             except (OSError, AgentError) as problem:
                 # Deleted or exchanged meanwhile, or the disk is broken: the next check shows.
-                log.info("model %s: cannot be read again: %s", model.id, problem)
+                log.info("model %s: cannot be read again: %s", model.id, words(problem))
 
     def _check_model(self, model: Model) -> Iterator[None]:
         for name in corrupted_files(self._state, model.folder.path):

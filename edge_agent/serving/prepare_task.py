@@ -11,7 +11,7 @@ from pathlib import Path
 from xxhash import xxh3_64_hexdigest
 
 from ..core.codec import pack
-from ..core.containment import contained
+from ..core.containment import contained, words
 from ..core.errors import AgentError, ModelError
 from ..core.types import Kind
 from ..inference.engines.engine import EngineChoice, PreparedForm
@@ -235,7 +235,7 @@ class PrepareTask:
             log.debug("model %s: the next start goes on with its form", making.folder.manifest.id)
         except (AgentError, OSError) as problem:
             if measured is not None:
-                log.warning("%s; it is loaded whole", problem)
+                log.warning("%s; it is loaded whole", words(problem))
                 self._unmeasured.add(making.folder.path)
             else:
                 self._refuse(making.folder, problem)
@@ -243,8 +243,8 @@ class PrepareTask:
             self._keep(making.folder, form)
 
     def _refuse(self, folder: ModelFolder, problem: Exception) -> None:
-        log.warning("model %s: no prepared form: %s", folder.manifest.id, problem)
-        self._keep(folder, str(problem))
+        log.warning("model %s: no prepared form: %s", folder.manifest.id, words(problem))
+        self._keep(folder, words(problem))
 
     def _keep(self, folder: ModelFolder, form: Artifact | str) -> None:
         """Record what has become of a model's form; remove those that nobody needs."""

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from ..core.containment import words
 from ..core.errors import SampleError, SourceError
 from ..core.text import naming
 from ..core.types import Array
@@ -191,7 +192,7 @@ def _npy_layout(file: BinaryIO, name: str, size: int) -> Layout:
         else:
             raise SourceError(f"{name}: .npy format {version} is not supported; save it anew")
     except (ValueError, OSError) as problem:
-        why = str(problem).splitlines()[0]
+        why = words(problem)
         raise SourceError(f"{name}: is not a .npy file that can be read: {why}") from None
     if dtype.kind not in "biuf":
         raise SourceError(f"{name}: expected an array of real numbers, found type {dtype}")

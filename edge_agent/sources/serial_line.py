@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import termios
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..core.containment import words
 from ..core.errors import SampleError, SourceError
 from .continuity import Rows
 from .live_signal import LiveSignal, share
@@ -176,7 +178,9 @@ def _reason(problem: Exception) -> str:
         number = cause.args[0]
     if number in _NO_PORT:
         return "is not a serial port"
-    return str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+    if number is not None:
+        return os.strerror(number)
+    return words(problem) or type(problem).__name__
 
 
 def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_agent.core.containment import words
+from edge_agent.core.errors import ModelError
 from edge_agent.core.files import drop_lock, take_lock
 
 
@@ -24,3 +26,18 @@ def test_a_lock_is_given_back_whoever_else_has_it_open(tmp_path: Path) -> None:
         drop_lock(take_lock(tmp_path))
     finally:
         child.communicate(b"\n")
+
+
+def test_errno_28_is_said_in_the_words_of_the_system() -> None:
+    """A message names the file and what is wrong with it, not the number of the error."""
+    with (
+        Path("/dev/full").open("wb", buffering=0) as full,
+        pytest.raises(OSError, match="Errno") as raised,
+    ):
+        full.write(b"x")
+    assert "[Errno 28]" in str(raised.value)
+    assert words(raised.value) == "No space left on device"
+    with pytest.raises(OSError, match="Errno") as raised:
+        Path("/dev/full/x").read_bytes()
+    assert words(raised.value) == "/dev/full/x: Not a directory"
+    assert words(ModelError("face@1: is damaged")) == "face@1: is damaged"

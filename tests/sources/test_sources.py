@@ -1420,11 +1420,17 @@ def test_libraries_keep_quiet(tmp_path: Path) -> None:
     assert (quiet.stdout, quiet.stderr) == ("True\n", "")
 
 
-@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", "/"])
-def test_what_is_no_serial_port_is_told_so(path: str) -> None:
-    """Not by the number of an ioctl."""
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        *((path, "is not a serial port") for path in ("/dev/null", "/dev/zero", "/")),
+        ("/dev/ttyNone", "No such file or directory"),
+    ],
+)
+def test_what_is_no_serial_port_is_told_so(path: str, why: str) -> None:
+    """Not by the number of an ioctl or of an error."""
     from edge_agent.sources.serial_line import SerialLines
     from edge_agent.sources.spec import parse_source
 
-    with pytest.raises(SourceError, match=rf"^serial:{path}: is not a serial port$"):
+    with pytest.raises(SourceError, match=rf"^serial:{path}: {why}$"):
         SerialLines(parse_source(f"serial:{path}", Path("/")))

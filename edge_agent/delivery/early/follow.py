@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core.containment import reason
 from ...core.errors import AgentError, ModelError
 from ...core.types import Array, Tensors, TensorSpec
 from ...inference.engines.engine import EngineChoice
@@ -84,7 +85,7 @@ def follow(
     except AgentError as problem:
         found.why = str(problem)
     except Exception as problem:  # noqa: BLE001 - whatever it is, the complete model decides
-        found.why = f"{type(problem).__name__}: {problem}"
+        found.why = reason(problem)
     return found
 
 

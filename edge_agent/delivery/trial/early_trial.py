@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...config.settings import Trial
+from ...core.containment import words
 from ...core.errors import AgentError
 from ...core.types import Kind
 from ...device.headroom import free_mb, has_room
@@ -191,6 +192,6 @@ class EarlyTrials:
             )
         except (AgentError, OSError) as problem:
             # It is tried when it is complete; if that fails too, the trial reports it.
-            log.warning("%s: not tried while it arrives: %s", header.id, problem)
+            log.warning("%s: not tried while it arrives: %s", header.id, words(problem))
             return None
         return self._latest

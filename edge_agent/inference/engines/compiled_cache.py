@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ...core.containment import words
 from ...core.files import drop_lock, remove_tree, subfolders, take_lock
 from ...core.state_file import StateFile
 
@@ -47,7 +48,7 @@ def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | 
             drop_lock(lock)
             raise
     except (OSError, RuntimeError) as problem:
-        log.info("%s: what is compiled is not kept: %s", engine, problem)
+        log.info("%s: what is compiled is not kept: %s", engine, words(problem))
         yield None
         return
     try:

@@ -74,7 +74,9 @@ def map_file(path: Path) -> mmap:
     try:
         with path.open("rb") as file:
             return mmap(file.fileno(), 0, access=ACCESS_READ)
-    except (OSError, ValueError) as problem:
+    except OSError as problem:
+        raise ModelError(f"{path}: cannot be read: {problem.strerror}") from None
+    except ValueError as problem:
         raise ModelError(f"{path}: cannot be read: {problem}") from None
 
 

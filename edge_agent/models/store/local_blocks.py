@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...core.containment import words
 from ...core.errors import ModelError
 from ...core.files import write_new
 from ..manifest import KEPT
@@ -92,7 +93,9 @@ def stored_versions(store: Store) -> Iterator[Source]:
                 # Deleted meanwhile, or put there by hand: then its blocks are sent, no more.
                 continue
             except (OSError, ValueError, TypeError) as problem:
-                log.warning("%s@%s: its blocks cannot be used again: %s", name, version, problem)
+                log.warning(
+                    "%s@%s: its blocks cannot be used again: %s", name, version, words(problem)
+                )
 
 
 def _stored(folder: Path) -> Source:
@@ -119,7 +122,7 @@ def plain_folders(folders: Iterable[Path]) -> Iterator[Source]:
         try:
             layout, blocks = cut_folder(folder)
         except (ModelError, OSError) as problem:
-            log.warning("%s: its blocks cannot be used again: %s", folder, problem)
+            log.warning("%s: its blocks cannot be used again: %s", folder, words(problem))
             continue
         yield Source(blocks, layout.stream(folder))
 
