@@ -109,6 +109,7 @@ class TriedPipeline:
         lines = self._totals.of([line.name for line in self._pipeline.lines])
         return count_words({"zones": self._engine.counts(), **lines})
 
-    def _emit(self, event: Event) -> None:
-        said = payload(event, "", "")
-        self.said.append(f"{said['time'][11:23]} {event_sentence(said)}")
+    def _emit(self, events: Sequence[Event]) -> None:
+        for event in events:
+            said = payload(event, "", "")
+            self.said.append(f"{said['time'][11:23]} {event_sentence(said)}")

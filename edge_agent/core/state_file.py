@@ -78,8 +78,12 @@ class StateFile:
         replace_file(self.path, json.dumps(content).encode())
         self._failing.begins(False)
 
-    def save(self, content: Any) -> None:
-        """Replace the content; where that fails, log the first failure of a row and go on."""
+    def save(self, content: Any) -> bool:
+        """Replace the content; where that fails, log the first failure of a row and go on.
+
+        Returns:
+            Whether it was replaced.
+        """
         try:
             self.write(content)
         except OSError as problem:
@@ -90,6 +94,8 @@ class StateFile:
                     problem.strerror or problem,
                     self._holds,
                 )
+            return False
+        return True
 
 
 def put_aside(path: Path) -> str:

@@ -215,7 +215,9 @@ class Agent:
                 if drafted:
                     told = arm.reference, model.id, engine_words(model.engine.label)
                     log.info("model %s is live as %s on %s", *told)
-                if index == 0 and self._timeline.has("first_frame"):
+                # A camera may be away; the frames of a recording come, if later than the model.
+                comes = self._timeline.has("first_frame") or self._runner.reads_recording
+                if index == 0 and comes:
                     self._timeline.first.wait(FIRST_SECONDS)
             early.first_is_served.set()
             self._runner.start_others()

@@ -47,7 +47,9 @@ class EventService:
 
     def _left(self, runner: Runner) -> bool:
         """Whether an earlier run may have left events that are to be ended."""
-        return self.dispatcher is None and (runner.settings.state / "events.json").exists()
+        state = runner.settings.state
+        files = (state / "events.json", state / "events.log")
+        return self.dispatcher is None and any(each.exists() for each in files)
 
     def open(self, runner: Runner) -> EventDispatcher:
         """Return where events go; made at the first call, by whoever has events."""

@@ -1,16 +1,19 @@
 """Where events go: journal, sinks, pictures, actions.
 
-One thread takes what rule engines and others submit; nothing of it is on the way of a frame.
+What rule engines and others submit is in the journal when that returns. One thread does the rest,
+which may be late: publishing, pictures, counts, actions.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config.settings import Action, Settings
@@ -21,7 +24,7 @@ from ..runtime.pipelines.sinks import Sinks
 from .actions import MESSAGES, Actions
 from .engines import RuleEngines
 from .event import Event, payload
-from .journal import Journal, Payload
+from .journal import Entry, Journal, Payload
 from .pictures import Evidence, render
 from .totals import TotalsFile
 
@@ -38,6 +41,23 @@ POST_SECONDS = 2.0
 """For web servers to take what is posted of them."""
 
 
+LATE_SECONDS = 5.0
+"""Between an event and its message, from which on health is degraded."""
+LATE_HINT = "have fewer rules, or fewer pictures of them"
+
+
+@dataclass(slots=True, eq=False)
+class Queued:
+    """An event that waits for the dispatcher's thread."""
+
+    event: Event
+    payload: Payload
+    entry: Entry | None
+    """In the journal, of one of QoS 1."""
+    since: float
+    """Monotonic seconds."""
+
+
 class EventQueue:
     """Events that wait for the dispatcher's thread. Any thread may call it."""
 
@@ -45,25 +65,33 @@ class EventQueue:
         self.lost = 0
         """Events that found no room."""
         self.closing = False
-        self._events: deque[Event] = deque()
+        self._events: deque[Queued] = deque()
         self._pictures = 0
         self._changed = threading.Condition()
 
-    def put(self, event: Event) -> None:
+    def put(self, queued: Queued) -> None:
         """Append an event, without its picture where too many wait."""
         with self._changed:
-            if event.picture is not None:
-                if self._pictures >= MOST_PICTURES:
-                    event = replace(event, picture=None)
-                else:
-                    self._pictures += 1
             if len(self._events) >= MOST:
                 self.lost += 1
+                if queued.entry is not None:
+                    queued.entry.published_at = queued.since
                 return
-            self._events.append(event)
+            if queued.event.picture is not None:
+                if self._pictures >= MOST_PICTURES:
+                    queued.event = replace(queued.event, picture=None)
+                else:
+                    self._pictures += 1
+            self._events.append(queued)
             self._changed.notify()
 
-    def take(self, seconds: float) -> list[Event]:
+    @property
+    def since(self) -> float | None:
+        """Since when the oldest event waits, monotonic seconds; None: there is none."""
+        with self._changed:
+            return self._events[0].since if self._events else None
+
+    def take(self, seconds: float) -> list[Queued]:
         """Return all events; wait for one, but no longer than *seconds*."""
         with self._changed:
             self._changed.wait_for(lambda: self._events or self.closing, seconds)
@@ -107,8 +135,13 @@ class EventDispatcher:
         )
         state = settings().state
         self.evidence = Evidence(state / "evidence")
+        self._journal = Journal(state / "events.json")
+        self._totals = TotalsFile(state / "counts.json", self._journal.totals)
         self.engines = RuleEngines(
-            TotalsFile(state / "counts.json"), sinks, name_event=self.name_event, emit=self.submit
+            self._totals,
+            sinks,
+            name_event=self.name_event,
+            emit=lambda events: self.submit(*events),
         )
         self._queue = EventQueue()
         self._sinks = sinks
@@ -117,7 +150,8 @@ class EventDispatcher:
         self._session = session
         self._settings = settings
         self._credible = credible
-        self._journal = Journal(state / "events.json")
+        self._behind: float | None = None
+        """Since when the oldest event that is being published has waited, monotonic seconds."""
         self._left = self._journal.left()
         """Messages of the last run, and the ends of what had begun in it; until published."""
         self._numbers = itertools.count(1)
@@ -131,14 +165,25 @@ class EventDispatcher:
         """Return a name for another event, unique over devices and runs."""
         return f"{self._session.replace('-', '')[:12]}-{next(self._numbers)}"
 
-    def submit(self, event: Event) -> None:
-        """Take an event, of a rule or of anything else; never waits.
+    def submit(self, *events: Event) -> None:
+        """Take events of one moment, of a rule or of anything else.
 
-        All events come this way. One that belongs to no rule needs no engine and no settings: its
-        name (`name_event`), pipeline, `rule` and `when` are whatever its sender calls them. It is
-        journaled, published on `event/<pipeline>` with its QoS, and its actions are done.
+        All events come this way. They are in the journal when this returns, with the totals of the
+        lines that they have crossed; what follows is done by the dispatcher's thread. One that
+        belongs to no rule needs no engine and no settings: its name (`name_event`), pipeline,
+        `rule` and `when` are whatever its sender calls them. It is published on `event/<pipeline>`
+        with its QoS, and its actions are done.
         """
-        self._queue.put(event)
+        made = [
+            (payload(each, self._device, self._session, clock=self._credible(each.time_ns)), each)
+            for each in events
+        ]
+        crossed = {each.pipeline for each in events if each.when == "cross"}
+        totals = {name: self._totals.of(name).content() for name in crossed}
+        entries = iter(self._journal.add([(said, each.qos) for said, each in made], totals))
+        now = time.monotonic()
+        for said, each in made:
+            self._queue.put(Queued(each, said, next(entries) if each.qos else None, now))
 
     # The thread
 
@@ -147,6 +192,7 @@ class EventDispatcher:
         while self.step(TICK_SECONDS):
             pass
         self.actions.close(POST_SECONDS)
+        self.evidence.close(END_SECONDS)
         self._journal.close(delivered=self._is_delivered(END_SECONDS))
 
     def step(self, seconds: float = 0.0) -> bool:
@@ -195,18 +241,17 @@ class EventDispatcher:
         words = "%d events that the last run has left are published again, or ended"
         log.info(words, len(left) + len(ended))
 
-    def _publish(self, events: list[Event], keep_mb: int) -> None:
-        made = [
-            payload(event, self._device, self._session, clock=self._credible(event.time_ns))
-            for event in events
-        ]
-        if made:
-            self._journal.add([(each, event.qos) for event, each in zip(events, made, strict=True)])
-        for event, each in zip(events, made, strict=True):
-            self._send(each, event.qos)
-            self._act(event.actions, each)
-            if event.picture is not None:
-                self._publish_picture(event, keep_mb)
+    def _publish(self, events: list[Queued], keep_mb: int) -> None:
+        for each in events:
+            self._behind = each.since
+            self._send(each.payload, each.event.qos)
+            if each.entry is not None:
+                each.entry.published_at = time.monotonic()
+            self._act(each.event.actions, each.payload)
+        self._behind = None
+        for each in events:
+            if each.event.picture is not None:
+                self._publish_picture(each.event, keep_mb)
 
     def _send(self, made: Payload, qos: int, *, replayed: bool = False) -> None:
         self._sinks.give(lambda sink: sink.event(made, qos, replayed=replayed))
@@ -234,9 +279,12 @@ class EventDispatcher:
         to = {action.http or MESSAGES for action in self.engines.actions()}
         why = self.actions.problem(to)
         lost = self._queue.lost
+        waits = [since for since in (self._behind, self._queue.since) if since is not None]
+        late = time.monotonic() - min(waits, default=math.inf)
         return [
             *([f"action: {why}"] if why else []),
             *([f"events: {lost} were lost for want of room"] if lost else []),
+            *([f"events: {late:.0f} s late; {LATE_HINT}"] if late > LATE_SECONDS else []),
         ]
 
     def health(self) -> dict[str, Any]:

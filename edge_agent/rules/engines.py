@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ..config.settings import Action, Pipeline
 from ..mqtt import payloads
@@ -26,7 +26,7 @@ class RuleEngines:
         sinks: Sinks,
         *,
         name_event: Callable[[], str],
-        emit: Callable[[Event], None],
+        emit: Callable[[Sequence[Event]], None],
     ) -> None:
         """Begin without engines.
 
@@ -34,7 +34,7 @@ class RuleEngines:
             totals: of lines.
             sinks: take counts.
             name_event: returns another name for an event.
-            emit: takes the events, must not wait.
+            emit: takes the events of one moment, and keeps them.
         """
         self._totals = totals
         self._sinks = sinks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..config.settings import Rule
@@ -40,14 +40,14 @@ class EventLog:
     """Makes events, and none of a rule within `cooldown_s` after one. One thread at a time."""
 
     def __init__(
-        self, pipeline: str, name_event: Callable[[], str], emit: Callable[[Event], None]
+        self, pipeline: str, name_event: Callable[[], str], emit: Callable[[Sequence[Event]], None]
     ) -> None:
         """Begin without events.
 
         Args:
             pipeline: its name.
             name_event: returns another name for an event.
-            emit: takes the events, must not wait. All that leave the engine pass here.
+            emit: takes the events of one moment. All that leave the engine pass here.
         """
         self.seq = -1
         """Of the latest sample, …"""
@@ -59,6 +59,7 @@ class EventLog:
         self._pipeline = pipeline
         self._name_event = name_event
         self._emit = emit
+        self._made: list[Event] = []
         self._silent_until: dict[tuple[str, str], float] = {}
         """By rule and label."""
 
@@ -66,6 +67,12 @@ class EventLog:
         """Take *sample* for the present; its picture may go with events where that is wanted."""
         self.seq, self.now, self.time_ns = sample.seq, sample.since, sample.time_ns
         self.picture = sample.data if picture and sample.picture else None
+
+    def flush(self) -> None:
+        """Hand over the events that were made since the last time."""
+        made, self._made = self._made, []
+        if made:
+            self._emit(made)
 
     def is_silent(self, rule: Rule, facts: Mapping[str, Any]) -> bool:
         """Whether the cooldown of a rule goes on, for this label."""
@@ -108,7 +115,7 @@ class EventLog:
     def _send(self, state: State, event: OngoingEvent, facts: Mapping[str, Any]) -> None:
         rule = event.rule
         pictured = rule.picture != "none" and state != "end"
-        self._emit(
+        self._made.append(
             Event(
                 event.id,
                 rule.name,

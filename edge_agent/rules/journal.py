@@ -1,54 +1,104 @@
 """The journal of events: none is lost, and each that has begun is ended, over a kill too.
 
-An event is written here before it is published, and stays until the broker has it or the spool has
-written it to disk. One that lasts stays until its end. What is left by an agent that was killed is
-published again at the next start, as possible copies, and what had begun is ended.
+An event is written here before the result that it comes of is published, and stays until the broker
+has it or the spool has written it to disk. One that lasts stays until its end. With it are written
+the totals of the lines that it has crossed. What is left by an agent that was killed is published
+again at the next start, as possible copies, and what had begun is ended.
+
+Two files: what was known at some moment, and what has come since, appended a line at a time. Lines
+of several threads that come at the same time are written together.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import math
+import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.json_text import read_own
+from ..core.logs import Latch
 from ..core.names import is_name
-from ..core.state_file import StateFile
+from ..core.state_file import DAMAGED, StateFile
 from ..mqtt import payloads
+
+log = logging.getLogger(__name__)
 
 SPOOLED_SECONDS = 3.0
 """After so long a message of QoS 1 is on the disk, if the broker has not got it."""
 ALIVE_SECONDS = 10.0
 """How often it is noted that events still last."""
 MOST = 1000
+"""Published events that are kept."""
+MOST_BYTES = 1 << 20
+"""Of what is appended, before it is written anew."""
 
 _STATES = frozenset({"once", "begin", "update", "end"})
 
 Payload = dict[str, Any]
+Totals = Mapping[str, Mapping[str, Any]]
+"""By pipeline, as `totals.LineTotals.content` returns them."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """An event of QoS 1 that the broker may not have."""
+
+    payload: Payload
+    published_at: float | None = None
+    """Monotonic seconds; None: not yet; infinite: it stays until it is delivered."""
+
+
+@dataclass(slots=True)
+class _Left:
+    """What an agent that was killed has left."""
+
+    fresh: list[Payload]
+    open: dict[str, Payload]
+    totals: dict[str, Any]
 
 
 class Journal:
-    """Events on their way, and those that last, in a file. Used by one thread."""
+    """Events on their way, and those that last, in files. Any thread may call it."""
 
     def __init__(self, path: Path) -> None:
+        """Read what the last run has left.
+
+        Args:
+            path: of what was known; what has come since is beside it, with the suffix ".log".
+        """
         self._file = StateFile(path, "events that had begun")
-        left = self._file.read(_parse)
-        self._left = left if left is not None else ([], [])
-        self._fresh: list[tuple[float, Payload]] = []
-        """Published or about to be, with when."""
+        self._appended = path.with_suffix(".log")
+        self._left = _read(self._file, self._appended)
+        self.totals: dict[str, Any] = self._left.totals
+        """The latest of each pipeline."""
+        self._fresh: list[Entry] = []
         self._open: dict[str, tuple[float, Payload]] = {}
         """By event that lasts: since when, and its latest message."""
         self._written = 0.0
-        self._outdated = bool(left and (left[0] or left[1]))
+        self._outdated = bool(self._left.fresh or self._left.open)
+        self._known = threading.Lock()
+        """Of all of the above, and what waits to be appended."""
+        self._waiting: list[str] = []
+        self._numbers = [0, 0]
+        """Of the latest line that waits, and of the latest on the disk."""
+        self._writing = threading.Lock()
+        """Held by the thread that writes, for itself and others."""
+        self._bytes = 0
+        self._failing = Latch()
 
     def left(self) -> tuple[list[Payload], list[Payload]]:
         """Return what an agent that was killed has left: messages, and the ends of what lasted.
 
         Both are to be published, in this order.
         """
-        fresh, lasting = self._left
-        self._left = ([], [])
+        fresh, lasting = self._left.fresh, self._left.open.values()
         ended = {payload["event"] for payload in fresh if payload["state"] == "end"}
         time_now = payloads.iso(time.time_ns())
         ends = [
@@ -56,19 +106,46 @@ class Journal:
             for payload in lasting
             if payload["event"] not in ended
         ]
+        self._left = _Left([], {}, {})
         # Not forgotten before they are delivered, however long the broker is away.
-        self._fresh += [(math.inf, payload) for payload in (*fresh, *ends)]
+        self._fresh += [Entry(payload, math.inf) for payload in (*fresh, *ends)]
         return fresh, ends
 
     def ongoing(self, pipeline: str, rule: str) -> list[Payload]:
         """Return the latest message of each event of a rule that goes on now."""
-        latest = [payload for _, payload in self._open.values()]
+        with self._known:
+            latest = [payload for _, payload in self._open.values()]
         return [each for each in latest if (each["pipeline"], each["rule"]) == (pipeline, rule)]
 
-    def add(self, events: Sequence[tuple[Payload, int]]) -> None:
-        """Write down events that are about to be published, each with its QoS."""
+    def add(
+        self, events: Sequence[tuple[Payload, int]], totals: Totals | None = None
+    ) -> list[Entry]:
+        """Write down events, each with its QoS; they are on the disk when this returns.
+
+        Args:
+            events: that happened at the same moment.
+            totals: of the lines that they have crossed.
+
+        Returns:
+            An entry for each of QoS 1; to be marked with `published_at`.
+        """
+        with self._known:
+            entries, durable = self._take(events)
+            if totals:
+                self.totals.update(totals)
+            if not (durable or totals):
+                return entries
+            self._waiting.append(json.dumps({"events": events, "totals": totals or {}}))
+            self._numbers[0] += 1
+            number = self._numbers[0]
+        with self._writing:
+            if self._numbers[1] < number:
+                self._append()
+        return entries
+
+    def _take(self, events: Sequence[tuple[Payload, int]]) -> tuple[list[Entry], bool]:
         now = time.monotonic()
-        durable = False
+        entries, durable = [], False
         for payload, qos in events:
             state, name = payload["state"], payload["event"]
             if state in {"begin", "update"}:
@@ -77,52 +154,147 @@ class Journal:
             elif state == "end":
                 durable = self._open.pop(name, None) is not None or durable
             if qos:
-                self._fresh.append((now, payload))
+                entries.append(Entry(payload))
                 durable = True
-        if durable:
-            self._write()
+        self._fresh += entries
+        return entries, durable
+
+    def _append(self) -> None:
+        """Append all lines that wait; the caller holds the lock of writing."""
+        with self._known:
+            lines, self._waiting = self._waiting, []
+            number = self._numbers[0]
+        data = "".join(f"{line}\n" for line in lines).encode()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            file = os.open(self._appended, flags, 0o644)
+            try:
+                os.write(file, data)
+                os.fdatasync(file)
+            finally:
+                os.close(file)
+            self._failing.begins(False)
+        except OSError as problem:
+            # Known until the agent ends, and written as soon as there is room again.
+            self._outdated = True
+            if self._failing.begins(True):
+                log.warning(
+                    "%s: cannot be written: %s; events that have begun will be forgotten at the "
+                    "next start",
+                    *(self._appended, problem.strerror or problem),
+                )
+        self._bytes += len(data)
+        self._numbers[1] = number
 
     def settle(self, *, delivered: bool) -> None:
         """Forget what is safe; called every now and then.
 
         Args:
-            delivered: the broker has everything of QoS 1.
+            delivered: the broker has everything of QoS 1 that was published.
         """
         now = time.monotonic()
-        kept = [] if delivered else [e for e in self._fresh if now - e[0] < SPOOLED_SECONDS]
-        self._outdated |= len(kept) != len(self._fresh)
-        self._fresh = kept[-MOST:]
-        still = bool(self._open) and now - self._written > ALIVE_SECONDS
-        if still or (self._outdated and now - self._written > 1.0):
+        with self._known:
+            kept = [each for each in self._fresh if not _is_safe(each, now, delivered=delivered)]
+            self._outdated |= len(kept) != len(self._fresh)
+            # Those that are not published yet are the dispatcher's, who bounds them.
+            surplus = sum(each.published_at is not None for each in kept) - MOST
+            self._fresh = kept[max(0, surplus) :]
+            still = bool(self._open) and now - self._written > ALIVE_SECONDS
+            due = self._outdated and now - self._written > 1.0
+        if still or due or self._bytes > MOST_BYTES:
             self._write()
 
     def close(self, *, delivered: bool) -> None:
         """Write down what is left at the end of the agent."""
         if delivered:
-            self._fresh.clear()
+            self._fresh = [each for each in self._fresh if each.published_at is None]
         self._write()
 
     def _write(self) -> None:
-        now = self._written = time.monotonic()
-        self._outdated = False
-        self._file.save(
-            {
-                "fresh": [payload for _, payload in self._fresh],
-                # As long as they are known to last: the clock may be set meanwhile.
-                "open": [
-                    {**payload, "seconds": round(now - since, 3)}
-                    for since, payload in self._open.values()
-                ],
-            }
-        )
+        """Write all that is known, in the place of what was appended."""
+        with self._writing:
+            with self._known:
+                now = self._written = time.monotonic()
+                self._waiting, self._numbers[1] = [], self._numbers[0]
+                content = {
+                    "fresh": [each.payload for each in self._fresh],
+                    # As long as they are known to last: the clock may be set meanwhile.
+                    "open": [
+                        {**payload, "seconds": round(now - since, 3)}
+                        for since, payload in self._open.values()
+                    ],
+                    "totals": self.totals,
+                }
+            self._outdated = not self._file.save(content)
+            if not self._outdated:
+                self._bytes = 0
+                try:
+                    os.truncate(self._appended, 0)
+                except FileNotFoundError:
+                    pass
+                except OSError as problem:
+                    log.warning("%s: cannot be cut: %s", self._appended, problem.strerror)
 
 
-def _parse(content: Mapping[str, Any]) -> tuple[list[Payload], list[Payload]]:
-    both = [[dict(each) for each in content[key]] for key in ("fresh", "open")]
-    for payload in (*both[0], *both[1]):
-        # All of them become levels of topics.
-        if not all(is_name(payload[key]) for key in ("event", "rule", "pipeline")):
-            raise ValueError("no event")
-        if payload["state"] not in _STATES or type(payload.get("seconds", 0.0)) is not float:
-            raise ValueError("no event")
-    return both[0], both[1]
+def _is_safe(entry: Entry, now: float, *, delivered: bool) -> bool:
+    at = entry.published_at
+    return at is not None and (delivered or now - at >= SPOOLED_SECONDS)
+
+
+def _read(file: StateFile, appended: Path) -> _Left:
+    """Read what was known, and what has come since."""
+    left = file.read(_parse) or _Left([], {}, {})
+    for events, totals in _lines(appended):
+        left.totals.update(totals)
+        for payload, qos in events:
+            if payload["state"] in {"begin", "update"}:
+                left.open[payload["event"]] = payload
+            elif payload["state"] == "end":
+                left.open.pop(payload["event"], None)
+            # The file may have been written, and not yet cut here.
+            if qos and payload not in left.fresh:
+                left.fresh.append(payload)
+    return left
+
+
+def _lines(path: Path) -> Iterator[tuple[list[tuple[Payload, int]], dict[str, Any]]]:
+    """Yield what was appended, up to the first line that is not whole."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as problem:
+        words = "%s: cannot be read: %s; events that had begun are forgotten"
+        log.warning(words, path, problem.strerror or problem)
+        return
+    for line in data.splitlines():
+        try:
+            content = read_own(line)
+            events = [(_checked(payload), int(qos)) for payload, qos in content["events"]]
+            totals = dict(content["totals"])
+        except DAMAGED:
+            if not data.endswith(line):
+                log.warning("%s: damaged; later events are forgotten", path)
+            return
+        yield events, totals
+
+
+def _parse(content: Mapping[str, Any]) -> _Left:
+    fresh, lasting = ([_checked(each) for each in content[key]] for key in ("fresh", "open"))
+    totals = dict(content.get("totals", {}))
+    return _Left(fresh, {payload["event"]: payload for payload in lasting}, totals)
+
+
+def _checked(content: Any) -> Payload:
+    """Return a message, if it can be one.
+
+    Raises:
+        ValueError: it is none.
+    """
+    payload = dict(content)
+    # All of them become levels of topics.
+    if not all(is_name(payload[key]) for key in ("event", "rule", "pipeline")):
+        raise ValueError("no event")
+    if payload["state"] not in _STATES or type(payload.get("seconds", 0.0)) is not float:
+        raise ValueError("no event")
+    return payload

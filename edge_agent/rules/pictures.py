@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 from ..core.logs import Latch
@@ -18,6 +20,8 @@ AROUND = 0.5
 QUALITY = 85
 PART = ".part"
 """Ending of what is half written."""
+FULL_SHARE = 0.9
+"""Of what may be kept, what is left of a full folder: it need not be read for every picture."""
 
 
 def render(event: Event) -> bytes:
@@ -48,48 +52,85 @@ def crop(picture: Array, box: tuple[float, float, float, float]) -> Array:
 
 
 class Evidence:
-    """Pictures of events in a folder. Kept by one thread; any may call `find`."""
+    """Pictures of events in a folder. Kept by one thread; any may call `find`.
+
+    The folder is read through once at the start, and again each time that it is full: in a thread,
+    because a million files take seconds.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._failing = Latch()
         self._keep_mb: int | None = None
+        self._found = self._added = 0
+        """Bytes when the folder was read, and written since."""
+        self._writing: Path | None = None
+        """Half written, by `keep`."""
+        self._pruning: threading.Thread | None = None
 
     def keep(self, pipeline: str, event: str, data: bytes, keep_mb: int) -> None:
         """Keep a picture; the oldest go first."""
         folder = self._folder / pipeline
+        self._writing = part = folder / f".{event}{PART}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            part = folder / f".{event}{PART}"
             part.write_bytes(data)
             part.replace(folder / f"{event}.jpg")
             self._failing.begins(False)
         except OSError as problem:
             self._report("written", problem)
-        self.prune(keep_mb)
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+        else:
+            self._added += len(data)
+        if self._found + self._added > keep_mb * 2**20:
+            self._prune_behind(keep_mb, FULL_SHARE)
 
     def limit(self, keep_mb: int) -> None:
         """Remove the pictures that the settings allow no more, at the start and after a reload."""
-        if keep_mb != self._keep_mb:
+        if keep_mb != self._keep_mb and self._prune_behind(keep_mb, 1.0):
             self._keep_mb = keep_mb
-            self.prune(keep_mb)
 
-    def prune(self, keep_mb: int) -> None:
-        """Remove half-written pictures, and the oldest until no more than so much is left."""
+    def close(self, seconds: float) -> None:
+        """Wait until what the settings allow no more is gone, at most so long."""
+        if self._pruning is not None:
+            self._pruning.join(seconds)
+
+    def _prune_behind(self, keep_mb: int, share: float) -> bool:
+        """Begin to remove the oldest pictures; False: it goes on already."""
+        if self._pruning is not None and self._pruning.is_alive():
+            return False
+        self._added = 0
+        self._pruning = threading.Thread(
+            target=self.prune, args=(keep_mb, share), name="evidence", daemon=True
+        )
+        self._pruning.start()
+        return True
+
+    def prune(self, keep_mb: int, share: float = 1.0) -> None:
+        """Remove what a kill has left half-written, and the oldest pictures of too many.
+
+        Args:
+            keep_mb: what may be kept, MiB.
+            share: of it that is left where there is more.
+        """
         found = []
         try:
             for path in self._folder.glob("*/*"):
-                if path.suffix == PART:
+                if path.suffix == PART and path != self._writing:
                     path.unlink(missing_ok=True)
                 elif path.suffix == ".jpg":
                     state = path.stat()
                     found.append((state.st_mtime_ns, state.st_size, path))
-            left = sum(size for _, size, _ in found)
+            self._found = sum(size for _, size, _ in found)
+            most = keep_mb * 2**20
+            if self._found <= most:
+                return
             for _, size, path in sorted(found):
-                if left <= keep_mb * 2**20:
-                    return
                 path.unlink(missing_ok=True)
-                left -= size
+                self._found -= size
+                if self._found <= most * share:
+                    return
         except OSError as problem:
             self._report("cleared", problem)
 

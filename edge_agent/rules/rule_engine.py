@@ -1,14 +1,14 @@
 """From results to events: the order in which one pipeline's tracks, zones, lines and rules act.
 
-As a stage the engine adds tracks and zones to a result before it is published; once the sinks have
-the result, it looks at the rules.
+As a stage the engine adds tracks and zones to a result and looks at the rules, both before the
+result is published: the events that come of it are on the disk by then.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..config.rule_kinds import kind_of, rules_by_trigger
@@ -37,7 +37,7 @@ class RuleEngine:
         *,
         lossless: bool,
         name_event: Callable[[], str],
-        emit: Callable[[Event], None],
+        emit: Callable[[Sequence[Event]], None],
         totals: Totals,
     ) -> None:
         """Start with nothing seen.
@@ -47,7 +47,7 @@ class RuleEngine:
             lossless: every capture is inferred, as fast as it goes: time between two of them is
                 told by their numbers, not by the clock.
             name_event: returns another name for an event.
-            emit: takes the events, must not wait.
+            emit: takes the events of one moment, and keeps them.
             totals: of the lines.
         """
         self._settings = settings
@@ -70,8 +70,6 @@ class RuleEngine:
         self._updated = 0.0
         self._valid_after = -math.inf
         """Results of samples from before, which lanes may still have, count no more."""
-
-    # Before a result is published
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
         """Add tracks and zones to a result.
@@ -103,8 +101,6 @@ class RuleEngine:
             return (sample.seq - self._log.seq) / 30
         return sample.since - self._log.now
 
-    # Behind it
-
     def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
         """Look at the rules, given a result that `process` has seen."""
         del pipeline
@@ -122,6 +118,7 @@ class RuleEngine:
             if sample.since - self._updated >= UPDATE_SECONDS:
                 self._updated = sample.since
                 self._stays.update()
+            self._log.flush()
             self._log.picture = None
 
     def _look_at_objects(self, view: View) -> None:
@@ -148,6 +145,7 @@ class RuleEngine:
             self._log.go_on(sample, picture=True)
             self._stays.advance()
             self._conditions.advance()
+            self._log.flush()
             self._log.picture = None
 
     # What others call
@@ -204,6 +202,7 @@ class RuleEngine:
             if self._view is not None:
                 self._crossings.step(self._view)
             self._crossings.end(self._objects.tracker.alive)
+            self._log.flush()
             self._objects.reset()
             self._view = None
             self._log.seq = -1

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..core.state_file import StateFile
+from ..core.state_file import DAMAGED, StateFile
 from ..mqtt import payloads
 
 Ways = dict[str, dict[str, int]]
@@ -62,6 +63,19 @@ class LineTotals:
         """Return all totals, to be kept."""
         return self.of(list(self._lines))
 
+    def join(self, other: LineTotals) -> None:
+        """Take over what another one has counted more since the same moment, or all of a later."""
+        if other._since < self._since:
+            return
+        if other._since > self._since:
+            self._since, self._lines = other._since, {}
+        self.changed = True
+        for line, ways in other._lines.items():
+            for way, counts in ways.items():
+                counted = self._lines.setdefault(line, {"in": {}, "out": {}})[way]
+                for label, count in counts.items():
+                    counted[label] = max(count, counted.get(label, 0))
+
     def take_change(self) -> bool:
         """Return whether totals have changed since this was asked last."""
         changed, self.changed = self.changed, False
@@ -71,11 +85,19 @@ class LineTotals:
 class TotalsFile:
     """The totals of all pipelines, in a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, journaled: Mapping[str, Any] | None = None) -> None:
+        """Read what was kept.
+
+        Args:
+            path: of the file.
+            journaled: totals by pipeline that were written with events, and may be later ones.
+        """
         self._file = StateFile(path, "totals of lines")
-        self._totals: dict[str, LineTotals] = {}
-        for pipeline, kept in (self._file.read(_parse) or {}).items():
-            self._totals[pipeline] = kept
+        self._totals = self._file.read(_parse) or {}
+        for pipeline, content in (journaled or {}).items():
+            with suppress(*DAMAGED):
+                totals = _parse({pipeline: content})[pipeline]
+                self._totals.setdefault(pipeline, totals).join(totals)
 
     def of(self, pipeline: str) -> LineTotals:
         """Return the totals of a pipeline."""

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -167,13 +168,14 @@ def test_none_is_lost_and_each_is_ended_over_a_broker_away_and_a_kill(
     heard.wait_for(lambda _: heard.on(f"{D}/event/door") and on_lamp(), "events")
     relay.shut()
     relay.cut()
-    journal = running.folder / "state" / "events.json"
+    journal = running.folder / "state" / "events.log"
     open_before = {each["event"] for each in on_lamp()}
 
     def begun_meanwhile() -> bool:
-        content = json.loads(journal.read_text())
-        lasting = [e for e in content["open"] if e["pipeline"] == "lamp"]
-        return bool(lasting) and lasting[0]["event"] not in open_before
+        lines = [json.loads(line) for line in journal.read_text().splitlines()]
+        said = [event for line in lines for event, _ in line["events"]]
+        names = {each["event"] for each in said if each["pipeline"] == "lamp"}
+        return bool(names - open_before)
 
     wait_until(begun_meanwhile, "an event to begin while the broker is away")
     running.process.kill()
@@ -197,6 +199,57 @@ def test_none_is_lost_and_each_is_ended_over_a_broker_away_and_a_kill(
         (e["event"], e["state"], e["time"]) for e in events if not e.get("replayed")
     )
     assert max(first_hand.values()) == 1
+
+
+def test_a_result_that_was_told_has_its_event_after_a_kill(
+    yard: Yard, broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """Killed as soon as the result is heard: what began or ended with it arrives all the same."""
+    bright = {"name": "bright", "when": "value", "value": "light", "above": 100, "below": 100}
+    heard = listen(broker.port)
+    running = agent(yard.settings(broker.url, bright, model="light"))
+    kills = 5
+
+    def results(session: str) -> list[dict[str, Any]]:
+        return [each for each in heard.on(f"{D}/result/door") if each["session"] == session]
+
+    def turns(session: str) -> dict[int, str]:
+        """By number of the result: what began or ended with it, the second that is so."""
+        told = {each["seq"]: each["values"]["light"] > 100 for each in results(session)}
+        return {
+            seq: "begin" if light else "end"
+            for seq, light in told.items()
+            if told.get(seq - 1) == light != told.get(seq - 2, light)
+        }
+
+    def sessions() -> list[str]:
+        return list(dict.fromkeys(each["session"] for each in heard.on(f"{D}/result/door")))
+
+    def turned(run: int) -> bool:
+        return len(sessions()) > run and len(turns(sessions()[run])) >= 2
+
+    for run in range(kills):
+        wait_until(partial(turned, run), "something to begin and to end")
+        running.process.kill()
+        running.wait()
+        running.restart()
+    wait_until(partial(turned, kills), "something to begin and to end in the last run")
+    last = sessions()[-1]
+    heard.wait_for(
+        lambda _: any(each["session"] == last for each in heard.on(f"{D}/event/door")), "its events"
+    )
+    assert running.stop() == 0
+    heard.catch_up()
+    events = heard.on(f"{D}/event/door")
+    there = {(each["session"], each["seq"], each["state"]) for each in events}
+    promised = {(one, seq, state) for one in sessions() for seq, state in turns(one).items()}
+    assert promised
+    assert promised <= there
+    killed = [each for each in events if each["session"] != last]
+    begun, ended = (
+        {e["event"] for e in killed if e["state"] == state} for state in ("begin", "end")
+    )
+    assert begun == ended
 
 
 def test_totals_of_lines_survive_a_kill_and_are_reset_by_command(
@@ -575,6 +628,7 @@ def test_pictures_are_kept_up_to_the_limit_and_the_oldest_go_first(tmp_path: Pat
     evidence = Evidence(tmp_path / "evidence")
     for number in range(6):
         evidence.keep("p", f"e-{number}", bytes(300_000), 1)
+        evidence.close(PATIENCE)
     assert evidence.find("e-0") is None
     assert evidence.find("../../e-5") is None
     kept = evidence.find("e-5")

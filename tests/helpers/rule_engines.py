@@ -81,7 +81,7 @@ class Stage:
             ),
             lossless=lossless,
             name_event=lambda: f"e{next(names)}",
-            emit=self.events.append,
+            emit=self.events.extend,
             totals=self,
         )
 

@@ -49,6 +49,27 @@ def test_what_crosses_while_the_totals_are_written_is_written_next(tmp_path: Pat
     assert kept["lines"] == {"gate": {"in": {"a": 2}, "out": {}}}
 
 
+def test_totals_do_not_fall_behind_the_events_of_what_has_crossed(tmp_path: Path) -> None:
+    """A kill between an event and the next write of the totals: the journal has them."""
+    file = TotalsFile(tmp_path / "counts.json")
+    totals = file.of("p")
+    totals.add("gate", "in", "a")
+    file.save()
+    totals.add("gate", "in", "a")
+    totals.add("gate", "out", "b")
+    journaled = {"p": totals.content(), "new": LineTotals(None).content(), "odd": {"lines": 3}}
+    kept = TotalsFile(tmp_path / "counts.json", journaled)
+    assert kept.of("p").content() == totals.content()
+    totals.add("gate", "in", "a")
+    file.save()
+    assert TotalsFile(tmp_path / "counts.json", journaled).of("p").content() == totals.content()
+    totals.reset()
+    file.save()
+    assert TotalsFile(tmp_path / "counts.json", journaled).of("p").of(["gate"])["lines"] == {
+        "gate": {"in": {}, "out": {}}
+    }
+
+
 def test_a_pipeline_that_comes_while_the_totals_are_written(tmp_path: Path) -> None:
     """A reload may add one at any moment."""
     file = TotalsFile(tmp_path / "counts.json")

@@ -168,13 +168,13 @@ class PipelineRoute:
                 outcome = stage.process(sample, outcome, weak)
             except Exception as problem:  # noqa: BLE001 - whatever it is, it is the stage's
                 self._errors.record_sink(type(stage).__name__, reason(problem))
+            # Before the sinks: where an event is promised, it is kept before its result is told.
+            self._give(stage, partial(stage.result, self._name, sample, outcome))
         if self._stream.began is None:
             self._stream.began = time.monotonic()
         takers: tuple[Sink | Snapshots, ...] = (*self._sinks.all, self._snapshots)
         for taker in takers:
             self._give(taker, partial(taker.result, self._stream, sample, outcome))
-        if stage is not None:
-            self._give(stage, partial(stage.result, self._name, sample, outcome))
         if model is self._servings[0].model:
             path.learn(model, sample, found)
 

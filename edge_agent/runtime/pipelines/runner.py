@@ -171,6 +171,12 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         for number, lane in enumerate(self._lanes):
             self.threads.spawn(f"lane-{number}", partial(self._run_lane, lane, first=number == 0))
 
+    @property
+    def reads_recording(self) -> bool:
+        """Whether a source that has been started is a recording."""
+        waiting = self._waiting
+        return any(not each.spec.live for each in self.pipelines.values() if each not in waiting)
+
     def start_others(self) -> None:
         """Start the sources that were left out; does nothing where there are none."""
         waiting, self._waiting = self._waiting, []

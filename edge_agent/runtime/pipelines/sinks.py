@@ -178,7 +178,7 @@ class Sinks:
 
 
 class ResultStage(Protocol):
-    """Adds to results before the sinks take them; takes each itself once they have it."""
+    """Adds to results, and takes each itself, before the sinks take them."""
 
     tracking_score: float | None
     """It wants detections of this score, too; None: no weaker ones than the settings."""
@@ -193,7 +193,7 @@ class ResultStage(Protocol):
         """
 
     def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
-        """Take that result once the sinks have it."""
+        """Take that result; what is promised of it is kept when this returns."""
 
     def advance_time(self, sample: Sample) -> None:
         """Take a capture in which nothing has moved, so that the latest result holds in it."""
