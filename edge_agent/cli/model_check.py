@@ -25,6 +25,8 @@ class Checked:
     """As results name it."""
     choice: str
     """The engine alone."""
+    begins: str | None
+    """The engine and device that a start begins on, where they are others; None: the same."""
     passed_over: list[str]
     """Engines that do not serve, and why."""
     golden: str | None
@@ -66,19 +68,25 @@ def _answer(question: Any) -> dict[str, Any]:
 
     from ..inference.golden import check_golden
     from ..models.manifest import load
-    from ..serving.loader import ModelLoader, match_profile
-    from ..serving.tuning_results import TuningResults
+    from ..serving.crash_ledger import CrashLedger
+    from ..serving.loader import ModelLoader, match_profile, open_store
     from .options import load_settings
 
     settings = load_settings(Namespace(config=question["config"]))
     match, facts = match_profile(settings)
-    tuning = TuningResults(settings.state, match.profile, facts)
-    loader = ModelLoader(match.profile, facts, settings.engine, tuning=tuning)
+    # With all that the agent has found out here about its engines, as it will choose by that.
+    store, crashes = open_store(settings), CrashLedger(settings.state)
+    loader = ModelLoader(match.profile, facts, settings.engine, store, crashes=crashes)
     folder = load(Path(question["folder"]), [question["variant"]])
     model, passed = loader.load(folder, question["kind"])
+    first = loader.quick_choice(folder)
+    if first is None and loader.prepared_form(folder, question["kind"]) is not None:
+        first = loader.prepared_choice(folder)
+    other = first is not None and first.place != model.choice.place
+    begins = f"{first.engine}:{first.device}" if first is not None and other else None
     agreement = check_golden(model)
     golden = None if agreement is None else agreement.why
-    return asdict(Checked(model.engine.label, model.choice.engine, passed, golden))
+    return asdict(Checked(model.engine.label, model.choice.engine, begins, passed, golden))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from edge_agent.inference.engines.registry import engine_words
 from edge_agent.serving.challenger_results import FILE
 from tests.helpers.start_box import Box, Start, numbers, own
-from tests.helpers.support import Mosquitto, check_account, wait_until
+from tests.helpers.support import Mosquitto, check_account, run_cli, wait_until
 
 __all__ = ["own"]
 
@@ -159,6 +160,22 @@ def test_a_decision_for_it_is_remembered(decided_box: Box) -> None:
         assert start.from_plan()
         start.found()
         assert engines(start)[0] == QUICK
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_check_and_run_name_the_same_engines(decided_box: Box, *, takes_over: bool) -> None:
+    """Also where the agent has found that the profile's first one is not the best."""
+    keep_decision(decided_box, takes_over=takes_over)
+    check = run_cli("check", "--config", str(decided_box.config))
+    said = next(line for line in check.stdout.splitlines() if " runs on " in line)
+    with decided_box.start() as start:
+        assert settled(start) is takes_over
+        start.listener.wait_for(
+            lambda _: start.results(engine=PREFERRED if takes_over else QUICK), "its results"
+        )
+        named = [engine_words(engine) for engine in engines(start)]
+    sooner = f" once it is seen to be faster than {named[0]}, which starts sooner"
+    assert said.endswith(f"numbers@1 runs on {named[-1]}{sooner if takes_over else ''}")
 
 
 def no_quick_way(box: Box) -> None:

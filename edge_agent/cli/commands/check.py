@@ -234,7 +234,10 @@ class _PipelineCheck:
         other = unlisted(device.loader.profile, checked.choice, device.settings.engine)
         passed = checked.passed_over + ([] if other is None else [other])
         over = f" (passed over {'; '.join(passed)})" if passed else ""
-        return f"{folder.manifest.id} runs on {engine_words(checked.engine)}{golden}{over}"
+        engine = engine_words(checked.engine)
+        if checked.begins is not None:
+            engine += f" once it is seen to be faster than {checked.begins}, which starts sooner"
+        return f"{folder.manifest.id} runs on {engine}{golden}{over}"
 
     def _paces(self, found: Sequence[ModelFolder | None]) -> Iterator[str]:
         """Yield a line for each model that takes a recording at another rate than it is played."""
