@@ -27,6 +27,7 @@ from .message import Channel, Message
 from .outbox import BARRIER_SECONDS, Outbox
 from .reconnect import Reconnect
 from .retained import Retained
+from .subscribing import Subscribing
 
 if TYPE_CHECKING:
     import ssl
@@ -47,6 +48,12 @@ UNACKNOWLEDGED = (
 )
 OFFLINE_SECONDS = 2.0
 """For the acknowledgment of the last status, at the end of a connection."""
+
+
+_Event = tuple[
+    Connection, Literal["published", "unsubscribed", "subscribed"], int, tuple[Refusal | None, ...]
+]
+"""Connection, what happened, message id, refusals."""
 
 
 @record
@@ -116,6 +123,7 @@ class Client:
         """Topics of others that are read as sensors."""
         self.feeds.on_open, self.feeds.on_close = self._read, self._leave
         self._outbox = Outbox(f"{status_topic}/barrier")
+        self._subscribing = Subscribing()
         self._spool_writer: SpoolWriter | None = None
         self._connects = 0
         self._problem: str | None = None
@@ -126,10 +134,8 @@ class Client:
         """The broker takes messages and has not acknowledged them for SILENT_SECONDS."""
         self._settings_changed = False
         """The next log line is the answer to a change of settings."""
-        self._events: deque[
-            tuple[Connection, Literal["published", "unsubscribed", "refused"], int, Refusal | None]
-        ] = deque()
-        """Put by paho's thread: connection, what happened, message id, refusal."""
+        self._events: deque[_Event] = deque()
+        """Put by paho's thread."""
         self._closing = threading.Event()
         self._disconnected = threading.Event()
         """The thread has closed its last connection."""
@@ -139,9 +145,9 @@ class Client:
             client_id,
             hooks=Hooks(
                 message=self._receive,
-                published=lambda c, mid, refusal: put((c, "published", mid, refusal)),
-                unsubscribed=lambda c, mid: put((c, "unsubscribed", mid, None)),
-                refused=lambda c, refusal: put((c, "refused", 0, refusal)),
+                published=lambda c, mid, refusal: put((c, "published", mid, (refusal,))),
+                unsubscribed=lambda c, mid: put((c, "unsubscribed", mid, ())),
+                subscribed=lambda c, mid, refusals: put((c, "subscribed", mid, refusals)),
             ),
             will=lambda: Will(status_topic, status("offline", "lost")),
             backoff=backoff or Backoff(),
@@ -251,9 +257,13 @@ class Client:
         """Subscribe again: `filters` returns others than before."""
         with self._lock:
             if self._outbox.connection is not None:
-                self._outbox.connection.subscribe(
-                    list(self._filters()), as_published=True, others=self.feeds.topics()
-                )
+                self._subscribe(self._outbox.connection)
+
+    def _subscribe(self, connection: Connection) -> None:
+        """Ask for all that is to be delivered; with the lock held."""
+        self._subscribing.begin()
+        self._subscribing.ask(connection, self.feeds.topics(), own=False)
+        self._subscribing.ask(connection, list(self._filters()), own=True)
 
     def _receive(self, message: ReceivedMessage) -> None:
         """Hand a message on; called by paho's thread, which must not wait."""
@@ -264,11 +274,12 @@ class Client:
         """Subscribe to a topic of others."""
         with self._lock:
             if self._outbox.connection is not None:
-                self._outbox.connection.subscribe([], others=[topic])
+                self._subscribing.ask(self._outbox.connection, [topic], own=False)
 
     def _leave(self, topic: str) -> None:
         """Unsubscribe from a topic of others."""
         with self._lock:
+            self._subscribing.leave(topic)
             if self._outbox.connection is not None:
                 self._outbox.connection.unsubscribe(topic)
 
@@ -294,7 +305,9 @@ class Client:
                 outbox.lost,
                 outbox.unauthorized,
                 outbox.waiting,
-                self._problem or (UNACKNOWLEDGED if self._unacknowledged else None),
+                self._problem
+                or self._subscribing.problem
+                or (UNACKNOWLEDGED if self._unacknowledged else None),
                 outbox.inflight.dropped,
                 outbox.replayed,
                 sum(batch.left for batch in outbox.inflight.batches.values()),
@@ -375,9 +388,7 @@ class Client:
             self._connects += 1
             self._problem = None
             # Subscribed before "online" is published: its readers may send requests at once.
-            connection.subscribe(
-                list(self._filters()), as_published=True, others=self.feeds.topics()
-            )
+            self._subscribe(connection)
             self._outbox.connected(connection, (self._status_topic, self._status("online", reason)))
             self._lock.notify_all()
         version = "5" if connection.protocol == 5 else "3.1.1"
@@ -388,7 +399,8 @@ class Client:
             for limit in self._abilities.limits():
                 log.warning("broker: %s", limit)
         inflight = self._outbox.inflight
-        while not connection.gone.wait(REPLAY_SECONDS if inflight.has_waiting else BARRIER_SECONDS):
+        pause = BARRIER_SECONDS
+        while not connection.gone.wait(pause):
             if self._closing.is_set():
                 return
             if self._reconnect.changed:
@@ -404,6 +416,9 @@ class Client:
                     self._spool_writer.tick(adopt=spooled)
                 self._outbox.request_barrier()
                 self._check_acknowledgments()
+                if self._subscribing.passed(connection, pause):
+                    log.warning("broker: %s", self._subscribing.problem)
+            pause = REPLAY_SECONDS if inflight.has_waiting else BARRIER_SECONDS
 
     def _check_acknowledgments(self) -> None:
         """Log, and have health report, that the broker has stopped to acknowledge."""
@@ -422,16 +437,14 @@ class Client:
     def _process_events(self) -> None:
         """Process what paho's thread has put; with the lock held."""
         while self._events:
-            connection, what, mid, refusal = self._events.popleft()
+            connection, what, mid, refusals = self._events.popleft()
             if connection is not self._outbox.connection:
                 continue
             match what:
                 case "published":
-                    self._outbox.published(mid, refusal)
+                    self._outbox.published(mid, refusals[0])
                 case "unsubscribed":
                     self._outbox.unsubscribed(mid)
-                case "refused" if refusal is not None:
-                    self._problem = (
-                        f"the broker refused a subscription: {refusal.reason} (see its access list)"
-                    )
-                    log.warning("broker: %s", self._problem)
+                case "subscribed":
+                    if self._subscribing.answered(mid, refusals):
+                        log.warning("broker: %s", self._subscribing.problem)

@@ -132,8 +132,11 @@ class Hooks:
     """Message id of a QoS 1 message that was acknowledged, or of a QoS 0 message that was written
     to the socket; with the broker's refusal, if any."""
     unsubscribed: Callable[[Connection, int], None] = lambda _c, _mid: None
-    refused: Callable[[Connection, Refusal], None] = lambda _c, _refusal: None
-    """A subscription was refused."""
+    subscribed: Callable[[Connection, int, tuple[Refusal | None, ...]], None] = (
+        lambda _c, _mid, _refusals: None
+    )
+    """Message id of a SUBSCRIBE that was answered; with the broker's refusal of each filter, or
+    None where it was granted."""
 
 
 class RefusesProtocol(BrokerError):
@@ -235,25 +238,17 @@ class Connection:
         """
         self._client.on_publish = self._on_publish if wanted and not self._closed else None
 
-    def subscribe(
-        self, filters: list[str], *, as_published: bool = False, others: list[str] | None = None
-    ) -> None:
-        """Subscribe at QoS 1.
+    def subscribe(self, filters: list[str], *, as_published: bool = False) -> int | None:
+        """Subscribe at QoS 1; return the message id, or None where the connection has ended.
 
         Args:
             filters: topic filters.
-            others: further ones, for which `as_published` does not hold.
             as_published: keep the retain flag of messages that are delivered as they are published
                 (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
         """
-        if others:
-            self._client.subscribe([(topic, 1) for topic in others])
-        if not filters:
-            return
         if as_published and self.protocol == 5:
-            self._client.subscribe([paho_client.as_published(topic) for topic in filters])
-        else:
-            self._client.subscribe([(topic, 1) for topic in filters])
+            return self._client.subscribe([paho_client.as_published(topic) for topic in filters])[1]
+        return self._client.subscribe([(topic, 1) for topic in filters])[1]
 
     def unsubscribe(self, topic: str) -> int | None:
         return self._client.unsubscribe(topic)[1]
@@ -274,6 +269,12 @@ class Connection:
         self._client.loop_stop()
         self._closed = True
         paho_client.detach(self._client)
+
+    def give_up(self, reason: str) -> None:
+        """Count the connection as lost: the broker does not do its part; then close it."""
+        if not self.gone.is_set():
+            self.code, self.reason = 0, reason
+            self.gone.set()
 
     # Called by paho's thread
 
@@ -332,11 +333,13 @@ class Connection:
         acknowledge_now(client)
         self._hooks.unsubscribed(self, mid)
 
-    def _on_subscribe(self, client: Client, _u: Any, _mid: int, reasons: Any, _props: Any) -> None:
+    def _on_subscribe(self, client: Client, _u: Any, mid: int, reasons: Any, _props: Any) -> None:
         acknowledge_now(client)
-        for reason in reasons:
-            if code_of(reason) >= REFUSAL:
-                self._hooks.refused(self, Refusal(code_of(reason), str(reason)))
+        refusals = (
+            Refusal(code_of(reason), str(reason)) if code_of(reason) >= REFUSAL else None
+            for reason in reasons
+        )
+        self._hooks.subscribed(self, mid, tuple(refusals))
 
 
 def connect(

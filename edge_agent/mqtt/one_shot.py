@@ -56,15 +56,20 @@ class OneShotClient:
             hooks=Hooks(
                 message=self._received.put,
                 published=self._published,
-                refused=self._refuse,
+                subscribed=self._subscribed,
             ),
         )
         connection.subscribe(self._filters)
         return connection
 
-    def _refuse(self, _connection: Connection, refusal: Refusal) -> None:
-        self.refused = refusal.reason
-        log.warning("broker: refused a subscription: %s (see its access list)", refusal.reason)
+    def _subscribed(
+        self, _connection: Connection, _mid: int, refusals: tuple[Refusal | None, ...]
+    ) -> None:
+        for refusal in refusals:
+            if refusal is not None:
+                self.refused = refusal.reason
+                reason = refusal.reason
+                log.warning("broker: refused a subscription: %s; see its access list", reason)
 
     def _published(self, _connection: Connection, mid: int, refusal: Refusal | None) -> None:
         """Queue a refusal for `next`; in paho's thread."""

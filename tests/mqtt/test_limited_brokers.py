@@ -7,13 +7,14 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
 from edge_agent.config.settings import Broker
+from edge_agent.mqtt import subscribing
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.connection import (
     Abilities,
@@ -33,17 +34,22 @@ CONNECTED = b"\x20\x03\x00\x00\x00"
 class ScriptedBroker:
     """Accepts a connection of MQTT 5 after the other, and says what it was told to say."""
 
-    def __init__(self, said: bytes, *, acknowledges: bool = True) -> None:
+    def __init__(
+        self, said: bytes, *, acknowledges: bool = True, grants: Sequence[int | None] = ()
+    ) -> None:
         """Listen.
 
         Args:
             said: bytes that are sent once a client has subscribed.
             acknowledges: whether PUBLISH of QoS 1 is answered.
+            grants: reason codes for one SUBSCRIBE after the other, None for no answer; 1 from then
+                on.
 
         """
         self.connections = 0
         self._said = said
         self._acknowledges = acknowledges
+        self._grants = iter(grants)
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
@@ -72,7 +78,10 @@ class ScriptedBroker:
                     topic = int.from_bytes(body[:2], "big")
                     wire.sendall(b"\x40\x02" + body[2 + topic : 4 + topic])
                 case 8:
-                    wire.sendall(b"\x90\x04" + body[:2] + b"\x00\x01" + self._said)
+                    grant = next(self._grants, 1)
+                    if grant is not None:
+                        suback = b"\x90\x04" + body[:2] + bytes([0, grant])
+                        wire.sendall(suback + self._said)
                 case 12:
                     wire.sendall(b"\xd0\x00")
 
@@ -173,6 +182,78 @@ def test_a_broker_that_never_acknowledges_is_a_problem(
     assert "has not acknowledged a message for 10 s" in str(client.counters().problem)
     broker.close()
     assert sum("acknowledged" in record.message for record in caplog.records) == 1
+
+
+def test_a_suback_that_never_comes_is_a_problem_and_a_reason_to_connect_again(
+    run: Callable[[Client], Client],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No command would arrive, and results go out: health has it until a broker has answered."""
+    monkeypatch.setattr(subscribing, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(subscribing, "RECONNECT_SECONDS", 1.0)
+    broker = ScriptedBroker(b"", grants=[None, None])
+    client = run(make_client(broker.url))
+    wait_until(lambda: client.counters().problem is not None, "the problem")
+    assert client.connected
+    problem = str(client.counters().problem)
+    assert problem.startswith("has not answered the subscription to edge/box/in/# for ")
+    assert "commands and pushes do not arrive; look at the broker's log" in problem
+    wait_until(lambda: broker.connections == 3, "the next connections")
+    wait_until(lambda: client.connected and client.counters().problem is None, "the answer")
+    broker.close()
+    assert broker.connections == 3
+    assert sum("has not answered" in record.message for record in caplog.records) == 1
+
+
+def test_a_refused_subscription_is_asked_for_again(
+    run: Callable[[Client], Client],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connection stays, results go out on it; an access list that is mended shows."""
+    monkeypatch.setattr(subscribing, "AGAIN_SECONDS", 0.5)
+    broker = ScriptedBroker(b"", grants=[0x87, 0x87, 0x87])
+    client = run(make_client(broker.url))
+    wait_until(lambda: client.counters().problem is not None, "the problem")
+    assert client.counters().problem == (
+        "refused the subscription to edge/box/in/#: Not authorized; commands and pushes do not "
+        "arrive; see its access list"
+    )
+    wait_until(lambda: client.counters().problem is None, "the grant")
+    broker.close()
+    assert broker.connections == 1
+    assert sum("refused the subscription" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("protocol", [5, 4])
+def test_a_subscription_that_mosquitto_refuses_stays_a_problem_until_it_is_granted(
+    tmp_path: Path, run: Callable[[Client], Client], protocol: int
+) -> None:
+    """Its dynamic security is what refuses SUBSCRIBE; another start of it grants them."""
+    plugin = next(iter(Path("/usr/lib").glob("*/mosquitto_dynamic_security.so")), None)
+    if plugin is None:
+        pytest.skip("mosquitto's dynamic security is not installed")
+    rights = tmp_path / "rights.json"
+    access = {"publishClientSend": True, "publishClientReceive": True, "unsubscribe": True}
+
+    def write(*, subscribe: bool) -> None:
+        rights.write_text(json.dumps({"defaultACLAccess": access | {"subscribe": subscribe}}))
+
+    write(subscribe=False)
+    broker = Mosquitto(
+        tmp_path / "broker",
+        f"user {getpass.getuser()}\nplugin {plugin}\nplugin_opt_config_file {rights}\n",
+    )
+    client = run(make_client(broker.url, protocol=protocol))
+    wait_until(lambda: client.counters().problem is not None, "the problem")
+    assert "refused the subscription to edge/box/in/#" in str(client.counters().problem)
+    assert client.connected
+    broker.stop()
+    write(subscribe=True)
+    broker.start()
+    wait_until(lambda: client.connected and client.counters().problem is None, "the grant")
+    broker.stop()
 
 
 @pytest.mark.parametrize("protocol", [5, 4])

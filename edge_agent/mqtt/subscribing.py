@@ -1,0 +1,123 @@
+"""What the broker was asked to deliver, until it has granted it.
+
+Without its grant nothing arrives, and nothing else would show that: results still go out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .connection import Connection, Refusal
+
+SILENT_SECONDS = 10.0
+"""After which a missing SUBACK is a problem."""
+RECONNECT_SECONDS = 30.0
+"""After which it is a reason to connect again."""
+AGAIN_SECONDS = 60.0
+"""After which what was refused is asked for again: an access list may have changed."""
+
+
+@dataclass
+class _Request:
+    """A SUBSCRIBE without its SUBACK."""
+
+    topics: list[str]
+    own: bool
+    seconds: float = 0.0
+
+
+class Subscribing:
+    """The subscriptions of one connection after the other; calls need the client's lock."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        """Why not all of them hold; stays over a new connection, until that has granted all."""
+        self._requests: dict[int, _Request] = {}
+        self._refused: dict[str, tuple[bool, Refusal]] = {}
+        """By topic filter: whether it is the device's own, and why it was refused."""
+        self._refused_seconds = 0.0
+
+    def begin(self) -> None:
+        """Expect nothing more of the connection before."""
+        self._requests.clear()
+        self._refused.clear()
+
+    def ask(self, connection: Connection, topics: list[str], *, own: bool) -> None:
+        """Subscribe.
+
+        Args:
+            connection: where to.
+            topics: topic filters.
+            own: commands and pushes arrive there; else they are topics of others.
+        """
+        if not topics:
+            return
+        mid = connection.subscribe(topics, as_published=own)
+        if mid is not None:  # else the connection has just ended
+            self._requests[mid] = _Request(topics, own)
+
+    def leave(self, topic: str) -> None:
+        """Want a topic no more."""
+        self._refused.pop(topic, None)
+
+    def answered(self, mid: int, refusals: tuple[Refusal | None, ...]) -> bool:
+        """Take a SUBACK; return whether that is a new problem.
+
+        Args:
+            mid: message id of the SUBSCRIBE.
+            refusals: for each of its topic filters.
+        """
+        request = self._requests.pop(mid, None)
+        if request is None:
+            return False
+        for topic, refusal in zip(request.topics, refusals, strict=False):
+            self._refused.pop(topic, None)
+            if refusal is not None:
+                self._refused[topic] = (request.own, refusal)
+                self._refused_seconds = 0.0
+        return self._judge()
+
+    def passed(self, connection: Connection, seconds: float) -> bool:
+        """Take that a while has passed in which this process ran; return whether a problem is new.
+
+        Gives up a connection on which no answer comes.
+        """
+        for request in self._requests.values():
+            request.seconds += seconds
+        self._refused_seconds += seconds
+        if self._refused and self._refused_seconds >= AGAIN_SECONDS:
+            self._refused_seconds = 0.0
+            for own in (True, False):
+                again = [topic for topic, (its, _) in self._refused.items() if its == own]
+                self.ask(connection, again, own=own)
+        new = self._judge()
+        if any(request.seconds >= RECONNECT_SECONDS for request in self._requests.values()):
+            connection.give_up(f"it does not answer a subscription for {RECONNECT_SECONDS:.0f} s")
+        return new
+
+    def _judge(self) -> bool:
+        """Name the worst that there is now; return whether it is another problem than before."""
+        before, late = self.problem, [r for r in self._requests.values() if _is_late(r)]
+        if late:
+            request = min(late, key=lambda request: not request.own)
+            self.problem = (
+                f"has not answered the subscription to {request.topics[0]} for "
+                f"{SILENT_SECONDS:.0f} s{_effect(request.own)}; look at the broker's log"
+            )
+        elif self._refused:
+            topic, (own, why) = min(self._refused.items(), key=lambda item: not item[1][0])
+            self.problem = (
+                f"refused the subscription to {topic}: {why.reason}{_effect(own)}; "
+                "see its access list"
+            )
+        elif not self._requests:
+            self.problem = None
+        return self.problem not in {None, before}
+
+
+def _is_late(request: _Request) -> bool:
+    return request.seconds >= SILENT_SECONDS
+
+
+def _effect(own: bool) -> str:
+    return "; commands and pushes do not arrive" if own else ""
