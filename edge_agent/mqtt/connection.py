@@ -13,32 +13,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..config.settings import Broker
-from ..core.errors import BrokerError
 from ..core.frozen import record
 from ..core.json_text import read_json
 from . import paho_client
-from .paho_client import CONNECT_TIMEOUT, acknowledge_now, code_of, make_client, tls_context
+from .paho_client import acknowledge_now, code_of
 
 if TYPE_CHECKING:
-    import ssl
-
     from paho.mqtt.client import Client
 
 log = logging.getLogger(__name__)
 
-KEEPALIVE = 20
-SILENCE = 5.0
-"""Seconds without an answer to a CONNECT of MQTT 5 after which 3.1.1 is tried: some brokers of
-3.1.1 drop what they cannot read and keep the connection (amqtt 0.12)."""
-TICK = 0.02
-"""Seconds between two checks for the answer to CONNECT."""
 REFUSAL = 0x80
 """The first of the MQTT 5 reason codes that mean failure."""
-UNSUPPORTED_PROTOCOL = frozenset({0x84, 0x01})
 TAKEN_OVER = 0x8E
-NO_RETAIN, LOWER_QOS = 0x9A, 0x9B
-"""Refusals of a last will: the broker keeps no retained messages, or takes QoS 0 only."""
 UNSPECIFIED = 0x80
 
 
@@ -137,26 +124,6 @@ class Hooks:
     )
     """Message id of a SUBSCRIBE that was answered; with the broker's refusal of each filter, or
     None where it was granted."""
-
-
-class RefusesProtocol(BrokerError):
-    """The broker refuses this version of MQTT, or closed the connection, or did not answer."""
-
-    def __init__(self, text: str, *, explicit: bool, silent: bool = False) -> None:
-        super().__init__(text)
-        self.explicit = explicit
-        """CONNACK said so; else the broker may only have been restarting."""
-        self.silent = silent
-        """Whether it said nothing, and kept the connection."""
-
-
-class RefusesWill(BrokerError):
-    """The broker does not take a last will that is retained or of QoS 1, or perhaps does not."""
-
-    def __init__(self, text: str, abilities: Abilities) -> None:
-        super().__init__(text)
-        self.abilities = abilities
-        """With which to try again."""
 
 
 class Connection:
@@ -342,64 +309,6 @@ class Connection:
         self._hooks.subscribed(self, mid, tuple(refusals))
 
 
-def connect(
-    broker: Broker,
-    client_id: str,
-    *,
-    hooks: Hooks,
-    protocol: int | None = None,
-    will: Will | None = None,
-    tls: ssl.SSLContext | None = None,
-    session: bool = False,
-    stopping: threading.Event | None = None,
-    abilities: Abilities = ALL,
-) -> Connection:
-    """Connect once; where the broker refuses MQTT 5 or the last will, again without.
-
-    Args:
-        broker: settings of the broker.
-        client_id: MQTT client id.
-        hooks: called with what happens on the connection.
-        protocol: 5 or 4, instead of the one in the settings.
-        will: last will.
-        tls: from `tls_context`; made here where it is not given.
-        session: have the broker keep messages for us over short absences, acknowledge by hand.
-        stopping: ends the attempt when set.
-        abilities: of the broker, as far as they are known.
-
-    Raises:
-        BrokerError: the broker cannot be reached or refuses the connection.
-    """
-    wanted = protocol or broker.protocol
-    context = tls or tls_context(broker)
-
-    def attempt(version: int) -> Connection:
-        can = abilities
-        while True:
-            try:
-                return _connect(
-                    broker, client_id, version, hooks, will, context, session, stopping, can
-                )
-            except RefusesWill as refusal:
-                # Where 3.1.1 is only the second choice, the broker may have been restarting.
-                if refusal.abilities == can or version != wanted:
-                    raise
-                can = refusal.abilities
-
-    try:
-        return attempt(wanted)
-    except RefusesProtocol as refusal:
-        if wanted == 4:
-            raise
-        if refusal.silent:
-            # The next attempt may take twice as long, and nobody is to wait for both in the dark.
-            log.warning("broker: %s; trying MQTT 3.1.1", refusal)
-        connection = attempt(4)
-        connection.protocol_confirmed = refusal.explicit
-        log.warning("broker: %s: speaking MQTT 3.1.1", refusal)
-        return connection
-
-
 def is_acknowledged(receipt: Any) -> bool:
     """Whether a message was acknowledged, given its receipt from `Connection.publish`.
 
@@ -409,91 +318,3 @@ def is_acknowledged(receipt: Any) -> bool:
         return bool(receipt.is_published())
     except (RuntimeError, ValueError):
         return False
-
-
-def _connect(  # noqa: PLR0917 - the arguments of paho
-    broker: Broker,
-    client_id: str,
-    protocol: int,
-    hooks: Hooks,
-    will: Will | None,
-    tls: ssl.SSLContext | None,
-    session: bool,
-    stopping: threading.Event | None,
-    abilities: Abilities,
-) -> Connection:
-    address = broker.address
-    client = make_client(broker, client_id, protocol, tls, session=session)
-    if will is not None:
-        client.will_set(will.topic, will.payload, abilities.qos, retain=abilities.retain)
-    connection = Connection(client, protocol, abilities, hooks, manual_ack=session)
-    options = paho_client.session_options(keep=session) if protocol == 5 else {}
-    try:
-        try:
-            client.connect(address.host, address.port, KEEPALIVE, **options)
-            client.loop_start()  # opens a pair of sockets of its own
-        except RuntimeError as problem:  # of Thread.start
-            connection.close()
-            raise BrokerError(
-                f"{address}: no room for another thread; its unit's TasksMax, or the system's limit"
-            ) from problem
-        except (OSError, ValueError) as problem:
-            connection.close()  # its sockets may be the last files that can be open
-            from .diagnose import explain_unreachable
-
-            why = explain_unreachable(problem, broker)
-            raise BrokerError(f"{address} cannot be reached: {why}") from problem
-        _await_answer(connection, broker, stopping, will)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _await_answer(
-    connection: Connection, broker: Broker, stopping: threading.Event | None, will: Will | None
-) -> None:
-    """Wait for a positive CONNACK.
-
-    Raises:
-        RefusesProtocol: the broker refuses this version of MQTT, or perhaps does.
-        RefusesWill: it refuses the last will, or perhaps does.
-        BrokerError: it refuses the connection, or does not answer.
-    """
-    address, newest = broker.address, connection.protocol == 5
-    # Counted in waits, not by the clock: time in which this process was stopped does not count
-    # against the broker.
-    left = round((SILENCE if newest else CONNECT_TIMEOUT) / TICK)
-    while not (connection.answered.wait(TICK) or connection.gone.is_set()):
-        left -= 1
-        if stopping is not None and stopping.is_set():
-            raise BrokerError(f"{address} does not answer")
-        if left <= 0:
-            if newest:
-                words = f"{address} does not answer to MQTT 5"
-                raise RefusesProtocol(words, explicit=False, silent=True)
-            raise BrokerError(f"{address} does not answer; is it an MQTT broker, and at work?")
-    if not connection.answered.is_set():
-        if newest:
-            # Old brokers close the connection without a CONNACK.
-            raise RefusesProtocol(f"{address} closed the connection on MQTT 5", explicit=False)
-        from .diagnose import hang_up_hint
-
-        why = f"{address} closed the connection{hang_up_hint(broker)}"
-        if will is not None:
-            # With 3.1.1 there is no other way to refuse a will (mosquitto 2).
-            raise RefusesWill(why, Abilities(qos=0, retain=False))
-        raise BrokerError(why)
-    if connection.refusal is not None:
-        code, reason = connection.refusal.code, connection.refusal.reason
-        if newest and code in UNSUPPORTED_PROTOCOL:
-            raise RefusesProtocol(f"{address} refuses MQTT 5 ({reason})", explicit=True)
-        can = connection.abilities
-        if will is not None and code in {NO_RETAIN, LOWER_QOS}:
-            raise RefusesWill(
-                f"{address} refuses the last will: {reason}",
-                Abilities(0, can.retain) if code == LOWER_QOS else Abilities(can.qos, retain=False),
-            )
-        from .diagnose import connack_hint
-
-        raise BrokerError(f"{address} refused the connection: {reason}{connack_hint(code, broker)}")

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Self
 from ..config.settings import Broker
 from ..core.backoff import Backoff
 from ..core.errors import BrokerError
-from .connection import Connection, Hooks, ReceivedMessage, Refusal, connect, is_acknowledged
+from .connecting import connect
+from .connection import Connection, Hooks, ReceivedMessage, Refusal, is_acknowledged
 from .feeds import Feeds, Put
 
 log = logging.getLogger(__name__)

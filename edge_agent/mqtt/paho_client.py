@@ -36,13 +36,41 @@ SESSION_EXPIRY = 3600
 """Seconds for which the broker keeps messages for us after a disconnect."""
 
 
+Where = tuple[int, Any]
+"""Family and address of a socket."""
+
+
+def resolve(host: str, port: int) -> list[Where]:
+    """List the addresses of a name, the system's first choice first; raises as `getaddrinfo`."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def _open(where: Where) -> socket.socket:
+    wire = socket.socket(where[0], socket.SOCK_STREAM)
+    try:
+        wire.settimeout(CONNECT_TIMEOUT)
+        wire.connect(where[1])
+    except BaseException:
+        wire.close()
+        raise
+    return wire
+
+
 def make_client(
-    broker: Broker, client_id: str, protocol: int, tls: ssl.SSLContext | None, *, session: bool
+    broker: Broker,
+    where: Where,
+    client_id: str,
+    protocol: int,
+    tls: ssl.SSLContext | None,
+    *,
+    session: bool,
 ) -> Client:
     """Make a client that is not connected.
 
     Args:
         broker: has the name and password.
+        where: the one of its addresses that is connected to.
         client_id: MQTT client id.
         protocol: 5 or 4.
         tls: None: without TLS.
@@ -70,6 +98,9 @@ def make_client(
     if tls is not None:
         client.tls_set_context(tls)
     client.connect_timeout = CONNECT_TIMEOUT
+    # paho itself takes the first address that TCP reaches, and stays with one that hangs behind it.
+    # The name is still what TLS compares with the certificate.
+    vars(client)["_create_socket_connection"] = lambda: _open(where)
     return client
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from ..config.settings import Address, Broker
 from ..core.backoff import Backoff
 from ..core.errors import BrokerError
-from .connection import ALL, TAKEN_OVER, Connection, Hooks, Will, connect
+from .connecting import connect
+from .connection import ALL, TAKEN_OVER, Connection, Hooks, Will
 from .paho_client import tls_context
 
 if TYPE_CHECKING:

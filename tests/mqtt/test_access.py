@@ -14,9 +14,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -26,7 +28,9 @@ from cryptography.x509.oid import NameOID
 
 from edge_agent.config.settings import Broker
 from edge_agent.core.errors import BrokerError
-from edge_agent.mqtt.connection import Hooks, connect
+from edge_agent.mqtt.connecting import connect
+from edge_agent.mqtt.connection import Hooks
+from tests.helpers.mqtt_client import make_client
 from tests.helpers.small_models import brightness, plain, write_pictures
 from tests.helpers.support import (
     CHECKOUT,
@@ -151,6 +155,55 @@ def test_a_broker_that_refuses_mqtt_5_is_tried_with_3_1_1(
     finally:
         relay.shut()
         relay.cut()
+
+
+def give_addresses(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Have every name resolve to these."""
+
+    def look_up(_host: object, port: int, *_: object, **__: object) -> list[object]:
+        stream = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+        return [(*stream, (address, port)) for address in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+
+@pytest.mark.parametrize("protocol", [5, 4])
+def test_a_device_leaves_the_address_of_a_broker_that_was_stopped(
+    broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
+    """SIGSTOP: the kernel still takes connections for it. The next address of the name is used."""
+    first = Mosquitto(
+        tmp_path / "first",
+        f"listener {broker.port} 127.0.0.2\nallow_anonymous true\n",
+        broker.port,
+    )
+    give_addresses(monkeypatch, "127.0.0.2", "127.0.0.1")
+    client = make_client(f"mqtt://broker.test:{broker.port}", protocol=protocol)
+    thread = threading.Thread(target=client.run, daemon=True)
+    try:
+        wait_until(lambda: can_connect("127.0.0.2", broker.port), "the first broker")
+        thread.start()
+        wait_until(lambda: client.connected, "a connection")
+        assert first.process is not None
+        first.process.send_signal(signal.SIGSTOP)
+        # Reset, as by a router on the way: else the keepalive takes half a minute to tell.
+        client._outbox.connection._client.socket().shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+        wait_until(lambda: client.counters().reconnects == 1, "the other broker")
+        assert client.connected
+    finally:
+        client.close()
+        assert first.process is not None
+        first.process.send_signal(signal.SIGCONT)
+        first.stop()
+
+
+def can_connect(address: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection((address, port), 1).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_commands_too_try_a_silent_broker_with_3_1_1(broker: Mosquitto, listen: Listeners) -> None:
@@ -409,7 +462,8 @@ def test_tls_is_imported_only_where_it_is_used(tls: TlsBroker) -> None:
     """A plain connection leaves the TLS library out; one with TLS after it still works."""
     script = f"""
 import sys
-from edge_agent.mqtt.connection import Hooks, connect
+from edge_agent.mqtt.connecting import connect
+from edge_agent.mqtt.connection import Hooks
 from edge_agent.config.settings import Broker
 
 connect(Broker(url="mqtt://127.0.0.1:{tls.broker.port}"), "plain", hooks=Hooks()).close()
@@ -443,6 +497,22 @@ def test_a_broker_that_does_not_know_us_is_tried_again(
     assert "connected to" not in running.words()
     assert "Traceback" not in running.words()
     assert running.stop() == 0
+
+
+def test_every_address_of_a_name_is_tried_also_when_one_hangs_after_tcp(
+    tls: TlsBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first address takes the connection and says nothing: the second one is used.
+
+    The certificate is compared with the name all the same.
+    """
+    ours: dict[str, Any] = {**tls.settings(tls.client)}
+    other: dict[str, Any] = {**tls.settings(tls.client, "localhost")}
+    with socket.create_server(("127.0.0.2", tls.port)):
+        give_addresses(monkeypatch, "127.0.0.2", "127.0.0.1")
+        connect(Broker(**ours), "box", hooks=Hooks()).close()
+        with pytest.raises(BrokerError, match="its certificate is not trusted"):
+            connect(Broker(**other), "box", hooks=Hooks())
 
 
 @pytest.mark.parametrize("case", ["unknown authority", "other host"])

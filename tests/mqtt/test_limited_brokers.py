@@ -16,12 +16,12 @@ import pytest
 from edge_agent.config.settings import Broker
 from edge_agent.mqtt import subscribing
 from edge_agent.mqtt.client import Client
+from edge_agent.mqtt.connecting import connect
 from edge_agent.mqtt.connection import (
     Abilities,
     Hooks,
     ReceivedMessage,
     Will,
-    connect,
     is_acknowledged,
 )
 from tests.helpers.mqtt_client import STATUS, make_client

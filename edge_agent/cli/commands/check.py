@@ -290,7 +290,8 @@ def _models_dir(report: _Report, folder: Path) -> None:
 
 
 def _broker(settings: Settings) -> str:
-    from ...mqtt.connection import Hooks, connect
+    from ...mqtt.connecting import connect
+    from ...mqtt.connection import Hooks
 
     name = f"edge-agent-check-{settings.device_id}"
     try:
