@@ -44,6 +44,8 @@ class Fleet:
         """By device and model."""
         self.sources: dict[str, dict[str, dict[str, Any]]] = {}
         """By device and pipeline."""
+        self.discovery: dict[str, dict[str, Any]] = {}
+        """Of Home Assistant, by topic."""
         self.topics: dict[str, set[str]] = {}
         """All that hold something, by device."""
         self.gap = ""
@@ -148,6 +150,8 @@ class Fleet:
                 self.models.setdefault(device, {})[name] = says
             case ["source", name]:
                 self.sources.setdefault(device, {})[name] = says
+            case [*_, "device", _, "config"]:
+                self.discovery[topic] = says
 
     def online(self, device: str) -> bool:
         """Whether a device is connected, as far as its broker knows."""

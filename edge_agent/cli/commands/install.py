@@ -333,8 +333,13 @@ def _remove_service() -> None:
     subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
 
 
-def uninstall() -> int:
-    """Remove all but what took work to make: settings, keys, models; return the exit status."""
+def uninstall(*, forget: bool) -> int:
+    """Remove all but what took work to make: settings, keys, models; return the exit status.
+
+    *forget*: the broker forgets the device; where that cannot be, nothing is removed.
+    """
+    if forget:
+        _forget()
     _remove_service()
     for each in installations():
         each.remove()
@@ -356,6 +361,20 @@ def uninstall() -> int:
         print(f"  rm -r {' '.join(map(str, there))}")
     print("  userdel edge-agent")
     return 0
+
+
+def _forget() -> None:
+    """Stop the service, and have the broker forget it; else start it again."""
+    from ..forgetting import forget_installed
+
+    ran = _state("ActiveState") == "active"
+    subprocess.run(["systemctl", "stop", UNIT], check=False, capture_output=True)
+    try:
+        print(forget_installed(SETTINGS, PASSWORD.parent))
+    except AgentError as problem:
+        if ran:
+            subprocess.run(["systemctl", "start", UNIT], check=False, capture_output=True)
+        raise AgentError(f"{problem}; nothing is removed, without --forget it is") from None
 
 
 def _state(key: str) -> str:

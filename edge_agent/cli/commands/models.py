@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ...config.settings import Settings
 from ...core.errors import AgentError, UsageError
 from ...core.names import NAME_RULE, is_name
 from ...core.text import counted, printable
@@ -32,11 +33,13 @@ def main(options: Options) -> int:
             raise UsageError(f"{given!r} is not a name ({NAME_RULE})")
     settings = broker_settings(options)
     root = settings.broker.topic_root
-    with OneShotClient(settings.broker, _filters(root, options)) as client:
+    if options.forget:
+        return _forget(settings, options.forget)
+    kinds = ("status", "info", "health", "model/+", "source/+")
+    filters = [f"{root}/{options.device or '+'}/{kind}" for kind in kinds]
+    with OneShotClient(settings.broker, filters) as client:
         fleet = Fleet(client, root)
         fleet.look()
-        if options.forget:
-            return _forget(client, fleet, root, options.forget)
         if options.device and options.device not in fleet.status:
             raise AgentError(absence(fleet, options.device))
     for name in sorted(fleet.status):
@@ -49,13 +52,6 @@ def main(options: Options) -> int:
     if fleet.gap:
         raise AgentError(incomplete(fleet))
     return 0
-
-
-def _filters(root: str, options: Options) -> list[str]:
-    if options.forget:
-        return [f"{root}/{options.forget}/#"]
-    kinds = ("status", "info", "health", "model/+", "source/+")
-    return [f"{root}/{options.device or '+'}/{kind}" for kind in kinds]
 
 
 def _line(says: dict[str, object]) -> str:
@@ -82,17 +78,14 @@ def _line(says: dict[str, object]) -> str:
     return "; ".join(parts)
 
 
-def _forget(client: OneShotClient, fleet: Fleet, root: str, device: str) -> int:
+def _forget(settings: Settings, device: str) -> int:
     """Clear what a scrapped box left retained."""
-    if fleet.online(device):
-        raise AgentError(f"device {device} is online; it would say it all again")
-    # Its inbox is not its own: what others have left there is theirs.
-    inbox = f"{root}/{device}/in/"
-    topics = sorted(t for t in fleet.topics.get(device, ()) if not t.startswith(inbox))
-    if not topics:
+    from ..forgetting import forget
+
+    cleared, gap = forget(settings, device)
+    if not cleared:
         raise AgentError(f"device {device} is unknown: nothing is retained of it")
-    client.wait_published([client.publish(topic, b"", retain=True) for topic in topics])
-    print(f"{device}: {counted(len(topics), 'retained topic')} cleared")
-    if fleet.gap:
-        raise AgentError(f"{incomplete(fleet)}; run it again")
+    print(f"{device}: {counted(cleared, 'retained topic')} cleared")
+    if gap:
+        raise AgentError(f"{gap}; run it again")
     return 0

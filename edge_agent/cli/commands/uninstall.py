@@ -7,14 +7,20 @@ import argparse
 from ..options import Options
 from .install import check_system, uninstall
 
-EXAMPLES = ("sudo edge-agent uninstall",)
+EXAMPLES = (
+    "sudo edge-agent uninstall",
+    "sudo edge-agent uninstall --forget  the broker forgets the device, too",
+)
 
 
-def arguments(_: argparse.ArgumentParser) -> None:
-    """Declare the command's options: there are none."""
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "--forget", action="store_true", help="clear what the device left retained on the broker"
+    )
 
 
-def main(_: Options) -> int:
+def main(options: Options) -> int:
     """Remove the service; settings, keys and models stay."""
     check_system("uninstall")
-    return uninstall()
+    return uninstall(forget=options.forget)

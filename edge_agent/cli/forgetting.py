@@ -1,0 +1,78 @@
+"""Clears what a device has left retained on the broker, Home Assistant's discovery included."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from ..config.load import load
+from ..config.settings import Settings
+from ..core.errors import AgentError
+from ..homeassistant.discovery import object_id
+from ..mqtt.one_shot import OneShotClient
+from ..mqtt.topics import Topics
+from .fleet import Fleet, incomplete
+
+
+def forget(settings: Settings, device: str, known: Collection[str] = ()) -> tuple[int, str]:
+    """Clear the retained topics of a device that is offline.
+
+    Args:
+        settings: of the broker, and of Home Assistant's prefix.
+        device: its id.
+        known: topics that are cleared, too: a device may not read what it has published.
+
+    Returns:
+        How many, and why there may be more; empty: these were all.
+
+    Raises:
+        AgentError: it is online, or the broker refuses that or cannot be reached.
+    """
+    topics = Topics(settings.broker.topic_root, device)
+    own = f"{topics.root}/{device}/"
+    discovery = f"/device/{object_id(topics)}/config"
+    # The box may have had another prefix than who forgets it.
+    filters = [f"{own}#", *{f"+{discovery}", f"{settings.homeassistant.prefix}{discovery}"}]
+    with OneShotClient(settings.broker, filters) as client:
+        fleet = Fleet(client, topics.root)
+        fleet.look()
+        if fleet.online(device):
+            raise AgentError(f"device {device} is online; it would say it all again")
+        # Its inbox is not its own: what others have left there is theirs.
+        found = {t for t in fleet.topics.get(device, ()) if not t.startswith(f"{own}in/")}
+        found |= {t for t, says in fleet.discovery.items() if _is_of(says, topics.status)}
+        found |= set(known)
+        client.wait_published([client.publish(t, b"", retain=True) for t in sorted(found)])
+    return len(found), incomplete(fleet) if fleet.gap else ""
+
+
+def _is_of(says: dict[str, Any], status: str) -> bool:
+    """Whether a discovery is of the device with this status, not of one below another root."""
+    listed = says.get("availability")
+    return isinstance(listed, list) and any(
+        isinstance(each, dict) and each.get("topic") == status for each in listed
+    )
+
+
+def forget_installed(settings: Path, credentials: Path) -> str:
+    """Clear what the stopped service of this machine has left retained; say what was done.
+
+    Args:
+        settings: the service's file.
+        credentials: the folder with the broker's password.
+
+    Raises:
+        AgentError: as `forget`, or the settings are wrong.
+    """
+    read = load(settings, {"CREDENTIALS_DIRECTORY": str(credentials)})
+    topics = Topics(read.broker.topic_root, read.device_id)
+    # The device's own user of the broker may not read what it has published.
+    known = {topics.status, topics.info, topics.health}
+    for pipeline in read.pipelines:
+        known |= {topics.source(pipeline.name), topics.pipeline(pipeline.name)}
+        known |= {topics.model(arm.name) for arm in pipeline.arms}
+    if read.homeassistant.enabled:
+        known.add(f"{read.homeassistant.prefix}/device/{object_id(topics)}/config")
+    forget(read, read.device_id, known)
+    return f"{read.device_id}: its retained topics are cleared on {read.broker.address}"
