@@ -85,3 +85,17 @@ def test_a_group_without_a_member_that_is_online_is_1_at_once(
     assert "no online device is in group @lab (offline: box)" in said.error
     listener.catch_up()
     assert not [heard for heard in listener.heard if "/in/" in heard.topic]
+
+
+def test_a_device_that_does_not_answer_may_still_go_back_and_that_is_said(
+    broker: Mosquitto, listen: Callable[..., Listener]
+) -> None:
+    """A time-out takes nothing back of what the broker, or the device, has."""
+    listener = listen(broker.port)
+    listener.publish("edge/box/status", json.dumps({"state": "online"}), retain=True)
+    back = ("rollback", "level", "--device", "box", "--timeout", "0.1", "--broker", broker.url)
+    said = call_cli(*back)
+    assert said.code == 1
+    assert said.error.endswith("has not answered within 0 s; it may still go back")
+    listener.catch_up()
+    assert [heard for heard in listener.heard if heard.topic == "edge/box/in/command/rollback"]

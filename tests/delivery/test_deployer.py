@@ -451,6 +451,21 @@ def test_rollback_of_what_is_being_tried(box: Boxes, tmp_path: Path) -> None:
     one.results_go_on("1")
 
 
+def test_a_rollback_that_failed_has_not_ended_what_is_being_tried(
+    box: Boxes, tmp_path: Path
+) -> None:
+    """With no version to go back to, or to activate, the candidate goes on and comes to serve."""
+    one = box(trial={"probation_s": 0})
+    second = package(tmp_path, "2", best=2, trial={"shadow_frames": 150})
+    with PlainSender(one.broker.port, "edge-01", second) as sender:
+        sender.offer()
+        sender.wait("shadow")
+        assert not one.command("rollback", "now", model="level")["ok"]
+        assert not one.command("activate", "other", model="level", version="7")["ok"]
+        assert sender.wait("live", "rejected")["state"] == "live"
+    one.wait_live("2")
+
+
 def test_pinned_version_stays(box: Boxes, tmp_path: Path) -> None:
     """A pipeline that names a version keeps it while another follows the live one."""
     one = box(

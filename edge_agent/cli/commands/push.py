@@ -172,6 +172,7 @@ def _send(sender: Sender, client: OneShotClient, timeout: float) -> None:
             if time.monotonic() - moved > patience:
                 raise BrokerError(
                     f"no progress for {patience:.0f} s;"
+                    " the version may still come to serve;"
                     " the same push again goes on where it stopped"
                 )
 

@@ -70,20 +70,21 @@ class VersionCommands:
         """Go back to the previous version."""
         name = request.model
         with self._swap.changing:
-            self._ledger.cancel(name, "rolled back by command")
             version = self._probations.roll_back(name, "by command")
+            # Not before: one that fails changes nothing.
+            self._ledger.cancel(name, "rolled back by command")
         return {"model": name, "version": version}
 
     def activate(self, request: Activate) -> Mapping[str, Any]:
         """Make a version live that has been accepted before."""
         name, version = request.model, request.version
         with self._swap.changing:
-            self._ledger.cancel(name, f"{version} was activated by command")
             folder = self._library.find(name, version)
             accepted = next(e.accepted for e in self._library.versions(name) if e.folder == folder)
             if not accepted:
                 raise ModelError(f"{name}@{version} has not passed its trial; push it again")
             folder, models = self._swap.reopen(name, version)
+            self._ledger.cancel(name, f"{version} was activated by command")
             before = self._swap.running(name, version)
             self._probations.end(name)
             details = exchange_details(self._swap.activate(folder, models))
