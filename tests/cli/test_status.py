@@ -69,10 +69,10 @@ Make = Callable[..., Device]
 
 
 def looked(code: int, *arguments: str) -> list[str]:
-    """Look; give the lines."""
+    """Look; give the lines below the sum."""
     said = call_cli("status", *arguments)
     assert (said.code, said.err) == (code, ""), said
-    return said.out.splitlines()
+    return said.out.splitlines()["--json" not in arguments :]
 
 
 def refused(*arguments: str) -> str:
@@ -105,6 +105,32 @@ def test_a_pipeline_without_a_result_has_no_figures(device: Make) -> None:
     figures = {"fps": 0.0, "inferred": 0, "latency_ms": {"p99": 0.0}, "source": "running"}
     device("one").healthy(pipelines={"door": figures})
     assert looked(0)[1] == "  door  running  no result yet, face"
+
+
+def test_the_first_instants_have_a_dash_instead_of_a_rate(device: Make) -> None:
+    """Two frames that had waited for the model would be 52.2 a second."""
+    figures = {"fps": 52.2, "inferred": 2, "latency_ms": {"p99": 40.0}, "source": "running"}
+    device("one").healthy(uptime_s=0.6, pipelines={"door": figures})
+    assert looked(0)[1] == "  door  running  - a second, p99 40 ms, face"
+
+
+def test_learning_and_gaps_are_shown(device: Make) -> None:
+    """While it learns nothing is anomalous, and gaps are readings that never came."""
+    figures = {"fps": 5.0, "latency_ms": {"p99": 9.0}, "source": "running"}
+    more = {"drift": {"against": "learned", "learning": 0.25}, "signal": {"gaps": 3}}
+    device("one").healthy(pipelines={"door": {**figures, **more}})
+    assert looked(0)[1].endswith("5.0 a second, p99 9 ms, learning 25%, 3 gaps, face")
+
+
+def test_a_sum_comes_first_and_only_those_not_well_can_be_shown(device: Make) -> None:
+    """The sum counts all; --not-well leaves the others out, from --json too."""
+    device("one").healthy()
+    device("two").say("status", state="offline", reason="lost", time=iso(9))
+    device("three").healthy()
+    lines = call_cli("status", "--not-well").out.splitlines()
+    assert lines[0] == "3 devices: 1 offline, 2 ok"
+    assert [line.split()[0] for line in lines[1:]] == ["two", "door"]
+    assert [json.loads(line)["device"] for line in looked(1, "--not-well", "--json")] == ["two"]
 
 
 def test_a_degraded_device_says_why_and_1(device: Make) -> None:
@@ -280,7 +306,7 @@ def test_a_look_that_is_not_complete_says_so_and_no_group_command_is_sent(
     assert not [heard for heard in commands.heard if "/in/" in heard.topic]
     # One device is asked for by its name.
     said = call_cli("status", "--device", f"box-{FLEET - 1}")
-    assert (said.out.split()[0], said.err) == (f"box-{FLEET - 1}", "")
+    assert (said.out.splitlines()[1].split()[0], said.err) == (f"box-{FLEET - 1}", "")
 
 
 def test_a_real_agent_is_looked_at(
@@ -293,11 +319,13 @@ def test_a_real_agent_is_looked_at(
     box = start_box(tmp_path, broker, listen(broker.port), agent, "edge-01")
     state = box.health()["state"]
     done = run_cli("status", "--broker", broker.url)
-    device, pipeline = done.stdout.splitlines()
+    _, device, pipeline = done.stdout.splitlines()
     assert re.match(rf"edge-01  {state}  ", device), done.stdout
     assert re.match(r"  door  running  .* level@1 on onnxruntime:CPU", pipeline)
     assert done.returncode == (0 if state == "ok" else 1)
     assert box.agent.stop() == 0
     done = run_cli("status", "--broker", broker.url)
     assert done.returncode == 1
-    assert re.match(r"edge-01  offline  since .* s ago \(stopped\)", done.stdout)
+    assert re.match(
+        r"1 device: 1 offline\nedge-01  offline  since .* s ago \(stopped\)", done.stdout
+    )

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...core.errors import AgentError
-from ...core.text import printable
+from ...core.text import counted, printable
 from ...inference.engines.registry import engine_words
 from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
@@ -21,6 +21,8 @@ from ..terminal import moment, printable_json, say, span
 
 USUAL_INTERVAL = 10.0
 """Seconds between two health messages of a device that does not say."""
+FIRST_SECONDS = 2.0
+"""Before an agent has run for so long, it has no rate that says something."""
 MISSED = 3
 """Health messages that may be missing before the latest counts as old."""
 
@@ -39,6 +41,10 @@ class PipelineLook:
     """What serves: "face@3 on openvino:CPU"; or, where nothing does, what the settings name."""
     fps: float | None = None
     p99_ms: float | None = None
+    learning: float | None = None
+    """How far its threshold or its drift has been learned, 0 to 1; None: nothing is learned."""
+    gaps: int = 0
+    """Breaks in a signal."""
     error: str | None = None
 
 
@@ -59,6 +65,7 @@ class DeviceLook:
 
 EXAMPLES = (
     "edge-agent status  all devices",
+    "edge-agent status --not-well  only those that are not ok",
     'edge-agent status --device @lab --json || echo "something is wrong"',
 )
 
@@ -66,6 +73,9 @@ EXAMPLES = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--device", metavar="ID|@GROUP", help="only this one, or this group's")
+    parser.add_argument(
+        "--not-well", action="store_true", help="only devices that are not ok, after the sum of all"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a device")
     add_broker(parser)
 
@@ -89,7 +99,11 @@ def main(options: Options) -> int:
     if not looks:
         raise AgentError(_nobody(fleet, target))
     color = sys.stdout.isatty()
+    if not options.json:
+        say(_sum(looks))
     for look in looks:
+        if options.not_well and look.state == "ok":
+            continue
         if options.json:
             shown = asdict(look)
             del shown["words"]
@@ -98,6 +112,13 @@ def main(options: Options) -> int:
             for line in _lines(look, color=color):
                 say(line)
     return 0 if all(look.state == "ok" for look in looks) and not partial else 1
+
+
+def _sum(looks: list[DeviceLook]) -> str:
+    """Count the devices of each state, those that are not well first."""
+    states = [look.state for look in looks]
+    parts = [f"{n} {s}" for s in ("offline", "unknown", "degraded", "ok") if (n := states.count(s))]
+    return f"{counted(len(looks), 'device')}: {', '.join(parts)}"
 
 
 def _nobody(fleet: Fleet, target: str | None) -> str:
@@ -161,7 +182,11 @@ def _pipelines(fleet: Fleet, device: str) -> Iterator[tuple[str, PipelineLook]]:
         look.model = str(entry.get("model"))
         if model.get("serves"):
             look.model = f"{model['serves']} on {engine_words(str(model.get('engine')))}"
-        look.fps = _number(figure.get("fps"))
+        # Over the first instants it would be of a few frames that had waited.
+        if (_number(health.get("uptime_s")) or 0.0) >= FIRST_SECONDS:
+            look.fps = _number(figure.get("fps"))
+        look.learning = _number(_table(figure.get("drift")).get("learning"))
+        look.gaps = int(_number(_table(figure.get("signal")).get("gaps")) or 0)
         look.p99_ms = _number(_table(figure.get("latency_ms")).get("p99"))
         if source.get("error") or look.source == "lost":
             look.error = str(source.get("error", "lost"))
@@ -188,9 +213,14 @@ def _figures(look: PipelineLook) -> list[str]:
     figures = []
     if look.inferred == 0:
         figures = ["no result yet"]
-    elif look.enabled and look.fps is not None:
+    elif look.enabled and look.p99_ms is not None:
         # Of one that is off they are of a while ago.
-        figures = [f"{look.fps:.1f} a second", f"p99 {look.p99_ms or 0:.0f} ms"]
+        rate = "-" if look.fps is None else f"{look.fps:.1f}"
+        figures = [f"{rate} a second", f"p99 {look.p99_ms:.0f} ms"]
+    if look.enabled and look.learning is not None:
+        figures.append(f"learning {look.learning:.0%}")
+    if look.gaps:
+        figures.append(counted(look.gaps, "gap"))
     return [*figures, look.model] if look.model else figures
 
 
