@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..core.state_file import StateFile
@@ -12,6 +13,9 @@ from ..models.manifest import SCORED
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.pipelines.runner import Runner
 from .discovery import PipelineView, object_id, payload
+
+if TYPE_CHECKING:
+    from ..inference.model import Model
 
 
 class Announcer:
@@ -95,4 +99,17 @@ def _view(pipeline: Pipeline) -> PipelineView:
         tuple(labels),
         pipeline.spec.kind == "picture",
         all(model.manifest.task in SCORED for model in models),
+        models[0].manifest.task if models else "",
+        _values(models[0]) if models else (),
     )
+
+
+def _values(model: Model) -> tuple[str, ...]:
+    """Return how results name the numbers of a regression."""
+    if model.manifest.task != "regression":
+        return ()
+    names: list[str] = []
+    for output in model.engine.outputs:
+        count = prod(size or 1 for size in output.shape)
+        names += [output.name] if count == 1 else [f"{output.name}[{n}]" for n in range(count)]
+    return tuple(model.folder.labels) or tuple(names)

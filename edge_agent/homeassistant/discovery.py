@@ -40,6 +40,10 @@ class PipelineView:
     """Whether its source gives pictures."""
     scores: bool
     """Whether its threshold is one of scores from 0 to 1."""
+    task: str = ""
+    """Of its models, where that is known."""
+    values: Sequence[str] = ()
+    """Names of the numbers in its results."""
 
 
 def payload(
@@ -66,7 +70,7 @@ def payload(
     entities += [_of_model(topics, model) for model in models]
     for view in pipelines:
         pipeline = view.settings.name
-        parts = (_controls, _figures, _pictures, _counts, _rules)
+        parts = (_controls, _figures, _findings, _pictures, _counts, _rules)
         entities += [
             (platform, f"{_prefix(pipeline)}{key}", f"{pipeline} {title}", keys)
             for part in parts
@@ -155,13 +159,44 @@ def _figures(topics: Topics, view: PipelineView) -> Iterator[Entity]:
     yield "sensor", "p99", "latency p99", keys
 
 
+def _findings(topics: Topics, view: PipelineView) -> Iterator[Entity]:
+    """Yield what a result says in a number or a word."""
+    # With every frame of a camera, a state would be written.
+    shown: Component = {"state_topic": topics.result(view.settings.name)}
+    shown |= {"enabled_by_default": False} if view.picture else {}
+    number = {**shown, "state_class": "measurement"}
+    if view.task == "anomaly":
+        for key, said in (("score", "score"), ("learned", "threshold")):
+            value = f"value_json.get('anomaly', {{}}).get('{said}', '')"
+            yield (
+                "sensor",
+                key,
+                f"anomaly {said}",
+                {**number, "value_template": f"{{{{ {value} }}}}"},
+            )
+    elif view.task == "classification":
+        best = "(value_json.get('classes', []) | first | default({}))"
+        keys = {**shown, "value_template": f"{{{{ {best}.get('label', 'None') }}}}"}
+        yield "sensor", "class", "class", keys
+        keys = {**number, "value_template": f"{{{{ {best}.get('score', 'None') }}}}"}
+        yield "sensor", "score", "class score", keys
+    numbers = "value_json.get('values', {})"
+    for name in view.values[:MOST_LABELS]:
+        keys = {**number, "value_template": f"{{{{ {numbers}.get({_text(name)}, '') }}}}"}
+        # No name of a pipeline holds a colon: none ends in the beginning of this key.
+        yield "sensor", f"value:{_key(name)}", name, keys
+
+
 def _pictures(topics: Topics, view: PipelineView) -> Iterator[Entity]:
-    """Yield the picture of a pipeline, and buttons."""
+    """Yield the pictures of a pipeline and of its events, and buttons."""
     name = view.settings.name
     if not view.picture:
         return
     picture = {"image_topic": topics.snapshot(name), "content_type": "image/jpeg"}
     yield "image", "snapshot", "snapshot", picture
+    if any(rule.picture != "none" for rule in view.settings.rules):
+        picture = {**picture, "image_topic": topics.picture(name, "+")}
+        yield "image", "picture", "event picture", picture
     body = json.dumps({"pipeline": name})
     command = f"{topics.inbox}/command"
     press = {"command_topic": f"{command}/snapshot", "payload_press": body}
@@ -172,7 +207,7 @@ def _pictures(topics: Topics, view: PipelineView) -> Iterator[Entity]:
 
 
 def _rules(topics: Topics, view: PipelineView) -> Iterator[Entity]:
-    """Yield whether the rules of a pipeline are true."""
+    """Yield whether the rules of a pipeline are true, with their latest event as attributes."""
     for rule in view.settings.rules:
         mine = f"value_json.rule == {_text(rule.name)}"
         more: Component = {}
@@ -183,7 +218,11 @@ def _rules(topics: Topics, view: PipelineView) -> Iterator[Entity]:
             # One that waited out a broken connection is no news.
             on = f"{{{{ 'ON' if {mine} and value_json.replayed is not defined else '' }}}}"
             more = {"off_delay": OFF_SECONDS}
-        sensor = {"state_topic": topics.event(view.settings.name), "value_template": on, **more}
+        topic = topics.event(view.settings.name)
+        # Every message of the topic gives all attributes: at another rule's, those that there are.
+        kept = f"{{{{ (value_json if {mine} else this.attributes) | tojson }}}}"
+        more |= {"json_attributes_topic": topic, "json_attributes_template": kept}
+        sensor = {"state_topic": topic, "value_template": on, **more}
         yield "binary_sensor", f"rule_{rule.name}", rule.name, sensor
 
 

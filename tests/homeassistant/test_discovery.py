@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import paho.mqtt.client as mqtt
 import pytest
 
 from edge_agent.config.settings import HomeAssistant, Line, Pipeline, Rule, Settings, Zone
@@ -63,6 +64,61 @@ def test_every_entity_reads_and_writes_topics_of_the_interface() -> None:
         "switch": 1,
         "update": 1,
     }
+
+
+def test_an_events_picture_reaches_home_assistant(
+    tmp_path: Path, broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """As an image of its own, on the topic where it is really published; its facts as attributes.
+
+    A rule's sensor keeps them when another rule fires, and says only what its own event said.
+    """
+    detector(tmp_path / "models" / "finder", [(0, 0.9, 0.1, 0.1, 0.4, 0.4)], ["person"])
+    clip = write_clip(tmp_path / "clip.avi", [plain(90)] * 10)
+    rules = [{"name": "seen", "when": "enter", "picture": "crop"}]
+    pipeline = {"name": "door", "source": f"file:{clip}", "model": "finder", "rules": rules}
+    models = [str(tmp_path / "models")]
+    enabled = {"enabled": True}
+    heard = listen(broker.port, "#")
+    agent(agent_settings("box", broker.url, [pipeline], models_dirs=models, homeassistant=enabled))
+    picture = heard.wait_for(
+        lambda all_: next((h for h in all_ if h.topic.startswith("edge/box/picture/")), None),
+        "the picture of the event",
+    )
+    found = heard.wait_for(
+        lambda all_: next((h for h in all_ if h.topic == TOPIC), None), "the entities"
+    )
+    components = found.json["components"]
+    image = components["door_picture"]
+    assert (image["platform"], image["content_type"]) == ("image", "image/jpeg")
+    assert image["image_topic"] == "edge/box/picture/door/+"
+    assert mqtt.topic_matches_sub(image["image_topic"], picture.topic)
+    sensor = components["door_rule_seen"]
+    assert sensor["json_attributes_topic"] == sensor["state_topic"] == "edge/box/event/door"
+    assert 'if value_json.rule == "seen" else this.attributes' in sensor["json_attributes_template"]
+
+
+def entities(task: str, *, picture: bool, values: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Make the entities of a pipeline whose model is of a task."""
+    settings = Pipeline(name="door", source="dir:.", model="m")
+    view = PipelineView(settings, (), picture=picture, scores=False, task=task, values=values)
+    return payload(Topics("edge", "box"), "1", {}, [view], [], temperature=False)["components"]  # type: ignore[no-any-return]
+
+
+def test_readings_scores_and_learned_thresholds_are_entities() -> None:
+    """On the result's topic; those of every frame of a camera are there and not switched on."""
+    found = entities("anomaly", picture=False)
+    assert ".get('score', '')" in found["door_score"]["value_template"]
+    assert ".get('threshold', '')" in found["door_learned"]["value_template"]
+    found = entities("classification", picture=True)
+    assert {"door_class", "door_score"} <= found.keys()
+    assert found["door_class"]["enabled_by_default"] is False
+    found = entities("regression", picture=False, values=("left °C", "right °C"))
+    values = [each for key, each in found.items() if key.startswith("door_value:")]
+    assert [each["name"] for each in values] == ["door left °C", "door right °C"]
+    for each in values:
+        assert each["state_topic"] == "edge/box/result/door"
+        assert "enabled_by_default" not in each
 
 
 @pytest.mark.parametrize(
