@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 
-from ...core.errors import BrokerError, UsageError
+from ...core.errors import UsageError
 from ...core.names import NAME_RULE, is_name
 from ...core.text import printable
 from ...mqtt import payloads
@@ -47,12 +47,7 @@ def main(options: Options) -> int:
         body = {"id": request, "time": payloads.iso(time.time_ns()), "model": options.name}
         for device in devices:
             client.publish(f"{root}/{device}/in/command/rollback", json.dumps(body).encode())
-        try:
-            failed = _await(client, root, request, devices, options)
-        except BrokerError as problem:
-            raise BrokerError(
-                f"{problem}; devices that have not answered may still go back"
-            ) from None
+        failed = _await(client, root, request, devices, options)
     if target.startswith("@"):
         for device in fleet.members(target[1:]):
             if device not in devices:
