@@ -32,6 +32,12 @@ _TYPES |= {(_FLOAT, 32): "<f4", (_FLOAT, 64): "<f8"}
 _KNOWN = "PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64"
 _CHUNKS = 1000
 """Parts before the samples that are passed over, at most."""
+_MOST_VALUES = 1 << 24
+"""In a row; a header may say anything, and memory has to hold some rows of each pipeline."""
+_MOST_COLUMNS = 1 << 16
+"""In a row of an array in column order, which is read a column at a time."""
+_MOST_CHANNELS = 1024
+"""Of sound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +202,16 @@ def _npy_layout(file: BinaryIO, name: str, size: int) -> Layout:
         raise SourceError(f"{name}: is not a .npy file that can be read: {why}") from None
     if dtype.kind not in "biuf":
         raise SourceError(f"{name}: expected an array of real numbers, found type {dtype}")
-    if not shape or 0 in shape:
+    if not shape or any(type(each) is not int or each < 1 for each in shape):
         raise SourceError(f"{name}: expected rows, found an array of shape {shape}")
     rows = shape if len(shape) > 1 else (*shape, 1)
     layout = Layout(dtype, rows, file.tell(), column_major)
+    most = _MOST_COLUMNS if column_major else _MOST_VALUES
+    if layout.row_values > most:
+        advice = "; save it in row order, with numpy.ascontiguousarray" if column_major else ""
+        raise SourceError(
+            f"{name}: expected rows of at most {most} values, found {layout.row_values}{advice}"
+        )
     held, needed = (size - layout.offset) // dtype.itemsize, math.prod(shape)
     if held < needed:
         raise SourceError(f"{name}: is cut short: expected {needed} values, found {held}")
@@ -238,6 +250,10 @@ def _wav_header(file: BinaryIO, name: str, size: int) -> Layout:
         raise SourceError(
             f"{name}: format {code} of {bits} bits, {channels} channels, {rate} Hz; expected "
             f"{_KNOWN}; convert it, e.g. with ffmpeg -i FILE -c:a pcm_s16le OUT.wav"
+        )
+    if channels > _MOST_CHANNELS:
+        raise SourceError(
+            f"{name}: expected at most {_MOST_CHANNELS} channels, found {channels}; is it damaged?"
         )
     offset = file.tell()
     # What was written as a stream has no true length in its header.

@@ -929,6 +929,42 @@ def test_npy(shape: tuple[int, ...], dtype: str, order: str, tmp_path: Path) -> 
     assert max(len(r.data) for r in taken) <= 1024
 
 
+@pytest.mark.parametrize(
+    ("shape", "order", "says"),
+    [
+        ("(-1, 4)", "False", r"expected rows, found an array of shape \(-1, 4\)"),
+        ("(10, -4)", "False", r"expected rows, found an array of shape \(10, -4\)"),
+        ("(True, 4)", "False", r"expected rows, found an array of shape \(True, 4\)"),
+        ("(1, 100000000)", "False", "expected rows of at most 16777216 values, found 100000000"),
+        ("(4, 50000000)", "True", "save it in row order, with numpy.ascontiguousarray"),
+    ],
+)
+def test_a_header_that_lies_of_an_npy_is_one_clear_line(
+    shape: str, order: str, says: str, tmp_path: Path
+) -> None:
+    """It took 1.4 GB, or was read as other rows than were written."""
+    header = f"{{'descr': '<f4', 'fortran_order': {order}, 'shape': {shape}, }}".encode()
+    header += b" " * (117 - len(header)) + b"\n"
+    begin = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    with (tmp_path / "a.npy").open("wb") as file:
+        file.write(begin)
+        file.truncate(len(begin) + 4 * 200_000_000)  # as long as promised, and nothing on the disk
+    with pytest.raises(SourceError, match=says) as problem:
+        opened("npy:a.npy", tmp_path)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_header_that_lies_of_a_wav_is_one_clear_line(tmp_path: Path) -> None:
+    """Windows of 65,535 channels took a gigabyte."""
+    form = struct.pack("<HHIIHH", 1, 65535, 16000, 0, 0, 16)
+    data = bytes(65535 * 2 * 4)
+    chunks = b"fmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", len(data)) + data
+    riff = b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE"
+    (tmp_path / "a.wav").write_bytes(riff + chunks)
+    with pytest.raises(SourceError, match="expected at most 1024 channels, found 65535"):
+        opened("wav:a.wav", tmp_path)
+
+
 def test_a_transposed_array_comes_as_it_was_meant(tmp_path: Path) -> None:
     """np.save of a transposed array stores columns; they come as time by channels all the same."""
     channels = np.arange(6000, dtype=np.float32).reshape(2, 3000)
