@@ -68,15 +68,13 @@ def _answer(question: Any) -> dict[str, Any]:
 
     from ..inference.golden import check_golden
     from ..models.manifest import load
-    from ..serving.crash_ledger import CrashLedger
     from ..serving.loader import ModelLoader, match_profile, open_store
     from .options import load_settings
 
     settings = load_settings(Namespace(config=question["config"]))
     match, facts = match_profile(settings)
     # With all that the agent has found out here about its engines, as it will choose by that.
-    store, crashes = open_store(settings), CrashLedger(settings.state)
-    loader = ModelLoader(match.profile, facts, settings.engine, store, crashes=crashes)
+    loader = ModelLoader(match.profile, facts, settings.engine, open_store(settings))
     folder = load(Path(question["folder"]), [question["variant"]])
     model, passed = loader.load(folder, question["kind"])
     first = loader.quick_choice(folder)

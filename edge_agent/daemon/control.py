@@ -14,7 +14,7 @@ from ..delivery.rollout.deployer import Deployer
 from ..device.allocator import return_large_blocks
 from ..health.report import Health
 from ..runtime.pipelines.runner import Runner
-from ..serving.crash_ledger import GOOD_SECONDS
+from ..serving.verdicts import GOOD_SECONDS
 from .announcements import Announcements
 from .inventory import Inventory
 from .reload import SettingsReload
@@ -70,7 +70,7 @@ class Control:
     def tick(self) -> None:
         """Do what is due; called every second or so by the main thread."""
         if self._runner.identity.timeline.age > GOOD_SECONDS:
-            self._inventory.crashes.forgive()
+            self._inventory.verdicts.forgive()
         self._log_first_result()
         if self._runner.is_blocked():
             # Without a pipeline, a camera that is on, or a model: what comes then is no start.

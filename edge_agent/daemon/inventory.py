@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ..config.settings import Settings
 from ..models.manifest import ModelFolder, chosen, variant_words
-from ..serving.crash_ledger import CrashLedger
 from ..serving.loader import (
     ModelLoader,
     match_profile,
@@ -15,6 +14,7 @@ from ..serving.loader import (
     open_store,
     variants_here,
 )
+from ..serving.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from ..core.flight_recorder import PreviousCrash
@@ -32,14 +32,14 @@ class Inventory:
         self.match, self.facts = match_profile(settings)
         self.here = variants_here(settings, self.match, self.facts)
         self.store = open_store(settings)
-        self.crashes = CrashLedger(settings.state)
+        self.verdicts = Verdicts(settings.state)
         self.loader = ModelLoader(
             self.match.profile,
             self.facts,
             settings.engine,
             self.store,
             batching=settings.batching,
-            crashes=self.crashes,
+            verdicts=self.verdicts,
         )
         self.catalog = open_library(settings, self.store)
 
@@ -66,4 +66,4 @@ class Inventory:
         Must come before any model is loaded.
         """
         if last is not None:
-            self.crashes.add(last)
+            self.verdicts.add_crash(last)

@@ -208,7 +208,7 @@ def _health(
         credible=runner.identity.credible,
         problems=(
             recorder.problems,
-            inventory.crashes.problems,
+            inventory.verdicts.problems,
             runner.sinks.problems,
             *told,
             lambda: inventory.other_variants(s.model.folder for s in active.all() if s.model),

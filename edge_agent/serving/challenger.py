@@ -2,8 +2,8 @@
 
 A challenger is loaded beside the incumbent. It replaces it between two frames, and only if it
 agrees on live inputs and is faster, as measured here in turns with the other. The decision is kept
-with the prepared form, so that an engine that is not worth it is not built again until the model,
-the engine or the machine is another.
+so that an engine that is not worth it is not built again until the model, the engine or the machine
+is another.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from typing import Protocol
 
 from ..core.containment import contained
 from ..core.errors import AgentError
+from ..core.frozen import record
 from ..core.types import Tensors
 from ..inference.agreement import compare_models
-from ..inference.engines.registry import engine_words
+from ..inference.engines.engine import EngineChoice
+from ..inference.engines.registry import engine_words, installed
 from ..inference.model import Model
 from ..inference.probe import race
 from .active import ActiveModels, Serving
-from .challenger_results import NOT_FASTER, Decision, read_decision, write_decision
 from .golden_check import is_held_to_golden, why_not_golden
 from .reference_check import is_confirmed
+from .verdicts import NOT_FASTER, Decision, Load, Verdicts
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,11 @@ RUNS = 15
 """Of each engine, in turns."""
 POLL_SECONDS = 0.05
 _DISAGREES = "disagrees"
+
+
+def name_of(choice: EngineChoice) -> str:
+    """Name a challenger for the log: engine, options and version."""
+    return f"{choice} {installed().get(choice.engine, '?')}"
 
 
 class Incumbent(Protocol):
@@ -52,6 +59,25 @@ class Incumbent(Protocol):
         """
 
 
+@record
+class Notes:
+    """Where the decision about a challenger is kept."""
+
+    verdicts: Verdicts
+    folder: Path
+    """Of the model."""
+    choice: EngineChoice
+    load: Load = "whole"
+
+    def read(self) -> Decision | None:
+        """Return the decision; None: there is none yet."""
+        return self.verdicts.race(self.folder, self.choice, self.load)
+
+    def write(self, decision: Decision) -> None:
+        """Keep the decision."""
+        self.verdicts.record_race(self.folder, self.choice, decision, self.load)
+
+
 class Challenge:
     """The comparison of one challenger with what serves; frames go on meanwhile."""
 
@@ -59,7 +85,7 @@ class Challenge:
         self,
         incumbent: Incumbent,
         load: Callable[[], Model],
-        notes: Path | None,
+        notes: Notes | None,
         name: str,
         *,
         faster: str | None = None,
@@ -71,9 +97,8 @@ class Challenge:
         Args:
             incumbent: what serves.
             load: loads the challenger's model; raises `AgentError` where it cannot be.
-            notes: folder of the prepared form that decisions are kept with; it may vanish. None:
-                they are not kept.
-            name: of the challenger, by which it will be known again: engine, version and options.
+            notes: where the decision is kept; None: nowhere.
+            name: of the challenger, for the log.
             faster: how it is known to be the faster one, as from a tune: it need only agree. None:
                 it has to be measured.
             verified: its engine is known to compute this model as it should: where it is known to
@@ -119,7 +144,7 @@ class Challenge:
         # What a tune has measured is the tune's to keep.
         kept = self._faster is None or not decision.takes_over
         if self._compared_with is not None and kept and self._notes is not None:
-            write_decision(self._notes, self._name, decision)
+            self._notes.write(decision)
         return decision
 
     def stopped(self) -> Decision:
@@ -133,7 +158,7 @@ class Challenge:
 
     def _begin(self) -> Decision | None:
         """Load the challenger, unless it is known not to be worth it."""
-        known = None if self._notes is None else read_decision(self._notes, self._name)
+        known = None if self._notes is None else self._notes.read()
         # One that was refused for its speed alone has its times noted.
         refused = known is not None and not known.takes_over
         if known is not None and refused and (self._faster is None or known.incumbent_ms is None):
@@ -267,7 +292,7 @@ class Challenger:
         serving: Serving,
         model: Model,
         load: Callable[[], Model],
-        notes: Path | None,
+        notes: Notes | None,
         name: str,
         *,
         faster: str | None = None,

@@ -25,7 +25,6 @@ from ..inference.quick_check import QUICK_WAY
 from ..models.manifest import ModelFolder
 from .active import ActiveModels, Serving
 from .challenger import POLL_SECONDS
-from .engine_doubts import EngineDoubts
 from .golden_check import GoldenCheck, is_held_to_golden, why_not_golden
 from .loader import ModelLoader
 from .reference_check import (
@@ -37,6 +36,7 @@ from .reference_check import (
     why_unlike,
     why_wrong,
 )
+from .verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 
@@ -90,32 +90,32 @@ class EngineCheck:
 
     def run(self, serving: Serving, model: Model) -> float | None:
         """Check a model's engine; None: it has been checked."""
-        doubts = self._loader.doubts
-        if doubts is not None and self._must_give_golden(model):
+        verdicts = self._loader.verdicts
+        if verdicts is not None and self._must_give_golden(model):
             held = model.witness
             why = held.compare(model) if isinstance(held, GoldenCheck) else why_not_golden(model)
             if why is not None or not model.stands_in:
-                self._conclude(doubts, serving, model, why)
+                self._conclude(verdicts, serving, model, why)
                 return None
         if model.provisional:
             return None  # computes what the network says, and is what others are compared with
-        if doubts is not None and model.stands_in:
-            return self._take_turns(doubts, serving, model)
-        if doubts is None or doubts.sound(model.folder.path, model.choice):
+        if verdicts is not None and model.stands_in:
+            return self._take_turns(verdicts, serving, model)
+        if verdicts is None or verdicts.is_correct(model.folder.path, model.choice):
             _dismiss(model)
             return None
         if model.witness is not None:
-            return self._hear(doubts, serving, model, model.witness)
-        return self._look(doubts, serving, model)
+            return self._hear(verdicts, serving, model, model.witness)
+        return self._look(verdicts, serving, model)
 
     def _must_give_golden(self, model: Model) -> bool:
         """Whether a model has yet to give its golden outputs on its engine."""
-        doubts, folder = self._loader.doubts, model.folder
-        if doubts is None or not is_held_to_golden(folder):
+        verdicts, folder = self._loader.verdicts, model.folder
+        if verdicts is None or not is_held_to_golden(folder):
             return False
         if model.provisional:
             return model.witness is not None
-        return not doubts.sound(folder.path, model.choice)
+        return not verdicts.is_correct(folder.path, model.choice)
 
     def step(self) -> float:
         """Give up a check whose model no longer serves."""
@@ -135,7 +135,7 @@ class EngineCheck:
             self._check = None
 
     def _hear(
-        self, doubts: EngineDoubts, serving: Serving, model: Model, witness: Witness
+        self, verdicts: Verdicts, serving: Serving, model: Model, witness: Witness
     ) -> float | None:
         """Conclude from what the model's witness has found, once it has."""
         if not witness.settled:
@@ -144,12 +144,12 @@ class EngineCheck:
         if why is not None and last is not None:
             why = None if is_confirmed(model, serving.kind, [model.unfolded(last)]) else why
         if witness.satisfied or witness.why is not None:
-            self._conclude(doubts, serving, model, why)
+            self._conclude(verdicts, serving, model, why)
         else:
             _dismiss(model)  # it could compute nothing, and has said so
         return None
 
-    def _take_turns(self, doubts: EngineDoubts, serving: Serving, plain: Model) -> float | None:
+    def _take_turns(self, verdicts: Verdicts, serving: Serving, plain: Model) -> float | None:
         """Have the session that serves say what is in live inputs, then load the engine for it."""
         turns = self._turns.setdefault(plain, _Turns())
         if len(turns.said) < INPUTS and not plain.folder.golden.is_file():
@@ -161,19 +161,19 @@ class EngineCheck:
                 with suppress(AgentError):  # what fails is counted where it serves
                     turns.said.append(state(plain, plain.unfolded(last)))
             return POLL_SECONDS
-        self._exchange_alone(doubts, serving, plain, turns.said, [])
+        self._exchange_alone(verdicts, serving, plain, turns.said, [])
         return None
 
     def _exchange_alone(
         self,
-        doubts: EngineDoubts,
+        verdicts: Verdicts,
         serving: Serving,
         plain: Model,
         said: list[Statement],
         wrong: list[str],
     ) -> None:
         """Unload a model, and serve with the first engine that may; *wrong*: those that may not."""
-        after = partial(self._after, doubts, serving.kind, plain, said, wrong)
+        after = partial(self._after, verdicts, serving.kind, plain, said, wrong)
         if not self._active.renew(plain, after):
             return
         now, words = serving.model, "; ".join(wrong)
@@ -189,7 +189,7 @@ class EngineCheck:
 
     def _after(
         self,
-        doubts: EngineDoubts,
+        verdicts: Verdicts,
         kind: Kind,
         plain: Model,
         said: list[Statement],
@@ -214,16 +214,16 @@ class EngineCheck:
             except AgentError as problem:
                 why = str(problem)
             if why is None:
-                doubts.clear(folder.path, model.choice)
+                verdicts.mark_correct(folder.path, model.choice)
                 self._found()
                 return model
-            doubts.add(folder.path, model.choice, why)
+            verdicts.mark_wrong(folder.path, model.choice, why)
             wrong.append(f"model {model.id}: {model.engine.label} computes it wrongly: {why}")
             model.close()
-            if doubts.why(folder.path, model.choice) is None:
+            if verdicts.why_wrong(folder.path, model.choice) is None:
                 return None  # its files cannot be read any more
 
-    def _look(self, doubts: EngineDoubts, serving: Serving, model: Model) -> float | None:
+    def _look(self, verdicts: Verdicts, serving: Serving, model: Model) -> float | None:
         """Compare on the latest input; decide when there were enough."""
         check = self._check
         if check is not None and check.model is not model:
@@ -248,7 +248,7 @@ class EngineCheck:
         if why is None and len(check.inputs) < INPUTS:
             return POLL_SECONDS
         self.close()
-        self._conclude(doubts, serving, model, why)
+        self._conclude(verdicts, serving, model, why)
         return None
 
     def _fits(self, model: Model) -> bool:
@@ -257,24 +257,24 @@ class EngineCheck:
         return self._loader.may_stand_beside(folder) and has_room(size_of(folder.path))
 
     def _conclude(
-        self, doubts: EngineDoubts, serving: Serving, model: Model, why: str | None
+        self, verdicts: Verdicts, serving: Serving, model: Model, why: str | None
     ) -> None:
         """Keep what was found; exchange a model whose engine is wrong."""
         choice = model.choice
         if model.provisional:
             choice = replace(choice, options=QUICK_WAY)
         if why is None:
-            doubts.clear(model.folder.path, choice)
+            verdicts.mark_correct(model.folder.path, choice)
             _dismiss(model)
             self._found()
             return
         words = f"model {model.id}: {model.engine.label} computes it wrongly: {why}"
-        doubts.add(model.folder.path, choice, why)
+        verdicts.mark_wrong(model.folder.path, choice, why)
         if self._loader.profile.swap == "replace" and is_held_to_golden(model.folder):
-            self._exchange_alone(doubts, serving, model, [], [words])
+            self._exchange_alone(verdicts, serving, model, [], [words])
             return
         try:
-            other = self._load_next(doubts, model.folder, serving.kind)
+            other = self._load_next(verdicts, model.folder, serving.kind)
         except AgentError as problem:
             log.error("%s; nothing else runs it: %s", words, problem)  # noqa: TRY400 - one line
             # As at the next start: refused with the reason, in what the device says of itself.
@@ -287,7 +287,7 @@ class EngineCheck:
         log.warning("%s; now on %s", words, other.engine.label)
         self._degraded[model.manifest.name] = f"{words}; runs on {other.engine.label}"
 
-    def _load_next(self, doubts: EngineDoubts, folder: ModelFolder, kind: Kind) -> Model:
+    def _load_next(self, verdicts: Verdicts, folder: ModelFolder, kind: Kind) -> Model:
         """Load the first engine that gives the golden outputs, if there are any.
 
         Raises:
@@ -302,14 +302,14 @@ class EngineCheck:
             except AgentError as problem:
                 why = str(problem)
             if why is None:
-                doubts.clear(folder.path, other.choice)
+                verdicts.mark_correct(folder.path, other.choice)
                 _dismiss(other)
                 return other
             other.close()
             label = other.engine.label
             log.warning("model %s: %s computes it wrongly: %s", other.id, label, why)
-            doubts.add(folder.path, other.choice, why)
-            if doubts.why(folder.path, other.choice) is None:
+            verdicts.mark_wrong(folder.path, other.choice, why)
+            if verdicts.why_wrong(folder.path, other.choice) is None:
                 raise ModelError(f"{other.id}: {label} computes it wrongly: {why}")
 
     def _load_again(self, serving: Serving, model: Model) -> None:

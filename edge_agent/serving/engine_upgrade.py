@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 from weakref import WeakKeyDictionary, WeakSet
 
 from ..core.errors import AgentError, EngineError
 from ..inference.engines.engine import EngineChoice, PreparedForm
 from ..inference.model import Model, load_model
 from .active import ActiveModels, Serving
-from .challenger import POLL_SECONDS, Challenger, log_decision
-from .challenger_results import name_of
+from .challenger import POLL_SECONDS, Challenger, Notes, log_decision, name_of
 from .loader import ModelLoader
 
 log = logging.getLogger(__name__)
@@ -87,15 +85,16 @@ class EngineUpgrade:
         prepared = model.engine.prepared
         best = self._loader.best_way(model.folder)
         known = best is not None and best.engine == choice.engine
-        doubts = self._loader.doubts
+        verdicts, path = self._loader.verdicts, model.folder.path
+        # What is loaded in haste is measured again: it has no form that the next start begins with.
         self._challenger.begin(
             serving,
             model,
             lambda: self._challenger_of(serving, model, choice),
-            None if prepared is None else Path(prepared.folder),
+            Notes(verdicts, path, choice) if prepared and verdicts else None,
             name_of(choice),
             faster=f"tuned: {best}" if known else None,
-            verified=doubts is not None and doubts.sound(model.folder.path, choice),
+            verified=verdicts is not None and verdicts.is_correct(path, choice),
         )
 
     def _challenger_of(self, serving: Serving, model: Model, choice: EngineChoice) -> Model:

@@ -50,15 +50,15 @@ class FormCheck:
         """Compare the form of a model with what serves, or None if there is nothing to compare."""
         if self._beside is not None and not self._active.serves(self._beside):
             self.close()
-        doubts, folder = self._loader.doubts, model.folder
+        verdicts, folder = self._loader.verdicts, model.folder
         choice = self._loader.prepared_choice(folder)
-        if doubts is None or choice is None or model.engine.prepared is not None:
+        if verdicts is None or choice is None or model.engine.prepared is not None:
             return None
         if not self._loader.unproven(folder, choice):
             return None
         if is_held_to_golden(folder):
             return self._check_golden(serving, folder, choice)
-        if not model.provisional and not doubts.sound(folder.path, model.choice):
+        if not model.provisional and not verdicts.is_correct(folder.path, model.choice):
             return IDLE_SECONDS
         if model.last is None or self._beside not in {None, model}:
             return IDLE_SECONDS
@@ -95,14 +95,14 @@ class FormCheck:
 
     def _conclude(self, form: Model, choice: EngineChoice, why: str | None) -> None:
         """Keep what was found of a form."""
-        doubts, path = self._loader.doubts, form.folder.path
-        if doubts is None:
+        verdicts, path = self._loader.verdicts, form.folder.path
+        if verdicts is None:
             return
         if why is None:
-            doubts.clear(path, choice)
+            verdicts.mark_correct(path, choice)
             self._found()
         else:
-            doubts.add(path, choice, why)
+            verdicts.mark_wrong(path, choice, why)
             label = form.engine.label
             log.warning("model %s: %s computes it wrongly: %s", form.id, label, why)
 

@@ -17,8 +17,7 @@ from ..inference.model import Model
 from ..inference.prepared.artifact import Artifact
 from ..inference.prepared.engine import accepts_batches
 from .active import ActiveModels, Serving
-from .challenger import POLL_SECONDS, Challenger, log_decision
-from .challenger_results import name_of, reversed_decision, write_decision
+from .challenger import POLL_SECONDS, Challenger, Notes, log_decision, name_of
 from .loader import ModelLoader
 
 AGAIN_SECONDS = 5.0
@@ -68,7 +67,8 @@ class FormUpgrade:
 
     def run(self, serving: Serving, model: Model) -> float | None:
         """Compare the form of a model with the model, if the form may take over."""
-        first = self._first.setdefault(model.folder.path, ref(model))()
+        verdicts, path = self._loader.verdicts, model.folder.path
+        first = self._first.setdefault(path, ref(model))()
         if first is not model or model.engine.prepared is not None:
             return None
         if not self._challenger.compares(model):
@@ -84,7 +84,7 @@ class FormUpgrade:
                 serving,
                 model,
                 lambda: self._loader.load_prepared(model.folder, form, serving.kind),
-                Path(form.folder),
+                None if verdicts is None else Notes(verdicts, path, choice, "prepared"),
                 f"form of {name_of(choice)}",
             )
         decision = self._challenger.compare()
@@ -94,10 +94,10 @@ class FormUpgrade:
             return POLL_SECONDS
         form, choice = self._tried
         log_decision(model, f"its prepared form on {form.table['label']}", decision)
-        known = reversed_decision(decision, model.engine.label)
-        if known is not None and model.choice.place != choice.place:
+        known = decision.reversed(model.engine.label)
+        if known and verdicts is not None and model.choice.place != choice.place:
             # The next start begins with the form, and need not measure again.
-            write_decision(Path(form.folder), name_of(model.choice), known)
+            verdicts.record_race(path, model.choice, known)
         return None
 
     def _find(self, serving: Serving, model: Model) -> tuple[Artifact, EngineChoice] | None:

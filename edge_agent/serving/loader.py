@@ -43,12 +43,10 @@ from ..models.files.check_onnx import check_network
 from ..models.manifest import ModelFolder
 from ..models.store.catalog import Library
 from ..models.store.store import Store
-from .challenger_results import refused
-from .crash_ledger import CrashLedger
-from .engine_doubts import EngineDoubts
 from .golden_check import is_held_to_golden
 from .out_of_core import OutOfCore
 from .tuning_results import TuningResults, Way
+from .verdicts import Verdicts
 
 if TYPE_CHECKING:
     from ..inference.model import Model
@@ -115,7 +113,7 @@ class ModelLoader:
         *,
         tuning: TuningResults | None = None,
         batching: Batching | None = None,
-        crashes: CrashLedger | None = None,
+        verdicts: Verdicts | None = None,
     ) -> None:
         """Probe nothing yet.
 
@@ -126,7 +124,7 @@ class ModelLoader:
             store: keeps prepared forms; None: a model is loaded whole, whatever it takes.
             tuning: what a tune has measured; None: the store's, if there is a store.
             batching: how many frames of several pipelines go through a model at a time.
-            crashes: what is known of models that take the agent down; None: nothing.
+            verdicts: what is known of models on engines; None: what the store holds of that.
         """
         self._store = store
         if tuning is None and store is not None:
@@ -137,9 +135,10 @@ class ModelLoader:
         self._facts = facts
         self._wanted = wanted
         self.batching = Batching() if batching is None else batching
-        self._crashes = crashes
-        self.doubts = None if store is None else EngineDoubts(store.root)
-        """Which engines compute a model wrongly here, or None if nothing is kept."""
+        if verdicts is None and store is not None:
+            verdicts = Verdicts(store.root)
+        self.verdicts = verdicts
+        """What is known of models on engines, or None if nothing is kept."""
 
     @property
     def profile(self) -> DeviceProfile:
@@ -230,14 +229,11 @@ class ModelLoader:
 
     def _barred(self, folder: ModelFolder, choice: EngineChoice) -> str | None:
         """Return why a model is not to be loaded on an engine: it crashes there, or is wrong."""
-        why = None
-        if self._crashes is not None:
-            why = self._crashes.barred(
-                call_target(folder.manifest.id, choice.engine, choice.device, str(folder.network))
-            )
-        if why is None and self.doubts is not None:
-            why = self.doubts.why(folder.path, choice)
-        return why
+        if self.verdicts is None:
+            return None
+        place = folder.manifest.id, choice.engine, choice.device, str(folder.network)
+        why = self.verdicts.why_left_alone(call_target(*place))
+        return why or self.verdicts.why_wrong(folder.path, choice)
 
     def load(
         self, folder: ModelFolder, kind: Kind, *, checked: bool = False
@@ -277,7 +273,7 @@ class ModelLoader:
         One that is held to golden outputs needs no other beside it.
         """
         if is_held_to_golden(folder):
-            return self.doubts is not None and not self.doubts.sound(folder.path, choice)
+            return self.verdicts is not None and not self.verdicts.is_correct(folder.path, choice)
         return self.may_stand_beside(folder) and self._unheard(folder, choice)
 
     def unheard_alone(self, folder: ModelFolder, choice: EngineChoice) -> bool:
@@ -295,7 +291,7 @@ class ModelLoader:
 
     def _unheard(self, folder: ModelFolder, choice: EngineChoice) -> bool:
         """Whether nothing is known of an engine that could be compared with another session."""
-        if self.doubts is None or self.doubts.sound(folder.path, choice):
+        if self.verdicts is None or self.verdicts.is_correct(folder.path, choice):
             return False
         plain = plain_choice(folder.network.suffix)
         if plain is None:
@@ -341,13 +337,14 @@ class ModelLoader:
         Else a start that is not from a plan would ignore what this device has measured.
         """
         choice = self.prepared_choice(folder)
-        if self._store is None or choice is None or not choices or choice.place == choices[0].place:
+        if choice is None or not choices or choice.place == choices[0].place:
             return None
         if self.best_way(folder) is not None:
             return None  # a tune knows better
         try:
             form = self.prepared_form(folder, kind)
-            if form is None or not refused(Path(form.folder), choices[0]):
+            lost = self.verdicts is not None and self.verdicts.has_lost(folder.path, choices[0])
+            if form is None or not lost:
                 return None
             if not checked:
                 check_network(folder.network)

@@ -304,8 +304,8 @@ class PrepareTask:
         choice = self._choice(model)
         if choice is None or not self._loader.unproven(model.folder, choice):
             return "ready"
-        doubts = self._loader.doubts
-        why = None if doubts is None else doubts.why(model.folder.path, choice)
+        verdicts = self._loader.verdicts
+        why = None if verdicts is None else verdicts.why_wrong(model.folder.path, choice)
         return "preparing" if why is None else f"no: {why}"
 
     def planned(self) -> list[PlannedModel]:

@@ -76,7 +76,6 @@ BELONGS = frozenset({"store.lock", "agent.lock", "deployments.json", "announced.
     "start.json",
     "starting",
     "flight",
-    "crashes.json",
     "engines.json",
     "served.json",
     "drift.json",

@@ -23,7 +23,7 @@ from edge_agent.core.flight_recorder import (
     previous_crash,
 )
 from edge_agent.daemon.hang_watch import SURE_SECONDS, HangWatch
-from edge_agent.serving.crash_ledger import LIMIT, CrashLedger
+from edge_agent.serving.verdicts import LIMIT, Verdicts
 from tests.delivery.test_push_rejections import crash
 from tests.helpers.push import model_folder
 from tests.helpers.small_models import brightness, plain, write_clip, write_manifest
@@ -150,6 +150,14 @@ def test_a_quick_start_that_got_nowhere_is_not_repeated(tmp_path: Path) -> None:
 # What is counted
 
 
+OTHER_RELEASE = {
+    "found": {},
+    "races": {},
+    "crashes": {"agent": "0.0", "counts": {FACE: [LIMIT, "the agent crashed"]}},
+}
+"""A ledger that another version of the agent has left."""
+
+
 def words(what: str = FACE) -> PreviousCrash:
     """Make the last words of a run that crashed while it loaded something."""
     return PreviousCrash("crashed (Aborted)", (EngineCall("load", what),))
@@ -158,36 +166,36 @@ def words(what: str = FACE) -> PreviousCrash:
 def test_after_three_crashes_in_a_row_a_pair_is_left_alone(tmp_path: Path) -> None:
     """Counted over restarts; another version of the file, or another engine, is another pair."""
     for number in range(LIMIT):
-        assert CrashLedger(tmp_path).barred(FACE) is None
-        CrashLedger(tmp_path).add(words())
-        assert bool(CrashLedger(tmp_path).problems()) == (number + 1 < LIMIT)
-    why = CrashLedger(tmp_path).barred(FACE)
+        assert Verdicts(tmp_path).why_left_alone(FACE) is None
+        Verdicts(tmp_path).add_crash(words())
+        assert bool(Verdicts(tmp_path).problems()) == (number + 1 < LIMIT)
+    why = Verdicts(tmp_path).why_left_alone(FACE)
     assert why is not None
     assert "crashed (Aborted) while loading it, 3 times in a row" in why
-    assert CrashLedger(tmp_path).barred(FACE.replace("GPU", "CPU")) is None
-    assert CrashLedger(tmp_path).barred(FACE.replace("1-2", "1-3")) is None
+    assert Verdicts(tmp_path).why_left_alone(FACE.replace("GPU", "CPU")) is None
+    assert Verdicts(tmp_path).why_left_alone(FACE.replace("1-2", "1-3")) is None
 
 
 def test_a_good_run_forgives_what_has_not_come_to_the_limit(tmp_path: Path) -> None:
     """In a row means in a row; what is left alone already stays so."""
-    crashes = CrashLedger(tmp_path)
+    crashes = Verdicts(tmp_path)
     for _ in range(LIMIT):
-        crashes.add(words("bad@1 openvino:GPU 1-2"))
-    crashes.add(words())
+        crashes.add_crash(words("bad@1 openvino:GPU 1-2"))
+    crashes.add_crash(words())
     crashes.forgive()
-    again = CrashLedger(tmp_path)
+    again = Verdicts(tmp_path)
     assert again.problems() == []
-    assert again.barred("bad@1 openvino:GPU 1-2") is not None
+    assert again.why_left_alone("bad@1 openvino:GPU 1-2") is not None
     for _ in range(LIMIT - 1):
-        again.add(words())
-    assert again.barred(FACE) is None
+        again.add_crash(words())
+    assert again.why_left_alone(FACE) is None
 
 
 def test_a_damaged_count_is_a_clean_slate(tmp_path: Path) -> None:
     """A file of nonsense, and one of another release, bar nothing."""
-    for content in ("nonsense", "[]", json.dumps({"schema": 1, "agent": "0.0", "counts": {}})):
-        (tmp_path / "crashes.json").write_text(content)
-        assert CrashLedger(tmp_path).barred(FACE) is None
+    for content in ("nonsense", "[]", json.dumps(OTHER_RELEASE)):
+        (tmp_path / "engines.json").write_text(content)
+        assert Verdicts(tmp_path).why_left_alone(FACE) is None
 
 
 def test_another_file_is_another_place(tmp_path: Path) -> None:
@@ -280,7 +288,9 @@ def test_a_model_that_hangs_is_said_and_left_alone_at_last(
     state.mkdir(parents=True)
     lamp = call_target("lamp@1", "onnxruntime", "CPU", str(network))
     for _ in range(LIMIT - 1):
-        CrashLedger(state).add(PreviousCrash("hung inside an engine", (EngineCall("infer", lamp),)))
+        Verdicts(state).add_crash(
+            PreviousCrash("hung inside an engine", (EngineCall("infer", lamp),))
+        )
     listener = listen(broker.port)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +14,8 @@ from edge_agent.core.types import Tensors
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import load
-from edge_agent.serving.challenger import Challenge, log_decision
-from edge_agent.serving.challenger_results import (
-    FILE,
-    Decision,
-    read_decision,
-    reversed_decision,
-)
+from edge_agent.serving.challenger import Challenge, Notes, log_decision
+from edge_agent.serving.verdicts import FILE, Decision, Verdicts
 from tests.helpers.prepared_models import noise, raw_manifest
 from tests.helpers.tiny_networks import node, save_onnx
 
@@ -83,12 +77,11 @@ Tried = Callable[..., Decision]
 
 @pytest.fixture
 def tried(tmp_path: Path) -> Tried:
-    """Try a challenger; decisions are kept in one folder."""
-    notes = tmp_path / "form"
-    notes.mkdir()
+    """Try a challenger; decisions are kept on the disk."""
+    products(tmp_path / "model", 1)
 
     def attempt(stage: Stage, load: Callable[[], Model], name: str = "other") -> Decision:
-        challenge = Challenge(stage, load, notes, name)
+        challenge = Challenge(stage, load, notes(tmp_path, name), name)
         while (decision := challenge.step()) is None:
             pass
         return decision
@@ -96,13 +89,11 @@ def tried(tmp_path: Path) -> Tried:
     return attempt
 
 
-def notes_of(tmp_path: Path) -> dict[str, Decision]:
-    """Read what was kept."""
-    return {
-        name: known
-        for name in json.loads((tmp_path / "form" / FILE).read_text())
-        if (known := read_decision(tmp_path / "form", name)) is not None
-    }
+def notes(tmp_path: Path, name: str = "other") -> Notes:
+    """Say where the decision about a challenger is kept, as read from the disk."""
+    choice = EngineChoice("onnxruntime", options={"name": name})
+    (tmp_path / "state").mkdir(exist_ok=True)
+    return Notes(Verdicts(tmp_path / "state"), tmp_path / "model", choice)
 
 
 def test_the_faster_one_takes_over(slow: Model, tried: Tried, tmp_path: Path) -> None:
@@ -115,7 +106,7 @@ def test_the_faster_one_takes_over(slow: Model, tried: Tried, tmp_path: Path) ->
     assert decision.incumbent_ms is not None
     assert decision.challenger_ms is not None
     assert decision.challenger_ms < decision.incumbent_ms
-    assert notes_of(tmp_path) == {"other": decision}
+    assert notes(tmp_path).read() == decision
 
 
 def test_the_slower_one_does_not(slow: Model, tried: Tried, tmp_path: Path) -> None:
@@ -140,7 +131,7 @@ def test_one_that_disagrees_does_not(slow: Model, tried: Tried, tmp_path: Path) 
     assert not decision.takes_over
     assert "disagrees" in decision.why
     assert stage.model is slow
-    assert notes_of(tmp_path)["other"] == decision
+    assert notes(tmp_path).read() == decision
 
 
 def test_one_that_won_before_must_still_agree(slow: Model, tried: Tried, tmp_path: Path) -> None:
@@ -163,7 +154,7 @@ def test_a_winner_whose_engine_is_verified_takes_over_at_the_first_frame(
     first = tried(Stage(slow), lambda: opened(products(tmp_path / "one", 2)))
     stage = Stage(opened(tmp_path / "slow"))
     other = opened(products(tmp_path / "two", 2))
-    again = Challenge(stage, lambda: other, tmp_path / "form", "other", verified=True)
+    again = Challenge(stage, lambda: other, notes(tmp_path), "other", verified=True)
     assert again.step() is None  # no frame yet
     decision = again.step()
     assert decision is not None
@@ -171,7 +162,7 @@ def test_a_winner_whose_engine_is_verified_takes_over_at_the_first_frame(
     assert stage.model is other
     assert stage.looks == 2
     new = Challenge(
-        stage, lambda: opened(tmp_path / "slow"), tmp_path / "form", "new", verified=True
+        stage, lambda: opened(tmp_path / "slow"), notes(tmp_path, "new"), "new", verified=True
     )
     assert new.step() is None  # its speed is not known: it is measured
     new.close()
@@ -186,7 +177,7 @@ def test_one_that_does_not_load_may_try_again(slow: Model, tried: Tried, tmp_pat
     decision = tried(Stage(slow), fails)
     assert not decision.takes_over
     assert "no such device yet" in decision.why
-    assert read_decision(tmp_path / "form", "other") is None
+    assert notes(tmp_path).read() is None
 
 
 def test_nothing_is_exchanged_for_a_model_that_is_gone(
@@ -204,7 +195,7 @@ def test_nothing_is_exchanged_for_a_model_that_is_gone(
     decision = tried(stage, lambda: opened(products(tmp_path / "quick", 2)))
     assert not decision.takes_over
     assert stage.model is pushed
-    assert read_decision(tmp_path / "form", "other") is None
+    assert notes(tmp_path).read() is None
 
 
 def test_a_challenge_can_be_given_up(slow: Model, tmp_path: Path) -> None:
@@ -215,13 +206,13 @@ def test_a_challenge_can_be_given_up(slow: Model, tmp_path: Path) -> None:
             return None
 
     quick = opened(products(tmp_path / "quick", 2))
-    challenge = Challenge(Idle(slow), lambda: quick, tmp_path, "other")
+    challenge = Challenge(Idle(slow), lambda: quick, notes(tmp_path), "other")
     assert challenge.step() is None
     assert challenge.step() is None
     challenge.close()
     with pytest.raises(EngineError, match="closed"):
         quick.raw({"x0": noise(0, SIZE, SIZE)})
-    assert read_decision(tmp_path, "other") is None
+    assert notes(tmp_path).read() is None
 
 
 def test_that_nothing_changes_is_no_news(
@@ -239,7 +230,7 @@ def test_that_nothing_changes_is_no_news(
 def test_a_decision_can_be_reversed(slow: Model, tried: Tried, tmp_path: Path) -> None:
     """Who won here would have lost there, by the same times; without times there is nothing."""
     decision = tried(Stage(slow), lambda: opened(products(tmp_path / "quick", 2)))
-    other = reversed_decision(decision, "the slow one")
+    other = decision.reversed("the slow one")
     assert other is not None
     assert not other.takes_over
     assert "not faster" in other.why
@@ -247,15 +238,18 @@ def test_a_decision_can_be_reversed(slow: Model, tried: Tried, tmp_path: Path) -
         decision.challenger_ms,
         decision.incumbent_ms,
     )
-    back = reversed_decision(other, decision.engine)
+    back = other.reversed(decision.engine)
     assert back is not None
     assert back.takes_over
-    assert reversed_decision(Decision(engine="x", takes_over=False, why="disagrees"), "y") is None
+    assert Decision(engine="x", takes_over=False, why="disagrees").reversed("y") is None
 
 
 def test_damaged_notes_count_as_none(slow: Model, tried: Tried, tmp_path: Path) -> None:
     """Notes that cannot be read are found out again."""
-    (tmp_path / "form" / FILE).write_text('{"other": {"engine"')
-    assert read_decision(tmp_path / "form", "other") is None
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / FILE).write_text('{"races": {"engine"')
+    assert notes(tmp_path).read() is None
     assert tried(Stage(slow), lambda: opened(products(tmp_path / "quick", 2))).takes_over
-    assert notes_of(tmp_path)["other"].takes_over
+    known = notes(tmp_path).read()
+    assert known is not None
+    assert known.takes_over

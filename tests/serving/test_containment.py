@@ -194,7 +194,7 @@ def test_a_picture_that_cannot_be_prepared_costs_that_frame(desk: Desk) -> None:
 
 @pytest.mark.parametrize("problem", RAISED, ids=repr)
 def test_what_a_second_engine_raises_leaves_what_serves(
-    desk: Desk, mood: Moody, tmp_path: Path, problem: Exception
+    desk: Desk, mood: Moody, problem: Exception
 ) -> None:
     """A challenger that fails to load or on a live input is decided against, and that is all."""
     desk.active.load_all()
@@ -206,7 +206,7 @@ def test_what_a_second_engine_raises_leaves_what_serves(
         return Challenge(
             ServingIncumbent(desk.bad, desk.active),
             lambda: load_model(model.folder, choice, "picture", checked=True)[0],
-            tmp_path / "none",
+            None,
             "moody",
         )
 

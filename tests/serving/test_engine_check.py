@@ -68,8 +68,8 @@ class Desk:
     @property
     def known(self) -> bool:
         """Whether the engine that serves has been found sound."""
-        assert self.loader.doubts is not None
-        return self.loader.doubts.sound(self.model.folder.path, self.model.choice)
+        assert self.loader.verdicts is not None
+        return self.loader.verdicts.is_correct(self.model.folder.path, self.model.choice)
 
 
 @pytest.fixture

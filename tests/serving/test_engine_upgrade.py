@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge_agent.inference.engines.registry import engine_words
-from edge_agent.serving.challenger_results import FILE
+from edge_agent.serving.verdicts import FILE
 from tests.helpers.start_box import Box, Start, numbers, own
 from tests.helpers.support import Mosquitto, check_account, run_cli, wait_until
 
@@ -28,15 +28,22 @@ def box(shared_broker: Mosquitto, tmp_path_factory: pytest.TempPathFactory) -> B
     return box
 
 
-def notes(box: Box) -> Path:
-    """Find where decisions are kept: with the form."""
-    (form,) = box.forms()
-    return form / FILE
+def ledger(box: Box) -> dict[str, Any]:
+    """Read what is known of models on engines."""
+    file = box.state / FILE
+    known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"races": {}}
+    return known
 
 
 def decisions(box: Box) -> list[dict[str, Any]]:
     """Read what has been decided."""
-    return list(json.loads(notes(box).read_text()).values()) if notes(box).exists() else []
+    return list(ledger(box)["races"].values())
+
+
+def forget(box: Box) -> None:
+    """Have nothing decided."""
+    if known := ledger(box):
+        (box.state / FILE).write_text(json.dumps({**known, "races": {}}))
 
 
 def settled(start: Start) -> bool:
@@ -78,14 +85,14 @@ def more_results(start: Start) -> None:
 def test_the_faster_engine_serves_in_the_long_run(box: Box) -> None:
     """Results change to OpenVINO if it was faster as measured, without a gap, and stay right."""
     box.ready()
-    notes(box).unlink(missing_ok=True)
+    forget(box)
     with box.start() as start:
         taken = settled(start)
         more_results(start)
         wait_until(lambda: bool(decisions(box)), "the decision to be kept")
         (decision,) = decisions(box)
         assert decision["takes_over"] is taken
-        faster = decision["understudy_ms"] <= 0.95 * decision["incumbent_ms"]
+        faster = decision["challenger_ms"] <= 0.95 * decision["incumbent_ms"]
         assert taken is faster, decision
         assert engines(start) == ([QUICK, PREFERRED] if taken else [QUICK])
         assert start.all_right()
@@ -96,11 +103,12 @@ def test_the_faster_engine_serves_in_the_long_run(box: Box) -> None:
 
 def keep_decision(box: Box, *, takes_over: bool) -> None:
     """Have it decided as it must be for a test, whatever this machine would decide."""
-    known = json.loads(notes(box).read_text())
-    name, decision = next(each for each in known.items() if not each[0].startswith("form of "))
-    figures = {"incumbent_ms": 2.0, "understudy_ms": 1.0 if takes_over else 3.0}
+    known = ledger(box)
+    races = known["races"].items()
+    name, decision = next(each for each in races if not each[0].endswith(" prepared"))
+    figures = {"incumbent_ms": 2.0, "challenger_ms": 1.0 if takes_over else 3.0}
     changed = {**decision, **figures, "takes_over": takes_over, "why": "as the test wants it"}
-    notes(box).write_text(json.dumps({name: changed}))
+    (box.state / FILE).write_text(json.dumps({**known, "races": {name: changed}}))
 
 
 @pytest.fixture
@@ -197,13 +205,13 @@ def test_a_form_may_take_over_from_what_was_loaded_whole(own: Box) -> None:
         assert start.all_right()
         assert no_gap(start)
         start.planned()
-    kept = json.loads(notes(own).read_text())
-    form = next(each for name, each in kept.items() if name.startswith("form of "))
-    other = next(each for name, each in kept.items() if not name.startswith("form of "))
+    kept = ledger(own)["races"]
+    form = next(each for name, each in kept.items() if name.endswith(" prepared"))
+    other = next(each for name, each in kept.items() if not name.endswith(" prepared"))
     assert form["takes_over"] is taken
     assert other["takes_over"] is not taken
-    assert (form["incumbent_ms"], form["understudy_ms"]) == (
-        other["understudy_ms"],
+    assert (form["incumbent_ms"], form["challenger_ms"]) == (
+        other["challenger_ms"],
         other["incumbent_ms"],
     )
     with own.start() as start:
@@ -211,7 +219,7 @@ def test_a_form_may_take_over_from_what_was_loaded_whole(own: Box) -> None:
         assert settled(start) is not taken
         more_results(start)
         assert engines(start)[-1] == (QUICK if taken else PREFERRED)
-    assert json.loads(notes(own).read_text()) == kept
+    assert ledger(own)["races"] == kept
 
 
 def test_a_form_may_take_over_where_nothing_can_go_together(own: Box) -> None:

@@ -68,11 +68,11 @@ def try_candidate(
             log.warning(
                 "%s: does not run on %s:%s: %s", candidate.id, wrong.engine, wrong.device, why
             )
-            if loader.doubts is not None:
-                loader.doubts.add(folder.path, wrong, why)
-        if verdict.passed and verdict.proven is not None and loader.doubts is not None:
+            if loader.verdicts is not None:
+                loader.verdicts.mark_wrong(folder.path, wrong, why)
+        if verdict.passed and verdict.proven is not None and loader.verdicts is not None:
             # Else a witness would answer for it again.
-            loader.doubts.clear(folder.path, choices[verdict.proven])
+            loader.verdicts.mark_correct(folder.path, choices[verdict.proven])
         if verdict.streamed:
             log.info("%s: run while it arrived: %s", candidate.id, verdict.streamed)
         candidate.first_result_at = candidate.first_result_at or verdict.first_at

@@ -27,10 +27,10 @@ def loader(state: Path, wanted: WantedEngine = "auto") -> ModelLoader:
 def doubted(folder: ModelFolder, state: Path) -> ModelLoader:
     """Return a loader that has seen OpenVINO compute a model wrongly."""
     seen = loader(state)
-    assert seen.doubts is not None
+    assert seen.verdicts is not None
     first = seen.choices_for(folder)[0]
     assert first.engine == "openvino"
-    seen.doubts.add(folder.path, first, "3% of 40 boxes found again")
+    seen.verdicts.mark_wrong(folder.path, first, "3% of 40 boxes found again")
     return seen
 
 

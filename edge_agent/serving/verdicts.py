@@ -1,0 +1,255 @@
+"""What is known of each model on each engine of this device: one ledger, kept over restarts.
+
+An entry is known by what decides numbers and times: the files of the model, the engine with its
+device, options and version, and the processor. It says whether the engine computes the model
+rightly, and how it did in a race with the one that served.
+
+Crashes and hangs are counted here as well, by what the flight recorder notes of a call: of a
+process that crashes nothing else is known. Without that a model whose engine crashes at every start
+would have the service manager restart the agent for ever. After LIMIT times in a row the engine is
+passed over for that model; a run that goes well clears the counts below the limit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from .. import __version__
+from ..core.errors import ModelError
+from ..core.flight_recorder import PreviousCrash, short_name
+from ..core.frozen import record
+from ..core.state_file import StateFile
+from ..inference.engines.engine import EngineChoice
+from ..inference.engines.registry import installed
+from ..inference.prepared.artifact import processor
+from ..inference.prepared.digests import model_digest
+
+log = logging.getLogger(__name__)
+
+FILE = "engines.json"
+MOST = 200
+"""Entries of each kind; the oldest go first."""
+LIMIT = 3
+"""Crashes in a row, after which a model is not loaded on that engine any more."""
+GOOD_SECONDS = 300.0
+"""A run that has lasted so long is a good one."""
+NOT_FASTER = "not faster"
+"""How the reason of a race begins, where the challenger agreed but was no quicker."""
+
+Load = Literal["whole", "prepared"]
+"""A model as its engine loads it, or from its prepared form."""
+
+
+@record(kw_only=True)
+class Decision:
+    """The outcome of a race between what served and a challenger."""
+
+    engine: str
+    """The challenger's label, or its name where it was not built."""
+    takes_over: bool
+    why: str
+    incumbent_ms: float | None = None
+    """Median of a run of the engine that served; None: it was not measured."""
+    challenger_ms: float | None = None
+
+    def reversed(self, engine: str) -> Decision | None:
+        """Return the decision that there would be, had challenger and incumbent changed places.
+
+        Args:
+            engine: label of the incumbent.
+
+        Returns:
+            None where they were not measured beside each other.
+        """
+        if self.incumbent_ms is None or self.challenger_ms is None:
+            return None
+        lost = f"{NOT_FASTER}: " if self.takes_over else ""
+        return Decision(
+            engine=engine,
+            takes_over=not self.takes_over,
+            why=f"{lost}{self.incumbent_ms:.2f} ms beside {self.challenger_ms:.2f} ms of "
+            f"{self.engine}",
+            incumbent_ms=self.challenger_ms,
+            challenger_ms=self.incumbent_ms,
+        )
+
+
+class _Crashes(NamedTuple):
+    times: int
+    why: str
+
+
+class _Known(NamedTuple):
+    """The content of the file."""
+
+    wrong: dict[str, str]
+    """By key: why the engine computes the model wrongly; empty: it does not."""
+    races: dict[str, Decision]
+    crashes: dict[str, _Crashes]
+
+
+class Verdicts:
+    """Remembers what engines were found to be worth. Written by the agent alone."""
+
+    def __init__(self, state: Path) -> None:
+        """Read what is known.
+
+        Args:
+            state: the state folder.
+        """
+        self._state = state
+        self._file = StateFile(state / FILE, "what is known of models on engines")
+        self._known = self._file.read(_parse) or _Known({}, {}, {})
+
+    # Whether an engine is right
+
+    def mark_wrong(self, folder: Path, choice: EngineChoice, why: str) -> None:
+        """Record that an engine computes a model wrongly."""
+        self._put(self._known.wrong, folder, choice, why)
+
+    def mark_correct(self, folder: Path, choice: EngineChoice) -> None:
+        """Record that an engine computes a model as it should."""
+        self._put(self._known.wrong, folder, choice, "")
+
+    def why_wrong(self, folder: Path, choice: EngineChoice) -> str | None:
+        """Return why an engine must not serve a model, or None if nothing speaks against it."""
+        why = self._get(self._known.wrong, folder, choice)
+        return f"computes it wrongly here: {why}" if why else None
+
+    def is_correct(self, folder: Path, choice: EngineChoice) -> bool:
+        """Whether an engine is known to compute a model as it should."""
+        return bool(self._get(self._known.wrong, folder, choice) == "")
+
+    # Whether it is faster
+
+    def race(self, folder: Path, choice: EngineChoice, load: Load = "whole") -> Decision | None:
+        """Return how an engine did as a challenger; None: it was not tried."""
+        known: Decision | None = self._get(self._known.races, folder, choice, load)
+        return known
+
+    def record_race(
+        self, folder: Path, choice: EngineChoice, decision: Decision, load: Load = "whole"
+    ) -> None:
+        """Record how an engine did as a challenger."""
+        self._put(self._known.races, folder, choice, decision, load)
+
+    def has_lost(self, folder: Path, choice: EngineChoice) -> bool:
+        """Whether an engine is known not to be worth it here."""
+        known = self.race(folder, choice)
+        return known is not None and not known.takes_over
+
+    # Whether it takes the agent down
+
+    def add_crash(self, last: PreviousCrash) -> None:
+        """Count an abnormal end of the last run against the models in use at that moment."""
+        for each in last.calls:
+            times = self._known.crashes.get(each.target, _Crashes(0, "")).times + 1
+            verb = "loading" if each.kind == "load" else "running"
+            why = f"the agent {last.why} while {verb} it"
+            self._known.crashes[each.target] = _Crashes(times, why)
+            told = short_name(each.target), why, times
+            if times >= LIMIT:
+                log.error("model %s: %s, %d times in a row: it is left alone", *told)
+            else:
+                log.warning("model %s: %s (%d of %d times)", *told, LIMIT)
+        if last.calls:
+            self._save()
+
+    def why_left_alone(self, target: str) -> str | None:
+        """Return why a model may not be loaded on an engine, or None if it may.
+
+        Args:
+            target: model and engine as `core.flight_recorder.call_target` names them.
+        """
+        times, why = self._known.crashes.get(target, _Crashes(0, ""))
+        if times < LIMIT:
+            return None
+        return (
+            f"{why}, {times} times in a row; use another version or engine, "
+            f"or remove {self._file.path} and restart to try it again"
+        )
+
+    def problems(self) -> list[str]:
+        """List the crashes that are counted and below the limit."""
+        return [
+            f"model {short_name(target)}: {why} ({times} of {LIMIT} times)"
+            for target, (times, why) in self._known.crashes.items()
+            if times < LIMIT
+        ]
+
+    def forgive(self) -> None:
+        """Clear the counts below the limit: this run goes well."""
+        crashes = self._known.crashes
+        below = [target for target, (times, _) in crashes.items() if times < LIMIT]
+        for target in below:
+            del crashes[target]
+        if below:
+            self._save()
+
+    # The file
+
+    def _get(
+        self, table: dict[str, Any], folder: Path, choice: EngineChoice, load: Load = "whole"
+    ) -> Any:
+        if not table:
+            return None
+        try:
+            return table.get(self._key(folder, choice, load))
+        except ModelError:
+            return None  # what is wrong with its files is reported when they are loaded
+
+    def _put(
+        self,
+        table: dict[str, Any],
+        folder: Path,
+        choice: EngineChoice,
+        value: Any,
+        load: Load = "whole",
+    ) -> None:
+        try:
+            key = self._key(folder, choice, load)
+        except ModelError as problem:
+            log.warning("%s: %s", folder, problem)
+            return
+        table.pop(key, None)
+        table[key] = value
+        for oldest in list(table)[:-MOST]:
+            del table[oldest]
+        self._save()
+
+    def _key(self, folder: Path, choice: EngineChoice, load: Load) -> str:
+        """Name a model and an engine; how many threads it has changes no number."""
+        options = json.dumps(dict(choice.options), sort_keys=True)
+        words = (
+            model_digest(self._state, folder),
+            *choice.place,
+            choice.precision,
+            options,
+            installed().get(choice.engine),
+            processor(),
+        )
+        return " ".join([*(str(word) for word in words), *(["prepared"] * (load == "prepared"))])
+
+    def _save(self) -> None:
+        self._file.save(
+            {
+                "schema": 2,
+                "found": self._known.wrong,
+                "races": {key: asdict(each) for key, each in self._known.races.items()},
+                # Another version of this program may not crash any more.
+                "crashes": {"agent": __version__, "counts": self._known.crashes},
+            }
+        )
+
+
+def _parse(content: Any) -> _Known:
+    wrong = {str(key): str(why) for key, why in content["found"].items()}
+    races = {str(key): Decision(**each) for key, each in content.get("races", {}).items()}
+    counted = content.get("crashes", {})
+    counts = counted.get("counts", {}) if counted.get("agent") == __version__ else {}
+    crashes = {str(key): _Crashes(int(times), str(why)) for key, (times, why) in counts.items()}
+    return _Known(wrong, races, crashes)
