@@ -11,7 +11,7 @@ from ..inference.engines.registry import engine_words
 from ..inference.golden import compare_golden
 from ..inference.model import Model, load_model
 from ..models.importing import ImportedModel
-from ..serving.reference_check import PlainWitness, open_plain, why_wrong
+from ..serving.reference_check import ReferenceCheck, open_plain, why_wrong
 from ..sources.spec import SourceSpec
 from .attended import Attendant
 from .lineup import engines_for
@@ -80,7 +80,7 @@ def compare_engines(
     if best is None:
         raise EngineError(f"no engine can run it: {'; '.join(refusals)}")
     if plain is not None:
-        best.witness = PlainWitness(plain)  # one sample is not enough to go by
+        best.check = ReferenceCheck(plain)  # one sample is not enough to go by
     return best
 
 

@@ -19,7 +19,7 @@ from ..rules.totals import LineTotals
 from ..runtime.pipelines.capture import masks_of
 from ..runtime.pipelines.frame_path import FramePath
 from ..runtime.pipelines.overlay import Shape
-from ..serving.reference_check import accompany
+from ..serving.reference_check import attach_check
 from .lineup import engines_for
 from .terminal import count_words, event_sentence
 
@@ -54,7 +54,7 @@ def load_second_stages(
         arm = parse_route(stage.model)[0]
         folder = library.find(arm.name, arm.version)
         model, _ = load_model(folder, engines_for(folder.network), "picture")
-        accompany(model, "picture")
+        attach_check(model, "picture")
         loaded.append((stage, model))
     return loaded
 

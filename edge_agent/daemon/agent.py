@@ -261,10 +261,12 @@ class Agent:
         else:
             # Looked into when the plan was made, and unchanged since.
             model = load_model(folder, [choice], quick.kind, checked=True)[0]
-        if quick.unproven:
-            from ..serving.reference_check import accompany  # the run before ended too soon to know
+        if quick.unverified:
+            from ..serving.reference_check import (
+                attach_check,  # the run before ended too soon to know
+            )
 
-            accompany(model, quick.kind)
+            attach_check(model, quick.kind)
         return model
 
     def _holds(self, plan: Plan) -> bool:

@@ -51,7 +51,7 @@ class BatchRunner(Protocol):
         """Unload what it needs beside the model's engine."""
 
 
-class Witness(Protocol):
+class OutputCheck(Protocol):
     """Stands beside an engine until it is known to compute its model rightly; see `trust`."""
 
     why: str | None
@@ -69,7 +69,7 @@ class Witness(Protocol):
         """Return the outputs for an input that a model was given, and the label of who made them.
 
         Raises:
-            EngineError: an engine failed, be it the witness's, or must not serve.
+            EngineError: an engine failed, be it the reference session's, or must not serve.
             SampleError: what the engine gave is not finite, or cannot be decoded.
         """
 
@@ -102,12 +102,12 @@ class Model:
         """Lane time of a frame; learned by the board."""
         self.together = 1
         """Most frames, of any pipelines, that are inferred together."""
-        self.provisional = False
+        self.loaded_quickly = False
         """Whether it was loaded the quick way, and what suits it is still to be found."""
-        self.stands_in = False
+        self.is_reference = False
         """Whether it is a session without optimization, in place of an engine that memory has no
         room for beside it, and that is compared with it next."""
-        self.witness: Witness | None = None
+        self.check: OutputCheck | None = None
         """Answers until the engine is known to compute the model rightly; None: it is, or nothing
         can be compared with it."""
         self._prepare = prepare
@@ -186,12 +186,12 @@ class Model:
     ) -> Outcome:
         """Run and decode one sample; *left* takes what the network leaves to the next."""
         start = time.perf_counter()
-        witness, by = self.witness, self.engine.label
+        check, by = self.check, self.engine.label
         try:
-            if witness is None:
+            if check is None:
                 outputs: Tensors = self.run(prepared.tensors)
             else:
-                outputs, by = witness.answer(self, prepared.tensors)
+                outputs, by = check.answer(self, prepared.tensors)
         except (EngineError, SampleError) as problem:
             self.stats.add_failure(problem, request.sample, request.region)
             raise
@@ -301,7 +301,7 @@ class Model:
         Returns:
             What `infer` gives for each, or the error that it would raise.
         """
-        if self.batch is not None and len(requests) > 1 and self.witness is None:
+        if self.batch is not None and len(requests) > 1 and self.check is None:
             try:
                 with contained(f"{self.id}: {len(requests)} samples together"):
                     return self.batch.infer_all(requests)
@@ -386,8 +386,8 @@ class Model:
         self.engine.close()
         if self.batch is not None:
             self.batch.close()
-        if self.witness is not None:
-            self.witness.close()
+        if self.check is not None:
+            self.check.close()
 
 
 def default_threshold(folder: ModelFolder) -> float:

@@ -116,7 +116,7 @@ class BatchSetup:
         own = [choice for choice in choices if choice.engine == model.choice.engine]
         alone = seconds_alone(model)
         whole, _ = load_model(model.folder, own, serving.kind, checked=True)
-        self._loader.accompany(whole, serving.kind)
+        self._loader.attach_check(whole, serving.kind)
         self._alone[whole] = alone
         if not self._active.replace(model, whole):
             whole.close()  # another model has come meanwhile

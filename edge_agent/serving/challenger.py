@@ -104,7 +104,7 @@ class Challenge:
             verified: its engine is known to compute this model as it should: where it is known to
                 be faster, too, there is nothing left to compare.
             confirmed: whether another engine agrees with a challenger on inputs, where a
-                provisional incumbent does not.
+                incumbent that was loaded quickly does not.
         """
         self._incumbent = incumbent
         self._verified = verified
@@ -204,7 +204,7 @@ class Challenge:
         self._inputs.append(tensors)
         agreement = compare_models(incumbent, model, tensors)
         if not agreement.passed:
-            may_be_right = incumbent.provisional and _is_unchanged(incumbent)
+            may_be_right = incumbent.loaded_quickly and _is_unchanged(incumbent)
             if not may_be_right or not self._confirmed(model, [tensors]):
                 return self._against(f"{_DISAGREES}: {agreement.why}")
             # What was loaded first is the one that is wrong, however fast it is.
@@ -228,7 +228,7 @@ class Challenge:
         else:
             with contained(model.id):
                 old_ms, new_ms = _race(incumbent, model, self._inputs)
-            quickly = ", as it was loaded first" if incumbent.provisional else ""
+            quickly = ", as it was loaded first" if incumbent.loaded_quickly else ""
             why = f"{new_ms:.2f} ms beside {old_ms:.2f} ms of {incumbent.engine.label}{quickly}"
             if new_ms > old_ms * (1 - MARGIN):
                 return self._against(f"{NOT_FASTER}: {why}", old_ms, new_ms)
@@ -366,7 +366,7 @@ class ServingIncumbent:
     def latest(self) -> tuple[Model, Tensors] | None:
         model = self._serving.model
         last = None if model is None else model.last
-        if model is None or last is None or model.witness is not None:
+        if model is None or last is None or model.check is not None:
             return None  # others can be compared with it once it has been compared itself
         if last is not self._last:
             # As any engine takes it, for one that is not folded, or otherwise.

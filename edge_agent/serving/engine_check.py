@@ -2,7 +2,7 @@
 
 Once for each model, engine, version of the engine and processor: what was found is kept. An engine
 that is wrong gives way to the next one, between two frames; where all are wrong, a session without
-optimization serves. Until an engine has been compared, its model's witness answers, if it has one.
+optimization serves. Until an engine has been compared, its model's check answers, if it has one.
 Where memory holds a model only once, a session without optimization serves first, and the engine is
 loaded when that is gone.
 """
@@ -20,7 +20,7 @@ from ..core.errors import AgentError, ModelError
 from ..core.files import size_of
 from ..core.types import Kind, Tensors
 from ..device.headroom import has_room
-from ..inference.model import Model, Witness, load_model
+from ..inference.model import Model, OutputCheck, load_model
 from ..inference.quick_check import QUICK_WAY
 from ..models.manifest import ModelFolder
 from .active import ActiveModels, Serving
@@ -92,20 +92,20 @@ class EngineCheck:
         """Check a model's engine; None: it has been checked."""
         verdicts = self._loader.verdicts
         if verdicts is not None and self._must_give_golden(model):
-            held = model.witness
+            held = model.check
             why = held.compare(model) if isinstance(held, GoldenCheck) else why_not_golden(model)
-            if why is not None or not model.stands_in:
+            if why is not None or not model.is_reference:
                 self._conclude(verdicts, serving, model, why)
                 return None
-        if model.provisional:
+        if model.loaded_quickly:
             return None  # computes what the network says, and is what others are compared with
-        if verdicts is not None and model.stands_in:
+        if verdicts is not None and model.is_reference:
             return self._take_turns(verdicts, serving, model)
         if verdicts is None or verdicts.is_correct(model.folder.path, model.choice):
             _dismiss(model)
             return None
-        if model.witness is not None:
-            return self._hear(verdicts, serving, model, model.witness)
+        if model.check is not None:
+            return self._hear(verdicts, serving, model, model.check)
         return self._look(verdicts, serving, model)
 
     def _must_give_golden(self, model: Model) -> bool:
@@ -113,8 +113,8 @@ class EngineCheck:
         verdicts, folder = self._loader.verdicts, model.folder
         if verdicts is None or not is_held_to_golden(folder):
             return False
-        if model.provisional:
-            return model.witness is not None
+        if model.loaded_quickly:
+            return model.check is not None
         return not verdicts.is_correct(folder.path, model.choice)
 
     def step(self) -> float:
@@ -135,15 +135,15 @@ class EngineCheck:
             self._check = None
 
     def _hear(
-        self, verdicts: Verdicts, serving: Serving, model: Model, witness: Witness
+        self, verdicts: Verdicts, serving: Serving, model: Model, check: OutputCheck
     ) -> float | None:
-        """Conclude from what the model's witness has found, once it has."""
-        if not witness.settled:
+        """Conclude from what the model's check has found, once it has."""
+        if not check.settled:
             return IDLE_SECONDS if model.last is None else POLL_SECONDS
-        why, last = witness.why, model.last
+        why, last = check.why, model.last
         if why is not None and last is not None:
             why = None if is_confirmed(model, serving.kind, [model.unfolded(last)]) else why
-        if witness.satisfied or witness.why is not None:
+        if check.satisfied or check.why is not None:
             self._conclude(verdicts, serving, model, why)
         else:
             _dismiss(model)  # it could compute nothing, and has said so
@@ -207,7 +207,7 @@ class EngineCheck:
                 log.debug("model %s: %s", plain.id, problem)  # said where it is loaded again
                 return None
             golden = self._must_give_golden(model)
-            if not golden and not self._loader.unheard_alone(folder, model.choice):
+            if not golden and not self._loader.unverified_alone(folder, model.choice):
                 return model
             try:
                 why = why_not_golden(model) if golden else why_unlike(said, model)
@@ -231,7 +231,7 @@ class EngineCheck:
         if model.last is None:
             return IDLE_SECONDS
         if check is None:
-            if self._loader.unheard_alone(model.folder, model.choice):
+            if self._loader.unverified_alone(model.folder, model.choice):
                 self._load_again(serving, model)  # it came in another way: another one had failed
                 return None
             if not self._fits(model):
@@ -261,7 +261,7 @@ class EngineCheck:
     ) -> None:
         """Keep what was found; exchange a model whose engine is wrong."""
         choice = model.choice
-        if model.provisional:
+        if model.loaded_quickly:
             choice = replace(choice, options=QUICK_WAY)
         if why is None:
             verdicts.mark_correct(model.folder.path, choice)
@@ -321,6 +321,6 @@ class EngineCheck:
 
 def _dismiss(model: Model) -> None:
     """Let a model's own engine answer from the next frame on."""
-    witness, model.witness = model.witness, None
-    if witness is not None:
-        witness.close()
+    check, model.check = model.check, None
+    if check is not None:
+        check.close()

@@ -47,7 +47,7 @@ class EngineUpgrade:
         self._started = WeakSet(
             model
             for model in models
-            if model and (model.engine.prepared is not None or model.provisional)
+            if model and (model.engine.prepared is not None or model.loaded_quickly)
         )
         self._settled: WeakSet[Model] = WeakSet()
         self._left: WeakKeyDictionary[Model, list[EngineChoice]] = WeakKeyDictionary()
@@ -56,7 +56,7 @@ class EngineUpgrade:
     def run(self, serving: Serving, model: Model) -> float | None:
         """Tune a model if its profile says so, settle it, and try the engines preferred to it."""
         prepared = model.engine.prepared
-        if model not in self._started or (prepared is None and not model.provisional):
+        if model not in self._started or (prepared is None and not model.loaded_quickly):
             return None
         if model not in self._settled:
             self._settled.add(model)
@@ -104,11 +104,11 @@ class EngineUpgrade:
             AgentError: it cannot be.
         """
         try:
-            # What was checked of a provisional model is a copy: its file may be another now.
-            checked = not model.provisional
+            # What was checked of a model loaded quickly is a copy: its file may be another.
+            checked = not model.loaded_quickly
             return load_model(model.folder, [choice], serving.kind, checked=checked)[0]
         except EngineError as problem:
-            if model.provisional:
+            if model.loaded_quickly:
                 # It should have served from the beginning.
                 serving.passed = [*serving.passed, str(problem)]
             raise
@@ -119,7 +119,7 @@ class EngineUpgrade:
         # No other engine could load the whole of what exceeds the budget.
         if self._loader.exceeds_budget(model.folder):
             return []
-        if model.provisional:
+        if model.loaded_quickly:
             return choices
         return [choice for choice in choices[:1] if choice.place != model.choice.place]
 

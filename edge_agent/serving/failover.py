@@ -268,9 +268,9 @@ class Failover:
         except AgentError as problem:
             log.debug("model %s: %s: %s", model.id, _name(choice), problem)
             return None
-        self._loader.accompany(better, serving.kind)
+        self._loader.attach_check(better, serving.kind)
         try:
-            held = better.witness
+            held = better.check
             why = held.compare(better) if isinstance(held, GoldenCheck) else None
             if why is not None:
                 raise EngineError(why)

@@ -1,7 +1,7 @@
 """Checks what the next start begins with, where another engine serves in the long run.
 
 A prepared form gives the numbers of its own engine, bit for bit; whether these are right is seen
-here, beside what serves, which has been checked. Else the next start would need a witness for it.
+here, beside what serves, which has been checked. Else the next start would have to check it.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class FormCheck:
         choice = self._loader.prepared_choice(folder)
         if verdicts is None or choice is None or model.engine.prepared is not None:
             return None
-        if not self._loader.unproven(folder, choice):
+        if not self._loader.unverified(folder, choice):
             return None
         if is_held_to_golden(folder):
             return self._check_golden(serving, folder, choice)
-        if not model.provisional and not verdicts.is_correct(folder.path, model.choice):
+        if not model.loaded_quickly and not verdicts.is_correct(folder.path, model.choice):
             return IDLE_SECONDS
         if model.last is None or self._beside not in {None, model}:
             return IDLE_SECONDS

@@ -238,7 +238,7 @@ class ModelLoader:
     def load(
         self, folder: ModelFolder, kind: Kind, *, checked: bool = False
     ) -> tuple[Model, list[str]]:
-        """Load a model on the first engine that can run it, see also `accompany`.
+        """Load a model on the first engine that can run it, see also `attach_check`.
 
         Returns:
             The model, and why each engine before its own was passed over.
@@ -249,34 +249,34 @@ class ModelLoader:
         """
         with contained(folder.manifest.id):
             model, passed = self._load(folder, kind, checked=checked)
-        self.accompany(model, kind)
+        self.attach_check(model, kind)
         return model, passed
 
-    def accompany(self, model: Model, kind: Kind) -> None:
-        """Give a model a witness where its engine is not known to compute it rightly.
+    def attach_check(self, model: Model, kind: Kind) -> None:
+        """Have a model checked where its engine is not known to compute it rightly.
 
         Args:
             model: about to serve.
             kind: of sample that it will be given.
         """
         held = is_held_to_golden(model.folder)
-        if self.unproven(model.folder, model.choice) and (
+        if self.unverified(model.folder, model.choice) and (
             held or has_room(size_of(model.folder.path))
         ):
-            from .reference_check import accompany  # of no use from the second start on
+            from .reference_check import attach_check  # of no use from the second start on
 
-            accompany(model, kind)
+            attach_check(model, kind)
 
-    def unproven(self, folder: ModelFolder, choice: EngineChoice) -> bool:
+    def unverified(self, folder: ModelFolder, choice: EngineChoice) -> bool:
         """Whether an engine has yet to be compared on a model, and may be in memory beside another.
 
         One that is held to golden outputs needs no other beside it.
         """
         if is_held_to_golden(folder):
             return self.verdicts is not None and not self.verdicts.is_correct(folder.path, choice)
-        return self.may_stand_beside(folder) and self._unheard(folder, choice)
+        return self.may_stand_beside(folder) and self._is_unverified(folder, choice)
 
-    def unheard_alone(self, folder: ModelFolder, choice: EngineChoice) -> bool:
+    def unverified_alone(self, folder: ModelFolder, choice: EngineChoice) -> bool:
         """Whether an engine has yet to be compared on a model that memory holds only once.
 
         A session without optimization serves then until both have been, one after the other. Not
@@ -287,9 +287,9 @@ class ModelLoader:
             choice: of the engine.
         """
         alone = self._profile.swap == "replace" and not self.exceeds_budget(folder)
-        return alone and not is_held_to_golden(folder) and self._unheard(folder, choice)
+        return alone and not is_held_to_golden(folder) and self._is_unverified(folder, choice)
 
-    def _unheard(self, folder: ModelFolder, choice: EngineChoice) -> bool:
+    def _is_unverified(self, folder: ModelFolder, choice: EngineChoice) -> bool:
         """Whether nothing is known of an engine that could be compared with another session."""
         if self.verdicts is None or self.verdicts.is_correct(folder.path, choice):
             return False
@@ -309,11 +309,11 @@ class ModelLoader:
         passed: list[str] = []
         if model is None:
             model, passed = load_model(folder, choices, kind, checked=checked)
-        if self.unheard_alone(folder, model.choice):
-            model = self._stand_in(model, kind)
+        if self.unverified_alone(folder, model.choice):
+            model = self._reference_instead(model, kind)
         return model, self.passed_over(folder) + passed
 
-    def _stand_in(self, model: Model, kind: Kind) -> Model:
+    def _reference_instead(self, model: Model, kind: Kind) -> Model:
         """Unload a model, and load it in a session without optimization; where that runs, too."""
         from ..inference.model import load_model
 
@@ -326,7 +326,7 @@ class ModelLoader:
         except EngineError as problem:
             log.info("model %s: nothing to compare engines with: %s", model.id, problem)
             return load_model(model.folder, [model.choice], kind, checked=True)[0]
-        found.stands_in = True
+        found.is_reference = True
         return found
 
     def _known_better(

@@ -23,8 +23,8 @@ class PlannedModel(NamedTuple):
     """Folder of the prepared form; empty: there is none."""
     quick: bool = False
     """Whether it is loaded the quick way (`serving.quick`)."""
-    unproven: bool = False
-    """Whether its engine is not known to compute it rightly, and needs a witness."""
+    unverified: bool = False
+    """Whether its engine is not known to compute it rightly, and is to be checked."""
 
     @property
     def reference(self) -> str:

@@ -300,9 +300,9 @@ class PrepareTask:
         return None
 
     def _readiness(self, model: Model) -> str:
-        """Return what is known of a form that is made: no start takes one that is unproven."""
+        """Return what is known of a form that is made: no start takes one that is unverified."""
         choice = self._choice(model)
-        if choice is None or not self._loader.unproven(model.folder, choice):
+        if choice is None or not self._loader.unverified(model.folder, choice):
             return "ready"
         verdicts = self._loader.verdicts
         why = None if verdicts is None else verdicts.why_wrong(model.folder.path, choice)
@@ -319,8 +319,8 @@ class PrepareTask:
             choice, folder, quick = model.choice, "", None
             if isinstance(form, Artifact):
                 choice, folder = self._choice(model) or choice, form.folder
-                if self._loader.unproven(model.folder, choice):
-                    # Killed too soon to know: the quick way needs no witness.
+                if self._loader.unverified(model.folder, choice):
+                    # Killed too soon to know: the quick way needs no check.
                     quick = self._loader.quick_choice(model.folder)
                     choice, folder = (choice, folder) if quick is None else (quick, "")
             elif form is None and prepared is not None and Path(prepared.folder).is_dir():
@@ -330,7 +330,7 @@ class PrepareTask:
                 choice = quick
             elif serving.passed:
                 continue  # the next start shall try whether the engine that it prefers is back
-            if model.stands_in or self._loader.unheard_alone(model.folder, choice):
+            if model.is_reference or self._loader.unverified_alone(model.folder, choice):
                 continue  # the next start shall have it compared first
             found.append(
                 PlannedModel(
@@ -341,7 +341,7 @@ class PrepareTask:
                     pack(choice),
                     folder,
                     quick is not None,
-                    quick is None and self._loader.unproven(model.folder, choice),
+                    quick is None and self._loader.unverified(model.folder, choice),
                 )
             )
         return found

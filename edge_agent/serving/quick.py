@@ -58,7 +58,7 @@ def load_quick(folder: ModelFolder, choice: EngineChoice, kind: Kind, begun: Any
         except AgentError:
             engine.close()
             raise
-    model.provisional = True
+    model.loaded_quickly = True
     if is_held_to_golden(folder):
-        model.witness = GoldenCheck()
+        model.check = GoldenCheck()
     return model

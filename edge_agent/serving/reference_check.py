@@ -55,10 +55,10 @@ def open_plain(folder: ModelFolder, kind: Kind) -> Model | None:
         return None
 
 
-class PlainWitness:
+class ReferenceCheck:
     """A session without optimization, beside an engine until both agree on a few live inputs.
 
-    An input on which they do not is answered by the witness, and so is every later one, until
+    An input on which they do not is answered by that session, and so is every later one, until
     another engine serves. Any number of threads may ask; they take turns.
     """
 
@@ -66,7 +66,7 @@ class PlainWitness:
         """Start without any results.
 
         Args:
-            plain: see `open_plain`; the witness owns it from now on.
+            plain: see `open_plain`; this owns it from now on.
         """
         self.why: str | None = None
         self._plain = plain
@@ -88,7 +88,7 @@ class PlainWitness:
         """Return the outputs for an input that a model was given, and the label of who made them.
 
         Raises:
-            EngineError: an engine failed, be it the witness's.
+            EngineError: an engine failed, be it the reference session's.
             SampleError: what the engine gave is not finite, or cannot be decoded.
         """
         with self._turn:
@@ -97,7 +97,7 @@ class PlainWitness:
         return model.run(tensors), model.engine.label
 
     def _beside(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
-        """Answer with what the engine gives, if that is right, else with the witness's own."""
+        """Answer with what the engine gives if that is right, else with the session beside it."""
         given = model.unfolded(tensors)
         if self.why is not None:
             return self._plain.raw(given), self._plain.engine.label
@@ -136,7 +136,7 @@ class PlainWitness:
             self._plain.close()
 
 
-def accompany(model: Model, kind: Kind) -> None:
+def attach_check(model: Model, kind: Kind) -> None:
     """Hold a model to its golden outputs, or else to a session beside it for its first inputs.
 
     Args:
@@ -144,7 +144,7 @@ def accompany(model: Model, kind: Kind) -> None:
         kind: of sample that it will be given.
     """
     if is_held_to_golden(model.folder):
-        model.witness = GoldenCheck()
+        model.check = GoldenCheck()
         return
     try:
         plain = open_plain(model.folder, kind)
@@ -152,7 +152,7 @@ def accompany(model: Model, kind: Kind) -> None:
         log.info("model %s: nothing to compare engines with: %s", model.id, problem)
         return
     if plain is not None:
-        model.witness = PlainWitness(plain)
+        model.check = ReferenceCheck(plain)
 
 
 @record(eq=False)

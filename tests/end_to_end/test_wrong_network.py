@@ -139,7 +139,7 @@ def test_a_first_start_and_an_exchange(device: Device, signed: Path, right: Foun
 def test_a_first_start_on_the_engine_that_is_wrong(
     device: Device, signed: Path, right: Found
 ) -> None:
-    """Where the settings insist on it, the model is refused; until then a witness answers."""
+    """Where the settings insist on it, the model is refused; until then another answers."""
     detector(device.models / "coco", signed, "1")
     device.start(engine="openvino")
     device.says(f"openvino:CPU computes it wrongly: {WHY}")

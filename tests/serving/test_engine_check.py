@@ -153,11 +153,11 @@ def test_a_witness_answers_until_another_engine_serves(make: Callable[..., Desk]
 def test_an_engine_that_was_found_sound_needs_no_witness(make: Callable[..., Desk]) -> None:
     """Neither the model that serves then, nor the next start."""
     desk = make("openvino")
-    assert desk.model.witness is not None
+    assert desk.model.check is not None
     for number in range(INPUTS):
         desk.show(DARK + number)
-    assert desk.model.witness is None
-    assert make("openvino").model.witness is None
+    assert desk.model.check is None
+    assert make("openvino").model.check is None
 
 
 def test_the_engine_that_is_insisted_on_is_refused_where_it_is_wrong(
@@ -192,7 +192,7 @@ def test_where_memory_holds_a_model_once_both_are_loaded_in_turns(
 ) -> None:
     """A session without optimization serves first; then the first engine that says the same."""
     desk = make("openvino", "onnxruntime", **ALONE)
-    assert desk.model.stands_in
+    assert desk.model.is_reference
     for number in range(INPUTS):
         assert desk.model.choice.options == PLAIN
         assert desk.show(BRIGHT + number) == 44 + number
@@ -206,7 +206,7 @@ def test_where_memory_holds_a_model_once_both_are_loaded_in_turns(
     assert said.endswith("; now on onnxruntime:CPUExecutionProvider")
     assert said.partition(";")[0] in desk.check.problems()[0]
     later = make("openvino", "onnxruntime", **ALONE)
-    assert not later.model.stands_in
+    assert not later.model.is_reference
     assert later.model.choice.engine == "onnxruntime"
 
 
@@ -218,9 +218,9 @@ def test_where_all_are_wrong_alone_the_session_that_stands_in_stays(
     for number in range(INPUTS):
         desk.show(BRIGHT + number)
     desk.check.run(desk.serving, desk.model)
-    assert (desk.model.choice.options, desk.model.stands_in) == (PLAIN, False)
+    assert (desk.model.choice.options, desk.model.is_reference) == (PLAIN, False)
     assert desk.show(BRIGHT) == 44
-    assert not make("openvino", **ALONE).model.stands_in
+    assert not make("openvino", **ALONE).model.is_reference
 
 
 def test_the_engine_that_is_insisted_on_is_refused_alone(make: Callable[..., Desk]) -> None:
@@ -249,10 +249,10 @@ def test_golden_outputs_decide_alone_without_a_frame(make: Callable[..., Desk]) 
 def test_an_engine_that_came_in_uncompared_is_compared_alone(make: Callable[..., Desk]) -> None:
     """As the one that another gives way to when it fails."""
     desk = make("onnxruntime", **ALONE)
-    desk.model.stands_in = False
+    desk.model.is_reference = False
     desk.serving.model = load_model(desk.model.folder, [EngineChoice("openvino")], "picture")[0]
     desk.show(DARK)
-    assert desk.model.stands_in
+    assert desk.model.is_reference
 
 
 def test_the_form_that_the_next_start_begins_with_is_checked_too(
@@ -272,11 +272,11 @@ def test_the_form_that_the_next_start_begins_with_is_checked_too(
         desk.show(DARK + number)
     assert desk.known
     for number in range(INPUTS):
-        assert desk.loader.unproven(desk.model.folder, choice)
+        assert desk.loader.unverified(desk.model.folder, choice)
         desk.look(DARK + number)
         check.run(desk.serving, desk.model)
     assert told == ["sound"]
-    assert not desk.loader.unproven(desk.model.folder, choice)
+    assert not desk.loader.unverified(desk.model.folder, choice)
     assert check.run(desk.serving, desk.model) is None
 
 

@@ -43,8 +43,8 @@ def planned_form(tmp_path: Path, serving: Serving) -> str:
     loader: Any = SimpleNamespace(
         profile=SimpleNamespace(memory_budget_mb=0),
         quick_choice=lambda _: CPU,
-        unproven=lambda *_: False,
-        unheard_alone=lambda *_: False,
+        unverified=lambda *_: False,
+        unverified_alone=lambda *_: False,
     )
     task = PrepareTask(
         Store(tmp_path / "state"), active, loader, lambda: 0, lambda: None, threading.Event()
@@ -60,7 +60,7 @@ def test_a_form_that_turns_out_damaged_while_it_is_measured_is_made_again(
     """The measurement comes to nothing, which says nothing of the form that is made next."""
     active: Any = SimpleNamespace(all=lambda: [serving])
     loader: Any = SimpleNamespace(
-        unproven=lambda *_: False, profile=SimpleNamespace(memory_budget_mb=0)
+        unverified=lambda *_: False, profile=SimpleNamespace(memory_budget_mb=0)
     )
     task = PrepareTask(
         Store(tmp_path / "state"), active, loader, lambda: 0, lambda: None, threading.Event()

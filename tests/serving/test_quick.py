@@ -102,7 +102,7 @@ def test_what_becomes_of_the_file_changes_nothing(
     harm(folder.network)
     (found,) = model.raw(tensors).values()
     assert np.allclose(found, expected, atol=1e-5)
-    assert model.provisional
+    assert model.loaded_quickly
     model.close()
     with pytest.raises(EngineError, match="closed"):
         model.raw(tensors)

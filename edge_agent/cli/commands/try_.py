@@ -288,12 +288,12 @@ class _Shown:
 
     def add(self, sample: Sample, outcome: Outcome | SampleError, age_ms: float) -> None:
         """Show a result, or why there is none, and what else there is to say."""
-        view, witness = self.view, self._model.witness
+        view, check = self.view, self._model.check
         while self._tried.said:
             view.print(self._tried.said.popleft())
-        if witness is not None and witness.why != self._wrong:
-            self._wrong = witness.why
-            view.print(f"{engine_words(self._model.engine.label)} is wrong here: {witness.why}")
+        if check is not None and check.why != self._wrong:
+            self._wrong = check.why
+            view.print(f"{engine_words(self._model.engine.label)} is wrong here: {check.why}")
         if isinstance(outcome, SampleError):
             self.dropped += 1
             view.print(f"dropped: {outcome}")

@@ -79,16 +79,16 @@ def _planned(inventory: Inventory, catalog: Library, arm: Arm, kind: Kind) -> Pl
         # Without any forms nothing is read of the model for the key of one.
         if any((inventory.store.root / FOLDER).glob("*/")):
             form, formed = loader.prepared_form(folder, kind), loader.prepared_choice(folder)
-            # One that nothing was compared with needs a witness, which the quick way does not.
-            if form and formed and (choice is None or not loader.unproven(folder, formed)):
-                if loader.unheard_alone(folder, formed):
+            # One that nothing was compared with needs a check, which the quick way does not.
+            if form and formed and (choice is None or not loader.unverified(folder, formed)):
+                if loader.unverified_alone(folder, formed):
                     return None  # it is compared first
                 choice, place = formed, form.folder
     except (AgentError, OSError):
         return None  # what is wrong is reported when it is loaded
     if choice is None:
         return None
-    unproven = bool(place) and loader.unproven(folder, choice)
+    unverified = bool(place) and loader.unverified(folder, choice)
     return PlannedModel(
-        arm.name, arm.version, kind, pack(folder), pack(choice), place, not place, unproven
+        arm.name, arm.version, kind, pack(folder), pack(choice), place, not place, unverified
     )

@@ -71,7 +71,7 @@ def try_candidate(
             if loader.verdicts is not None:
                 loader.verdicts.mark_wrong(folder.path, wrong, why)
         if verdict.passed and verdict.proven is not None and loader.verdicts is not None:
-            # Else a witness would answer for it again.
+            # Else it would be checked again on its first frames.
             loader.verdicts.mark_correct(folder.path, choices[verdict.proven])
         if verdict.streamed:
             log.info("%s: run while it arrived: %s", candidate.id, verdict.streamed)
