@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -94,6 +95,9 @@ def write(
             container.mux(track.encode(silence))
         if track is not None:
             container.mux(track.encode(None))
+    # SVT-AV1 has made this a real-time thread where it may, and every agent that a later test
+    # starts would be one: a model that hangs then holds the whole machine.
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     return path
 
 
