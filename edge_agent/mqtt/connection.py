@@ -213,6 +213,8 @@ class Connection:
             as_published: keep the retain flag of messages that are delivered as they are published
                 (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
         """
+        if not filters:
+            return None  # MQTT knows no SUBSCRIBE of nothing
         if as_published and self.protocol == 5:
             return self._client.subscribe([paho_client.as_published(topic) for topic in filters])[1]
         return self._client.subscribe([(topic, 1) for topic in filters])[1]
