@@ -155,6 +155,28 @@ def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     sync_folder(path.parent)
 
 
+def append_lines(path: Path, lines: bytes, mode: int = 0o644) -> None:
+    """Append whole lines to a file of the state folder, durably.
+
+    What an append that was cut off has left stays a line of its own, for the reader to pass over.
+
+    Raises:
+        OSError: they cannot be written, or not all of them.
+    """
+    is_new = not path.exists()
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, mode)
+    with os.fdopen(descriptor, "ab") as file:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            lines = b"\n" + lines
+        file.write(lines)
+        file.flush()
+        os.fdatasync(descriptor)
+    if is_new:
+        sync_folder(path.parent)
+
+
 @contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
     """Open what a user has named as the place of an output, for writing.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import RequestError
-from ..core.files import replace_file
+from ..core.files import append_lines, replace_file
 from ..core.frozen import record
 from ..core.json_text import read_own
 from ..core.logs import Latch
@@ -172,13 +171,7 @@ class CommandMemory:
             replace_file(self._path, content)
             self._lines = len(self._changed)
             return
-        descriptor = os.open(
-            self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
-        )
-        with os.fdopen(descriptor, "ab") as file:
-            file.write(_line(done, reply))
-            file.flush()
-            os.fdatasync(descriptor)
+        append_lines(self._path, _line(done, reply))
         self._lines += 1
 
     def _read(self) -> None:

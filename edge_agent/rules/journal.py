@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.files import append_lines
 from ..core.json_text import read_own
 from ..core.logs import Latch
 from ..core.names import is_name
@@ -86,8 +87,8 @@ class Journal:
         self._known = threading.Lock()
         """Of all of the above, and what waits to be appended."""
         self._waiting: list[str] = []
-        self._numbers = [0, 0]
-        """Of the latest line that waits, and of the latest on the disk."""
+        self._latest = self._on_disk = 0
+        """Numbers of the latest line that was to be appended, and of the latest that was."""
         self._writing = threading.Lock()
         """Held by the thread that writes, for itself and others."""
         self._bytes = 0
@@ -136,10 +137,10 @@ class Journal:
             if not (durable or totals):
                 return entries
             self._waiting.append(json.dumps({"events": events, "totals": totals or {}}))
-            self._numbers[0] += 1
-            number = self._numbers[0]
+            self._latest += 1
+            number = self._latest
         with self._writing:
-            if self._numbers[1] < number:
+            if self._on_disk < number:
                 self._append()
         return entries
 
@@ -163,16 +164,10 @@ class Journal:
         """Append all lines that wait; the caller holds the lock of writing."""
         with self._known:
             lines, self._waiting = self._waiting, []
-            number = self._numbers[0]
+            number = self._latest
         data = "".join(f"{line}\n" for line in lines).encode()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            file = os.open(self._appended, flags, 0o644)
-            try:
-                os.write(file, data)
-                os.fdatasync(file)
-            finally:
-                os.close(file)
+            append_lines(self._appended, data)
             self._failing.begins(False)
         except OSError as problem:
             # Known until the agent ends, and written as soon as there is room again.
@@ -184,7 +179,7 @@ class Journal:
                     *(self._appended, problem.strerror or problem),
                 )
         self._bytes += len(data)
-        self._numbers[1] = number
+        self._on_disk = number
 
     def settle(self, *, delivered: bool) -> None:
         """Forget what is safe; called every now and then.
@@ -207,7 +202,8 @@ class Journal:
     def close(self, *, delivered: bool) -> None:
         """Write down what is left at the end of the agent."""
         if delivered:
-            self._fresh = [each for each in self._fresh if each.published_at is None]
+            with self._known:
+                self._fresh = [each for each in self._fresh if each.published_at is None]
         self._write()
 
     def _write(self) -> None:
@@ -215,7 +211,7 @@ class Journal:
         with self._writing:
             with self._known:
                 now = self._written = time.monotonic()
-                self._waiting, self._numbers[1] = [], self._numbers[0]
+                self._waiting, self._on_disk = [], self._latest
                 content = {
                     "fresh": [each.payload for each in self._fresh],
                     # As long as they are known to last: the clock may be set meanwhile.
@@ -244,6 +240,8 @@ def _is_safe(entry: Entry, now: float, *, delivered: bool) -> bool:
 def _read(file: StateFile, appended: Path) -> _Left:
     """Read what was known, and what has come since."""
     left = file.read(_parse) or _Left([], {}, {})
+    # The file may have been written, and the lines of before not yet cut.
+    known = {_message(payload) for payload in left.fresh}
     for events, totals in _lines(appended):
         left.totals.update(totals)
         for payload, qos in events:
@@ -251,14 +249,13 @@ def _read(file: StateFile, appended: Path) -> _Left:
                 left.open[payload["event"]] = payload
             elif payload["state"] == "end":
                 left.open.pop(payload["event"], None)
-            # The file may have been written, and not yet cut here.
-            if qos and payload not in left.fresh:
+            if qos and _message(payload) not in known:
                 left.fresh.append(payload)
     return left
 
 
 def _lines(path: Path) -> Iterator[tuple[list[tuple[Payload, int]], dict[str, Any]]]:
-    """Yield what was appended, up to the first line that is not whole."""
+    """Yield what was appended, but for lines that are not whole."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -273,10 +270,13 @@ def _lines(path: Path) -> Iterator[tuple[list[tuple[Payload, int]], dict[str, An
             events = [(_checked(payload), int(qos)) for payload, qos in content["events"]]
             totals = dict(content["totals"])
         except DAMAGED:
-            if not data.endswith(line):
-                log.warning("%s: damaged; later events are forgotten", path)
-            return
+            continue  # cut off by a kill, a power cut or a full disk, before it was promised
         yield events, totals
+
+
+def _message(payload: Payload) -> tuple[Any, ...]:
+    """Name one message of an event."""
+    return tuple(payload.get(key) for key in ("event", "state", "seq", "time"))
 
 
 def _parse(content: Mapping[str, Any]) -> _Left:

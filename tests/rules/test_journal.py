@@ -88,3 +88,15 @@ def test_what_a_begin_has_switched_on_is_switched_off_after_a_kill(
     assert sent == ([] if again else [b"OFF"])
     states = [each["state"] for each in heard.on("edge/box/event/p")]
     assert states == [*(["begin"] * again), "begin", "end", *(["begin"] * again)]
+
+
+def test_what_a_power_cut_has_cut_off_takes_no_later_event_with_it(tmp_path: Path) -> None:
+    """The half line stays by itself; what is written after it is read again."""
+    path = tmp_path / "events.json"
+    Journal(path).add([(begun(), 1)])
+    appended = tmp_path / "events.log"
+    whole = appended.read_bytes()
+    appended.write_bytes(whole + whole[: len(whole) // 2])
+    Journal(path).add([(begun(event="session-2"), 1)])
+    fresh, _ = Journal(path).left()
+    assert [each["event"] for each in fresh] == [begun()["event"], "session-2"]
