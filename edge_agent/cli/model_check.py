@@ -68,18 +68,21 @@ def _answer(question: Any) -> dict[str, Any]:
 
     from ..inference.golden import check_golden
     from ..models.manifest import load
-    from ..serving.loader import ModelLoader, match_profile, open_store
+    from ..serving.choice import DeviceEngines, match_profile
+    from ..serving.loader import ModelLoader, open_store
     from .options import load_settings
 
     settings = load_settings(Namespace(config=question["config"]))
     match, facts = match_profile(settings)
     # With all that the agent has found out here about its engines, as it will choose by that.
-    loader = ModelLoader(match.profile, facts, settings.engine, open_store(settings))
+    store = open_store(settings)
+    engines = DeviceEngines(match.profile, facts, settings.engine, state=store.root)
+    loader = ModelLoader(engines, store)
     folder = load(Path(question["folder"]), [question["variant"]])
     model, passed = loader.load(folder, question["kind"])
-    first = loader.quick_choice(folder)
+    first = engines.quick_choice(folder)
     if first is None and loader.prepared_form(folder, question["kind"]) is not None:
-        first = loader.prepared_choice(folder)
+        first = engines.prepared_choice(folder)
     other = first is not None and first.place != model.choice.place
     begins = f"{first.engine}:{first.device}" if first is not None and other else None
     agreement = check_golden(model)

@@ -30,11 +30,11 @@ from ..core.text import counted
 from ..core.threads import ShutdownQueue, Stop, stop_on_dead_threads, stop_on_signals
 from ..core.timeline import Timeline
 from ..inference.engines.registry import engine_words
-from ..inference.model import Model, load_model
+from ..inference.model import Model
 from ..inference.prepared.artifact import read
-from ..inference.prepared.fallback import load_prepared
 from ..models.store.agent_lock import hold_agent_lock
 from ..runtime.pipelines.runner import Runner
+from ..serving.open import open_prepared, open_quick, open_whole
 from .event_service import EventService
 from .fast_start import readahead
 from .fast_start.fingerprint import digest
@@ -96,7 +96,7 @@ class Agent:
         self._events = EventService()
         self._runner = Runner(
             settings,
-            lanes=planned[0].lanes if planned else self._take_inventory(settings).loader.lanes,
+            lanes=(planned[0] if planned else self._take_inventory(settings).loader.engines).lanes,
             library=lambda: self._take_inventory(self._runner.settings).catalog,
             loader=lambda: self._take_inventory(self._runner.settings).loader,
             stops=self._stops,
@@ -252,15 +252,13 @@ class Agent:
     def _quick_model(self, quick: PlannedModel, begun: Any) -> Model:
         folder = unpack(quick.folder)
         choice = unpack(quick.choice)
-        if quick.quick:
-            from ..serving.quick import load_quick  # not on the way of models that have a form
-
-            return load_quick(folder, choice, quick.kind, begun)
+        if quick.way == "quick":
+            return open_quick(folder, choice, quick.kind, begun)
         if quick.form:
-            model = load_prepared(folder, choice, begun or read(quick.form), quick.kind)
+            model = open_prepared(folder, choice, begun or read(quick.form), quick.kind)
         else:
             # Looked into when the plan was made, and unchanged since.
-            model = load_model(folder, [choice], quick.kind, checked=True)[0]
+            model = open_whole(folder, [choice], quick.kind, checked=True)
         if quick.unverified:
             from ..serving.reference_check import (
                 attach_check,  # the run before ended too soon to know
@@ -289,7 +287,7 @@ class Agent:
             self._reload_missed = True
             settings = self._runner.settings
         inventory = self._take_inventory(settings)
-        if settings != self._runner.settings or inventory.loader.lanes != plan.lanes:
+        if settings != self._runner.settings or inventory.loader.engines.lanes != plan.lanes:
             return False
         if (inventory.match.profile.unload_idle_s > 0) != plan.lazy:
             return False

@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..config.settings import Settings
 from ..models.manifest import ModelFolder, chosen, variant_words
-from ..serving.loader import (
-    ModelLoader,
-    match_profile,
-    open_library,
-    open_store,
-    variants_here,
-)
+from ..serving.choice import DeviceEngines, match_profile, variants_here
+from ..serving.loader import ModelLoader, open_library, open_store
 from ..serving.verdicts import Verdicts
 
 if TYPE_CHECKING:
@@ -33,14 +28,15 @@ class Inventory:
         self.here = variants_here(settings, self.match, self.facts)
         self.store = open_store(settings)
         self.verdicts = Verdicts(settings.state)
-        self.loader = ModelLoader(
+        engines = DeviceEngines(
             self.match.profile,
             self.facts,
             settings.engine,
-            self.store,
+            state=settings.state,
             batching=settings.batching,
             verdicts=self.verdicts,
         )
+        self.loader = ModelLoader(engines, self.store)
         self.catalog = open_library(settings, self.store)
 
     def other_variants(self, folders: Iterable[ModelFolder]) -> list[str]:

@@ -141,7 +141,7 @@ def _upkeep(
     """Build what cares for the models that serve, and for the next start."""
     loader, store = inventory.loader, inventory.store
     plan_writer = PlanWriter(
-        *(runner, store, inventory.catalog, loader.lanes),
+        *(runner, store, inventory.catalog, loader.engines.lanes),
         lazy=lazy,
         origins=origins,
         models=lambda: upkeep.planned(),  # noqa: PLW0108 - upkeep calls it, and is made below

@@ -16,9 +16,10 @@ from ..core.files import size_of
 from ..inference.batching import Batch, load_batch, seconds_alone
 from ..inference.engines.engine import PreparedForm
 from ..inference.engines.registry import capabilities
-from ..inference.model import Model, load_model
+from ..inference.model import Model
 from .active import ActiveModels, Lanes, Serving
 from .loader import ModelLoader
+from .open import open_whole
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class BatchSetup:
 
     def run(self, serving: Serving, model: Model) -> None:
         """Set a model up for batches, where that was asked for or is faster."""
-        asked = self._loader.max_batch(model.folder)
+        asked = self._loader.engines.max_batch(model.folder)
         most = max(asked, min(serving.crops, MOST_CROPS))
         if most < 2 or (asked < 2 and _costly(model)):
             return
@@ -59,7 +60,7 @@ class BatchSetup:
                 return  # the model in its place is set up next
             batch = load_batch(model, serving.kind, most)
             # What a tune has decided is not measured again.
-            tuned = asked > 1 and self._loader.batching.max_batch == 0
+            tuned = asked > 1 and self._loader.engines.batching.max_batch == 0
             pays = tuned or self._pays(model, batch)
         except AgentError as problem:
             if asked > 1:
@@ -110,12 +111,12 @@ class BatchSetup:
         """
         if not prepared.accepts_batches:
             raise EngineError(f"{model.id}: the network takes one sample at a time")
-        if self._loader.exceeds_budget(model.folder):
+        if self._loader.engines.exceeds_budget(model.folder):
             raise EngineError(f"{model.id}: is larger than the memory budget")
-        choices = self._loader.choices_for(model.folder)
+        choices = self._loader.engines.choices_for(model.folder)
         own = [choice for choice in choices if choice.engine == model.choice.engine]
         alone = seconds_alone(model)
-        whole, _ = load_model(model.folder, own, serving.kind, checked=True)
+        whole = open_whole(model.folder, own, serving.kind, checked=True)
         self._loader.attach_check(whole, serving.kind)
         self._alone[whole] = alone
         if not self._active.replace(model, whole):

@@ -20,13 +20,14 @@ from ..core.errors import AgentError, ModelError
 from ..core.files import size_of
 from ..core.types import Kind, Tensors
 from ..device.headroom import has_room
-from ..inference.model import Model, OutputCheck, load_model
+from ..inference.model import Model, OutputCheck
 from ..inference.quick_check import QUICK_WAY
 from ..models.manifest import ModelFolder
 from .active import ActiveModels, Serving
 from .challenger import POLL_SECONDS
 from .golden_check import GoldenCheck, is_held_to_golden, why_not_golden
 from .loader import ModelLoader
+from .open import open_whole
 from .reference_check import (
     INPUTS,
     Statement,
@@ -90,7 +91,7 @@ class EngineCheck:
 
     def run(self, serving: Serving, model: Model) -> float | None:
         """Check a model's engine; None: it has been checked."""
-        verdicts = self._loader.verdicts
+        verdicts = self._loader.engines.verdicts
         if verdicts is not None and self._must_give_golden(model):
             held = model.check
             why = held.compare(model) if isinstance(held, GoldenCheck) else why_not_golden(model)
@@ -110,7 +111,7 @@ class EngineCheck:
 
     def _must_give_golden(self, model: Model) -> bool:
         """Whether a model has yet to give its golden outputs on its engine."""
-        verdicts, folder = self._loader.verdicts, model.folder
+        verdicts, folder = self._loader.engines.verdicts, model.folder
         if verdicts is None or not is_held_to_golden(folder):
             return False
         if model.loaded_quickly:
@@ -202,12 +203,13 @@ class EngineCheck:
         folder = plain.folder
         while True:
             try:
-                model, _ = load_model(folder, self._loader.choices_for(folder), kind, checked=True)
+                choices = self._loader.engines.choices_for(folder)
+                model = open_whole(folder, choices, kind, checked=True)
             except AgentError as problem:
                 log.debug("model %s: %s", plain.id, problem)  # said where it is loaded again
                 return None
             golden = self._must_give_golden(model)
-            if not golden and not self._loader.unverified_alone(folder, model.choice):
+            if not golden and not self._loader.engines.unverified_alone(folder, model.choice):
                 return model
             try:
                 why = why_not_golden(model) if golden else why_unlike(said, model)
@@ -231,7 +233,7 @@ class EngineCheck:
         if model.last is None:
             return IDLE_SECONDS
         if check is None:
-            if self._loader.unverified_alone(model.folder, model.choice):
+            if self._loader.engines.unverified_alone(model.folder, model.choice):
                 self._load_again(serving, model)  # it came in another way: another one had failed
                 return None
             if not self._fits(model):
@@ -254,7 +256,7 @@ class EngineCheck:
     def _fits(self, model: Model) -> bool:
         """Whether there is memory for the model a second time."""
         folder = model.folder
-        return self._loader.may_stand_beside(folder) and has_room(size_of(folder.path))
+        return self._loader.engines.may_stand_beside(folder) and has_room(size_of(folder.path))
 
     def _conclude(
         self, verdicts: Verdicts, serving: Serving, model: Model, why: str | None
@@ -270,7 +272,7 @@ class EngineCheck:
             return
         words = f"model {model.id}: {model.engine.label} computes it wrongly: {why}"
         verdicts.mark_wrong(model.folder.path, choice, why)
-        if self._loader.profile.swap == "replace" and is_held_to_golden(model.folder):
+        if self._loader.engines.profile.swap == "replace" and is_held_to_golden(model.folder):
             self._exchange_alone(verdicts, serving, model, [], [words])
             return
         try:

@@ -14,10 +14,11 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ..core.errors import AgentError, EngineError
 from ..inference.engines.engine import EngineChoice, PreparedForm
-from ..inference.model import Model, load_model
+from ..inference.model import Model
 from .active import ActiveModels, Serving
 from .challenger import POLL_SECONDS, Challenger, Notes, log_decision, name_of
 from .loader import ModelLoader
+from .open import open_whole
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +84,9 @@ class EngineUpgrade:
     def _begin(self, serving: Serving, model: Model, choice: EngineChoice) -> None:
         """Start the challenge of a model by an engine."""
         prepared = model.engine.prepared
-        best = self._loader.best_way(model.folder)
+        best = self._loader.engines.best_way(model.folder)
         known = best is not None and best.engine == choice.engine
-        verdicts, path = self._loader.verdicts, model.folder.path
+        verdicts, path = self._loader.engines.verdicts, model.folder.path
         # What is loaded in haste is measured again: it has no form that the next start begins with.
         self._challenger.begin(
             serving,
@@ -106,7 +107,7 @@ class EngineUpgrade:
         try:
             # What was checked of a model loaded quickly is a copy: its file may be another.
             checked = not model.loaded_quickly
-            return load_model(model.folder, [choice], serving.kind, checked=checked)[0]
+            return open_whole(model.folder, [choice], serving.kind, checked=checked)
         except EngineError as problem:
             if model.loaded_quickly:
                 # It should have served from the beginning.
@@ -117,7 +118,7 @@ class EngineUpgrade:
         """List the engines to try instead of the one that serves, in order."""
         choices = self._choices(model)
         # No other engine could load the whole of what exceeds the budget.
-        if self._loader.exceeds_budget(model.folder):
+        if self._loader.engines.exceeds_budget(model.folder):
             return []
         if model.loaded_quickly:
             return choices
@@ -125,13 +126,13 @@ class EngineUpgrade:
 
     def _choices(self, model: Model) -> list[EngineChoice]:
         try:
-            return self._loader.choices_for(model.folder)
+            return self._loader.engines.choices_for(model.folder)
         except EngineError:
             return []
 
     def _tune(self, serving: Serving, model: Model) -> None:
         """Measure what suits a model, where the profile asks for it and nothing is known yet."""
-        if not self._loader.wants_tune(model.folder):
+        if not self._loader.engines.wants_tune(model.folder):
             return
         from .tuner import tune_model  # seldom needed
 
@@ -146,7 +147,7 @@ class EngineUpgrade:
         except (AgentError, OSError) as problem:
             log.warning("model %s: not tuned: %s", model.id, problem)
         else:
-            best = self._loader.best_way(model.folder)
+            best = self._loader.engines.best_way(model.folder)
             log.info("model %s: tuned: %s", model.id, best or "nothing is better than another")
 
     def _settle(self, model: Model, prepared: PreparedForm) -> None:

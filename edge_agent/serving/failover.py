@@ -20,11 +20,12 @@ from ..core.errors import AgentError, EngineError
 from ..core.types import Sample
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import engine_words
-from ..inference.model import Model, load_model
+from ..inference.model import Model
 from ..inference.preprocess.placement import Region
 from .active import ActiveModels, Serving
 from .golden_check import GoldenCheck
 from .loader import ModelLoader
+from .open import open_whole
 
 log = logging.getLogger(__name__)
 
@@ -251,7 +252,7 @@ class Failover:
 
     def _choices(self, model: Model) -> list[EngineChoice]:
         try:
-            return self._loader.choices_for(model.folder)
+            return self._loader.engines.choices_for(model.folder)
         except EngineError:
             return []
 
@@ -261,10 +262,10 @@ class Failover:
         self, serving: Serving, model: Model, choice: EngineChoice, failure: Failure | None
     ) -> Model | None:
         """Load a model on an engine that succeeds where another failed, or None if it does not."""
-        if self._loader.exceeds_budget(model.folder):
+        if self._loader.engines.exceeds_budget(model.folder):
             return None  # there is no room for the whole of it
         try:
-            better = load_model(model.folder, [choice], serving.kind, checked=True)[0]
+            better = open_whole(model.folder, [choice], serving.kind, checked=True)
         except AgentError as problem:
             log.debug("model %s: %s: %s", model.id, _name(choice), problem)
             return None

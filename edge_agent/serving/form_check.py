@@ -50,11 +50,11 @@ class FormCheck:
         """Compare the form of a model with what serves, or None if there is nothing to compare."""
         if self._beside is not None and not self._active.serves(self._beside):
             self.close()
-        verdicts, folder = self._loader.verdicts, model.folder
-        choice = self._loader.prepared_choice(folder)
+        verdicts, folder = self._loader.engines.verdicts, model.folder
+        choice = self._loader.engines.prepared_choice(folder)
         if verdicts is None or choice is None or model.engine.prepared is not None:
             return None
-        if not self._loader.unverified(folder, choice):
+        if not self._loader.engines.unverified(folder, choice):
             return None
         if is_held_to_golden(folder):
             return self._check_golden(serving, folder, choice)
@@ -95,7 +95,7 @@ class FormCheck:
 
     def _conclude(self, form: Model, choice: EngineChoice, why: str | None) -> None:
         """Keep what was found of a form."""
-        verdicts, path = self._loader.verdicts, form.folder.path
+        verdicts, path = self._loader.engines.verdicts, form.folder.path
         if verdicts is None:
             return
         if why is None:

@@ -67,7 +67,7 @@ class FormUpgrade:
 
     def run(self, serving: Serving, model: Model) -> float | None:
         """Compare the form of a model with the model, if the form may take over."""
-        verdicts, path = self._loader.verdicts, model.folder.path
+        verdicts, path = self._loader.engines.verdicts, model.folder.path
         first = self._first.setdefault(path, ref(model))()
         if first is not model or model.engine.prepared is not None:
             return None
@@ -102,17 +102,17 @@ class FormUpgrade:
 
     def _find(self, serving: Serving, model: Model) -> tuple[Artifact, EngineChoice] | None:
         """Find the form that could take over, and what runs it, or None."""
-        if self._loader.profile.swap == "replace":
+        if self._loader.engines.profile.swap == "replace":
             return None  # where memory does not hold two versions it does not hold one twice
-        choice = self._loader.prepared_choice(model.folder)
-        best = self._loader.best_way(model.folder)
+        choice = self._loader.engines.prepared_choice(model.folder)
+        best = self._loader.engines.best_way(model.folder)
         if choice is None or (best is not None and best.engine != choice.engine):
             return None  # it is known already which is the faster
         try:
             form = self._loader.prepared_form(model.folder, serving.kind)
         except ModelError:
             return None  # its files cannot be read any more
-        together = max(self._loader.max_batch(model.folder), serving.crops)
+        together = max(self._loader.engines.max_batch(model.folder), serving.crops)
         # A form takes one sample at a time.
         if form is None or (together > 1 and accepts_batches(form)):
             return None

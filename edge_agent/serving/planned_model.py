@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ..core.types import Kind
+    from .choice import LoadWay
 
 
 class PlannedModel(NamedTuple):
@@ -21,8 +22,8 @@ class PlannedModel(NamedTuple):
     """Packed `EngineChoice`."""
     form: str
     """Folder of the prepared form; empty: there is none."""
-    quick: bool = False
-    """Whether it is loaded the quick way (`serving.quick`)."""
+    way: LoadWay = "whole"
+    """How it is loaded; "prepared" where there is a form."""
     unverified: bool = False
     """Whether its engine is not known to compute it rightly, and is to be checked."""
 

@@ -23,6 +23,7 @@ from ..inference.prepared.compile.collect import collect_artifacts
 from ..models.manifest import ModelFolder
 from ..models.store.store import Store
 from .active import ActiveModels, Serving
+from .choice import EngineCandidate
 from .loader import ModelLoader
 from .planned_model import PlannedModel
 
@@ -104,8 +105,8 @@ class PrepareTask:
         """
         self._store = store
         self._active = active
-        self._loader = loader
-        self._budget_mb = loader.profile.memory_budget_mb
+        self._engines = loader.engines
+        self._budget_mb = loader.engines.profile.memory_budget_mb
         self._quota = quota
         self._changed = changed
         self._closing = closing
@@ -285,7 +286,7 @@ class PrepareTask:
     def _choice(self, model: Model) -> EngineChoice | None:
         if model.engine.prepared is not None:
             return model.choice
-        return self._loader.prepared_choice(model.folder)
+        return self._engines.prepared_choice(model.folder)
 
     def state(self, name: str) -> str | None:
         """Return how far the form of what serves under a name is; None: nothing serves."""
@@ -302,9 +303,9 @@ class PrepareTask:
     def _readiness(self, model: Model) -> str:
         """Return what is known of a form that is made: no start takes one that is unverified."""
         choice = self._choice(model)
-        if choice is None or not self._loader.unverified(model.folder, choice):
+        if choice is None or not self._engines.unverified(model.folder, choice):
             return "ready"
-        verdicts = self._loader.verdicts
+        verdicts = self._engines.verdicts
         why = None if verdicts is None else verdicts.why_wrong(model.folder.path, choice)
         return "preparing" if why is None else f"no: {why}"
 
@@ -313,24 +314,13 @@ class PrepareTask:
         found = []
         for serving in self._active.all():
             model = serving.model
-            if model is None or serving.lazy:
-                continue
-            form, prepared = self._forms.get(model.folder.path), model.engine.prepared
-            choice, folder, quick = model.choice, "", None
-            if isinstance(form, Artifact):
-                choice, folder = self._choice(model) or choice, form.folder
-                if self._loader.unverified(model.folder, choice):
-                    # Killed too soon to know: the quick way needs no check.
-                    quick = self._loader.quick_choice(model.folder)
-                    choice, folder = (choice, folder) if quick is None else (quick, "")
-            elif form is None and prepared is not None and Path(prepared.folder).is_dir():
-                # Loaded from it, and not yet checked here: as at a stop right after the start.
-                folder = prepared.folder
-            elif (quick := self._loader.quick_choice(model.folder)) is not None:
-                choice = quick
-            elif serving.passed:
+            if model is None or serving.lazy or model.is_reference:
+                continue  # the next start shall have the engine compared that stands behind it
+            start, place = self._start(model)
+            if start is None and serving.passed:
                 continue  # the next start shall try whether the engine that it prefers is back
-            if model.is_reference or self._loader.unverified_alone(model.folder, choice):
+            start = start or EngineCandidate("whole", model.choice)
+            if self._engines.unverified_alone(model.folder, start.choice):
                 continue  # the next start shall have it compared first
             found.append(
                 PlannedModel(
@@ -338,13 +328,24 @@ class PrepareTask:
                     serving.arm.version,
                     serving.kind,
                     pack(model.folder),
-                    pack(choice),
-                    folder,
-                    quick is not None,
-                    quick is None and self._loader.unverified(model.folder, choice),
+                    pack(start.choice),
+                    place if start.way == "prepared" else "",
+                    start.way,
+                    start.way != "quick" and self._engines.unverified(model.folder, start.choice),
                 )
             )
         return found
+
+    def _start(self, model: Model) -> tuple[EngineCandidate | None, str]:
+        """Return what gives a model's first result soonest, and the folder of its form."""
+        form, running = self._forms.get(model.folder.path), model.engine.prepared
+        if isinstance(form, Artifact):
+            choice, place = self._choice(model) or model.choice, form.folder
+            return self._engines.at_start(model.folder, choice), place
+        if form is None and running is not None and Path(running.folder).is_dir():
+            # Loaded from it, and not yet checked here: as at a stop right after the start.
+            return EngineCandidate("prepared", model.choice), running.folder
+        return self._engines.at_start(model.folder, None), ""
 
 
 class MeasureTask:

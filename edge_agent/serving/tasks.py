@@ -60,7 +60,7 @@ class Upkeep:
                 an engine that serves has been found sound.
             plan: writes the plan of the next start.
         """
-        closing = threading.Event()
+        closing, idle_s = threading.Event(), loader.engines.profile.unload_idle_s
         challenger = Challenger(active)
         self._prepare = PrepareTask(store, active, loader, quota, prepared, closing)
         failover, integrity = Failover(active, loader), IntegrityCheck(store.root, active)
@@ -99,7 +99,7 @@ class Upkeep:
             active,
             tasks=(
                 failover,
-                MemoryRelease(active, loader.profile.unload_idle_s, present=present, forget=forget),
+                MemoryRelease(active, idle_s, present=present, forget=forget),
             ),
             problems=(failover.problems,),
         )

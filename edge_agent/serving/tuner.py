@@ -64,12 +64,12 @@ def tune_model(
         AgentError: no engine can run it, it was stopped, or its files cannot be read.
         OSError: the results cannot be written.
     """
-    if loader.tuning is None:
+    if loader.engines.tuning is None:
         raise EngineError("there is no state folder to write a tune to")
-    choices = loader.allowed(folder)
-    ways = [replace(choice, lanes=loader.lanes) for choice in choices]
+    choices = loader.engines.allowed(folder)
+    ways = [replace(choice, lanes=loader.engines.lanes) for choice in choices]
     if not live:
-        ways = grid(choices, loader.profile, loader.lanes)
+        ways = grid(choices, loader.engines.profile, loader.engines.lanes)
     form = loader.prepared_form(folder, kind, make=not live)
     question = Question(
         str(folder.path),
@@ -80,7 +80,7 @@ def tune_model(
         form=None if form is None else form.folder,
     )
     found = ask(question, stopped)
-    loader.tuning.write(folder.path, folder.manifest.id, found)
+    loader.engines.tuning.write(folder.path, folder.manifest.id, found)
     return found
 
 

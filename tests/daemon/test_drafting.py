@@ -119,7 +119,7 @@ def test_a_session_is_opened_before_the_rest_is_imported(tmp_path: Path) -> None
         "import sys\n"
         "from pathlib import Path\n"
         "from edge_agent.inference.engines.engine import EngineChoice\n"
-        "from edge_agent.serving.quick import begin_quick\n"
+        "from edge_agent.serving.open import begin_quick\n"
         "from edge_agent.inference.quick_check import check_quick\n"
         "begin_quick(check_quick(EngineChoice('onnxruntime'), Path(sys.argv[1])))\n"
         "late = ('inference.model', 'inference.engines.ort', 'models.manifest')\n"

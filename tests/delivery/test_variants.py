@@ -18,7 +18,7 @@ from edge_agent.models.store.incoming import Incoming
 from edge_agent.models.store.install import install_folder, install_incoming
 from edge_agent.models.store.local_blocks import check_unchanged
 from edge_agent.models.store.store import Store
-from edge_agent.serving.loader import match_profile, variants_here
+from edge_agent.serving.choice import match_profile, variants_here
 from tests.helpers.push import LABELS, Box, classifier, golden, manifest, start_box
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, run_cli
 

@@ -11,7 +11,8 @@ import pytest
 from edge_agent.config.load import load as load_settings
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
-from edge_agent.serving.loader import ModelLoader, match_profile
+from edge_agent.serving.choice import DeviceEngines, match_profile
+from edge_agent.serving.loader import ModelLoader
 from tests.helpers.small_models import plain, wrapping, write_pictures
 from tests.helpers.support import AgentProcess, Heard, Listener, Mosquitto, agent_settings
 
@@ -92,7 +93,9 @@ def test_a_start_from_a_form_that_nothing_was_compared_with(
     read = load_settings(config)
     match, facts = match_profile(read)
     read.state.mkdir(parents=True, exist_ok=True)
-    loader = ModelLoader(match.profile, facts, read.engine, Store(read.state))
+    loader = ModelLoader(
+        DeviceEngines(match.profile, facts, read.engine, state=read.state), Store(read.state)
+    )
     folder = load(tmp_path / "models" / "wrapping")
     assert loader.prepared_form(folder, "picture", make=True) is not None
     listener = listen(broker.port)

@@ -14,8 +14,7 @@ import pytest
 from edge_agent.config.load import load as load_settings
 from edge_agent.inference.engines.registry import installed
 from edge_agent.models.manifest import load
-from edge_agent.models.store.store import Store
-from edge_agent.serving.loader import ModelLoader, match_profile
+from edge_agent.serving.choice import DeviceEngines, match_profile
 from edge_agent.serving.tuning_results import FILE as TUNES
 from edge_agent.serving.verdicts import FILE
 from tests.helpers.push import QUICK
@@ -200,10 +199,10 @@ def test_an_upgrade_of_the_engine(device: Device, signed: Path, right: Found) ->
     settings = load_settings(device.config)
     match, facts = match_profile(settings)
     settings.state.mkdir()
-    loader = ModelLoader(match.profile, facts, "auto", Store(settings.state))
-    choice = next(one for one in loader.choices_for(model) if one.engine == "openvino")
-    assert loader.verdicts is not None
-    loader.verdicts.mark_correct(model.path, choice)
+    engines = DeviceEngines(match.profile, facts, "auto", state=settings.state)
+    choice = next(one for one in engines.choices_for(model) if one.engine == "openvino")
+    assert engines.verdicts is not None
+    engines.verdicts.mark_correct(model.path, choice)
     file = settings.state / FILE
     file.write_text(file.read_text().replace(f" {installed()['openvino']} ", f" {OLDER} "))
     place = device.folder / "site-packages" / f"openvino-{OLDER}.dist-info"

@@ -713,7 +713,7 @@ def test_trial_of_a_folded_model(engine: EngineName, tmp_path: Path) -> None:
         "choices": [asdict(choice_of(engine))],
         "kind": "picture",
         "golden": True,
-        "oversize": None,
+        "forms": None,
     }
     verdict = judge(question, None)
     assert verdict.passed

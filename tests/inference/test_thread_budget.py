@@ -11,7 +11,7 @@ from edge_agent.config.device_profile import DeviceProfile, EngineLine
 from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.registry import EngineName
 from edge_agent.models.manifest import load
-from edge_agent.serving.loader import ModelLoader
+from edge_agent.serving.choice import DeviceEngines
 from tests.helpers.small_models import brightness
 
 ENGINES: tuple[EngineName, ...] = ("openvino", "onnxruntime")
@@ -27,10 +27,10 @@ def test_lanes_times_threads_are_no_more_than_the_cores(
     """Whatever a profile says: each lane has a thread, and none has more than its part."""
     lines = tuple(EngineLine(engine=name, threads=threads, lanes=own_lanes) for name in ENGINES)
     profile = DeviceProfile(description="p", engines=lines, lanes=lanes)
-    loader = ModelLoader(profile, replace(read_facts(), cpus=cpus), "auto")
-    choices = loader.choices_for(load(brightness(tmp_path / "m")))
+    engines = DeviceEngines(profile, replace(read_facts(), cpus=cpus), "auto")
+    choices = engines.choices_for(load(brightness(tmp_path / "m")))
     assert [choice.engine for choice in choices] == list(ENGINES)
     for choice in choices:
-        assert choice.lanes == loader.lanes == (lanes or min(2, cpus))
+        assert choice.lanes == engines.lanes == (lanes or min(2, cpus))
         assert 1 <= choice.threads <= max(1, cpus // choice.lanes)
         assert choice.threads <= (threads or cpus)

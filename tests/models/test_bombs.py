@@ -28,6 +28,7 @@ from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.files.strip_weights import MAX_PARTS, place_of, without_weights
 from edge_agent.models.golden import MAX_ARRAYS
 from edge_agent.models.manifest import MAX_LABEL_BYTES, MAX_LABELS, load
+from edge_agent.serving.choice import DeviceEngines
 from edge_agent.serving.loader import ModelLoader
 from edge_agent.sources.source import open_source
 from edge_agent.sources.spec import parse_source
@@ -262,7 +263,7 @@ def _loader() -> ModelLoader:
 
     facts = read_facts()
     profile = choose(load_profiles(default_dirs()), facts, "generic").profile
-    return ModelLoader(profile, facts, "onnxruntime")
+    return ModelLoader(DeviceEngines(profile, facts, "onnxruntime"))
 
 
 def test_an_archive_of_a_hundred_thousand_arrays_is_not_even_listed(tmp_path: Path) -> None:

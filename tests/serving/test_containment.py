@@ -27,6 +27,7 @@ from edge_agent.runtime.pipelines.lane import infer
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.serving.active import ActiveModels, Serving
 from edge_agent.serving.challenger import Challenge, ServingIncumbent
+from edge_agent.serving.choice import DeviceEngines
 from edge_agent.serving.loader import ModelLoader
 from tests.helpers.idle_parts import idle_pipeline, offline_client
 from tests.helpers.small_models import brightness, plain
@@ -112,8 +113,8 @@ class Desk:
         for name in ("bad", "good"):
             brightness(folder / "models" / name)
         profile = DeviceProfile(description="a test's own", engines=())
-        self.loader = ModelLoader(profile, read_facts(), "auto")
-        self.loader.lineup = Lineup((EngineChoice("moody"),), (), ())
+        self.loader = ModelLoader(DeviceEngines(profile, read_facts(), "auto"))
+        self.loader.engines.lineup = Lineup((EngineChoice("moody"),), (), ())
         self.board: Board[Model] = Board()
         library = Library(Store(folder / "state"), [folder / "models"], None)
         self.active = ActiveModels(self.board, lambda: library, lambda: self.loader)

@@ -21,10 +21,11 @@ from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.serving.active import ActiveModels, Serving
+from edge_agent.serving.choice import DeviceEngines
 from edge_agent.serving.engine_check import EngineCheck
 from edge_agent.serving.form_check import IDLE_SECONDS, FormCheck
 from edge_agent.serving.loader import ModelLoader
-from edge_agent.serving.quick import load_quick
+from edge_agent.serving.open import open_quick
 from edge_agent.serving.reference_check import INPUTS
 from tests.helpers.small_models import plain, wrapping
 
@@ -40,7 +41,8 @@ class Desk:
         lines: list[Any] = [EngineLine(engine=name) for name in engines]
         profile = DeviceProfile(description="a test's own", engines=tuple(lines), **more)
         store = Store(folder / "state")
-        self.loader = ModelLoader(profile, read_facts(), wanted, store)
+        engines_here = DeviceEngines(profile, read_facts(), wanted, state=store.root)
+        self.loader = ModelLoader(engines_here, store)
         library = Library(store, [folder / "models"], None)
         board: Board[Model] = Board()
         self.active = ActiveModels(board, lambda: library, lambda: self.loader)
@@ -68,8 +70,8 @@ class Desk:
     @property
     def known(self) -> bool:
         """Whether the engine that serves has been found sound."""
-        assert self.loader.verdicts is not None
-        return self.loader.verdicts.is_correct(self.model.folder.path, self.model.choice)
+        assert self.loader.engines.verdicts is not None
+        return self.loader.engines.verdicts.is_correct(self.model.folder.path, self.model.choice)
 
 
 @pytest.fixture
@@ -260,7 +262,7 @@ def test_the_form_that_the_next_start_begins_with_is_checked_too(
 ) -> None:
     """Where another engine serves: once that one is known to be sound."""
     desk = make("openvino", "onnxruntime")
-    choice = desk.loader.prepared_choice(desk.model.folder)
+    choice = desk.loader.engines.prepared_choice(desk.model.folder)
     assert choice is not None
     assert choice.engine == "onnxruntime"
     assert desk.loader.prepared_form(desk.model.folder, "picture", make=True) is not None
@@ -272,11 +274,11 @@ def test_the_form_that_the_next_start_begins_with_is_checked_too(
         desk.show(DARK + number)
     assert desk.known
     for number in range(INPUTS):
-        assert desk.loader.unverified(desk.model.folder, choice)
+        assert desk.loader.engines.unverified(desk.model.folder, choice)
         desk.look(DARK + number)
         check.run(desk.serving, desk.model)
     assert told == ["sound"]
-    assert not desk.loader.unverified(desk.model.folder, choice)
+    assert not desk.loader.engines.unverified(desk.model.folder, choice)
     assert check.run(desk.serving, desk.model) is None
 
 
@@ -322,7 +324,7 @@ def test_a_model_loaded_the_quick_way_is_held_to_its_golden_outputs(
     """Before all else, and is not found sound for having been loaded first."""
     hold_to(tmp_path / "models" / "wrapping", 77)
     desk = make("openvino", "onnxruntime", **more)
-    quick = load_quick(desk.model.folder, EngineChoice("onnxruntime"), "picture")
+    quick = open_quick(desk.model.folder, EngineChoice("onnxruntime"), "picture")
     desk.serving.model = quick
     desk.look(BRIGHT)
     with pytest.raises(EngineError, match="golden"):

@@ -26,6 +26,7 @@ from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.serving.active import ActiveModels, Serving
+from edge_agent.serving.choice import DeviceEngines
 from edge_agent.serving.failover import (
     FAILURES,
     FIRST_PAUSE,
@@ -131,7 +132,7 @@ class Desk:
     def __init__(self, folder: Path, *engines: EngineLine) -> None:
         self.time = Time()
         profile = DeviceProfile(description="a test's own", engines=engines)
-        self.loader = ModelLoader(profile, read_facts(), "auto")
+        self.loader = ModelLoader(DeviceEngines(profile, read_facts(), "auto"))
         self.board: Board[Model] = Board()
         library = Library(Store(folder / "state"), [folder / "models"], None)
         self.active = ActiveModels(self.board, lambda: library, lambda: self.loader)
@@ -226,9 +227,9 @@ def test_an_engine_that_works_again_is_taken_back(make: Callable[..., Desk]) -> 
     to us, that is what a driver that is not there yet looks like.
     """
     desk = make("onnxruntime", "openvino")
-    working = desk.loader.lineup
+    working = desk.loader.engines.lineup
     broken = replace(working.choices[0], options={"session.nonsense": 1})
-    desk.loader.lineup = replace(working, choices=(broken, working.choices[1]))
+    desk.loader.engines.lineup = replace(working, choices=(broken, working.choices[1]))
     desk.active.exchange({}, "picky")
     for old in desk.active.unload(lambda _serving, _model: True):
         desk.active.retire(old)
@@ -239,7 +240,7 @@ def test_an_engine_that_works_again_is_taken_back(make: Callable[..., Desk]) -> 
     desk.time.now += FIRST_PAUSE
     desk.failover.step()
     assert desk.label == OV
-    desk.loader.lineup = working
+    desk.loader.engines.lineup = working
     desk.time.now += 2 * FIRST_PAUSE - 1
     desk.failover.step()
     assert desk.label == OV, "not before its time"

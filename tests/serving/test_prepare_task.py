@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from edge_agent.config.device_profile import DeviceProfile, EngineLine
 from edge_agent.config.settings import Arm
+from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model
 from edge_agent.inference.prepared.compile.cache import prepare
@@ -19,6 +21,8 @@ from edge_agent.inference.prepared.fallback import load_prepared
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
 from edge_agent.serving.active import Serving
+from edge_agent.serving.choice import DeviceEngines
+from edge_agent.serving.loader import ModelLoader
 from edge_agent.serving.prepare_task import PrepareTask
 from tests.helpers.start_box import numbers
 from tests.helpers.support import wait_until
@@ -37,20 +41,23 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
     made.model.close()
 
 
-def planned_form(tmp_path: Path, serving: Serving) -> str:
-    """Return the form in the plan, of a task that has not come to the model yet."""
+def task_of(tmp_path: Path, serving: Serving) -> PrepareTask:
+    """Return a task that has not come to the model yet; the engine is known to be right."""
     active: Any = SimpleNamespace(all=lambda: [serving])
-    loader: Any = SimpleNamespace(
-        profile=SimpleNamespace(memory_budget_mb=0),
-        quick_choice=lambda _: CPU,
-        unverified=lambda *_: False,
-        unverified_alone=lambda *_: False,
-    )
-    task = PrepareTask(
-        Store(tmp_path / "state"), active, loader, lambda: 0, lambda: None, threading.Event()
-    )
-    (only,) = task.planned()
-    assert only.quick is not bool(only.form)
+    profile = DeviceProfile(description="test", engines=(EngineLine(engine="onnxruntime"),))
+    store = Store(tmp_path / "state")
+    engines = DeviceEngines(profile, read_facts(), "auto", state=store.root)
+    assert serving.model is not None
+    assert engines.verdicts is not None
+    engines.verdicts.mark_correct(serving.model.folder.path, serving.model.choice)
+    loader = ModelLoader(engines, store)
+    return PrepareTask(store, active, loader, lambda: 0, lambda: None, threading.Event())
+
+
+def planned_form(tmp_path: Path, serving: Serving) -> str:
+    """Return the form in the plan."""
+    (only,) = task_of(tmp_path, serving).planned()
+    assert only.way == ("prepared" if only.form else "quick")
     return only.form
 
 
@@ -58,13 +65,7 @@ def test_a_form_that_turns_out_damaged_while_it_is_measured_is_made_again(
     tmp_path: Path, serving: Serving
 ) -> None:
     """The measurement comes to nothing, which says nothing of the form that is made next."""
-    active: Any = SimpleNamespace(all=lambda: [serving])
-    loader: Any = SimpleNamespace(
-        unverified=lambda *_: False, profile=SimpleNamespace(memory_budget_mb=0)
-    )
-    task = PrepareTask(
-        Store(tmp_path / "state"), active, loader, lambda: 0, lambda: None, threading.Event()
-    )
+    task = task_of(tmp_path, serving)
     model = serving.model
     assert model is not None
     form = model.engine.prepared

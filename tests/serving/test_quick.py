@@ -16,7 +16,7 @@ from edge_agent.device.resources import adds_bytes_exactly
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.quick_check import check_quick, quick_engines
 from edge_agent.models.manifest import load
-from edge_agent.serving.quick import begin_quick, load_quick
+from edge_agent.serving.open import begin_quick, open_quick
 from tests.helpers import quantized_models
 from tests.helpers.prepared_models import chain
 from tests.helpers.tiny_networks import node, save_onnx
@@ -95,7 +95,7 @@ def test_what_becomes_of_the_file_changes_nothing(
 ) -> None:
     """What serves is what was read and checked, in memory of its own."""
     folder = load(chain(tmp_path / "chain"))
-    model = load_quick(folder, CHOICE, "signal")
+    model = open_quick(folder, CHOICE, "signal")
     (spec,) = model.engine.inputs
     tensors = {spec.name: np.full((4, 128), 0.25, np.float32)}
     expected = as_written(folder.network, tensors[spec.name])

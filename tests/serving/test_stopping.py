@@ -17,6 +17,7 @@ from edge_agent.models.store.catalog import Library
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.serving.active import ActiveModels
+from edge_agent.serving.choice import DeviceEngines
 from edge_agent.serving.loader import ModelLoader
 from tests.helpers.small_models import brightness
 
@@ -35,9 +36,9 @@ def active(tmp_path: Path, stops: ShutdownQueue) -> ActiveModels:
     for name in NAMES:
         brightness(tmp_path / "models" / name)
     loader = ModelLoader(
-        DeviceProfile(description="a test's own", engines=()), read_facts(), "auto"
+        DeviceEngines(DeviceProfile(description="a test's own", engines=()), read_facts(), "auto")
     )
-    loader.lineup = Lineup((EngineChoice("onnxruntime"),), (), ())
+    loader.engines.lineup = Lineup((EngineChoice("onnxruntime"),), (), ())
     library = Library(Store(tmp_path / "state"), [tmp_path / "models"], None)
     board: Board[Model] = Board()
     made = ActiveModels(board, lambda: library, lambda: loader, stopping=lambda: stops.begun)

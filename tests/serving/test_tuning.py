@@ -21,6 +21,7 @@ from edge_agent.device.resources import usable_cpus
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
+from edge_agent.serving.choice import DeviceEngines
 from edge_agent.serving.loader import ModelLoader
 from edge_agent.serving.tuner import grid, tune_model
 from edge_agent.serving.tuning_results import FILE, MARGIN, TuningResults, Way
@@ -225,7 +226,7 @@ def test_a_file_that_is_cut_short_is_as_good_as_none(tmp_path: Path, model: Path
 
 def loader_in(state: Path, profile: DeviceProfile = PROFILE) -> ModelLoader:
     """Give the engines of this machine, with a place for tunes."""
-    return ModelLoader(profile, read_facts(), "auto", Store(state))
+    return ModelLoader(DeviceEngines(profile, read_facts(), "auto", state=state), Store(state))
 
 
 def test_a_tune_measures_every_way_and_is_used(tmp_path: Path) -> None:
@@ -234,9 +235,9 @@ def test_a_tune_measures_every_way_and_is_used(tmp_path: Path) -> None:
     loader = loader_in(tmp_path)
     ways = tune_model(loader, folder, "picture", live=True)
     assert {each.engine for each in ways} == {"openvino", "onnxruntime"}
-    assert {each.lanes for each in ways} == {loader.lanes}
+    assert {each.lanes for each in ways} == {loader.engines.lanes}
     assert all(each.fps > 0 for each in ways)
-    best = loader.best_way(folder)
+    best = loader.engines.best_way(folder)
     assert best is not None
     assert best.fps * (1 + MARGIN) >= max(each.fps for each in ways)
     model, _ = loader.load(folder, "picture")

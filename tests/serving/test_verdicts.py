@@ -12,6 +12,7 @@ from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.registry import WantedEngine
 from edge_agent.models.manifest import ModelFolder, load
 from edge_agent.models.store.store import Store
+from edge_agent.serving.choice import DeviceEngines
 from edge_agent.serving.loader import ModelLoader
 from tests.helpers.small_models import brightness
 
@@ -19,18 +20,17 @@ from tests.helpers.small_models import brightness
 def loader(state: Path, wanted: WantedEngine = "auto") -> ModelLoader:
     """Make a loader for OpenVINO and, behind it, ONNX Runtime."""
     lines = tuple(EngineLine(engine=name, device="CPU") for name in ("openvino", "onnxruntime"))
-    return ModelLoader(
-        DeviceProfile(description="test", engines=lines), read_facts(), wanted, Store(state)
-    )
+    profile = DeviceProfile(description="test", engines=lines)
+    return ModelLoader(DeviceEngines(profile, read_facts(), wanted, state=state), Store(state))
 
 
 def doubted(folder: ModelFolder, state: Path) -> ModelLoader:
     """Return a loader that has seen OpenVINO compute a model wrongly."""
     seen = loader(state)
-    assert seen.verdicts is not None
-    first = seen.choices_for(folder)[0]
+    assert seen.engines.verdicts is not None
+    first = seen.engines.choices_for(folder)[0]
     assert first.engine == "openvino"
-    seen.verdicts.mark_wrong(folder.path, first, "3% of 40 boxes found again")
+    seen.engines.verdicts.mark_wrong(folder.path, first, "3% of 40 boxes found again")
     return seen
 
 
@@ -49,10 +49,13 @@ def test_another_model_and_a_changed_one_are_not_meant(tmp_path: Path) -> None:
     folder = load(brightness(tmp_path / "light"))
     doubted(folder, tmp_path / "state")
     moved = load(folder.path.rename(tmp_path / "moved"))
-    each = loader(tmp_path / "state")
-    assert [choice.engine for choice in each.choices_for(moved)] == ["onnxruntime"]
+    engines = loader(tmp_path / "state").engines
+    assert [choice.engine for choice in engines.choices_for(moved)] == ["onnxruntime"]
     (moved.path / "labels.txt").write_text("other\n")
-    assert [choice.engine for choice in each.choices_for(moved)] == ["openvino", "onnxruntime"]
+    assert [choice.engine for choice in engines.choices_for(moved)] == [
+        "openvino",
+        "onnxruntime",
+    ]
 
 
 def test_the_engine_that_is_insisted_on_does_not_serve_wrongly(tmp_path: Path) -> None:
@@ -68,4 +71,4 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path) -> None:
     folder = load(brightness(tmp_path / "light"))
     doubted(folder, tmp_path / "state")
     (tmp_path / "state" / "engines.json").write_text('{"found": 3}')
-    assert len(loader(tmp_path / "state").choices_for(folder)) == 2
+    assert len(loader(tmp_path / "state").engines.choices_for(folder)) == 2

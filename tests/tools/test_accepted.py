@@ -40,7 +40,7 @@ def check_accepted(folder: Path) -> None:
             "choices": [asdict(EngineChoice(engine))],
             "kind": load(folder).manifest.input.kind,
             "golden": True,
-            "oversize": None,
+            "forms": None,
         }
         verdict = judge(question, None)
         assert verdict.passed, verdict.why

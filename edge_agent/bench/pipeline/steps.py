@@ -23,11 +23,13 @@ from ...core.errors import AgentError, SampleError, SourceError, UsageError
 from ...core.types import Kind, Reading, Sample, State, Timing
 from ...device.hardware import read_facts
 from ...inference.engines.engine import EngineChoice
-from ...inference.model import Model, load_model
+from ...inference.model import Model
 from ...inference.preprocess.windowing import Windower
 from ...models.manifest import load
 from ...models.store.store import Store
+from ...serving.choice import DeviceEngines
 from ...serving.loader import ModelLoader
+from ...serving.open import open_prepared, open_whole
 from ...sources.source import open_source
 from ...sources.spec import parse_source
 from ..common.recipe import recipe
@@ -180,8 +182,9 @@ def _choice(model: Path, engine: str, state: Path) -> tuple[ModelLoader, EngineC
     facts = read_facts()
     match = choose(load_profiles(default_dirs()), facts)
     name, _, device = engine.partition(":")
-    loader = ModelLoader(match.profile, facts, "auto", Store(state))
-    for choice in loader.choices_for(load(model)):
+    engines = DeviceEngines(match.profile, facts, "auto", state=state)
+    loader = ModelLoader(engines, Store(state))
+    for choice in engines.choices_for(load(model)):
         alike = {choice.device.upper(), f"{choice.device}ExecutionProvider".upper()}
         if choice.engine == name and device.upper() in alike:
             return loader, choice
@@ -191,12 +194,13 @@ def _choice(model: Path, engine: str, state: Path) -> tuple[ModelLoader, EngineC
 def _open(model: str, choice: EngineChoice, loader: ModelLoader, kind: Kind) -> Model:
     """Open a model as the agent does: from its prepared form, where that is of the engine."""
     folder = load(Path(model))
-    quick = loader.prepared_choice(folder)
-    if quick is not None and quick.place == choice.place and loader.best_way(folder) is None:
+    engines = loader.engines
+    quick = engines.prepared_choice(folder)
+    if quick is not None and quick.place == choice.place and engines.best_way(folder) is None:
         form = loader.prepared_form(folder, kind)
         if form is not None:
-            return loader.load_prepared(folder, form, kind, choice.threads)
-    return load_model(folder, [choice], kind)[0]
+            return open_prepared(folder, quick, form, kind, threads=choice.threads)
+    return open_whole(folder, [choice], kind, checked=False)
 
 
 def _decode(source: str, seconds: float) -> tuple[list[Reading], float, float]:

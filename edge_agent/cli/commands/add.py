@@ -58,12 +58,8 @@ def main(options: Options) -> int:
     from ...config.load import find_file
     from ...models.importing import file_of, import_model
     from ...models.store.install import install_folder
-    from ...serving.loader import (
-        match_profile,
-        open_library,
-        open_store,
-        variants_here,
-    )
+    from ...serving.choice import match_profile, variants_here
+    from ...serving.loader import open_library, open_store
 
     path = file_of(path)
     user = owner_of(settings.state)

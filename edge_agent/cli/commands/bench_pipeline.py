@@ -120,18 +120,20 @@ def main(options: Options) -> int:
 def _tune(models: list[Path], options: Options) -> int:
     """Tune each model for the agent whose settings these are."""
     from ...models.manifest import load
-    from ...serving.loader import ModelLoader, match_profile, open_store
+    from ...serving.choice import DeviceEngines, match_profile
+    from ...serving.loader import ModelLoader, open_store
     from ...serving.tuner import tune_model
 
     settings = load_settings(options)
     match, facts = match_profile(settings)
-    loader = ModelLoader(match.profile, facts, settings.engine, open_store(settings))
-    usual = loader.lanes
+    store = open_store(settings)
+    engines = DeviceEngines(match.profile, facts, settings.engine, state=store.root)
+    loader, usual = ModelLoader(engines, store), engines.lanes
     say(f"tunes are kept in {settings.state}; the agent uses them from its next start on")
     measured: list[tuple[ModelFolder, list[Way]]] = []
     for model in models:
         folder = load(model)
-        if loader.exceeds_budget(folder):
+        if engines.exceeds_budget(folder):
             raise UsageError(
                 f"{model}: is larger than memory_budget_mb, and is run in one way only"
             )
@@ -141,12 +143,12 @@ def _tune(models: list[Path], options: Options) -> int:
             measured.append((folder, tune_model(loader, folder, kind)))
         except OSError as problem:
             raise AgentError(f"{settings.state}: cannot be written: {problem.strerror}") from None
-    tuning = loader.tuning
+    tuning = engines.tuning
     assert tuning is not None  # noqa: S101 - the loader has a store
     # Known only now: lanes are those that suit all models.
     lanes = tuning.lanes(usual)
     for folder, ways in measured:
-        best = tuning.best(folder.path, lanes, loader.lineup.choices)
+        best = tuning.best(folder.path, lanes, engines.lineup.choices)
         if options.json:
             figures = {
                 "model": folder.manifest.id,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...core.types import Kind, Reading
     from ...models.manifest import ModelFolder
     from ...models.store.catalog import Library
-    from ...serving.loader import ModelLoader
+    from ...serving.choice import DeviceEngines
     from ...sources.source import Source, SourceContext
 
 READINGS = 100
@@ -68,7 +68,7 @@ class _Device:
     config: str | None
     """The file that they are of, as the command line names it."""
     library: Library
-    loader: ModelLoader
+    engines: DeviceEngines
     overrides: Overrides
 
 
@@ -88,7 +88,8 @@ def main(options: Options) -> int:
     settings = load_settings(options, needed=True)
     from ...config.load import find_file
     from ...config.overrides import Overrides
-    from ...serving.loader import ModelLoader, match_profile, open_library, open_store
+    from ...serving.choice import DeviceEngines, match_profile
+    from ...serving.loader import open_library, open_store
     from ...serving.tuning_results import TuningResults
     from .profile import tuned
 
@@ -101,11 +102,11 @@ def main(options: Options) -> int:
     match, facts = match_profile(settings)
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
     tuning = TuningResults(settings.state, match.profile, facts)
-    loader = ModelLoader(match.profile, facts, settings.engine, tuning=tuning)
-    _engines(report, loader)
+    engines = DeviceEngines(match.profile, facts, settings.engine, tuning=tuning)
+    _engines(report, engines)
     store = open_store(settings)
     _state_dir(report, settings, file)
-    for line in tuned(tuning, loader.lineup.choices):
+    for line in tuned(tuning, engines.lineup.choices):
         report.line("note" if tuning.problem else "ok", "tune", line)
     for why in _device(settings):
         subject, _, text = why.partition(": ")
@@ -117,7 +118,7 @@ def main(options: Options) -> int:
     for name in settings.models_dirs:
         _models_dir(report, Path(name))
     overrides = Overrides(settings.state / "overrides.json")
-    device = _Device(settings, options.config, library, loader, overrides)
+    device = _Device(settings, options.config, library, engines, overrides)
     for pipeline in settings.pipelines:
         _PipelineCheck(report, pipeline, device).run()
     if not settings.pipelines:
@@ -231,7 +232,7 @@ class _PipelineCheck:
         if threshold is not None and (trouble := threshold_trouble(task, threshold)):
             raise ModelError(f"threshold: {trouble}")
         golden = "" if checked.golden is None else f", golden: {checked.golden}"
-        other = unlisted(device.loader.profile, checked.choice, device.settings.engine)
+        other = unlisted(device.engines.profile, checked.choice, device.settings.engine)
         passed = checked.passed_over + ([] if other is None else [other])
         over = f" (passed over {'; '.join(passed)})" if passed else ""
         engine = engine_words(checked.engine)
@@ -253,16 +254,16 @@ class _PipelineCheck:
                 )
 
 
-def _engines(report: _Report, loader: ModelLoader) -> None:
+def _engines(report: _Report, engines: DeviceEngines) -> None:
     from ...config.device_profile import default_dirs, unread_files
 
     for line in unread_files(default_dirs()):
         report.line("note", "profile", line)
-    for choice, why in loader.lineup.absent:
+    for choice, why in engines.lineup.absent:
         report.line("note", "engine", f"{choice.engine}:{choice.device} is passed over: {why}")
-    for line in loader.lineup.notes:
+    for line in engines.lineup.notes:
         report.line("note", "profile", line)
-    for choice in loader.lineup.choices:
+    for choice in engines.lineup.choices:
         report.line("ok", "engine", f"{choice.engine}:{choice.device}")
 
 

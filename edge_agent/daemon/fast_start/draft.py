@@ -45,7 +45,7 @@ def draft(config: str, origins: str) -> Plan | None:
             if planned is not None:
                 # What is pinned to the live version shares its model, once the rest is there.
                 models.setdefault((str(planned.folder["path"]), kind), planned)
-        lanes = inventory.loader.lanes
+        lanes = inventory.loader.engines.lanes
     except AgentError:
         return None  # the normal start reports it
     if not models:
@@ -70,25 +70,23 @@ def _arms(settings: Settings, *, lazy: bool) -> Iterator[tuple[Arm, Kind]]:
 
 def _planned(inventory: Inventory, catalog: Library, arm: Arm, kind: Kind) -> PlannedModel | None:
     """Return how a model can be loaded at once; None: only in the usual way."""
-    loader = inventory.loader
+    loader, engines = inventory.loader, inventory.loader.engines
     try:
         folder = catalog.find(arm.name, arm.version)
         if arm.version is None and catalog.stands_in(folder) is not None:
             return None  # it is checked first
-        choice, place = loader.quick_choice(folder), ""
+        form = None
         # Without any forms nothing is read of the model for the key of one.
         if any((inventory.store.root / FOLDER).glob("*/")):
-            form, formed = loader.prepared_form(folder, kind), loader.prepared_choice(folder)
-            # One that nothing was compared with needs a check, which the quick way does not.
-            if form and formed and (choice is None or not loader.unverified(folder, formed)):
-                if loader.unverified_alone(folder, formed):
-                    return None  # it is compared first
-                choice, place = formed, form.folder
+            form = loader.prepared_form(folder, kind)
+        start = engines.at_start(folder, engines.prepared_choice(folder) if form else None)
     except (AgentError, OSError):
         return None  # what is wrong is reported when it is loaded
-    if choice is None:
+    if start is None:
         return None
-    unverified = bool(place) and loader.unverified(folder, choice)
+    place = form.folder if form is not None and start.way == "prepared" else ""
+    unverified = bool(place) and engines.unverified(folder, start.choice)
     return PlannedModel(
-        arm.name, arm.version, kind, pack(folder), pack(choice), place, not place, unverified
+        *(arm.name, arm.version, kind, pack(folder), pack(start.choice)),
+        *(place, start.way, unverified),
     )

@@ -151,7 +151,7 @@ def _draft(config: str, origins: str, memory: int, answers: int) -> NoReturn:
         plan = draft(config, origins)
         _tell(answers, plan and {**plan._asdict(), "models": [list(each) for each in plan.models]})
         for index, planned in enumerate(() if plan is None else plan.models):
-            if planned.quick:
+            if planned.way == "quick":
                 _tell(answers, {"index": index, **_checked(planned, memory)})
                 os.setpriority(os.PRIO_PROCESS, 0, BEHIND)  # the model that is loaded now first
     finally:

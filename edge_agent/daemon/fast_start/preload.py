@@ -69,7 +69,7 @@ class Preload:
         # the forms to load.
         self._models = [
             PreloadedModel(quick, index)
-            if quick.quick
+            if quick.way == "quick"
             else PreloadedModel(form=quick.form if quick.choice["engine"] == ENGINE else "")
             for index, quick in enumerate(plan.models)
         ]
@@ -114,7 +114,7 @@ class Preload:
     def model(self, index: int) -> Any:
         """Return the load begun for a model of the plan, or None.
 
-        That is `inference.prepared.load.Load`, or what `serving.quick.begin_quick` returns.
+        That is `inference.prepared.load.Load`, or what `serving.open.begin_quick` returns.
 
         Raises:
             AgentError: it cannot be loaded so.
@@ -171,7 +171,7 @@ class PreloadedModel:
 def _begin_quick(planned: PlannedModel, index: int, drafting: Drafting | None) -> Any:
     # Not on the way of models that have a form.
     from ...inference.quick_check import check_quick
-    from ...serving.quick import begin_quick
+    from ...serving.open import begin_quick
 
     if drafting is not None:
         return begin_quick(drafting.network(planned, index))

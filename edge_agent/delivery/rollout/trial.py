@@ -43,11 +43,12 @@ def try_candidate(
         ModelError: it has not passed, or shall not go on.
     """
     details: dict[str, Any] = {}
-    loader = active.loader
+    engines = active.loader.engines
     servings = active.servings_of(folder.manifest.name)
     kinds: set[Kind] = {each.kind for each in servings} or {folder.manifest.input.kind}
     for kind in sorted(kinds):
-        choices = loader.choices_for(folder)
+        streamed = engines.streamed(folder)
+        choices = engines.choices_for(folder) if streamed is None else [streamed]
         serving = next((each for each in servings if each.kind == kind), None)
         with closed_after(LiveFrames(serving, folder.path)) as frames:
             verdict = run_trial(
@@ -59,7 +60,7 @@ def try_candidate(
                 memory_mb=budget_mb or free_mb(),
                 stopped=lambda: "the agent ends" if closing.is_set() else candidate.canceled,
                 process=candidate.take_child(kind),
-                oversize=loader.out_of_core(folder),
+                forms=None if streamed is None else active.loader.forms,
                 frame=frames.inputs,
             )
         candidate.close_early_trial()
@@ -68,11 +69,11 @@ def try_candidate(
             log.warning(
                 "%s: does not run on %s:%s: %s", candidate.id, wrong.engine, wrong.device, why
             )
-            if loader.verdicts is not None:
-                loader.verdicts.mark_wrong(folder.path, wrong, why)
-        if verdict.passed and verdict.proven is not None and loader.verdicts is not None:
+            if engines.verdicts is not None:
+                engines.verdicts.mark_wrong(folder.path, wrong, why)
+        if verdict.passed and verdict.proven is not None and engines.verdicts is not None:
             # Else it would be checked again on its first frames.
-            loader.verdicts.mark_correct(folder.path, choices[verdict.proven])
+            engines.verdicts.mark_correct(folder.path, choices[verdict.proven])
         if verdict.streamed:
             log.info("%s: run while it arrived: %s", candidate.id, verdict.streamed)
         candidate.first_result_at = candidate.first_result_at or verdict.first_at

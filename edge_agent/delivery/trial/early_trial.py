@@ -178,13 +178,13 @@ class EarlyTrials:
             or not has_room(header.size)
         ):
             return None
-        loader = self._active.loader
+        engines = self._active.loader.engines
         serving = next(
             (s for s in self._active.servings_of(header.name) if s.model is not None), None
         )
         try:
             self._latest = EarlyTrial(
-                [replace(choice, lanes=loader.lanes) for choice in loader.lineup.choices],
+                [replace(choice, lanes=engines.lanes) for choice in engines.lineup.choices],
                 serving,
                 golden=self._bounds().golden,
                 memory_mb=self._budget_mb or free_mb(),

@@ -26,7 +26,7 @@ from typing import Any
 from ...core.child import kill_group, last_line, signal_name
 from ...core.types import Kind, TensorSpec
 from ...inference.engines.engine import EngineChoice
-from ...serving.out_of_core import OutOfCore
+from ...serving.open import Forms
 from ..early.growing_file import PROGRESS
 from .live_frames import FrameSource
 from .worker import Verdict
@@ -154,7 +154,7 @@ class TrialProcess:
         stopped: Callable[[], str | None],
     ) -> Verdict:
         """Ask it to judge a model, and return its verdict; the arguments are `run_trial`'s."""
-        mapped = question["oversize"] is not None
+        mapped = question["forms"] is not None
         deadline = time.monotonic() + timeout_s
         self._limits = _Limits(memory_mb, not mapped, deadline, timeout_s, stopped)
         self._send(**question)
@@ -298,7 +298,7 @@ def run_trial(
     memory_mb: int,
     stopped: Callable[[], str | None] = lambda: None,
     process: TrialProcess | None = None,
-    oversize: OutOfCore | None = None,
+    forms: Forms | None = None,
     frame: FrameSource = lambda _specs: None,
 ) -> Verdict:
     """Return the verdict of a child process on a model.
@@ -312,8 +312,8 @@ def run_trial(
         memory_mb: what the child may take beyond what it takes with no model; 0: no bound.
         stopped: returns why it need not go on; None: it shall.
         process: a child that runs already, and has perhaps followed the model; it ends here.
-        oversize: how to load it, as it is larger than all models may take; None: it is not. To
-            prepare such a model takes time of its own, and memory that is not counted.
+        forms: where its prepared form is made to stream from, as it is larger than all models may
+            take; None: it is not. That takes time of its own, and memory that is not counted.
         frame: returns a live frame, as inputs of a network, or None; a *process* has its own.
     """
     question = {
@@ -321,9 +321,9 @@ def run_trial(
         "kind": kind,
         "golden": golden,
         "choices": [choice.words() for choice in choices],
-        "oversize": None if oversize is None else oversize.to_json(),
+        "forms": None if forms is None else forms.to_json(),
     }
-    if oversize is not None:
+    if forms is not None:
         timeout_s += PREPARE_SECONDS
         memory_mb += CHECK_MB
     if process is None or (process.ended and process.why is not None):

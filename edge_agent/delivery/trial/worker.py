@@ -132,9 +132,8 @@ def main() -> None:
         question = channel.questions.get()
     before = _memory_mb()
     _load_libraries(engines[1:])
-    import_module(
-        "edge_agent.serving.out_of_core" if question["oversize"] else "edge_agent.inference.model"
-    )
+    library = "prepared.compile.cache" if question["forms"] else "model"
+    import_module(f"edge_agent.inference.{library}")
     parts = zip(libraries, _memory_mb(), before, strict=True)
     channel.send(libraries_mb=[sooner + now - then for sooner, now, then in parts])
     try:
@@ -176,8 +175,8 @@ def judge(
     """Load and run the candidate, and return the verdict.
 
     Args:
-        question: `folder`, `choices`, `kind`, whether to run `golden` inputs, and how to load
-            it if it is `oversize`.
+        question: `folder`, `choices`, `kind`, whether to run `golden` inputs, and of which `forms`
+            it is streamed if it is larger than the budget.
         followed: what was found while it arrived.
         frame: returns a live frame, as inputs of the network, or None.
 
@@ -189,10 +188,11 @@ def judge(
 
     folder = load(Path(question["folder"]))
     choices = [EngineChoice(**choice) for choice in question["choices"]]
-    if question["oversize"] is not None:
-        from ...serving.out_of_core import from_json
+    if question["forms"] is not None:
+        from ...serving.open import Forms, open_streamed
 
-        model = from_json(question["oversize"]).load(folder, question["kind"], checked=False)
+        forms = Forms(Path(question["forms"]["state"]), question["forms"]["budget_mb"])
+        model = open_streamed(folder, choices[0], question["kind"], forms, checked=False)
         # No other engine could load it, and no other session.
         return replace(_judge_on(model, [model.choice], question, followed, None), proven=None)
     trust = Trust(folder, question["kind"], frame)

@@ -1,0 +1,206 @@
+"""Loads a model in one of the ways that `choice` knows; every engine that serves comes from here.
+
+Imported before NumPy and the engines are: what a way needs is imported on that way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.containment import contained
+from ..core.errors import AgentError, EngineError, ModelError
+from ..core.frozen import record
+from ..inference.engines.registry import capabilities, plain_choice
+from ..inference.quick_check import check_quick
+from .golden_check import GoldenCheck, is_held_to_golden
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..core.types import Kind
+    from ..inference.engines.engine import CheckedNetwork, EngineChoice
+    from ..inference.model import Model
+    from ..inference.prepared.artifact import Artifact
+    from ..inference.prepared.load import Load
+    from ..models.manifest import ModelFolder
+
+
+@record
+class Forms:
+    """The prepared forms of this device's models."""
+
+    state: Path
+    """The state folder, where they lie."""
+    budget_mb: int
+    """What all models may take, MiB; 0: no bound."""
+
+    def find(
+        self, folder: ModelFolder, choice: EngineChoice, kind: Kind, *, make: bool = False
+    ) -> Artifact | None:
+        """Find the prepared form of a model, or make it; None: there is none.
+
+        Raises:
+            ModelError: a file of the model cannot be read.
+            ArtifactError: it cannot be made.
+        """
+        from ..inference.prepared.compile.cache import find, prepare
+        from ..models.store.store import Store
+
+        form = find(self.state, folder.path, choice, kind, self.budget_mb)
+        if form is None and make:
+            form = prepare(Store(self.state), folder, choice, kind, budget_mb=self.budget_mb)
+        return form
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON, for another process."""
+        return {**asdict(self), "state": str(self.state)}
+
+
+def open_whole(
+    folder: ModelFolder, choices: Sequence[EngineChoice], kind: Kind, *, checked: bool
+) -> Model:
+    """Load a model as its engine does it, warmed up; on the first engine that can run it.
+
+    Args:
+        folder: of the model.
+        choices: engines to try, in order.
+        kind: of sample that it will be given.
+        checked: its network has been checked already.
+
+    Raises:
+        ModelError: the model itself is not fit to run, on whatever engine.
+        EngineError: no engine can run it; says why for each.
+    """
+    from ..inference.model import load_model
+
+    return load_model(folder, choices, kind, checked=checked)[0]
+
+
+def open_reference(folder: ModelFolder, kind: Kind) -> Model | None:
+    """Load a model in a session that optimizes nothing, for others to be compared with.
+
+    Args:
+        folder: of the model; its network has been checked already.
+        kind: of sample that it will be given.
+
+    Returns:
+        None where no engine has such a session.
+
+    Raises:
+        ModelError: the model itself is not fit to run.
+        EngineError: the engine cannot run it.
+    """
+    choice = plain_choice(folder.network.suffix)
+    return None if choice is None else open_whole(folder, [choice], kind, checked=True)
+
+
+def open_prepared(
+    folder: ModelFolder,
+    choice: EngineChoice,
+    form: Artifact | Load,
+    kind: Kind,
+    *,
+    threads: int | None = None,
+) -> Model:
+    """Load a model from its prepared form, for the long run.
+
+    Args:
+        folder: of the model.
+        choice: of the engine, with the threads of its first frame.
+        form: to load, or a load that has begun.
+        kind: of sample that it will be given.
+        threads: of one inference in the long run; 0: the engine's own number; None: neither that
+            nor a warm-up, for it is to give its first result at once.
+
+    Raises:
+        EngineError: it cannot be run so.
+    """
+    from ..inference.prepared.fallback import load_prepared
+
+    model = load_prepared(folder, choice, form, kind)
+    if threads is None:
+        return model
+    try:
+        if model.engine.prepared is not None:
+            model.engine.prepared.finish_load(threads or None)
+        model.warm_up()
+    except AgentError:
+        model.close()
+        raise
+    return model
+
+
+def open_streamed(
+    folder: ModelFolder, choice: EngineChoice, kind: Kind, forms: Forms, *, checked: bool
+) -> Model:
+    """Load a model larger than the memory budget: its weights are read for every frame.
+
+    Slower, but it runs at all. Its prepared form is made if there is none.
+
+    Args:
+        folder: of the model.
+        choice: of an engine whose prepared form is a graph; nothing else can run it.
+        kind: of sample that it will be given.
+        forms: where prepared forms lie, and the budget.
+        checked: its network has been checked already.
+
+    Raises:
+        ModelError: the model is not fit to run.
+        EngineError: it cannot be run so.
+    """
+    from ..models.files.check_onnx import check_network
+
+    if not checked:
+        check_network(folder.network)
+    form = forms.find(folder, choice, kind, make=True)
+    if form is None:
+        raise EngineError(f"{folder.manifest.id}: has no prepared form to be streamed from")
+    return open_prepared(folder, choice, form, kind)
+
+
+def begin_quick(checked: CheckedNetwork) -> Any:
+    """Load a network that `check_quick` has checked.
+
+    Returns:
+        For `open_quick`.
+
+    Raises:
+        EngineError: it has to be loaded in another way.
+    """
+    with contained(checked.path.name):
+        return import_module(capabilities(checked.choice.engine).quick_module).QuickLoad(checked)
+
+
+def open_quick(folder: ModelFolder, choice: EngineChoice, kind: Kind, begun: Any = None) -> Model:
+    """Load a model lightly optimized: it gives the first right result soonest.
+
+    Args:
+        folder: of the model.
+        choice: engine and threads; on the CPU.
+        kind: of sample that it will be given.
+        begun: what `begin_quick` has returned; None: it is loaded now.
+
+    Raises:
+        ModelError: the model is not fit to run.
+        EngineError: it has to be loaded in another way.
+    """
+    # Not needed to begin, and imported meanwhile.
+    from ..inference.model import assemble
+    from ..inference.preprocess.inputs import fixed_shapes
+
+    if begun is None:
+        begun = begin_quick(check_quick(choice, folder.network))
+    with contained(folder.manifest.id, ModelError):
+        engine = begun.engine(fixed_shapes(folder.manifest.input, kind))
+        try:
+            model = assemble(folder, choice, engine, kind)
+        except AgentError:
+            engine.close()
+            raise
+    model.loaded_quickly = True
+    if is_held_to_golden(folder):
+        model.check = GoldenCheck()
+    return model
