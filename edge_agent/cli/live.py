@@ -144,7 +144,7 @@ class LiveView:
         row.ages.append(payload["timing"]["age_ms"])
         row.infers.append(payload["timing"]["infer_ms"])
         row.found, row.model = brief(payload), payload["model"]
-        row.engine = engine_words(payload["engine"])
+        row.engine = engine_words(payload.get("engine", ""))
         if (kind := verdict(payload)) is not None:
             row.kinds[kind] += 1
         anomalous = payload["anomaly"]["anomalous"] if "anomaly" in payload else None

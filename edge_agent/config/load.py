@@ -23,7 +23,7 @@ from ..core.errors import UsageError
 from ..core.files import FAULT_VARIABLE
 from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
-from ..core.names import NAME_RULE, is_name
+from ..core.names import NAME_RULE, READINGS, is_name
 from ..core.plain_record import DoubtError, is_key, read_plain
 from ..core.schema import explain, merged, nearest, read_toml
 from ..sources.spec import parse_source
@@ -341,10 +341,14 @@ def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str
     else:
         given = source.name if source.scheme.name == "mqtt" else None
         trouble = None if given is None else _own_topic(given, settings)
+        if pipeline.has_no_model and source.kind == "picture":
+            found = f"{source.redacted} gives pictures, which need a model"
+            yield "model", f'"{READINGS}" is for sensors; {found}'
         if trouble is not None:
             yield "source", f"{source.redacted!r}: {trouble}"
     try:
-        parse_route(pipeline.model)
+        if not pipeline.has_no_model:
+            parse_route(pipeline.model)
     except UsageError as problem:
         yield "model", str(problem)
     x1, y1, x2, y2 = pipeline.roi if len(pipeline.roi) == 4 else (1, 1, 0, 0)

@@ -198,6 +198,12 @@ def _lint_rule(
         measured = [*map(str, channels), "score"]
         if channels and rule.value not in measured:
             yield f".value: never acts: {rule.when} is measured of {', '.join(measured)}"
+    if "value" in kind.needs and known and all(folder.labels for folder in known):
+        there = {label for folder in known for label in folder.labels}
+        if rule.value not in there:
+            # What else a sensor says may yet come.
+            how = "has not come yet" if pipeline.has_no_model else f"never acts: not of {names}"
+            yield f".value: {rule.value!r} {how}; there are {', '.join(sorted(there)[:20])}"
     yield from _lint_bounds(rule, kind)
     if rule.for_s and not kind.lasts:
         yield f".for_s has no effect: {when} is of a moment"

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, Literal
 
 from ..core.frozen import record
-from ..core.types import Anomaly, Classes, Outcome, Values
+from ..core.types import Anomaly, Classes, Outcome, Values, significant
 from ..models.drift import MOST_INDEX
 from .settings import Rule
 
@@ -24,8 +24,8 @@ stays in the zone for `for_s`; or what is measured, of the number of objects in 
 whole result."""
 MOMENTS = frozenset({"arrives", "departs", "crosses"})
 Measured = tuple[float | None, bool, dict[str, Any]]
-"""The value to compare with `above` and `below`, None where there is none; whether the rule is
-true without bounds; and what an event says about it."""
+"""The value to compare with `above` and `below`, None where the result says nothing of it;
+whether the rule is true without bounds; and what an event says about it."""
 
 
 @record(kw_only=True)
@@ -108,7 +108,7 @@ def _value(rule: Rule, outcome: Outcome, count: int) -> Measured:
     if not isinstance(found, Values) or rule.value is None or rule.value not in found.values:
         return None, False, {}
     value = float(found.values[rule.value])
-    return value, False, {"value": float(f"{value:.6g}")}
+    return value, False, {"value": significant(value, found.digits)}
 
 
 def _drift(rule: Rule, outcome: Outcome, count: int) -> Measured:

@@ -15,7 +15,7 @@ from ..core.codec import storable
 from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import UsageError
 from ..core.frozen import record
-from ..core.names import default_device_id, is_name, is_version, version_key
+from ..core.names import READINGS, default_device_id, is_name, is_version, version_key
 from ..inference.engines.registry import WantedEngine
 
 R = TypeVar("R")
@@ -272,6 +272,13 @@ class Pipeline:
     lines: tuple[Line, ...] = field(default=(), metadata=LIVE)
     rules: tuple[Rule, ...] = field(default=(), metadata=LIVE)
     then: tuple[SecondStage, ...] = ()
+    units: Mapping[str, str] = field(default_factory=dict, metadata=LIVE)
+    """By name of a value in its results; for Home Assistant."""
+
+    @property
+    def has_no_model(self) -> bool:
+        """Whether the values of its sensor are its results."""
+        return self.model == READINGS
 
     @property
     def needs_rule_engine(self) -> bool:
@@ -290,7 +297,7 @@ class Pipeline:
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        return parse_route(self.model)
+        return () if self.has_no_model else parse_route(self.model)
 
 
 @record
@@ -401,6 +408,11 @@ def parse_route(text: str) -> tuple[Arm, ...]:
         if not is_name(name) or (at and not is_version(version)):
             raise UsageError(
                 f'{part.strip()!r} is not a model; write "name", "name@3" or "name@3:90,name@4:10"'
+            )
+        if name == READINGS:
+            raise UsageError(
+                f'{text!r}: "{READINGS}" is no model; alone, as model = "{READINGS}", it publishes '
+                "the values of a sensor as they are"
             )
         if colon and not _is_share(share):
             raise UsageError(

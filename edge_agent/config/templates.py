@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 WORDS = (
     *("event", "rule", "pipeline", "device", "label", "zone", "line"),
-    *("state", "score", "count", "time"),
+    *("state", "score", "count", "value", "time"),
 )
 _ADDRESS = "expected http://host/path or http://host:8080/path"
 """Redacting a message would take `[:port]` for a password."""

@@ -45,8 +45,8 @@ class Reading:
     """One reading of a source: a picture, or some rows of a signal."""
 
     data: Array
-    """Picture: uint8 (height, width, 3), BGR. Signal: float32 (rows, channels), oldest first,
-    or float32 (count, …) of ready model inputs."""
+    """Picture: uint8 (height, width, 3), BGR. Signal: float32 or float64 (rows, channels), oldest
+    first, or float32 (count, …) of ready model inputs."""
     time_ns: int
     """Wall clock when it was read (of the last row)."""
     since: float
@@ -72,7 +72,8 @@ class Sample:
 
     data: Array
     """Picture: uint8 (height, width, 3), BGR. Signal: float32 (window, channels), or one ready
-    model input of any shape."""
+    model input of any shape; without a model one reading (channels), float64 where the source has
+    such numbers."""
     seq: int
     """Counts every capture of the pipeline, so that gaps in the results show what was skipped."""
     time_ns: int
@@ -86,6 +87,8 @@ class Sample:
     """Of a window of a live signal: wall clock of its first sample."""
     follows: bool = True
     """Of a window: whether nothing is missing since the one before."""
+    names: tuple[str, ...] = ()
+    """Of a signal: the names of its channels, where the source has them."""
 
 
 class State:
@@ -359,10 +362,13 @@ class Values(Findings):
     """Named numbers."""
 
     values: Mapping[str, float]
+    digits: int = 6
+    """Of each that are significant."""
 
     def as_json(self, digits: int = 1) -> dict[str, Any]:
         del digits
-        return {"values": {name: significant(value) for name, value in self.values.items()}}
+        each = self.values.items()
+        return {"values": {name: significant(value, self.digits) for name, value in each}}
 
     def words(self) -> list[str]:
         return [f"{name} {value:.4g}" for name, value in list(self.values.items())[:12]]
@@ -394,9 +400,9 @@ class RawTensors(Findings):
         return self.tensors
 
 
-def significant(value: float) -> float:
-    """Round to six significant digits: values may be of any size."""
-    return float(f"{value:.6g}")
+def significant(value: float, digits: int = 6) -> float:
+    """Round to so many significant digits: values may be of any size."""
+    return float(f"{value:.{digits}g}")
 
 
 @record(quick=True)

@@ -167,6 +167,7 @@ def _announcements(
     announcements.on_pipelines.add(Announcer(runner, machine, runner.settings.state).publish)
     # Not by the lane that has learned it: whoever publishes may wait for a disk.
     runner.learned.thresholds.on_put.add(lambda: stops.call(announcements.pipelines))
+    runner.common.on_values.add(lambda: stops.call(announcements.models))
     return announcements
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from ..core.names import READINGS
 from ..core.state_file import StateFile
 from ..device.thermal import Thermometer
 from ..models.manifest import SCORED
@@ -106,6 +107,8 @@ def _view(pipeline: Pipeline) -> PipelineView:
 
 def _values(model: Model) -> tuple[str, ...]:
     """Return how results name the numbers of a regression."""
+    if model.id == READINGS:
+        return model.folder.labels
     if model.manifest.task != "regression":
         return ()
     names: list[str] = []

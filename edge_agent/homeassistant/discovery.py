@@ -183,6 +183,8 @@ def _findings(topics: Topics, view: PipelineView) -> Iterator[Entity]:
     numbers = "value_json.get('values', {})"
     for name in view.values[:MOST_LABELS]:
         keys = {**number, "value_template": f"{{{{ {numbers}.get({_text(name)}, '') }}}}"}
+        unit = view.settings.units.get(name)
+        keys |= {} if unit is None else {"unit_of_measurement": unit}
         # No name of a pipeline holds a colon: none ends in the beginning of this key.
         yield "sensor", f"value:{_key(name)}", name, keys
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from .preprocess.inputs import fixed_shapes, result_outputs
 from .preprocess.placement import PreparedSample, Region, cut
 from .preprocess.preprocessor import Preprocessor, build_preprocessor
 from .statistics import Cost, Statistics
+
+if TYPE_CHECKING:
+    from .preprocess.windowing import Windower
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +137,16 @@ class Model:
         """What the flight recorder notes of a call."""
         choice = self.choice
         return call_target(self.id, choice.engine, choice.device, str(self.folder.network))
+
+    def windower(self, columns: tuple[str, ...]) -> Windower:
+        """Return what cuts a signal, whose channels have these names, into its windows.
+
+        Raises:
+            ModelError: it takes a channel that the signal has not.
+        """
+        from .preprocess.windowing import Windower  # pictures have none
+
+        return Windower(self.manifest.input, columns)
 
     @property
     def in_order(self) -> bool:

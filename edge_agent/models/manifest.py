@@ -16,7 +16,7 @@ from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import ModelError
 from ..core.files import path_inside, read_plain_file
 from ..core.frozen import record
-from ..core.names import NAME_RULE, is_name, is_version
+from ..core.names import NAME_RULE, READINGS, is_name, is_version
 from ..core.text import half_letter
 from . import drift
 from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
@@ -239,7 +239,7 @@ class Manifest:
     @property
     def id(self) -> str:
         """name@version, as results carry it."""
-        return f"{self.name}@{self.version}"
+        return f"{self.name}@{self.version}" if self.version else self.name
 
     @property
     def decoder(self) -> DecoderName:
@@ -375,6 +375,8 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
     name, version, output = manifest.name, manifest.version, manifest.output
     if not is_name(name):
         yield "name", f"{name!r} is not a name ({NAME_RULE})"
+    if name == READINGS:
+        yield "name", f"{name!r} stands for no model in a pipeline; call this one otherwise"
     if not is_version(version):
         yield "version", f'{version!r} is not a version (dot-separated integers: "3" or "1.2")'
     allowed = decoders_of(manifest.task)

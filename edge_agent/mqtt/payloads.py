@@ -69,6 +69,8 @@ def result(
         "model": outcome.model,
         "engine": outcome.engine,
     }
+    if not outcome.engine:
+        del payload["engine"]  # readings as they are
     if sample.picture:
         height, width = sample.data.shape[:2]
         payload["source"] = {"width": int(width), "height": int(height)}

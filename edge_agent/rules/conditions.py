@@ -38,15 +38,15 @@ class Condition:
         self._true = False
         self._since = 0.0
 
-    def step(self, value: float | None, now: float, *, plain: bool = True) -> Change | None:
+    def step(self, value: float, now: float, *, plain: bool = True) -> Change | None:
         """Take a result; return what changes with it.
 
         Args:
-            value: what is compared with `above` and `below`; None: it is not there.
+            value: what is compared with `above` and `below`.
             now: monotonic seconds of the result.
             plain: whether it is true where there are no bounds.
         """
-        wanted = value is not None and self._holds(value, plain=plain)
+        wanted = self._holds(value, plain=plain)
         # A bit for each result in which it was not as it is held to be.
         self._bits = (self._bits << 1 | (wanted != self._true)) & ((1 << self._of) - 1)
         if self._bits.bit_count() >= self._least:
@@ -62,6 +62,10 @@ class Condition:
             self.active = True
             return "begin"
         return None
+
+    def interrupt(self) -> None:
+        """Forget what has not become an event: something is missing before the next result."""
+        self._true, self._bits = self.active, 0
 
     def reset(self) -> None:
         """Forget what was: nothing is known of the time between."""
@@ -124,10 +128,18 @@ class Conditions:
                 if counts is None or results < max(KNOWN, rule.needed[0]):
                     continue
                 count = int(counts[entry.column])
-            value, plain, entry.facts = entry.measure(rule, outcome, count)
+            value, plain, facts = entry.measure(rule, outcome, count)
+            if value is None:
+                continue  # a result that says nothing of it: no temperature, but the battery
+            entry.facts = facts
             if rule.zone is not None:
                 entry.facts["zone"] = rule.zone
             self._tell(entry, entry.condition.step(value, self._log.now, plain=plain))
+
+    def interrupt(self) -> None:
+        """Begin to count results and seconds anew: something is missing before the next one."""
+        for entry in self._entries:
+            entry.condition.interrupt()
 
     def advance(self) -> None:
         """Go on in time without a result."""

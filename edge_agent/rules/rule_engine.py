@@ -108,6 +108,8 @@ class RuleEngine:
             if sample.since <= self._valid_after:
                 return
             self._log.go_on(sample, picture=True)
+            if not sample.follows:
+                self._conditions.interrupt()
             view, self._view = self._view, None
             if view is not None:
                 self._results += 1

@@ -39,7 +39,7 @@ class Rows:
     """What a device gave at once."""
 
     data: Array
-    """float32 (rows, channels), oldest first."""
+    """float32 or float64 (rows, channels), oldest first."""
     time_ns: int
     """Wall clock when they came."""
     since: float

@@ -68,13 +68,13 @@ class CsvRows:
             raise
 
     def read(self, limit: int) -> Array | None:
-        """Read up to *limit* rows (n, columns) float32; NaN: what is no number."""
+        """Read up to *limit* rows (n, columns) float64; NaN: what is no number."""
         self._latest = list(islice(self._records, limit))
         if not self._latest:
             return None
         rows = np.array([self._numbers(cells) for _, cells in self._latest], np.float64)
         rows[np.abs(rows) > _LARGEST] = _NAN
-        return rows.astype(np.float32)
+        return rows
 
     def rewind(self) -> None:
         """Go back to the first row."""

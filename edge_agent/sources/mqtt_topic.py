@@ -191,7 +191,7 @@ def _read_rows(value: Any) -> Array:
     raise SampleError(f"expected a number, numbers, or rows of numbers, found {_shown(value)}")
 
 
-def _column(value: Any, name: str) -> NDArray[np.float32]:
+def _column(value: Any, name: str) -> Array:
     try:
         rows = _rows(value)
     except SampleError:
@@ -253,12 +253,12 @@ def _is_data(value: Any) -> bool:
     return _is_number(value) or (isinstance(value, list) and bool(value) and _is_number(value[0]))
 
 
-def _finite(values: NDArray[Any]) -> NDArray[np.float32]:
+def _finite(values: Array) -> Array:
     good = np.abs(values) <= _LARGEST  # also false for NaN
     if not good.all():
         bad = values[tuple(np.argwhere(~good)[0])]
         raise SampleError(f"expected finite numbers, found {bad}")
-    return np.asarray(values, np.float32)
+    return values
 
 
 def _shown(value: Any) -> str:

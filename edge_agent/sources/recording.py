@@ -29,7 +29,7 @@ class Rows(Protocol):
     """Rows a second when they were recorded, where the file says it."""
 
     def read(self, limit: int) -> Array | None:
-        """Read up to *limit* further rows, float32; NaN: what `flaw` tells of.
+        """Read up to *limit* further rows, float32 or float64; NaN: what `flaw` tells of.
 
         Returns:
             (n, channels), or (n, …) of ready model inputs, n ≥ 1; None at the end.

@@ -85,7 +85,7 @@ class SerialLines:
 
         def flush() -> None:
             if rows:
-                made = np.array(rows, np.float32)
+                made = np.array(rows, np.float64)
                 found.append(Rows(made, time_ns, since, self._columns, gap=self._missing))
                 self._missing = False
                 rows.clear()

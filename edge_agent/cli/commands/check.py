@@ -141,6 +141,8 @@ class _PipelineCheck:
         self._device = device
         self._spec = parse_source(pipeline.source, device.settings.base)
         self._subject = f"pipeline {pipeline.name}"
+        self._names: tuple[str, ...] = ()
+        """Of the values of its source, as far as they are known."""
 
     def run(self) -> None:
         """Print a line for each thing that is looked at."""
@@ -159,6 +161,11 @@ class _PipelineCheck:
             report.tried(f"{self._subject} model {arm.reference}", look)
         found = [folders.get(arm.reference) for arm, _, _ in wanted]
         count = len(pipeline.arms)
+        if pipeline.has_no_model:
+            from ...inference.readings import folder_of
+            from ...models.manifest import InputSpec
+
+            found, count = [folder_of(InputSpec(), self._names)], 1
         for line in self._paces(found[:count]):
             report.line("note", f"{self._subject} source", line)
         lines = lint_pipeline(pipeline, found[:count], found[count:])
@@ -193,6 +200,7 @@ class _PipelineCheck:
             if any(self._pipeline.roi) and (why := outside(reading.data, (x1, y1, x2, y2))):
                 raise UsageError(why)
             return f"{spec.redacted}, {reading.data.shape[1]}x{reading.data.shape[0]}"
+        self._names = reading.columns
         size = " by ".join(map(str, reading.data.shape[1:])) or "1"
         return f"{spec.redacted}, readings of {size} value{'' if size == '1' else 's'}"
 

@@ -37,6 +37,8 @@ class Window(NamedTuple):
     """Wall clock of its first sample, where the source has times of its rows."""
     follows: bool
     """Whether nothing is missing since the window before; False of the first one."""
+    names: tuple[str, ...] = ()
+    """Of its channels, where the source has them."""
 
     def sample(self, seq: int) -> Sample:
         """Return the capture of this number."""
@@ -48,6 +50,7 @@ class Window(NamedTuple):
             picture=False,
             began_ns=self.began_ns,
             follows=self.follows,
+            names=self.names,
         )
 
 

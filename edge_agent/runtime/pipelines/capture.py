@@ -427,10 +427,8 @@ class Windows:
         # Nearly always it is the same object, and comparing two takes as long as a reading.
         if self._windower is None or (spec is not self._spec and spec != self._spec):
             self.end()
-            from ...inference.preprocess.windowing import Windower
-
             try:
-                self._windower = Windower(spec, reading.columns)
+                self._windower = model.windower(reading.columns)
             except ModelError as problem:
                 raise self._misfit(model, problem) from None
             self._spec = spec

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
 from ...core.errors import AgentError
+from ...core.names import READINGS
 from ...core.types import Detections, Findings, Outcome, Request, Sample, State
 from ...inference.model import Model
 from ...inference.preprocess.placement import Region
@@ -124,7 +125,8 @@ class FramePath:
 
     def learn(self, model: Model, sample: Sample, found: Findings) -> None:
         """Follow the drift of inputs and scores, by what was found before it was decided upon."""
-        self.drift.follow(model, sample, found, self.limit(model))
+        if model.id != READINGS:  # what else is usual of a sensor, a model has to learn
+            self.drift.follow(model, sample, found, self.limit(model))
 
     def asked_of_candidates(self, model: Model, outcome: Outcome) -> Outcome:
         """Return an answer as it had been without what only tracks and labels ask for."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
+from ...core.callbacks import Callbacks
 from ...core.frozen import record
 from ...core.threads import ThreadGroup
 from ...core.types import Sample
@@ -78,6 +79,8 @@ class Common:
     made for this pipeline before; None: nothing does."""
     learned: LearnedValues | None = None
     """Keeps what is learned."""
+    on_values: Callbacks = field(default_factory=Callbacks)
+    """Called, by a lane, when a pipeline without a model has values of other names."""
 
 
 class Pipeline:

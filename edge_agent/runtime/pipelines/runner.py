@@ -15,14 +15,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...config.overrides import Overrides
+from ...config.settings import Arm, Settings, parse_route
 from ...config.settings import Pipeline as PipelineSettings
-from ...config.settings import Settings, parse_route
 from ...core.errors import UsageError
 from ...core.threads import ShutdownQueue, ThreadGroup
 from ...core.timeline import Timeline
 from ...core.types import Kind
 from ...device.wall_clock import WallClock
 from ...inference.model import Model
+from ...models.manifest import InputSpec
 from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.inbox import Inbox
@@ -229,7 +230,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         pipeline = Pipeline(
             self.overrides.applied(settings),
             spec,
-            [self.active.serving_for(arm, spec.kind) for arm in settings.arms],
+            self._servings(settings, spec),
             [
                 (stage, self.active.serving_for(parse_route(stage.model)[0], "picture"))
                 for stage in settings.then
@@ -242,6 +243,16 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         pipeline.queue.seq = self._counted.get(settings.name, 0)
         self.pipelines[settings.name] = pipeline
         return pipeline
+
+    def _servings(self, settings: PipelineSettings, spec: SourceSpec) -> list[Serving]:
+        """Return what a pipeline's frames go through first."""
+        if settings.has_no_model:
+            from ...inference.readings import Readings
+
+            # Of this pipeline alone: what loads, exchanges and reports models has no part in it.
+            model = Readings(InputSpec(), self.common.on_values)
+            return [Serving(Arm(settings.model, None, 1), spec.kind, model)]
+        return [self.active.serving_for(arm, spec.kind) for arm in settings.arms]
 
     def remove(self, name: str) -> None:
         """Stop and remove a pipeline."""

@@ -1,0 +1,171 @@
+"""Readings without a model: what a sensor says is the result, by the names of its channels.
+
+A pipeline of model = "readings" has this in place of a model, so that its readings go the way of
+all frames. Nothing is loaded; the models that serve do not know of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from math import isnan
+from pathlib import Path
+
+import numpy as np
+
+from ..core.callbacks import Callbacks
+from ..core.errors import EngineError, ModelError, SampleError
+from ..core.names import READINGS
+from ..core.types import (
+    Array,
+    Findings,
+    Outcome,
+    Reading,
+    Request,
+    Tensors,
+    TensorSpec,
+    Timing,
+    Values,
+)
+from ..models.manifest import InputSpec, Manifest, ModelFolder
+from .engines.engine import EngineChoice
+from .folding.fold import Fold
+from .model import Model
+from .preprocess.windowing import Window, Windower
+
+ONLY = "value"
+"""The name of a value that comes alone and without any."""
+MOST_NAMES = 100
+"""Of values that are remembered for those who list them."""
+SINGLE, DOUBLE = 7, 15
+"""Significant digits that a float of 32 and of 64 bits is sure to hold."""
+
+
+class _NoEngine:
+    """Stands where a model has its engine."""
+
+    label = ""
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    fold: Fold | None = None
+    prepared = widened = None
+
+    def infer(self, tensors: Tensors) -> dict[str, Array]:
+        del tensors
+        raise EngineError("readings have no network")
+
+    def close(self) -> None:
+        pass
+
+
+class _AsTheyAre:
+    """Stands where a model has its preprocessing."""
+
+    size = None
+
+    def __call__(
+        self, data: Array, out: Array | None = None, *, stream: bool = False
+    ) -> tuple[dict[str, Array], None]:
+        del out, stream
+        return {"": data}, None
+
+
+class Readings(Model):
+    """Gives the values of each sample as they are."""
+
+    def __init__(self, spec: InputSpec, on_names: Callbacks) -> None:
+        """Begin with no names known.
+
+        Args:
+            spec: what of the source is taken.
+            on_names: called when values of other names have come.
+        """
+        super().__init__(folder_of(spec), EngineChoice(""), _NoEngine(), _AsTheyAre(), _decode)
+        self._columns: tuple[str, ...] = ()
+        self._named: tuple[str, ...] = ()
+        """The columns that came last, and what their values are called."""
+        self._on_names = on_names
+
+    def windower(self, columns: tuple[str, ...]) -> Windower:
+        return EachReading(self.manifest.input, columns)
+
+    def _infer(self, request: Request) -> Outcome:
+        start = time.perf_counter()
+        sample = request.sample
+        row = sample.data
+        digits = DOUBLE if row.dtype == np.float64 else SINGLE
+        each = zip(self._names(sample.names, len(row)), row.tolist(), strict=True)
+        found = Values({name: value for name, value in each if not isnan(value)}, digits)
+        self.stats.add(0.0)
+        return Outcome(READINGS, "", found, Timing((time.perf_counter() - start) * 1e3, 0.0, 0.0))
+
+    def _names(self, columns: tuple[str, ...], count: int) -> tuple[str, ...]:
+        """Return what the values of these columns are called, each otherwise."""
+        if columns != self._columns or count != len(self._named):
+            self._columns, self._named = columns, value_names(columns, count)
+            known = self.folder.labels
+            new = [name for name in self._named if name not in known]
+            if new and len(known) < MOST_NAMES:
+                self.folder = replace(self.folder, labels=(*known, *new)[:MOST_NAMES])
+                self._on_names()
+        return self._named
+
+
+def folder_of(spec: InputSpec, names: tuple[str, ...] = ()) -> ModelFolder:
+    """Return what stands where a model has its folder; its labels are the names of the values."""
+    manifest = Manifest(name=READINGS, version="", task="regression", file="", input=spec)
+    return ModelFolder(Path(), manifest, names)
+
+
+def value_names(columns: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Return a name for each of *count* channels: its own, else its number from 0.
+
+    Where several have the same, "[number]" follows it.
+    """
+    if not columns:
+        return (ONLY,) if count == 1 else tuple(map(str, range(count)))
+    named = [column or str(place) for place, column in enumerate(columns)]
+    return tuple(
+        name if named.count(name) == 1 else f"{name}[{place}]" for place, name in enumerate(named)
+    )
+
+
+class EachReading(Windower):
+    """Takes each row by itself, whatever channels it has."""
+
+    def usable(self, reading: Reading) -> Iterator[Reading | SampleError]:
+        """Yield a reading without the rows in which there is no number, and why there is none.
+
+        Raises:
+            ModelError: they are no rows of numbers.
+        """
+        rows = reading.data
+        if rows.ndim != 2:
+            shape = " by ".join(str(size) for size in rows.shape[1:]) or "1"
+            raise ModelError(f"it gives ready inputs of {shape}, which have no names")
+        empty = np.isnan(rows).all(axis=1)
+        if reading.flaw is not None:
+            for row in map(int, np.flatnonzero(empty)):
+                for column in range(rows.shape[1]):
+                    with suppress(ModelError):  # a column of texts is none that could be wrong
+                        yield reading.flaw(row, column)
+                        break
+        yield reading
+
+    def push(self, reading: Reading) -> list[Window]:
+        rows, times = reading.data, reading.times
+        found = []
+        for place in map(int, np.flatnonzero(~np.isnan(rows).all(axis=1))):
+            at = reading.time_ns if times is None else int(times[place])
+            # A copy: a view would keep the whole piece alive while one row waits.
+            row = np.array(rows[place])
+            found.append(Window(row, at, reading.since, None, self._follows, reading.columns))
+            self._follows = True
+        return found
+
+
+def _decode(outputs: Tensors, inputs: Tensors, threshold: float) -> Findings:
+    del outputs, inputs, threshold
+    raise EngineError("readings have no network")

@@ -1,0 +1,180 @@
+"""Readings without a model, over a real broker and a real serial line, through the whole agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import tty
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.support import (
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    call_cli,
+    check_account,
+)
+
+Agents = Callable[..., AgentProcess]
+Listeners = Callable[..., Listener]
+DISCOVERY = "homeassistant/device/edge-agent_box/config"
+
+
+def on(heard: Listener, topic: str, count: int) -> list[dict[str, Any]]:
+    """Wait for so many messages on a topic."""
+    heard.wait_for(lambda all_: sum(h.topic == topic for h in all_) >= count, f"{count} on {topic}")
+    return heard.on(topic)
+
+
+def fridge(**rule: Any) -> dict[str, Any]:
+    siren = {"publish": "siren/{pipeline}", "payload": "{rule} {value} {state}", "on": "all"}
+    warm = {"name": "warm", "when": "value", "value": "temperature", "above": 8, "below": 7}
+    return {
+        "name": "fridge",
+        "source": "mqtt:plant/fridge?time=t&gap_s=60",
+        "model": "readings",
+        "units": {"temperature": "°C"},
+        "rules": [{**warm, "frames": "2/2", "do": [siren], **rule}],
+    }
+
+
+def test_what_a_sensor_says_is_published_judged_and_shown(
+    broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """Each message gives its own values; a rule fires once with hysteresis, over a gap never."""
+    settings = agent_settings("box", broker.url, [fridge()], homeassistant={"enabled": True})
+    heard = listen(broker.port, "#")
+    running = agent(settings)
+    heard.wait_state("edge/box/source/fridge", state="running")
+    start, sent = time.time() - 10_000, 0
+
+    def say(at: float, **values: Any) -> None:
+        nonlocal sent
+        heard.publish("plant/fridge", json.dumps({**values, "t": start + at}))
+        sent += 1
+
+    def events(count: int) -> list[tuple[str, float]]:
+        found = on(heard, "edge/box/result/fridge", sent)
+        assert len(found) == sent
+        told = on(heard, "edge/box/event/fridge", count)
+        return [(each["state"], each["value"]) for each in told]
+
+    say(0, temperature=4.5, energy_kwh=12345678.9)
+    say(10, battery=97, note="text", door=True)
+    say(20, temperature=9.0)
+    for lonely in (1000, 2000, 3000):  # each of them after a gap: none has a second one beside it
+        say(lonely, temperature=9.5)
+    assert events(0) == []
+    say(3010, temperature=9.25)
+    say(3012, battery=96)  # says nothing of the temperature
+    assert events(1) == [("begin", 9.25)]
+    for at, degrees in enumerate((7.5, 9, 7.2, 8.5, 6.9)):
+        say(3020 + at, temperature=degrees)
+    assert events(1) == [("begin", 9.25)], "above 7 it goes on"
+    say(3030, temperature=6.5)
+    assert events(2) == [("begin", 9.25), ("end", 6.5)]
+    first, second = heard.on("edge/box/result/fridge")[:2]
+    assert first["values"] == {"temperature": 4.5, "energy_kwh": 12345678.9}
+    assert second["values"] == {"battery": 97.0}
+    assert first["model"] == "readings"
+    assert "engine" not in first
+    heard.wait_for(lambda all_: sum(h.topic == "siren/fridge" for h in all_) == 2, "both actions")
+    said = [h.payload for h in heard.heard if h.topic == "siren/fridge"]
+    assert said == [b"warm 9.25 begin", b"warm 6.5 end"]
+
+    def entities(_: Any) -> dict[str, Any] | None:
+        found = (heard.last(DISCOVERY) or {}).get("components", {})
+        return found if "fridge_value:battery" in found else None
+
+    shown = heard.wait_for(entities, "the values as entities")
+    assert shown["fridge_value:temperature"]["unit_of_measurement"] == "°C"
+    assert "unit_of_measurement" not in shown["fridge_value:battery"]
+    assert not [key for key in shown if key.startswith("model_")]
+    for bad in (b"", b"{", b"[1e999]", b'{"temperature": "warm", "t": 5}', b"\xff\x00"):
+        heard.publish("plant/fridge", bad)
+    health = heard.wait_why("pipeline fridge: mqtt:plant/fridge")
+    assert health["models"] == {}
+    check_account(health["pipelines"]["fridge"])
+    say(3040, temperature=5)
+    assert len(events(2)) == 2, "bad messages stop nothing"
+    assert running.stop() == 0
+    assert "Traceback" not in running.words()
+
+
+def test_any_sensor_gives_its_values_by_the_names_of_its_channels(
+    tmp_path: Path, broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """A serial line with a header, a file with texts and holes in it, and a bare number."""
+    line, theirs = os.openpty()
+    tty.setraw(theirs)
+    table = tmp_path / "log.csv"
+    table.write_text("when,flow,flow,level\nmon,1.5,2,\ntue,,,\nwed,2.5,3,7\n")
+    pipelines = [
+        {"name": "line", "source": f"serial:{os.ttyname(theirs)}", "model": "readings"},
+        {"name": "file", "source": f"csv:{table}", "model": "readings"},
+        {"name": "bare", "source": "mqtt:plant/bare", "model": "readings"},
+    ]
+    heard = listen(broker.port)
+    running = agent(agent_settings("box", broker.url, pipelines))
+    for name in ("line", "bare"):
+        heard.wait_state(f"edge/box/source/{name}", state="running")
+    os.write(line, b"half\nax,ay\n1,2\n3,4.25\n")
+    heard.publish("plant/bare", "21.5")
+    heard.publish("plant/bare", "[1, 2]")
+    for name, values in {
+        "line": [{"ax": 1.0, "ay": 2.0}, {"ax": 3.0, "ay": 4.25}],
+        "file": [{"flow[1]": 1.5, "flow[2]": 2.0}, {"flow[1]": 2.5, "flow[2]": 3.0, "level": 7.0}],
+        "bare": [{"value": 21.5}, {"0": 1.0, "1": 2.0}],
+    }.items():
+        found = on(heard, f"edge/box/result/{name}", 2)
+        assert [each["values"] for each in found] == values
+    heard.wait_why("log.csv: line 3, column 'flow'")
+    assert running.stop() == 0
+    os.close(line)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"source": "file:clip.mp4"}, '.model: "readings" is for sensors; file:clip.mp4 gives'),
+        ({"model": "readings@2"}, '"readings" is no model; alone, as model = "readings"'),
+        ({"model": "readings:50,face:50"}, '"readings" is no model'),
+        ({"units": {"t": 5}}, "units"),
+    ],
+)
+def test_what_readings_cannot_be_is_said(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    """Wrong settings end with 2 and one line that names the key."""
+    config = tmp_path / "config.toml"
+    config.write_text(agent_settings("box", "mqtt://localhost:1", [{**fridge(), **change}]))
+    done = call_cli("check", "--config", str(config))
+    assert done.code == 2
+    assert said in done.error
+
+
+def test_a_model_may_not_be_called_readings_and_check_knows_the_values(
+    tmp_path: Path, broker: Mosquitto
+) -> None:
+    """The name is refused wherever a model comes from; a rule on no value of a file is noted."""
+    folder = tmp_path / "models" / "readings"
+    folder.mkdir(parents=True)
+    (folder / "model.toml").write_text(
+        'name = "readings"\nversion = "1"\ntask = "raw"\nfile = "model.onnx"\n'
+    )
+    (folder / "model.onnx").write_bytes(b"")
+    added = call_cli("describe", str(folder))
+    assert "'readings' stands for no model in a pipeline; call this one otherwise" in added.error
+    table = tmp_path / "log.csv"
+    table.write_text("flow,level\n1.5,2\n")
+    config = tmp_path / "config.toml"
+    pipeline = {**fridge(), "source": f"csv:{table}"}
+    config.write_text(agent_settings("box", broker.url, [pipeline]))
+    done = call_cli("check", "--config", str(config))
+    assert done.code == 0
+    assert "rules[warm].value: 'temperature' has not come yet; there are flow, level" in done.out
