@@ -8,6 +8,7 @@ AgentError
   SourceError        the camera or sensor is gone: close it, wait, open it again
   SampleError        this one sample cannot be used: drop and count it
   BrokerError        the broker cannot be reached or refuses us: back off, try again
+  WebError           a web server that does not answer as it should: try again, or say why
   SpoolError         the disk refuses messages that wait for the broker: memory, try again later
     SpoolDamagedError  the file is not one that we have written: set it aside
   RequestError       a command that cannot be carried out: answer why
@@ -59,6 +60,17 @@ class SampleError(AgentError):
 
 class BrokerError(AgentError):
     """A broker that cannot be reached or refuses us."""
+
+
+class WebError(AgentError):
+    """A web server that does not answer, or not as it should."""
+
+    def __init__(self, text: object, *, again: bool = True, pause_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.again = again
+        """Whether it may be asked the same again, …"""
+        self.pause_s = pause_s
+        """… after so long, as it has said; 0: it has said nothing."""
 
 
 class SpoolError(AgentError):

@@ -10,16 +10,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Mapping
-from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..config.settings import Action
 from ..config.templates import fill, topic_trouble
-from ..core.containment import words
+from ..core.errors import WebError
 from ..core.frozen import record
 from ..core.text import redact
+from ..core.web import exchange
 from ..mqtt import payloads
+from .side_by_side import SideBySide
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +72,9 @@ class Actions:
         self._publish = publish
         self._root = root
         self._read = read
-        self._posts: deque[_Post] = deque()
-        self._busy: set[str] = set()
-        """Servers that are being posted to."""
+        self._posts = SideBySide(self._try, lambda post: post.server, MOST)
         self._messages: deque[tuple[float, str, bytes, Action]] = deque()
-        self._changed = threading.Condition()
-        self._closing = threading.Event()
+        self._changed = threading.Lock()
         self._failing: dict[str, str] = {}
         """By URL, or `MESSAGES`: why the last one was given up, until one succeeds; latest last."""
 
@@ -127,58 +125,32 @@ class Actions:
             self._messages.popleft()
 
     def _put_post(self, post: _Post) -> None:
-        with self._changed:
-            if len(self._posts) >= MOST:
-                oldest = self._posts.popleft().url
-                self._give_up(f"{redact(oldest)}: too many events wait for it", oldest)
-            self._posts.append(post)
-            self._changed.notify()
+        oldest = self._posts.put(post)
+        if oldest is not None:
+            self._give_up(f"{redact(oldest.url)}: too many events wait for it", oldest.url)
 
     # The thread, and those of single posts
 
     def run(self) -> None:
         """Post what waits, one at a time to each server, until closed and nothing waits."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._next() is not None or self._is_over)
-                post = self._next()
-                if post is None:
-                    return
-                self._posts.remove(post)
-                self._busy.add(post.server)
-            # A server that hangs must not keep the others waiting.
-            posting = threading.Thread(target=self._put_through, args=(post,), daemon=True)
-            try:
-                posting.start()
-            except RuntimeError:  # there is no room for another thread
-                self._put_through(post)
-
-    def _next(self) -> _Post | None:
-        """Return the oldest post to a server that has time for it."""
-        return next((post for post in self._posts if post.server not in self._busy), None)
-
-    @property
-    def _is_over(self) -> bool:
-        return self._closing.is_set() and not self._posts
-
-    def _put_through(self, post: _Post) -> None:
-        try:
-            self._try(post)
-        finally:
-            with self._changed:
-                self._busy.discard(post.server)
-                self._changed.notify()
+        self._posts.run()
 
     def _try(self, post: _Post) -> None:
-        why: str | None = None
+        headers = {"Content-Type": "application/json"}
+        why = ""
         for number in range(TRIES):
-            if number and self._closing.wait(PAUSE_SECONDS):
+            if number and self._posts.closing.wait(PAUSE_SECONDS):
                 break
-            why, again = _posted(post)
-            if why is None:
+            try:
+                reply = exchange(post.url, post.body, headers, seconds=HTTP_SECONDS)
+            except WebError as problem:
+                why = str(problem)
+                continue
+            if reply.trouble is None:
                 self._succeed(post.url)
                 return
-            if not again:
+            why = reply.trouble
+            if not reply.again:
                 break
         self._give_up(f"rule {post.rule}: {redact(post.url)}: {why}", post.url)
 
@@ -188,13 +160,7 @@ class Actions:
         Args:
             seconds: what takes longer is given up.
         """
-        self._closing.set()
-        with self._changed:
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_over and not self._busy, seconds)
-            left, self._posts = self._posts, deque()
-            self._changed.notify_all()
-        for post in left:
+        for post in self._posts.close(seconds):
             self._give_up(f"rule {post.rule}: {redact(post.url)}: the agent stops", post.url)
 
     def _give_up(self, why: str, what: str) -> None:
@@ -210,58 +176,6 @@ class Actions:
         with self._changed:
             self.done += 1
             self._failing.pop(what, None)
-
-
-def _posted(post: _Post) -> tuple[str | None, bool]:
-    """Post once; return why it failed, None if it did not, and whether to try again."""
-    import http.client
-    from http.client import HTTPConnection, HTTPException, HTTPSConnection
-
-    parts = urlsplit(post.url)
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection: http.client.HTTPConnection = kind(
-        parts.hostname or "", parts.port, timeout=HTTP_SECONDS
-    )
-    headers = {"Content-Type": "application/json", "User-Agent": "edge-agent"}
-    if parts.username is not None:
-        import base64
-        from urllib.parse import unquote
-
-        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-
-    late = threading.Event()
-
-    def cut() -> None:
-        # The time-out is that of each read: a server that sends a byte now and then has none.
-        late.set()
-        if connection.sock is not None:
-            import socket
-
-            with suppress(OSError):  # gone already
-                connection.sock.shutdown(socket.SHUT_RDWR)
-
-    limit = threading.Timer(HTTP_SECONDS, cut)
-    limit.daemon = True
-    limit.start()
-    try:
-        connection.request("POST", target, post.body, headers)
-        status = connection.getresponse().status
-    except TimeoutError:
-        return f"no answer within {HTTP_SECONDS:.0f} s", True
-    except (OSError, HTTPException, ValueError) as problem:
-        if late.is_set():
-            return f"no answer within {HTTP_SECONDS:.0f} s", True
-        return words(problem) or type(problem).__name__, True
-    finally:
-        limit.cancel()
-        connection.close()
-    if 200 <= status < 300:
-        return None, False
-    if 300 <= status < 400:
-        return f"answered {status}; redirects are not followed, name the final address", False
-    return f"answered {status}", status >= 500 or status == 429
 
 
 def _topic_safe(label: str) -> str:

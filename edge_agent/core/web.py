@@ -1,0 +1,145 @@
+"""One exchange with a web server, bounded in time and size. Redirects are not followed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from .containment import words
+from .errors import WebError
+from .frozen import record
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+
+
+@record
+class WebReply:
+    """What a web server has answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By lower-case name."""
+    body: bytes
+
+    @property
+    def trouble(self) -> str | None:
+        """Why this is not what was asked for, or None if it is."""
+        if 200 <= self.status < 300:
+            return None
+        if 300 <= self.status < 400:
+            return f"answered {self.status}; redirects are not followed, name the final address"
+        return f"answered {self.status}"
+
+    @property
+    def again(self) -> bool:
+        """Whether the same may be answered otherwise later."""
+        return self.status >= 500 or self.status == 429
+
+
+def exchange(
+    url: str,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    seconds: float,
+    most_bytes: int = 0,
+    tls: ssl.SSLContext | None = None,
+) -> WebReply:
+    """Post a body, or get a page where there is none; return what is answered.
+
+    Args:
+        url: http or https; its user and password are sent as basic authentication.
+        body: to be posted.
+        headers: beside the usual ones.
+        seconds: for all of it, the last byte of the answer included.
+        most_bytes: of the answer's body; 0: it is not read.
+        tls: for https; None: what the system trusts.
+
+    Raises:
+        WebError: there is no answer, it is too long, or it is none of HTTP.
+    """
+    import http.client
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    late = f"no answer within {seconds:.3g} s"
+    until = time.monotonic() + seconds
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        connection = HTTPSConnection(host, parts.port, timeout=seconds, context=tls)
+    else:
+        connection = HTTPConnection(host, parts.port, timeout=seconds)
+    sent = {"User-Agent": "edge-agent", **_login(parts.username, parts.password), **(headers or {})}
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    limit: _Limit | None = None
+    try:
+        connection.connect()
+        limit = _Limit(connection.sock, until - time.monotonic())
+        connection.request("GET" if body is None else "POST", target, body, sent)
+        response = connection.getresponse()
+        data = response.read(most_bytes + 1) if most_bytes else b""
+        if limit.over.is_set():
+            raise WebError(late)
+        if len(data) > most_bytes:
+            raise WebError(f"the answer is larger than {most_bytes >> 10} KiB")
+        if most_bytes and response.length:
+            raise WebError("the answer ends before its end")
+        named = {name.lower(): value for name, value in response.getheaders()}
+        return WebReply(response.status, named, data)
+    except TimeoutError:
+        raise WebError(late) from None
+    except (OSError, HTTPException, ValueError) as problem:
+        over = limit is not None and limit.over.is_set()
+        raise WebError(late if over else _words(problem)) from None
+    finally:
+        if limit is not None:
+            limit.cancel()
+        connection.close()
+
+
+class _Limit:
+    """Cuts a connection after a time: the time-out of a socket is that of each read alone.
+
+    A server that sends a byte now and then has none.
+    """
+
+    def __init__(self, connected: socket.socket, seconds: float) -> None:
+        self.over = threading.Event()
+        self._socket = connected
+        self._timer = threading.Timer(max(0.0, seconds), self._cut)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _cut(self) -> None:
+        import socket
+
+        self.over.set()
+        with suppress(OSError):  # gone already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _words(problem: Exception) -> str:
+    untrusted = getattr(problem, "verify_message", None)
+    if untrusted is not None:
+        return f"its certificate is not trusted: {untrusted}"
+    return words(problem) or "answers, but not in HTTP"
+
+
+def _login(user: str | None, password: str | None) -> dict[str, str]:
+    """Return the header of basic authentication, where the URL has a user."""
+    if user is None:
+        return {}
+    import base64
+
+    login = f"{unquote(user)}:{unquote(password or '')}".encode()
+    return {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
