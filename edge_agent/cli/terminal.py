@@ -201,6 +201,11 @@ def _body(kind: str, payload: Mapping[str, Any]) -> str:  # noqa: PLR0911 - one 
             return f"{found} · {payload.get('model')} · {age:.0f} ms{replayed}"
         case "event":
             return event_sentence(payload)
+        case "answer":
+            who = payload.get("server") or payload.get("model")
+            said = f"no answer: {payload['error']}" if "error" in payload else payload["text"]
+            took = f" · {payload['ms']:.0f} ms" if "ms" in payload else ""
+            return f"{payload.get('rule')}: {said} · {who}{took}"
         case "count":
             return count_words(payload)
         case "status":

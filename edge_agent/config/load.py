@@ -27,6 +27,7 @@ from ..core.names import NAME_RULE, READINGS, is_name
 from ..core.plain_record import DoubtError, is_key, read_plain
 from ..core.schema import explain, merged, nearest, read_toml
 from ..sources.spec import parse_source
+from .asks import ask_problems, server_problems
 from .locations import PLACES, default_state
 from .settings import Pipeline, Settings, parse_route
 from .shapes import MOST_SHAPES, polygon_trouble
@@ -68,9 +69,9 @@ def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Setting
     if file is not None:
         layers.append(_Layer(read_toml(file, UsageError)))
     origins = Origins(file, layers)
-    settings = _absolute(
-        _validated(merged(*(layer.values for layer in layers)), origins), origins, env
-    )
+    given = merged(*(layer.values for layer in layers))
+    _add_keys(given, env, own="servers" in layers[0].values)
+    settings = _absolute(_validated(given, origins), origins, env)
     _check(settings, origins)
     return settings
 
@@ -145,25 +146,43 @@ def _environment(env: Mapping[str, str]) -> _Layer:
 def _credentials(env: Mapping[str, str]) -> _Layer:
     """Read the files that systemd's LoadCredential= provides: named by dotted keys."""
     layer = _Layer()
-    folder = env.get("CREDENTIALS_DIRECTORY")
-    if not folder:
-        return layer
     for path in _paths(Settings):
         name = ".".join(path)
         hint = _hint(path)
         # Other credentials of the unit (a TLS key, say) are none of the settings' business.
-        if not _is_single(hint):
-            continue
-        try:
-            text = (Path(folder) / name).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            continue
-        except OSError as problem:
-            raise UsageError(f"credential {name}: cannot be read: {problem.strerror}") from None
-        except UnicodeDecodeError:
-            raise UsageError(f"credential {name}: is not UTF-8 text") from None
-        layer.put(path, _read_single(hint, text.rstrip("\r\n")), f"credential {name}")
+        if _is_single(hint) and (text := _credential(env, name)) is not None:
+            layer.put(path, _read_single(hint, text), f"credential {name}")
     return layer
+
+
+def _credential(env: Mapping[str, str], name: str) -> str | None:
+    """Return what a credential holds; None where there is none."""
+    folder = env.get("CREDENTIALS_DIRECTORY")
+    if not folder:
+        return None
+    try:
+        return (Path(folder) / name).read_text(encoding="utf-8").rstrip("\r\n")
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise UsageError(f"credential {name}: cannot be read: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"credential {name}: is not UTF-8 text") from None
+
+
+def _add_keys(given: dict[str, Any], env: Mapping[str, str], *, own: bool) -> None:
+    """Add the keys of servers from credentials; *own*: keys of the environment win."""
+    servers = given.get("servers")
+    if not isinstance(servers, list) or not env.get("CREDENTIALS_DIRECTORY"):
+        return
+    given["servers"] = [*servers]
+    for index, server in enumerate(servers):
+        name = server.get("name") if isinstance(server, dict) else None
+        if not (isinstance(name, str) and is_name(name)) or (own and "key" in server):
+            continue
+        key = _credential(env, f"servers.{name}.key")
+        if key is not None:
+            given["servers"][index] = {**server, "key": key}
 
 
 def _variable(*path: str) -> str:
@@ -302,6 +321,8 @@ def _check(settings: Settings, origins: Origins) -> None:  # noqa: C901, PLR0912
             raise error(f"there is no profile {settings.profile!r}{hint}", "profile")
     if not _may_be_folder(settings.state):
         raise error(f"{settings.state}: is a file, expected a folder", "state_dir")
+    for key, text in server_problems(settings.servers):
+        raise error(text, "servers", key=key)
     taken = [pipeline.name for pipeline in settings.pipelines]
     for index, pipeline in enumerate(settings.pipelines):
         if not is_name(pipeline.name):
@@ -360,6 +381,7 @@ def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str
         from .rule_checks import rule_problems
 
         yield from rule_problems(pipeline, settings.broker.topic_root, settings.device_id, given)
+    yield from ask_problems(pipeline.ask, [rule.name for rule in pipeline.rules], settings.servers)
     for index, stage in enumerate(pipeline.then):
         key = f"then[{stage.name}]"
         if not is_name(stage.name):
@@ -429,6 +451,10 @@ def _absolute(settings: Settings, origins: Origins, env: Mapping[str, str]) -> S
         trust=replace(
             settings.trust,
             keys=tuple(absolute(path, "trust", "keys") for path in settings.trust.keys),
+        ),
+        servers=tuple(
+            replace(server, ca_file=server.ca_file and absolute(server.ca_file, "servers"))
+            for server in settings.servers
         ),
         broker=replace(
             settings.broker,

@@ -17,6 +17,7 @@ from ..core.errors import UsageError
 from ..core.frozen import record
 from ..core.names import READINGS, default_device_id, is_name, is_version, version_key
 from ..inference.engines.registry import WantedEngine
+from .asks import Ask, Server
 
 R = TypeVar("R")
 
@@ -271,6 +272,7 @@ class Pipeline:
     zones: tuple[Zone, ...] = field(default=(), metadata=LIVE)
     lines: tuple[Line, ...] = field(default=(), metadata=LIVE)
     rules: tuple[Rule, ...] = field(default=(), metadata=LIVE)
+    ask: tuple[Ask, ...] = field(default=(), metadata=LIVE)
     then: tuple[SecondStage, ...] = ()
     units: Mapping[str, str] = field(default_factory=dict, metadata=LIVE)
     """By name of a value in its results; for Home Assistant."""
@@ -286,9 +288,9 @@ class Pipeline:
         return bool(self.track or self.zones or self.lines or self.rules)
 
     def has_rules_of(self, other: Pipeline) -> bool:
-        """Whether *other* has the same tracks, zones, lines and rules."""
-        mine = (self.track, self.zones, self.lines, self.rules)
-        return mine == (other.track, other.zones, other.lines, other.rules)
+        """Whether *other* has the same tracks, zones, lines and rules, and asks about the same."""
+        mine = (self.track, self.zones, self.lines, self.rules, self.ask)
+        return mine == (other.track, other.zones, other.lines, other.rules, other.ask)
 
     def differs_live(self, other: Pipeline) -> bool:
         """Whether *other* differs only in keys that take effect while the pipeline runs."""
@@ -355,6 +357,7 @@ class Settings:
     batching: Batching = field(default_factory=Batching, metadata=RESTART)
     homeassistant: HomeAssistant = field(default_factory=HomeAssistant)
     evidence: Evidence = field(default_factory=Evidence)
+    servers: tuple[Server, ...] = ()
     pipelines: tuple[Pipeline, ...] = ()
     base: Path = field(default_factory=Path.cwd, metadata={"key": False})
     """Not a key: the folder that relative paths count from."""

@@ -78,6 +78,7 @@ class EventService:
         if dispatcher is None:
             return
         threading.Thread(target=dispatcher.actions.run, name="actions", daemon=True).start()
+        threading.Thread(target=dispatcher.asking.run, name="asking", daemon=True).start()
         dispatcher.run()
 
     def close(self) -> None:
@@ -92,6 +93,6 @@ class EventService:
         """Return why the device is degraded."""
         return [] if self.dispatcher is None else self.dispatcher.problems()
 
-    def health(self) -> dict[str, Any] | None:
-        """Return what health publishes of actions, or None."""
-        return None if self.dispatcher is None else self.dispatcher.health()
+    def health(self) -> dict[str, Any]:
+        """Return what health publishes of events, by key."""
+        return {} if self.dispatcher is None else self.dispatcher.health()

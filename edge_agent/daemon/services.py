@@ -214,7 +214,7 @@ def _health(
             *told,
             lambda: inventory.other_variants(s.model.folder for s in active.all() if s.model),
         ),
-        actions=events.health,
+        events=events.health,
     )
 
 

@@ -135,7 +135,7 @@ class Health:
         malformed: Callable[[], int] = lambda: 0,
         credible: Callable[[], bool] = lambda: True,
         problems: Sequence[Callable[[], list[str]]] = (),
-        actions: Callable[[], Mapping[str, Any] | None] = lambda: None,
+        events: Callable[[], Mapping[str, Any]] = dict,
         root: Path = ROOT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -150,7 +150,7 @@ class Health:
             malformed: how many messages could not be understood or did not fit the inbox.
             credible: whether this machine's clock shows the time.
             problems: reasons that others know.
-            actions: counts of what rules have done; None: there are no rules.
+            events: what is counted of events, by key of the payload.
             root: where /sys and /proc are found.
             clock: monotonic seconds.
         """
@@ -166,7 +166,7 @@ class Health:
         self._malformed = malformed
         self._credible = credible
         self._problems = problems
-        self._actions = actions
+        self._events = events
         self.latest: dict[str, Any] | None = None
         """The latest payload."""
 
@@ -249,9 +249,7 @@ class Health:
             "malformed": self._malformed(),
             "watchdog": dict(watchdog),
         }
-        actions = self._actions()
-        if actions is not None:
-            payload["actions"] = dict(actions)
+        payload |= self._events()
         if not self._credible():
             payload["clock"] = payloads.UNSET
         temperature = self._machine.celsius()

@@ -19,6 +19,8 @@ from ..mqtt.topics import Topics
 
 MOST_LABELS = 20
 """Of a zone or line: a model may know a thousand."""
+MOST_STATE = 255
+"""Characters of a state in Home Assistant."""
 OFF_SECONDS = 5
 """A moment is shown for so long."""
 
@@ -70,7 +72,7 @@ def payload(
     entities += [_of_model(topics, model) for model in models]
     for view in pipelines:
         pipeline = view.settings.name
-        parts = (_controls, _figures, _findings, _pictures, _counts, _rules)
+        parts = (_controls, _figures, _findings, _pictures, _counts, _rules, _answers)
         entities += [
             (platform, f"{_prefix(pipeline)}{key}", f"{pipeline} {title}", keys)
             for part in parts
@@ -226,6 +228,16 @@ def _rules(topics: Topics, view: PipelineView) -> Iterator[Entity]:
         more |= {"json_attributes_topic": topic, "json_attributes_template": kept}
         sensor = {"state_topic": topic, "value_template": on, **more}
         yield "binary_sensor", f"rule_{rule.name}", rule.name, sensor
+
+
+def _answers(topics: Topics, view: PipelineView) -> Iterator[Entity]:
+    """Yield what a model has said last, with all that came with it as attributes."""
+    if not view.settings.ask:
+        return
+    topic = topics.answer(view.settings.name)
+    said = "value_json.get('text', value_json.get('error', ''))"
+    keys = {"state_topic": topic, "value_template": f"{{{{ {said}[:{MOST_STATE}] }}}}"}
+    yield "sensor", "answer", "answer", {**keys, "json_attributes_topic": topic}
 
 
 def _counts(topics: Topics, view: PipelineView) -> Iterator[Entity]:

@@ -33,6 +33,9 @@ class Topics:
     def event(self, pipeline: str) -> str:
         return self._own("event", pipeline)
 
+    def answer(self, pipeline: str) -> str:
+        return self._own("answer", pipeline)
+
     def count(self, pipeline: str) -> str:
         return self._own("count", pipeline)
 

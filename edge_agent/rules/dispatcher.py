@@ -22,6 +22,7 @@ from ..mqtt.client import Client
 from ..mqtt.topics import Topics
 from ..runtime.pipelines.sinks import Sinks
 from .actions import MESSAGES, Actions
+from .asking import Asking
 from .engines import RuleEngines
 from .event import Event, payload
 from .journal import Entry, Journal, Payload
@@ -38,7 +39,7 @@ TICK_SECONDS = 0.25
 END_SECONDS = 0.5
 """For the broker to acknowledge the last events."""
 POST_SECONDS = 2.0
-"""For web servers to take what is posted of them."""
+"""For web servers to take what is posted of them, and to answer."""
 
 
 LATE_SECONDS = 5.0
@@ -79,7 +80,7 @@ class EventQueue:
                 return
             if queued.event.picture is not None:
                 if self._pictures >= MOST_PICTURES:
-                    queued.event = replace(queued.event, picture=None)
+                    queued.event = replace(queued.event, picture=None, unseen=True)
                 else:
                     self._pictures += 1
             self._events.append(queued)
@@ -133,6 +134,9 @@ class EventDispatcher:
             lambda: topics.root,
             client.feeds.topics,
         )
+        self.asking = Asking(
+            settings, lambda name, said: sinks.give(lambda sink: sink.answer(name, said))
+        )
         state = settings().state
         self.evidence = Evidence(state / "evidence")
         self._journal = Journal(state / "events.json")
@@ -146,8 +150,7 @@ class EventDispatcher:
         self._queue = EventQueue()
         self._sinks = sinks
         self._client = client
-        self._device = topics.device
-        self._session = session
+        self._origin = topics.device, session
         self._settings = settings
         self._credible = credible
         self._behind: float | None = None
@@ -163,7 +166,7 @@ class EventDispatcher:
 
     def name_event(self) -> str:
         """Return a name for another event, unique over devices and runs."""
-        return f"{self._session.replace('-', '')[:12]}-{next(self._numbers)}"
+        return f"{self._origin[1].replace('-', '')[:12]}-{next(self._numbers)}"
 
     def submit(self, *events: Event) -> None:
         """Take events of one moment, of a rule or of anything else.
@@ -175,7 +178,7 @@ class EventDispatcher:
         with its QoS, and its actions are done.
         """
         made = [
-            (payload(each, self._device, self._session, clock=self._credible(each.time_ns)), each)
+            (payload(each, *self._origin, clock=self._credible(each.time_ns)), each)
             for each in events
         ]
         crossed = {each.pipeline for each in events if each.when == "cross"}
@@ -191,7 +194,9 @@ class EventDispatcher:
         """Dispatch until closed, then what is left."""
         while self.step(TICK_SECONDS):
             pass
+        until = time.monotonic() + POST_SECONDS
         self.actions.close(POST_SECONDS)
+        self.asking.close(max(0.0, until - time.monotonic()))
         self.evidence.close(END_SECONDS)
         self._journal.close(delivered=self._is_delivered(END_SECONDS))
 
@@ -250,8 +255,12 @@ class EventDispatcher:
             self._act(each.event.actions, each.payload)
         self._behind = None
         for each in events:
-            if each.event.picture is not None:
-                self._publish_picture(each.event, keep_mb)
+            data = self._picture(each.event, keep_mb)
+            for ask in each.event.asks:
+                if each.event.unseen:
+                    self.asking.refuse(ask, each.payload, "there was no room for its picture")
+                else:
+                    self.asking.put(ask, each.payload, data)
 
     def _send(self, made: Payload, qos: int, *, replayed: bool = False) -> None:
         self._sinks.give(lambda sink: sink.event(made, qos, replayed=replayed))
@@ -262,15 +271,20 @@ class EventDispatcher:
             if action.on in {"all", state} or (action.on, state) == ("begin", "once"):
                 self.actions.act(action, made)
 
-    def _publish_picture(self, event: Event, keep_mb: int) -> None:
+    def _picture(self, event: Event, keep_mb: int) -> bytes | None:
+        """Return the picture of an event, published where that is wanted; None: it has none."""
+        if event.picture is None:
+            return None
         try:
             data = render(event)
         except SampleError as problem:
             log.warning("picture of %s: %s", event.id, problem)
-            return
-        if keep_mb:
-            self.evidence.keep(event.pipeline, event.id, data, keep_mb)
-        self._sinks.give(lambda sink: sink.event_picture(event.pipeline, event.id, data))
+            return None
+        if event.shown:
+            if keep_mb:
+                self.evidence.keep(event.pipeline, event.id, data, keep_mb)
+            self._sinks.give(lambda sink: sink.event_picture(event.pipeline, event.id, data))
+        return data
 
     # For health
 
@@ -283,10 +297,13 @@ class EventDispatcher:
         late = time.monotonic() - min(waits, default=math.inf)
         return [
             *([f"action: {why}"] if why else []),
+            *self.asking.problems(),
             *([f"events: {lost} were lost for want of room"] if lost else []),
             *([f"events: {late:.0f} s late; {LATE_HINT}"] if late > LATE_SECONDS else []),
         ]
 
     def health(self) -> dict[str, Any]:
-        """Return what health publishes of actions."""
-        return {"done": self.actions.done, "failed": self.actions.failed}
+        """Return what health publishes of actions and, where something is asked, of answers."""
+        told = {"actions": {"done": self.actions.done, "failed": self.actions.failed}}
+        asks = any(pipeline.ask for pipeline in self._settings().pipelines)
+        return told | ({"answers": self.asking.health()} if asks else {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ..config.asks import Ask
 from ..config.settings import Action
 from ..core.frozen import record
 from ..core.types import Array
@@ -37,9 +38,15 @@ class Event:
     actions: tuple[Action, ...] = ()
     """What is to be done."""
     picture: Array | None = None
-    """The frame, uint8 (height, width, 3), BGR; where a picture is to be published …"""
+    """The frame, uint8 (height, width, 3), BGR; where it is to be published or asked about …"""
     crop: bool = False
     """… of what is around the box."""
+    shown: bool = True
+    """Whether the picture is to be published."""
+    asks: tuple[Ask, ...] = ()
+    """What is asked about it."""
+    unseen: bool = False
+    """There was no room for its picture."""
 
     @property
     def label(self) -> str:

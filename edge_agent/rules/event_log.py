@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..config.asks import Ask
 from ..config.settings import Rule
 from ..core.types import Array, Sample
 from .event import Event, State, Why
@@ -40,7 +41,11 @@ class EventLog:
     """Makes events, and none of a rule within `cooldown_s` after one. One thread at a time."""
 
     def __init__(
-        self, pipeline: str, name_event: Callable[[], str], emit: Callable[[Sequence[Event]], None]
+        self,
+        pipeline: str,
+        name_event: Callable[[], str],
+        emit: Callable[[Sequence[Event]], None],
+        asks: Sequence[Ask] = (),
     ) -> None:
         """Begin without events.
 
@@ -48,6 +53,7 @@ class EventLog:
             pipeline: its name.
             name_event: returns another name for an event.
             emit: takes the events of one moment. All that leave the engine pass here.
+            asks: what is asked about them.
         """
         self.seq = -1
         """Of the latest sample, …"""
@@ -59,6 +65,7 @@ class EventLog:
         self._pipeline = pipeline
         self._name_event = name_event
         self._emit = emit
+        self._asks = asks
         self._made: list[Event] = []
         self._silent_until: dict[tuple[str, str], float] = {}
         """By rule and label."""
@@ -114,7 +121,10 @@ class EventLog:
 
     def _send(self, state: State, event: OngoingEvent, facts: Mapping[str, Any]) -> None:
         rule = event.rule
-        pictured = rule.picture != "none" and state != "end"
+        shown = rule.picture != "none"
+        first = state in {"once", "begin"}
+        asks = tuple(ask for ask in self._asks if first and rule.name in (ask.rules or [rule.name]))
+        pictured = (shown and state != "end") or asks
         self._made.append(
             Event(
                 event.id,
@@ -130,6 +140,8 @@ class EventLog:
                 rule.do,
                 self.picture if pictured else None,
                 rule.picture == "crop",
+                shown,
+                asks,
             )
         )
 

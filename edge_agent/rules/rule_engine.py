@@ -54,7 +54,7 @@ class RuleEngine:
         self._lossless = lossless
         self._totals = totals
         self._lock = threading.Lock()
-        self._log = EventLog(settings.name, name_event, emit)
+        self._log = EventLog(settings.name, name_event, emit, settings.ask)
         self._objects = objects = TrackedObjects(settings)
         self._crossings = Crossings(settings, objects, self._log, totals)
         self._moves = Moves(objects, self._log)

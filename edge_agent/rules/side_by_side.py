@@ -29,8 +29,8 @@ class SideBySide(Generic[T]):
         self._server = server
         self._most = most
         self._waiting: deque[T] = deque()
-        self._busy: set[str] = set()
-        """Servers for which one is being done."""
+        self._busy: dict[str, T] = {}
+        """By server: what is being done."""
         self._changed = threading.Condition()
 
     def put(self, item: T) -> T | None:
@@ -50,7 +50,7 @@ class SideBySide(Generic[T]):
                 if item is None:
                     return
                 self._waiting.remove(item)
-                self._busy.add(self._server(item))
+                self._busy[self._server(item)] = item
             doing = threading.Thread(target=self._carry_out, args=(item,), daemon=True)
             try:
                 doing.start()
@@ -70,15 +70,15 @@ class SideBySide(Generic[T]):
             self._do(item)
         finally:
             with self._changed:
-                self._busy.discard(self._server(item))
+                del self._busy[self._server(item)]
                 self._changed.notify()
 
     def close(self, seconds: float) -> list[T]:
-        """End, once what waits is done, after so long at the latest; return what is left."""
+        """End, once all is done, after so long at the latest; return what is not."""
         self.closing.set()
         with self._changed:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_over and not self._busy, seconds)
-            left, self._waiting = list(self._waiting), deque()
+            left, self._waiting = [*self._busy.values(), *self._waiting], deque()
             self._changed.notify_all()
         return left

@@ -21,6 +21,7 @@ from ...models.manifest import MANIFEST, threshold_trouble
 from ..options import Options, add_config, load_settings
 
 if TYPE_CHECKING:
+    from ...config.asks import Server
     from ...config.overrides import Overrides
     from ...config.settings import Arm, Pipeline, Settings, Trust
     from ...core.types import Kind, Reading
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 READINGS = 100
 """Of a source, of which one must be fit to be used."""
+SERVER_SECONDS = 10.0
 LISTEN_SECONDS = 3.0
 """For a live sensor, which may be well and say nothing for hours."""
 
@@ -117,6 +119,8 @@ def main(options: Options) -> int:
     library = open_library(settings, store)
     for name in settings.models_dirs:
         _models_dir(report, Path(name))
+    for server in settings.servers:
+        report.tried(f"server {server.name}", partial(_server, server))
     overrides = Overrides(settings.state / "overrides.json")
     device = _Device(settings, options.config, library, engines, overrides)
     for pipeline in settings.pipelines:
@@ -315,6 +319,12 @@ def _broker(settings: Settings) -> str:
     connection.close()
     lacks = "".join(f"; it {words}" for words in connection.abilities.limits())
     return f"{settings.broker.address}, MQTT {version}{limit}{lacks}"
+
+
+def _server(server: Server) -> str:
+    from ...rules.servers import reach
+
+    return f"{reach(server, SERVER_SECONDS)}, {server.kind}"
 
 
 def _taken(port: int) -> str | None:

@@ -23,12 +23,14 @@ from ..terminal import message_line, printable_json
 TOPICS = {
     "result": ("result/+",),
     "event": ("event/+",),
+    "answer": ("answer/+",),
     "health": ("health",),
     "status": ("status", "source/+"),
     "model": ("model/+",),
     "all": (
         "result/+",
         "event/+",
+        "answer/+",
         "count/+",
         "pipeline/+",
         "health",
@@ -54,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="ID", help="only this device")
     parser.add_argument(
         "--kind",
-        choices=("result", "event", "health", "status", "model", "all"),
+        choices=tuple(TOPICS),
         default="result",
         help="default: result",
     )

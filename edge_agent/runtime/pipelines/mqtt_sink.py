@@ -83,6 +83,11 @@ class MqttSink(Sink):
             Message(self._events[qos], topic, encode, event=True, replayed=replayed)
         )
 
+    def answer(self, pipeline: str, answer: Mapping[str, Any]) -> None:
+        """Queue an answer for the broker, as an event of QoS 1."""
+        topic, encode = self._topics.answer(pipeline), partial(_encode, answer)
+        self._client.publish_message(Message(self._events[1], topic, encode, event=True))
+
     def event_picture(self, pipeline: str, event: str, jpeg: bytes) -> None:
         """Publish the picture of an event."""
         self._client.publish(self._topics.picture(pipeline, event), jpeg)

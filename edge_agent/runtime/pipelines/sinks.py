@@ -90,6 +90,9 @@ class Sink:
     def event_picture(self, pipeline: str, event: str, jpeg: bytes) -> None:
         """Take the picture of an event, given its id."""
 
+    def answer(self, pipeline: str, answer: Mapping[str, Any]) -> None:
+        """Take what a model has said of an event."""
+
     def counts(self, pipeline: str, counts: Mapping[str, Any]) -> None:
         """Take what is in the zones of a pipeline and has crossed its lines."""
 

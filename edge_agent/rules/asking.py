@@ -1,0 +1,171 @@
+"""Asks servers about events, and publishes what they answer.
+
+Bounded in number and time, in threads of its own: nothing here waits on the way of a frame.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..config.asks import Ask, Server
+from ..config.settings import Settings
+from ..config.templates import fill
+from ..core.errors import WebError
+from ..core.frozen import record
+from ..mqtt import payloads
+from .servers import Question, ask
+from .side_by_side import SideBySide
+
+log = logging.getLogger(__name__)
+
+MOST = 16
+"""Questions that may wait, each with its picture; the oldest give way."""
+TRIES = 3
+PAUSE_SECONDS = 1.0
+"""Before the second try; before the next one twice as long."""
+OWN = frozenset({"schema", "device", "session", "pipeline", "seq", "event", "began", "box"})
+"""Of an event, what a model need not be told."""
+
+
+@record(eq=False)
+class _Asked:
+    """A question on its way."""
+
+    ask: Ask
+    event: Mapping[str, Any]
+    """As published."""
+    picture: bytes | None
+
+
+class Asking:
+    """Puts questions, and gives what comes of them. `run` by one thread; others call the rest."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        publish: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        """Begin with no questions.
+
+        Args:
+            settings: returns those that hold.
+            publish: takes a pipeline and the payload of an answer.
+        """
+        self.answered = 0
+        self.failed = 0
+        self.skipped = 0
+        """Events that were not asked about, as `at_most` says."""
+        self._settings = settings
+        self._publish = publish
+        self._queue = SideBySide(self._carry_out, lambda asked: asked.ask.whom, MOST)
+        self._recent: dict[tuple[str, Ask], deque[float]] = {}
+        """By pipeline: when was asked lately, monotonic seconds."""
+        self._lock = threading.Lock()
+        self._failing: dict[str, str] = {}
+        """By who was asked: why there was no answer to the latest question."""
+
+    # What the events' thread calls
+
+    def put(self, ask: Ask, event: Mapping[str, Any], picture: bytes | None) -> None:
+        """Ask about an event soon, unless enough was asked of late."""
+        most, seconds = ask.most
+        recent = self._recent.setdefault((event["pipeline"], ask), deque(maxlen=most))
+        now = time.monotonic()
+        if len(recent) == most and now - recent[0] < seconds:
+            with self._lock:
+                self.skipped += 1
+            return
+        recent.append(now)
+        oldest = self._queue.put(_Asked(ask, event, picture))
+        if oldest is not None:
+            self._fail(oldest, "too many events wait for it")
+
+    def refuse(self, ask: Ask, event: Mapping[str, Any], why: str) -> None:
+        """Say that an event cannot be asked about."""
+        self._fail(_Asked(ask, event, None), why)
+
+    # The thread, and those of single questions
+
+    def run(self) -> None:
+        """Ask what waits, one question at a time of each server, until closed."""
+        self._queue.run()
+
+    def close(self, seconds: float) -> None:
+        """End; what takes longer is given up, and said so."""
+        for asked in self._queue.close(seconds):
+            self._fail(asked, "the agent stops")
+
+    def _carry_out(self, asked: _Asked) -> None:
+        servers: Sequence[Server] = self._settings().servers
+        server = next((each for each in servers if each.name == asked.ask.server), None)
+        if server is None:
+            self._fail(asked, "the settings have no such server any more")
+            return
+        facts = {key: value for key, value in asked.event.items() if key not in OWN}
+        told = {**asked.event.get("anomaly", {}), **asked.event}
+        question = Question(
+            fill(asked.ask.prompt, told),
+            f"The event, as JSON: {payloads.encode(facts).decode()}",
+            asked.picture,
+        )
+        began = time.monotonic()
+        until = began + asked.ask.timeout_s
+        for number in range(TRIES):
+            try:
+                answer = ask(server, question, max(0.001, until - time.monotonic()))
+            except WebError as problem:
+                pause = max(problem.pause_s, PAUSE_SECONDS * 2**number)
+                last = number == TRIES - 1 or time.monotonic() + pause >= until
+                if not problem.again or last or self._queue.closing.wait(pause):
+                    self._fail(asked, str(problem))
+                    return
+            else:
+                break
+        ms = payloads.number((time.monotonic() - began) * 1e3, 1)
+        tokens = {} if answer.tokens is None else {"tokens": answer.tokens}
+        with self._lock:
+            self.answered += 1
+            self._failing.pop(asked.ask.whom, None)
+        self._give(asked, {"text": answer.text, **tokens, "ms": ms})
+
+    def _fail(self, asked: _Asked, why: str) -> None:
+        with self._lock:
+            self.failed += 1
+            begins = asked.ask.whom not in self._failing
+            self._failing[asked.ask.whom] = why
+        if begins:  # once in a row
+            log.warning("ask: %s: %s", asked.ask.whom, why)
+        self._give(asked, {"error": why})
+
+    def _give(self, asked: _Asked, said: Mapping[str, Any]) -> None:
+        event, who = asked.event, asked.ask
+        whom = {"model": who.model} if who.server is None else {"server": who.server}
+        about = {key: event[key] for key in ("device", "session", "pipeline")}
+        payload = {
+            "schema": payloads.SCHEMA,
+            **about,
+            "time": payloads.iso(time.time_ns()),
+            "event": event["event"],
+            "rule": event["rule"],
+            **whom,
+            **said,
+        }
+        self._publish(event["pipeline"], payload)
+
+    # For health
+
+    def problems(self) -> list[str]:
+        """Return why there was no answer, of those that are still asked."""
+        wanted = {ask.whom for pipeline in self._settings().pipelines for ask in pipeline.ask}
+        with self._lock:
+            return [f"ask: {whom}: {why}" for whom, why in self._failing.items() if whom in wanted]
+
+    def health(self) -> dict[str, Any]:
+        """Return what health publishes of answers."""
+        with self._lock:
+            return {"answered": self.answered, "failed": self.failed, "skipped": self.skipped}
