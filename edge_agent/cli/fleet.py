@@ -6,6 +6,7 @@ Payloads are taken as they are; whoever shows them must expect any JSON in them.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.errors import AgentError, UsageError
@@ -26,6 +27,8 @@ SMALL = 100
 """So few messages no broker drops."""
 QUEUE = 1000
 """So many a stock mosquitto keeps for a client that is slower than it."""
+MANY = 8
+"""Devices, above which they are counted, not named."""
 BATCH = 200
 """Exact topics that are asked for at once."""
 
@@ -175,6 +178,13 @@ def look_filters(root: str, target: str | None, *kinds: str) -> list[str]:
     of = target if target and not target.startswith("@") else "+"
     wanted = (f"{root}/{of}/{kind}" for kind in ("status", *kinds))
     return list(dict.fromkeys([f"{root}/+/status", *wanted]))
+
+
+def some_of(devices: Sequence[str]) -> str:
+    """Name devices; of many, the first."""
+    more = len(devices) - MANY
+    named = ", ".join(devices[:MANY])
+    return named if more <= 0 else f"{named} and {more} more"
 
 
 def check_target(target: str) -> None:

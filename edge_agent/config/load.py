@@ -23,7 +23,7 @@ from ..core.errors import UsageError
 from ..core.files import FAULT_VARIABLE
 from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
-from ..core.names import NAME_RULE, READINGS, is_name
+from ..core.names import NAME_RULE, READINGS, RESERVED_GROUPS, is_name
 from ..core.plain_record import DoubtError, is_key, read_plain
 from ..core.schema import explain, merged, nearest, read_toml
 from ..sources.spec import parse_source
@@ -281,6 +281,8 @@ def _check(settings: Settings, origins: Origins) -> None:  # noqa: C901, PLR0912
         for name in names:
             if not is_name(name):
                 raise error(f"{name!r} is not a name ({NAME_RULE})", key)
+    for group in RESERVED_GROUPS.intersection(settings.groups):
+        raise error(f"{group!r} is no name for a group: topics of roll-outs have it", "groups")
     prefix = settings.homeassistant.prefix
     if not prefix or any(mark in prefix for mark in "+#\0$") or prefix.strip("/") != prefix:
         text = f"{prefix!r} cannot begin a topic; it must be without '+', '#', '$' and outer '/'"

@@ -17,6 +17,7 @@ from ..core.flight_recorder import recorder
 from ..core.threads import ShutdownQueue
 from ..delivery.local_requests import LocalRequests
 from ..delivery.receive.admission import DeviceIdentity
+from ..delivery.receive.drawing import Drawing
 from ..delivery.receive.router import Router
 from ..delivery.rollout.deployer import Deployer
 from ..delivery.rollout.ledger import Ledger
@@ -121,11 +122,14 @@ def _versions(runner: Runner, inventory: Inventory) -> tuple[Ledger, Deployer, R
         swap=profile.swap,
         memory_budget_mb=profile.memory_budget_mb,
     )
+    client, packages = runner.client, runner.topics.packages
+    drawing = Drawing(packages, client.ask, client.leave)
     transfers = Router(
-        *(store, catalog, _device_identity(runner, inventory), ledger),
+        *(store, catalog, _device_identity(runner, inventory), ledger, drawing),
         submit=deployer.submit,
         expect=deployer.expect,
     )
+    runner.subscriptions.register(packages, transfers.drawn, drawing.topics)
     return ledger, deployer, transfers
 
 

@@ -5,7 +5,6 @@ Knows no terminal: progress is in `Sender.progress`, and `step` returns whose it
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Iterable
@@ -17,8 +16,9 @@ from ..models.packages.blocks import CUT
 from ..models.packages.build import Package
 from ..mqtt.connection import ReceivedMessage
 from ..mqtt.one_shot import OneShotClient
-from ..mqtt.payloads import SCHEMA, iso
+from ..mqtt.payloads import iso
 from .protocol import ENDED, LIST_PART_BYTES, MOST_OFFER_SECONDS, numbers_in
+from .retained_package import offer_of
 
 OFFER_AGAIN_SECONDS = 3.0
 RECENT_SECONDS = 1.5
@@ -71,6 +71,8 @@ class Sender:
         target: str,
         devices: Iterable[str],
         package: Package,
+        *,
+        drawn: bool = False,
     ) -> None:
         """Send nothing yet.
 
@@ -80,7 +82,9 @@ class Sender:
             target: the device's id, or @group.
             devices: that are expected to answer.
             package: what is sent.
+            drawn: it lies on the broker already; only members that cannot draw it are answered.
         """
+        self._drawn = drawn
         self._client = client
         self._prefix = f"{root}/{target}/in/push/{package.transfer}"
         self._root = root
@@ -102,13 +106,9 @@ class Sender:
         Raises:
             BrokerError: the broker does not take all of it.
         """
-        offer: dict[str, Any] = {
-            "schema": SCHEMA,
-            "package": base64.b64encode(self._package.front.header).decode(),
-            "time": iso(time.time_ns()),
-        }
-        if self._package.front.signature is not None:
-            offer["signature"] = base64.b64encode(self._package.front.signature).decode()
+        offer = {**offer_of(self._package), "time": iso(time.time_ns())}
+        if self._drawn:
+            offer["drawn"] = True
         payload = json.dumps(offer).encode()
         self._check_sizes(len(payload))
         self._offered_at = time.monotonic()
@@ -158,7 +158,8 @@ class Sender:
             status = heard.body or {}
             state = str(status["state"])
             percent = float(status.get("percent") or 0.0)
-            parts, blocks = numbers_in(status.get("list")), numbers_in(status.get("need"))
+            asked = {} if status.get("drawn") is True else status
+            parts, blocks = numbers_in(asked.get("list")), numbers_in(asked.get("need"))
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
         progress = self.progress.get(device)

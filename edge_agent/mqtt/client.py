@@ -121,7 +121,7 @@ class Client:
         self.retained = Retained(self.publish_retained, ledger)
         self.feeds = Feeds()
         """Topics of others that are read as sensors."""
-        self.feeds.on_open, self.feeds.on_close = self._read, self._leave
+        self.feeds.on_open, self.feeds.on_close = self._read, lambda topic: self.leave([topic])
         self._outbox = Outbox(f"{status_topic}/barrier")
         self._subscribing = Subscribing()
         self._spool_writer: SpoolWriter | None = None
@@ -259,6 +259,20 @@ class Client:
             if self._outbox.connection is not None:
                 self._subscribe(self._outbox.connection)
 
+    def ask(self, topics: list[str]) -> None:
+        """Subscribe to more that `filters` returns, or again: what is retained is sent anew."""
+        with self._lock:
+            if self._outbox.connection is not None:
+                self._subscribing.ask(self._outbox.connection, topics, own=True)
+
+    def leave(self, topics: list[str]) -> None:
+        """Unsubscribe from what `filters` does not return any more."""
+        with self._lock:
+            for topic in topics:
+                self._subscribing.leave(topic)
+            if topics and self._outbox.connection is not None:
+                self._outbox.connection.unsubscribe(topics)
+
     def _subscribe(self, connection: Connection) -> None:
         """Ask for all that is to be delivered; with the lock held."""
         self._subscribing.begin()
@@ -275,13 +289,6 @@ class Client:
         with self._lock:
             if self._outbox.connection is not None:
                 self._subscribing.ask(self._outbox.connection, [topic], own=False)
-
-    def _leave(self, topic: str) -> None:
-        """Unsubscribe from a topic of others."""
-        with self._lock:
-            self._subscribing.leave(topic)
-            if self._outbox.connection is not None:
-                self._outbox.connection.unsubscribe(topic)
 
     def change_broker(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
         """Replace the connection by one with other settings; unconfirmed messages go along.

@@ -219,8 +219,8 @@ class Connection:
             return self._client.subscribe([paho_client.as_published(topic) for topic in filters])[1]
         return self._client.subscribe([(topic, 1) for topic in filters])[1]
 
-    def unsubscribe(self, topic: str) -> int | None:
-        return self._client.unsubscribe(topic)[1]
+    def unsubscribe(self, topics: str | list[str]) -> int | None:
+        return self._client.unsubscribe(topics)[1]
 
     def close(self) -> None:
         """Disconnect, also from a broker that no longer answers."""

@@ -99,6 +99,11 @@ class OneShotClient:
         return self._connection.protocol
 
     @property
+    def retains(self) -> bool:
+        """Whether the broker keeps retained messages, as far as it says."""
+        return self._connection.abilities.retain
+
+    @property
     def filters(self) -> Sequence[str]:
         return self._filters
 

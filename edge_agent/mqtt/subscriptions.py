@@ -28,15 +28,26 @@ class Subscriptions:
         """
         self._topics = topics
         self._groups = groups
-        self._others: dict[str, Handler] = {}
+        self._others: dict[str, tuple[Handler, Callable[[], Iterable[str]] | None]] = {}
 
-    def register(self, prefix: str, handler: Handler) -> None:
-        """Subscribe to a topic and all below it; `Client.subscribe` applies it while connected."""
-        self._others[prefix] = handler
+    def register(
+        self, prefix: str, handler: Handler, topics: Callable[[], Iterable[str]] | None = None
+    ) -> None:
+        """Subscribe to a topic and all below it; `Client.subscribe` applies it while connected.
+
+        Args:
+            prefix: the topic.
+            handler: takes what arrives there.
+            topics: returns those below it that are wanted at the moment; None: all are.
+        """
+        self._others[prefix] = handler, topics
 
     def filters(self) -> list[str]:
         """Return the topic filters to subscribe to."""
-        return [f"{prefix}/#" for prefix in (*self._inboxes(), *self._others)]
+        filters = [f"{inbox}/#" for inbox in self._inboxes()]
+        for prefix, (_, topics) in self._others.items():
+            filters += [f"{prefix}/#"] if topics is None else topics()
+        return filters
 
     def find(self, topic: str) -> tuple[Handler | None, tuple[str, ...]]:
         """Return who takes a message, and the levels below the prefix; None: it is for an inbox.
@@ -47,7 +58,7 @@ class Subscriptions:
         for inbox in self._inboxes():
             if topic.startswith(f"{inbox}/"):
                 return None, _levels(topic, inbox)
-        for prefix, handler in self._others.items():
+        for prefix, (handler, _) in self._others.items():
             if topic == prefix or topic.startswith(f"{prefix}/"):
                 return handler, _levels(topic, prefix)
         raise MalformedError("not for us: a group that this device has left")

@@ -66,3 +66,13 @@ class Topics:
 
     def group_inbox(self, group: str) -> str:
         return f"{self.root}/@{group}/in"
+
+    @property
+    def packages(self) -> str:
+        """Where packages lie retained, for all devices."""
+        return packages(self.root)
+
+
+def packages(root: str) -> str:
+    """Return the topic below which packages lie retained."""
+    return f"{root}/@package"

@@ -330,7 +330,7 @@ def pushing(box: Box, path: Path, *more: str) -> subprocess.Popen[str]:
 
 def blocks_sent(box: Box) -> list[str]:
     """List the topics of all blocks that were sent, in order."""
-    return [h.topic for h in box.listener.heard if "/block/" in h.topic]
+    return [h.topic for h in box.listener.heard if "/block/" in h.topic and h.payload]
 
 
 def test_killed_pusher_goes_on_where_it_stopped(box: Box, tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ def test_two_transfers_at_once(box: Box, tmp_path: Path) -> None:
 
 
 def test_group_gets_each_block_once(box: Box, tmp_path: Path, agent: Agents) -> None:
-    """To a group, each block is published once for all members.
+    """To a group, each block is published once for all members, and is gone from the broker then.
 
     Offline members are listed; what the others do decides the exit status.
     """
@@ -508,7 +508,9 @@ def test_group_gets_each_block_once(box: Box, tmp_path: Path, agent: Agents) -> 
     total = blocks_sent(box)
     assert len(total) > 60
     assert len(total) == len(set(total)), "a block was sent twice"
-    assert all(topic.startswith("edge/@lab/in/") for topic in total)
+    assert all(topic.startswith("edge/@package/") for topic in total)
+    cleared = [h.topic for h in box.listener.heard if "/block/" in h.topic and not h.payload]
+    assert cleared == total
 
     # One that takes no unsigned packages any more makes it fail, and the others get it.
     assert second.agent.stop() == 0

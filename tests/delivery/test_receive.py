@@ -15,6 +15,7 @@ from edge_agent.core.errors import MalformedError
 from edge_agent.delivery.protocol import MAX_OFFER_BYTES
 from edge_agent.delivery.receive.admission import DeviceIdentity
 from edge_agent.delivery.receive.blocks import MAX_TRANSFERS
+from edge_agent.delivery.receive.drawing import Drawing
 from edge_agent.delivery.receive.router import Router
 from edge_agent.delivery.rollout.ledger import Candidate, Ledger
 from edge_agent.models.packages.keys import TrustedKeys
@@ -47,7 +48,10 @@ class Receiving:
         )
         library = Library(self.store)
         self.ledger = Ledger(self.store, library, self._hear, lambda: None)
-        self.router = Router(self.store, library, recipient, self.ledger, submit=self.handed.append)
+        drawing = Drawing("edge/@package", lambda _topics: None, lambda _topics: None)
+        self.router = Router(
+            self.store, library, recipient, self.ledger, drawing, submit=self.handed.append
+        )
 
     def _hear(self, transfer: str, payload: Mapping[str, Any]) -> bool:
         self.said.append((transfer, payload))

@@ -45,6 +45,7 @@ from edge_agent.core.types import (
 )
 from edge_agent.daemon.commands import Ping
 from edge_agent.delivery.receive.admission import DeviceIdentity
+from edge_agent.delivery.receive.drawing import Drawing
 from edge_agent.delivery.receive.router import Router
 from edge_agent.delivery.rollout.commands import Activate
 from edge_agent.delivery.rollout.ledger import Ledger
@@ -341,7 +342,8 @@ def _router(*, allow_unsigned: bool) -> Router:
 
     library = Library(store, [], bundled("models"))
     ledger = Ledger(store, library, publish, lambda: None)
-    return Router(store, library, recipient, ledger, submit=lambda _candidate: None)
+    drawing = Drawing("edge/@package", lambda _topics: None, lambda _topics: None)
+    return Router(store, library, recipient, ledger, drawing, submit=lambda _candidate: None)
 
 
 def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bool]) -> None:

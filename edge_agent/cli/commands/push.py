@@ -15,20 +15,25 @@ from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.names import version_key
 from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
+from ...delivery.retained_package import UNREADABLE, RetainedPackage
 from ...delivery.sender import Progress, Sender, block_bytes
 from ...models.importing import BARE, file_of, import_model, import_tar
 from ...models.packages.blocks import CUT
 from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
-from ..fleet import Fleet, check_target, look_filters, online_targets
+from ..fleet import MANY, Fleet, check_target, look_filters, online_targets, some_of
 from ..options import Options, add_broker, broker_settings, positive
+from ..progress import Progress as ProgressLine
 
 if TYPE_CHECKING:
+    from ...config.settings import Broker
     from ...models.manifest import ModelFolder
     from ...models.packages.keys import PrivateKey
 
 RECONNECT_SECONDS = 0.5
+RETAINED_SECONDS = 3600
+"""For which a broker of MQTT 5 keeps a package for a group whose sender is gone."""
 
 
 EXAMPLES = (
@@ -81,18 +86,48 @@ def main(options: Options) -> int:
         elif largest < CUT:
             package = packed(largest=largest)
         client.subscribe([f"{root}/+/push/{package.transfer}"])
-        sender = Sender(client, root, target, devices, package)
         size = package.header.size
         print(
             f"{package.header.id}: {size} bytes in {counted(package.header.blocks, 'block')}"
-            f" to {', '.join(devices)}"
+            f" to {some_of(devices)}"
         )
+        retained = _retain(client, settings.broker, package) if target.startswith("@") else None
+        sender = Sender(client, root, target, devices, package, drawn=retained is not None)
         try:
-            _send(sender, client, options.timeout)
+            _send(sender, client, options.timeout, retained)
         except KeyboardInterrupt:
             again = "the same push again goes on where it stopped"
             raise AgentError(f"interrupted; {again}") from None
+        if retained is not None:
+            sender.bytes_sent += retained.bytes_sent
+            retained.clear()
         return _report(sender, fleet, target, package.header.name)
+
+
+def _retain(client: OneShotClient, broker: Broker, package: Package) -> RetainedPackage | None:
+    """Put the package on the broker for members to draw; None: it cannot lie there, which is said.
+
+    Raises:
+        BrokerError: the broker does not take it.
+    """
+    retained = RetainedPackage(client, broker, package, expires_s=RETAINED_SECONDS)
+    why = retained.obstacle()
+    if not why:
+        _put(retained)
+        if retained.lies_there():
+            return retained
+        retained.clear()
+        why = UNREADABLE
+    print(f"{why}; the package is sent to the members that ask", file=sys.stderr)
+    return None
+
+
+def _put(retained: RetainedPackage) -> None:
+    progress = ProgressLine()
+    try:
+        retained.put(partial(progress, "sending block"))
+    finally:
+        progress.close()
 
 
 @contextmanager
@@ -145,7 +180,9 @@ def _next(fleet: Fleet, devices: list[str], name: str) -> str:
     return str(max(version_key(version)[0] for version in known) + 1) if known else "1"
 
 
-def _send(sender: Sender, client: OneShotClient, timeout: float) -> None:
+def _send(
+    sender: Sender, client: OneShotClient, timeout: float, retained: RetainedPackage | None
+) -> None:
     """Send until everybody has ended, or nothing moves any more; through losses of the broker."""
     bars = _Bars(sender)
     moved = time.monotonic()
@@ -160,6 +197,8 @@ def _send(sender: Sender, client: OneShotClient, timeout: float) -> None:
                     raise
                 print(f"{problem}; trying again", file=sys.stderr, flush=True)
                 _reconnect(client, moved + timeout)
+                if retained is not None and not retained.lies_there():
+                    _put(retained)
                 sender.offer()
             now = [(p.state, p.percent) for p in sender.progress.values()]
             if now != before:
@@ -194,16 +233,17 @@ def _reconnect(client: OneShotClient, deadline: float) -> None:
 
 
 class _Bars:
-    """A bar for each device on a terminal; lines on stderr elsewhere."""
+    """A bar for each device on a terminal, lines on stderr elsewhere; one line for many devices."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
+        self._line = ProgressLine() if len(sender.progress) > MANY else None
         self._said: dict[str, str] = {}
         self._progress: Any = None
         self._tasks: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and self._line is None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -220,8 +260,14 @@ class _Bars:
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
+        if self._line is not None:
+            self._line.close()
 
     def update(self) -> None:
+        if self._line is not None:
+            each = self._sender.progress.values()
+            self._line("devices that are done:", sum(p.ended for p in each), len(each))
+            return
         for device, progress in self._sender.progress.items():
             if self._progress is not None:
                 task = self._tasks.get(device)
@@ -240,10 +286,13 @@ class _Bars:
 
 def _report(sender: Sender, fleet: Fleet, target: str, name: str) -> int:
     """Print the outcome on each device."""
-    failed = 0
+    failed = sum(progress.state == "rejected" for progress in sender.progress.values())
+    many = len(sender.progress) > MANY
+    if many:
+        _report_many(sender)
     for device, progress in sorted(sender.progress.items()):
-        print(printable(f"{device}: {_ending(progress)}"))
-        failed += progress.state == "rejected"
+        if not many:
+            print(printable(f"{device}: {_ending(progress)}"))
         if progress.state != "rejected" and agreement_words(progress.details)[1]:
             print(_warning(device, name), file=sys.stderr)
     if target.startswith("@"):
@@ -252,6 +301,17 @@ def _report(sender: Sender, fleet: Fleet, target: str, name: str) -> int:
                 print(f"{device}: offline, has not got it")
     print(f"{sender.bytes_sent} bytes were sent")
     return 1 if failed else 0
+
+
+def _report_many(sender: Sender) -> None:
+    """Print each outcome once, with the devices that it is not well on."""
+    found: dict[str, list[str]] = {}
+    for device, progress in sorted(sender.progress.items()):
+        words = f"rejected: {progress.why}" if progress.state == "rejected" else "live"
+        found.setdefault(words, []).append(device)
+    for words, devices in sorted(found.items()):
+        some = f": {some_of(devices)}" if words != "live" else ""
+        print(printable(f"{counted(len(devices), 'device')} {words}{some}"))
 
 
 def _warning(device: str, name: str) -> str:

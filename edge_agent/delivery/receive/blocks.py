@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 from queue import Empty, SimpleQueue
 
-from ...core.errors import ModelError
+from ...core.errors import MalformedError, ModelError
 from ...models.manifest import ModelFolder
 from ...models.packages.archive import Front
 from ...models.packages.package import PackageHeader
@@ -27,6 +27,7 @@ from ..protocol import WINDOW
 from ..rollout.ledger import Candidate, Ledger
 from ..trial.early_trial import EarlyTrial
 from .admission import Admission
+from .drawing import Drawing
 from .transfer import STATUS_SECONDS, Transfer
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class BlockReceiver:
         header: PackageHeader,
         *,
         began: float,
+        drawing: Drawing | None = None,
     ) -> None:
         """Request a package that was offered; what has come of it before is not requested.
 
@@ -107,6 +109,7 @@ class BlockReceiver:
             signature: of that.
             header: the same, parsed and admitted.
             began: monotonic clock when the offer came.
+            drawing: draws it from the broker, where it lies there.
         """
         candidate = Candidate(
             header.name,
@@ -117,6 +120,7 @@ class BlockReceiver:
             began=began,
         )
         transfer = Transfer(transfer_id, header_bytes, signature, header, candidate, began)
+        transfer.drawing = drawing
         candidate.early_trial = self._expect(header)
         self._ledger.add(candidate)
         self._active[transfer_id] = transfer
@@ -134,10 +138,14 @@ class BlockReceiver:
         else:
             transfer.request(self._status)
 
-    def answer_offer(self, transfer: str) -> None:
+    def answer_offer(self, transfer: str, drawing: Drawing | None = None) -> None:
         """Answer a repeated offer: its sender was restarted, or has not heard of us for long."""
         active = self._active[transfer]
         active.heard_at = time.monotonic()
+        if drawing is not None and active.drawing is None:
+            # It has been resumed after a start, which does not know where the package lies.
+            active.drawing = drawing
+            active.requested.clear()
         active.answer_offer(self._status)
 
     def list_part(self, transfer: str, number: int, payload: bytes) -> None:
@@ -160,10 +168,13 @@ class BlockReceiver:
         try:
             active.incoming.put(number, message.payload)
         except ModelError as problem:
+            if active.drawing is not None:
+                # Whoever may write there could else have the devices reject what is good.
+                raise MalformedError(str(problem)) from None
             self._reject(active, str(problem))
             return False
         active.update_early_trial()
-        active.requested.discard(number)
+        active.came("block", number)
         active.candidate.percent = _percent(active.incoming)
         self._flusher.put(active.incoming, message)
         if len(active.requested) <= WINDOW // 2:
@@ -198,6 +209,9 @@ class BlockReceiver:
                 )
             )
         except ModelError as problem:
+            if transfer.drawing is not None and transfer.incoming is None:
+                transfer.parts.clear()
+                raise MalformedError(str(problem)) from None
             self._reject(transfer, str(problem))
             return
         transfer.candidate.percent = _percent(incoming)
@@ -223,6 +237,7 @@ class BlockReceiver:
             self._reject(transfer, problem)
             return
         del self._active[transfer.id]
+        transfer.end_drawing()
         candidate = transfer.candidate
         candidate.percent, candidate.install = 100.0, partial(self._install, transfer, incoming)
         self._submit(candidate, transfer.header.blocks)
@@ -240,6 +255,7 @@ class BlockReceiver:
     def _reject(self, transfer: Transfer, why: str) -> None:
         """End a transfer, remove what has come of it, and publish the reason."""
         self._active.pop(transfer.id, None)
+        transfer.end_drawing()
         transfer.candidate.close_early_trial()
         self._ledger.remove(transfer.candidate)
         if transfer.incoming is not None:
@@ -281,6 +297,7 @@ class BlockReceiver:
 
     def _suspend(self, transfer: Transfer) -> None:
         """Close a transfer until it is offered again; nothing of it is being written any more."""
+        transfer.end_drawing()
         transfer.candidate.close_early_trial()
         self._ledger.remove(transfer.candidate)
         if transfer.incoming is not None:

@@ -28,6 +28,7 @@ from ..protocol import MAX_OFFER_BYTES, MAX_SINGLE_MESSAGE_BYTES, MOST_OFFER_SEC
 from ..rollout.ledger import Candidate, Ledger
 from .admission import Admission
 from .blocks import MAX_TRANSFERS, BlockReceiver
+from .drawing import Drawing
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,14 @@ class Offers:
         *,
         admission: Admission,
         blocks: BlockReceiver,
+        drawing: Drawing,
         submit: Callable[[Candidate, int], None],
     ) -> None:
         """Start without offers.
 
         *submit* takes a candidate that is on the device, and the number of its blocks.
         """
+        self._drawing = drawing
         self._store = store
         self._library = library
         self._ledger = ledger
@@ -59,8 +62,8 @@ class Offers:
         self._admission = admission
         self._blocks = blocks
         self._submit = submit
-        self._waiting: dict[str, tuple[bytes, bytes | None]] = {}
-        """Header and signature of those that wait for a credible clock."""
+        self._waiting: dict[str, tuple[bytes, bytes | None, Drawing | None]] = {}
+        """Header and signature of those that wait for a credible clock; what draws them."""
         self._clock_checked = 0.0
 
     def offer(self, transfer: str, payload: bytes) -> None:
@@ -70,13 +73,13 @@ class Offers:
             MalformedError: it is not one; that has been published to its sender.
         """
         try:
-            header, signature, sent = _parse(transfer, payload)
+            header, signature, sent, lies_retained = _parse(transfer, payload)
             if sent is not None and self._admission.clock_is_set():
                 _check_age(sent, time.time())
         except ModelError as problem:
             self._status.reject(transfer, str(problem))
             raise MalformedError(str(problem)) from None
-        self._consider(transfer, header, signature)
+        self._consider(transfer, header, signature, self._drawing if lies_retained else None)
 
     def forget(self, transfer: str) -> None:
         """Forget an offer that waits for the clock."""
@@ -103,11 +106,17 @@ class Offers:
         self._submit(Candidate(name, version, transfer, found), header.blocks)
         return True
 
-    def _consider(self, transfer: str, header_bytes: bytes, signature: bytes | None) -> None:
+    def _consider(
+        self,
+        transfer: str,
+        header_bytes: bytes,
+        signature: bytes | None,
+        drawing: Drawing | None = None,
+    ) -> None:
         """Start receiving a package, continue, or publish why not."""
         began = time.monotonic()
         if transfer in self._blocks:
-            self._blocks.answer_offer(transfer)
+            self._blocks.answer_offer(transfer, drawing)
             return
         candidate = self._ledger.by_transfer(transfer)
         if candidate is not None:
@@ -117,7 +126,7 @@ class Offers:
         try:
             header = self._admission.check(header_bytes, signature)
             if header is None:
-                self._wait(transfer, header_bytes, signature)
+                self._wait(transfer, (header_bytes, signature, drawing))
                 return
             if self._answer_present(transfer, header):
                 return
@@ -126,9 +135,9 @@ class Offers:
         except ModelError as problem:
             self._status.reject(transfer, str(problem))
             return
-        self._blocks.begin(transfer, header_bytes, signature, header, began=began)
+        self._blocks.begin(transfer, header_bytes, signature, header, began=began, drawing=drawing)
 
-    def _wait(self, transfer: str, header_bytes: bytes, signature: bytes | None) -> None:
+    def _wait(self, transfer: str, offer: tuple[bytes, bytes | None, Drawing | None]) -> None:
         """Keep an offer until the clock says whether it has expired.
 
         Raises:
@@ -136,7 +145,7 @@ class Offers:
         """
         if len(self._waiting) >= MAX_TRANSFERS:
             raise ModelError(f"{len(self._waiting)} pushes wait for the clock already")
-        self._waiting[transfer] = (header_bytes, signature)
+        self._waiting[transfer] = offer
         why = "the clock of this device is not set yet; waits until it is"
         self._status.publish(transfer, "need", why=why)
 
@@ -145,8 +154,8 @@ class Offers:
         if self._waiting and now - self._clock_checked > CLOCK_SECONDS:
             self._clock_checked = now
             if self._admission.clock_is_set():
-                for transfer, (header, signature) in list(self._waiting.items()):
-                    self._consider(transfer, header, signature)
+                for transfer, offer in list(self._waiting.items()):
+                    self._consider(transfer, *offer)
 
     def resume(self) -> None:
         """Resume, after a start, the transfers that were interrupted."""
@@ -256,8 +265,10 @@ def _check_age(sent: float, now: float) -> None:
         )
 
 
-def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, float | None]:
-    """Return header, signature and time of an offer; nothing in it is trusted yet.
+def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, float | None, bool]:
+    """Return header, signature and time of an offer, and whether its blocks lie on the broker.
+
+    Nothing in it is trusted yet.
 
     Raises:
         ModelError: it is not an offer.
@@ -277,4 +288,4 @@ def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, float | 
         ) from None
     if transfer_id(header) != transfer:
         raise ModelError("offer: the transfer is not named after its package")
-    return header, signature, sent
+    return header, signature, sent, body.get("drawn") is True

@@ -18,6 +18,7 @@ from ..rollout.ledger import Candidate, Ledger
 from ..trial.early_trial import EarlyTrial
 from .admission import Admission, DeviceIdentity
 from .blocks import BlockReceiver
+from .drawing import Drawing
 from .offers import Offers
 
 
@@ -30,6 +31,7 @@ class Router:
         library: Library,
         identity: DeviceIdentity,
         ledger: Ledger,
+        drawing: Drawing,
         *,
         submit: Callable[[Candidate], None],
         expect: Callable[[PackageHeader], EarlyTrial | None] = lambda _header: None,
@@ -41,6 +43,7 @@ class Router:
             library: knows all versions.
             identity: what packages are checked against.
             ledger: of candidates.
+            drawing: of packages that lie on the broker.
             submit: takes a candidate whose package is complete.
             expect: begins the trial of a package that is about to arrive, where that is worth it.
         """
@@ -51,7 +54,11 @@ class Router:
             store, library, ledger, admission=admission, submit=self._submit, expect=expect
         )
         self._offers = Offers(
-            store, library, ledger, admission=admission, blocks=self._blocks, submit=self._submit
+            *(store, library, ledger),
+            admission=admission,
+            blocks=self._blocks,
+            drawing=drawing,
+            submit=self._submit,
         )
 
     def message(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
@@ -82,6 +89,23 @@ class Router:
                     "nothing is expected here; below in/ there are command/<verb>, "
                     "set/<pipeline>/<key>, model and push/<transfer>/…"
                 )
+
+    def drawn(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
+        """Handle what has been drawn of a package; return True if it is acknowledged later.
+
+        Raises:
+            MalformedError: it is not what it should be; another may come.
+        """
+        match levels:
+            case _ if not message.payload:
+                return False  # the package has been removed from the broker
+            case (transfer, "list", number) if _is_number(number):
+                self._blocks.list_part(transfer, int(number), message.payload)
+                return False
+            case (transfer, "block", number) if _is_number(number):
+                return self._blocks.block(transfer, int(number), message)
+            case _:
+                return False
 
     def _submit(self, candidate: Candidate, blocks: int) -> None:
         """Submit a candidate to the deployer; all its *blocks* are on the device."""

@@ -15,6 +15,7 @@ from ...models.packages.package import PackageHeader
 from ...models.store.incoming import Incoming
 from ..protocol import LIST_PART_BYTES, WINDOW, StatusTopic
 from ..rollout.ledger import Candidate
+from .drawing import Drawing
 
 SILENCE_SECONDS = 2.0
 """Without a block, after which those that were requested are requested again; on a slow link
@@ -53,6 +54,8 @@ class Transfer:
     """What the trial wished for is being requested."""
     unpublished: bool = False
     """There was no connection for the last request."""
+    drawing: Drawing | None = None
+    """Set where the package lies on the broker; else its sender answers."""
 
     @property
     def list_parts(self) -> int:
@@ -64,7 +67,7 @@ class Transfer:
             raise MalformedError(f"larger than the {LIST_PART_BYTES} bytes of a part")
         self.arrived()
         self.parts[number] = payload
-        self.requested.discard(number)
+        self.came("list", number)
         if len(self.parts) < self.list_parts:
             return None
         return b"".join(self.parts[n] for n in range(self.list_parts))
@@ -94,8 +97,14 @@ class Transfer:
             self.requested = set(missing)
             self.published_at = self.requested_at
             self.unpublished = not status.publish(
-                self.id, "need", have=0, total=self.header.blocks, list=_pairs(missing)
+                self.id,
+                "need",
+                have=0,
+                total=self.header.blocks,
+                list=_pairs(missing),
+                drawn=self._drawn,
             )
+            self._draw("list", missing)
             return
         incoming = self.incoming
         self.update_early_trial()  # what it wishes for is requested now
@@ -106,8 +115,34 @@ class Transfer:
         self.requested.update(wanted)
         self.published_at = self.requested_at
         self.unpublished = not status.publish(
-            self.id, "need", have=incoming.have, total=incoming.total, need=_pairs(wanted)
+            self.id,
+            "need",
+            have=incoming.have,
+            total=incoming.total,
+            need=_pairs(wanted),
+            drawn=self._drawn,
         )
+        self._draw("block", wanted)
+
+    @property
+    def _drawn(self) -> bool | None:
+        """What tells a sender that it is not asked; None where it is."""
+        return True if self.drawing is not None else None
+
+    def _draw(self, kind: str, numbers: list[int]) -> None:
+        if self.drawing is not None:
+            self.drawing.ask(self.id, kind, numbers)
+
+    def came(self, kind: str, number: int) -> None:
+        """Record that a part or a block needs not be drawn any more."""
+        self.requested.discard(number)
+        if self.drawing is not None:
+            self.drawing.came(self.id, kind, str(number))
+
+    def end_drawing(self) -> None:
+        """Draw nothing more."""
+        if self.drawing is not None:
+            self.drawing.end(self.id)
 
     def request_again(self, status: StatusTopic) -> None:
         """Request as if nothing had been requested."""
