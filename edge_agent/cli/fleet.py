@@ -21,7 +21,7 @@ QUIET_SECONDS = 0.4
 """After the last one; then there are no more."""
 MOST_SECONDS = 30.0
 """For all of them, over a slow link."""
-KINDS = ("status", "info", "health", "model/+", "source/+")
+KINDS = ("status", "info", "health", "rollout", "model/+", "source/+")
 """What devices leave retained and a look may be at."""
 SMALL = 100
 """So few messages no broker drops."""
@@ -47,6 +47,10 @@ class Fleet:
         """By device and model."""
         self.sources: dict[str, dict[str, dict[str, Any]]] = {}
         """By device and pipeline."""
+        self.rollouts: dict[str, dict[str, Any]] = {}
+        """By device: its word on roll-outs."""
+        self.plans: dict[str, bytes] = {}
+        """By id: what lies on the topic of a roll-out."""
         self.discovery: dict[str, dict[str, Any]] = {}
         """Of Home Assistant, by topic."""
         self.topics: dict[str, set[str]] = {}
@@ -139,6 +143,9 @@ class Fleet:
         device, *levels = topic.removeprefix(f"{self._root}/").split("/")
         if not payload:
             return
+        if device == "@rollout":
+            self.plans["/".join(levels)] = payload
+            return
         self.topics.setdefault(device, set()).add(topic)
         if (says := parse_object(payload)) is None:
             return
@@ -149,6 +156,8 @@ class Fleet:
                 self.info[device] = says
             case ["health"]:
                 self.health[device] = says
+            case ["rollout"]:
+                self.rollouts[device] = says
             case ["model", name]:
                 self.models.setdefault(device, {})[name] = says
             case ["source", name]:
@@ -160,13 +169,14 @@ class Fleet:
         """Whether a device is connected, as far as its broker knows."""
         return self.status.get(device, {}).get("state") == "online"
 
+    def groups(self, device: str) -> list[str]:
+        """List the groups that a device is a member of."""
+        groups = self.info.get(device, {}).get("groups")
+        return groups if isinstance(groups, list) else []
+
     def members(self, group: str) -> list[str]:
         """List the devices of a group, online or not."""
-        return sorted(
-            device
-            for device, info in self.info.items()
-            if isinstance(groups := info.get("groups"), list) and group in groups
-        )
+        return sorted(device for device in self.info if group in self.groups(device))
 
     def named(self, target: str) -> list[str]:
         """List what a target means: the device that it names, or all members of its group."""

@@ -58,6 +58,7 @@ GROUPS = (
         (
             Command("add", "install a model from a local path, no broker needed"),
             Command("push", "send a model over MQTT, until it serves"),
+            Command("rollout", "a package to a fleet in waves, with gates"),
             Command("rollback", "back to the version before"),
             Command("models", "what each device has, runs and is trying"),
             Command("pack", "a model folder or bare model file into one package"),

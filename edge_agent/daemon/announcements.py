@@ -41,9 +41,12 @@ class PushStatus:
         self._client = client
         self._topics = topics
         self._device = device
+        self.on_state: Callable[[str, Mapping[str, Any]], object] = lambda _transfer, _says: None
+        """Called with each state of a transfer."""
 
     def publish(self, transfer: str, payload: Mapping[str, Any]) -> bool:
         """Publish the state of a transfer; False without a connection."""
+        self.on_state(transfer, payload)
         body = {
             "schema": payloads.SCHEMA,
             "device": self._device,

@@ -6,6 +6,7 @@ import time
 from functools import partial
 
 from ..delivery.local_requests import LocalRequests
+from ..delivery.receive.rollouts import Rollouts
 from ..delivery.receive.router import Router
 from ..delivery.rollout.deployer import Deployer
 from ..delivery.rollout.ledger import Candidate
@@ -27,6 +28,8 @@ class RequestLoop:
         local_requests: LocalRequests,
         deployer: Deployer,
         catalog: Library,
+        *,
+        rollouts: Rollouts,
     ) -> None:
         self._inbox = inbox
         self._requests = requests
@@ -34,6 +37,7 @@ class RequestLoop:
         self._local_requests = local_requests
         self._deployer = deployer
         self._catalog = catalog
+        self._rollouts = rollouts
 
     def run(self) -> None:
         """Resume interrupted transfers, then handle messages until closed."""
@@ -44,6 +48,7 @@ class RequestLoop:
     def _tick(self) -> None:
         """Do what is due between two messages."""
         self._transfers.tick(time.monotonic())
+        self._rollouts.tick(time.monotonic())
         for name, version, request in self._local_requests.take():
             self._deployer.submit(
                 Candidate(

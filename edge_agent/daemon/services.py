@@ -6,7 +6,7 @@ is one more entry of `services`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from ..core.threads import ShutdownQueue
 from ..delivery.local_requests import LocalRequests
 from ..delivery.receive.admission import DeviceIdentity
 from ..delivery.receive.drawing import Drawing
+from ..delivery.receive.rollouts import Rollouts
 from ..delivery.receive.router import Router
+from ..delivery.rollout.commands import Rollback
 from ..delivery.rollout.deployer import Deployer
 from ..delivery.rollout.ledger import Ledger
 from ..health.prometheus import MetricsPort
@@ -65,7 +67,7 @@ def compose(
     lazy = inventory.match.profile.unload_idle_s > 0
     runner.lazy(wanted=lazy)
     local_requests = LocalRequests(inventory.store)
-    ledger, deployer, transfers = _versions(runner, inventory)
+    ledger, deployer, transfers, rollouts = _versions(runner, inventory, lambda: health.latest)
     form_ready = Callbacks()
     plan_writer, upkeep = _upkeep(runner, inventory, ledger, form_ready, origins, lazy=lazy)
     announcements = _announcements(runner, inventory, ledger, upkeep, stops)
@@ -83,7 +85,10 @@ def compose(
         metrics,
         events,
         Deployment(runner, inventory.store, deployer, local_requests, stops, origins[1]),
-        RequestLoop(runner.inbox, requests, transfers, local_requests, deployer, inventory.catalog),
+        RequestLoop(
+            *(runner.inbox, requests, transfers, local_requests, deployer, inventory.catalog),
+            rollouts=rollouts,
+        ),
         *upkeep.threads,
     ]
     background = Services(services)
@@ -93,8 +98,11 @@ def compose(
         lazy=lazy,
         gone=events.forget,
     )
-    told = (background.problems, reload.problems, announcements.problems)
-    health = _health(runner, inventory, requests, told, events)
+    health = _health(
+        *(runner, inventory, requests),
+        (background.problems, reload.problems, announcements.problems),
+        events,
+    )
     active = runner.active
     active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
     form_ready.add(plan_writer.write, announcements.models)
@@ -110,8 +118,10 @@ def compose(
     )
 
 
-def _versions(runner: Runner, inventory: Inventory) -> tuple[Ledger, Deployer, Router]:
-    """Build how versions arrive, and what decides which serves."""
+def _versions(
+    runner: Runner, inventory: Inventory, latest: Callable[[], Mapping[str, Any] | None]
+) -> tuple[Ledger, Deployer, Router, Rollouts]:
+    """Build how versions arrive, and what decides which serves; *latest* returns the health."""
     store, catalog, active = inventory.store, inventory.catalog, runner.active
     profile = inventory.match.profile
     push_status = PushStatus(runner.client, runner.topics, runner.settings.device_id)
@@ -123,14 +133,29 @@ def _versions(runner: Runner, inventory: Inventory) -> tuple[Ledger, Deployer, R
         memory_budget_mb=profile.memory_budget_mb,
     )
     client, packages = runner.client, runner.topics.packages
+    identity = _device_identity(runner, inventory)
     drawing = Drawing(packages, client.ask, client.leave)
     transfers = Router(
-        *(store, catalog, _device_identity(runner, inventory), ledger, drawing),
+        *(store, catalog, identity, ledger, drawing),
         submit=deployer.submit,
         expect=deployer.expect,
     )
     runner.subscriptions.register(packages, transfers.drawn, drawing.topics)
-    return ledger, deployer, transfers
+    topics = runner.topics
+    rollouts = Rollouts(
+        runner.settings.state / "rollouts.json",
+        identity,
+        transfers,
+        inventory.catalog,
+        say=lambda word: client.retained.publish(topics.rollout, word, timestamp=True),
+        stop=ledger.cancel_transfer,
+        rollback=lambda name: deployer.commands.rollback(Rollback(name)),
+        health=lambda: (latest() or {}).get("state"),
+    )
+    push_status.on_state = rollouts.heard
+    runner.subscriptions.register(topics.rollouts, rollouts.take)
+    client.ask([f"{topics.rollouts}/#"])
+    return ledger, deployer, transfers, rollouts
 
 
 def _upkeep(

@@ -178,6 +178,19 @@ class OneShotClient:
         topic = self._topics.get(refused.mid, "one of its topics")
         return explain_publish(self._broker, topic, refused.refusal.code, refused.refusal.reason)
 
+    def read(self, topic: str, seconds: float) -> bytes | None:
+        """Return what is retained on a topic; None: nothing comes within so long.
+
+        Messages that arrive meanwhile are discarded.
+        """
+        self.ask([topic])
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            heard = self.next(left)
+            if heard is not None and heard.topic == topic and heard.retained:
+                return heard.payload
+        return None
+
     def __iter__(self) -> Iterator[ReceivedMessage]:
         while True:
             received = self.next()

@@ -72,7 +72,22 @@ class Topics:
         """Where packages lie retained, for all devices."""
         return packages(self.root)
 
+    @property
+    def rollouts(self) -> str:
+        """Where roll-outs lie retained, for all devices."""
+        return rollouts(self.root)
+
+    @property
+    def rollout(self) -> str:
+        """The device's own word on roll-outs."""
+        return self._own("rollout")
+
 
 def packages(root: str) -> str:
     """Return the topic below which packages lie retained."""
     return f"{root}/@package"
+
+
+def rollouts(root: str) -> str:
+    """Return the topic below which roll-outs lie retained."""
+    return f"{root}/@rollout"

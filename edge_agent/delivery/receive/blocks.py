@@ -187,6 +187,14 @@ class BlockReceiver:
         if active is not None:
             self._reject(active, "aborted by the sender")
 
+    def suspend(self, transfer: str) -> None:
+        """Receive nothing more of a transfer until it is offered again; what has come stays."""
+        active = self._active.pop(transfer, None)
+        if active is not None:
+            self._flusher.wait()
+            self._suspend(active)
+            self._ledger.changed()
+
     # From one step to the next
 
     def _begin_blocks(self, transfer: Transfer, block_list: bytes) -> None:
@@ -280,10 +288,7 @@ class BlockReceiver:
                 self._reject(transfer, problem)
             elif now - transfer.heard_at > SENDER_SECONDS:
                 log.info("push %s: the sender has gone; what has arrived stays", transfer.id)
-                del self._active[transfer.id]
-                self._flusher.wait()
-                self._suspend(transfer)
-                self._ledger.changed()
+                self.suspend(transfer.id)
             elif transfer.request_timed_out(now):
                 transfer.request_again(self._status)
             elif now - transfer.published_at >= STATUS_SECONDS:

@@ -81,6 +81,22 @@ class Offers:
             raise MalformedError(str(problem)) from None
         self._consider(transfer, header, signature, self._drawing if lies_retained else None)
 
+    def drawn(self, transfer: str, payload: bytes) -> None:
+        """Handle the offer of a package that lies on the broker, which this device has asked for.
+
+        Raises:
+            MalformedError: it is not one; nothing follows from what anybody may have put there.
+        """
+        try:
+            header, signature, _, _ = _parse(transfer, payload)
+        except ModelError as problem:
+            raise MalformedError(str(problem)) from None
+        self._consider(transfer, header, signature, self._drawing)
+
+    def go_on(self, transfer: str) -> None:
+        """Draw a package that is being received."""
+        self._blocks.answer_offer(transfer, self._drawing)
+
     def forget(self, transfer: str) -> None:
         """Forget an offer that waits for the clock."""
         self._waiting.pop(transfer, None)

@@ -48,6 +48,7 @@ class Router:
             expect: begins the trial of a package that is about to arrive, where that is worth it.
         """
         self._ledger = ledger
+        self._drawing = drawing
         self._deploy = submit
         admission = Admission(store, library, identity)
         self._blocks = BlockReceiver(
@@ -90,6 +91,27 @@ class Router:
                     "set/<pipeline>/<key>, model and push/<transfer>/…"
                 )
 
+    # Of a roll-out
+
+    def draw(self, transfer: str) -> None:
+        """Draw a package that lies on the broker, unless it is here or on its way."""
+        if transfer in self._blocks:
+            self._offers.go_on(transfer)
+        elif self._ledger.by_transfer(transfer) is None:
+            self._drawing.ask_offer(transfer)
+
+    def suspend(self, transfer: str) -> None:
+        """Draw nothing more of a package for now; what has come stays."""
+        self._drawing.end(transfer)
+        self._offers.forget(transfer)
+        self._blocks.suspend(transfer)
+
+    def abort(self, transfer: str) -> None:
+        """Draw nothing more of a package, and remove what has come."""
+        self._drawing.end(transfer)
+        self._offers.forget(transfer)
+        self._blocks.abort(transfer)
+
     def drawn(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
         """Handle what has been drawn of a package; return True if it is acknowledged later.
 
@@ -99,6 +121,10 @@ class Router:
         match levels:
             case _ if not message.payload:
                 return False  # the package has been removed from the broker
+            case (transfer, "offer") if self._drawing.wants(*levels):
+                self._offers.drawn(transfer, message.payload)
+                self._drawing.came(*levels)
+                return False
             case (transfer, "list", number) if _is_number(number):
                 self._blocks.list_part(transfer, int(number), message.payload)
                 return False

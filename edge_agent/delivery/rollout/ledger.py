@@ -264,6 +264,12 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         if current is not None and current.name == name:
             current.canceled = why
 
+    def cancel_transfer(self, transfer: str, why: str) -> None:
+        """Stop the candidate that came by a transfer, if it does not serve yet."""
+        candidate = self.by_transfer(transfer)
+        if candidate is not None:
+            candidate.canceled = why
+
     # Questions
 
     def by_transfer(self, transfer: str) -> Candidate | None:

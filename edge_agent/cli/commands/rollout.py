@@ -1,0 +1,30 @@
+"""`edge-agent rollout`: a package to a fleet in waves, with gates."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..main import Command, add_commands
+
+KINDS = (
+    Command("start", "roll a package out by a plan, and lead it to its end", "rollout_start"),
+    Command("status", "how far roll-outs are, and what is not well", "rollout_status"),
+    Command("pause", "let no device begin that has not", "rollout_change"),
+    Command("resume", "go on with one that was paused, or that nobody leads", "rollout_change"),
+    Command(
+        "abort",
+        "let no device install it any more; with --back, who has it goes back",
+        "rollout_change",
+    ),
+    Command("finish", "remove it and its package from the broker", "rollout_change"),
+)
+EXAMPLES = (
+    "edge-agent rollout start parts-3.toml --key push.key",
+    "edge-agent rollout status",
+    "edge-agent rollout abort --back --key push.key",
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what can be done, each in a module of its own."""
+    add_commands(parser, KINDS, "rollout", "WHAT")

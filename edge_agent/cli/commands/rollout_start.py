@@ -1,0 +1,183 @@
+"""`edge-agent rollout start`: reads a plan, puts its package on the broker, and leads it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import secrets
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...core.errors import AgentError, UsageError
+from ...core.frozen import record
+from ...core.schema import build, read_toml
+from ...core.text import counted, printable
+from ...delivery.plan import MAX_BYTES, Gate, Plan, Wave, seal, trouble_of
+from ...delivery.retained_package import UNREADABLE, RetainedPackage
+from ...delivery.sender import block_bytes
+from ...models.importing import import_model
+from ...models.packages.build import Package, make, open_package
+from ...models.packages.keys import load_private
+from ...mqtt.one_shot import OneShotClient
+from ...mqtt.payloads import iso
+from ..fleet import Fleet, incomplete
+from ..options import Options, add_broker, broker_settings
+from ..progress import Progress
+from ..roller import Roller, rollout_filters, tally, who
+
+if TYPE_CHECKING:
+    from ...models.packages.keys import PrivateKey
+
+MOST_DAYS = 366
+_STRICT: Any = {"extra": "forbid"}
+_SPAN = re.compile(r"([0-9]{1,6})\s*(d|h|min|m|s)")
+_UNITS = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1}
+EXAMPLES = ("edge-agent rollout start parts-3.toml --key push.key",)
+
+
+@record(kw_only=True)
+class Written:
+    """A plan as a person writes it, in TOML."""
+
+    __pydantic_config__ = _STRICT
+    package: str
+    """A .tar of `edge-agent pack`, or a model folder; counts from the folder of the plan."""
+    waves: tuple[Wave, ...]
+    gate: Gate = field(default_factory=Gate)
+    on_failure: Literal["stop", "back"] = "stop"
+    expires: str = "14d"
+    """After so long no device begins any more."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("file", metavar="FILE", help="the plan, in TOML: package, waves, gate")
+    parser.add_argument("--key", metavar="FILE", help="private key that signs plan and package")
+    add_broker(parser)
+
+
+def main(options: Options) -> int:
+    """Lead a new roll-out; 0 when all waves are through, 1 when it has stopped."""
+    file = Path(options.file)
+    written, lasts = _read(file)
+    settings = broker_settings(options)
+    key = load_private(Path(options.key)) if options.key else None
+    if key is None:
+        words = "not signed: followed only by devices with trust.allow_unsigned = true; see --key"
+        print(words, file=sys.stderr)
+    root = settings.broker.topic_root
+    with ExitStack() as stack:
+        client = stack.enter_context(OneShotClient(settings.broker, rollout_filters(root)))
+        largest = block_bytes(client.max_packet, root, "@package")
+        package = _package(file.parent / written.package, key, largest, stack)
+        fleet = Fleet(client, root)
+        fleet.look()
+        if fleet.gap:
+            raise AgentError(f"{incomplete(fleet)}; nothing was rolled out")
+        plan = _plan(written, package, lasts)
+        if len(seal(plan, key)) > MAX_BYTES:
+            raise UsageError(f"{file}: waves: name fewer devices; a group has no limit")
+        _check(plan, fleet)
+        retained = RetainedPackage(client, settings.broker, package, expires_s=int(lasts))
+        _put(retained)
+        header = package.header
+        print(f"roll-out {plan.id}: {header.id}, {counted(header.blocks, 'block')} on the broker")
+        return Roller(client, fleet, root, key=key, package=retained).lead(plan)
+
+
+def _read(file: Path) -> tuple[Written, float]:
+    """Read a plan; return it and how many seconds it lasts.
+
+    Raises:
+        UsageError: it is wrong.
+    """
+    written = build(Written, read_toml(file, UsageError), str(file), UsageError)
+    trouble = trouble_of(written.waves)
+    if trouble is not None:
+        raise UsageError(f"{file}: {trouble}")
+    span = _SPAN.fullmatch(written.expires.strip())
+    lasts = int(span[1]) * _UNITS[span[2]] if span else 0
+    if not 60 <= lasts <= MOST_DAYS * 86400:
+        raise UsageError(
+            f'{file}: expires: {written.expires!r} is none of 1 min to {MOST_DAYS} d; as "14d"'
+        )
+    return written, lasts
+
+
+def _package(path: Path, key: PrivateKey | None, largest: int, stack: ExitStack) -> Package:
+    """Open the package, or make it of a model folder.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not path.exists():
+        raise UsageError(f"package: {path}: no such file or folder")
+    if path.suffix != ".tar":
+        return make(stack.enter_context(import_model(path)).folder, key=key, largest=largest)
+    package = open_package(path)
+    if package is None:
+        raise UsageError(f"package: {path}: is no package; make one with: edge-agent pack")
+    return package
+
+
+def _plan(written: Written, package: Package, lasts: float) -> Plan:
+    header, now = package.header, time.time_ns()
+    ends = now + int(lasts * 1e9)
+    if header.expires is not None:
+        ends = min(ends, int(header.expires.timestamp() * 1e9))
+    return Plan(
+        id=f"{header.name[:40]}-{secrets.token_hex(3)}",
+        transfer=package.transfer,
+        name=header.name,
+        version=header.version,
+        created=iso(now),
+        expires=iso(ends),
+        waves=written.waves,
+        gate=written.gate,
+        on_failure=written.on_failure,
+        spread_s=0.0,
+        serial=now // 1_000_000_000,
+        time=iso(now),
+        by=who(),
+        state="running",
+        wave=0,
+    )
+
+
+def _check(plan: Plan, fleet: Fleet) -> None:
+    """Check that the waves mean somebody.
+
+    Raises:
+        AgentError: a device that is named is unknown, or nobody is meant.
+    """
+    named = {device for wave in plan.waves for device in wave.devices}
+    if unknown := sorted(named - fleet.status.keys()):
+        raise AgentError(f"waves: {', '.join(unknown)} is unknown to this broker")
+    if not any(tally(plan, fleet, number).members for number in range(len(plan.waves))):
+        raise AgentError("waves: no device that this broker knows of is in one")
+    for wave in plan.waves:
+        if wave.group is not None and not fleet.members(wave.group):
+            print(printable(f"waves: no device is in @{wave.group} yet"), file=sys.stderr)
+
+
+def _put(retained: RetainedPackage) -> None:
+    """Put the package on the broker, and see that others can read it there.
+
+    Raises:
+        AgentError: they cannot.
+    """
+    if why := retained.obstacle():
+        raise AgentError(f"{why}; use push --device, a device at a time")
+    progress = Progress()
+    try:
+        retained.put(partial(progress, "sending block"))
+    finally:
+        progress.close()
+    if not retained.lies_there():
+        retained.clear()
+        raise AgentError(f"{UNREADABLE}; use push --device, a device at a time")

@@ -1,0 +1,377 @@
+"""Leads a roll-out: counts the devices' words, judges each wave by its gate, begins the next.
+
+All that it goes by lies on the broker: any other that has the key may go on with it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import math
+import socket
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..core.errors import AgentError, BrokerError, MalformedError
+from ..core.text import counted, printable
+from ..delivery.plan import ENDED, Plan, read, seal
+from ..delivery.retained_package import RetainedPackage
+from ..models.packages.keys import Keyring
+from ..mqtt.one_shot import OneShotClient
+from ..mqtt.payloads import iso
+from ..mqtt.topics import rollouts
+from .fleet import Fleet, some_of
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from ..models.packages.keys import PrivateKey
+
+JUDGE_SECONDS = 0.5
+SPREAD_SECONDS = 0.02
+"""For each device of a wave that is online: over so long the wave begins."""
+COME_BACK_SECONDS = 1.0
+MISSING_SECONDS = 3.0
+"""After a new connection: so long the broker may take to send what it has kept."""
+MOST_SPREAD = 600.0
+BACK_SECONDS = 60.0
+"""For which devices are watched as they go back."""
+AGAIN_SECONDS = 5.0
+"""At least between two corrections of what others write on the topic of the roll-out."""
+
+Outcome = Literal["good", "failed", "unknown"]
+
+
+@dataclass
+class Tally:
+    """How far the devices of a wave are."""
+
+    members: int = 0
+    online: int = 0
+    ended_online: int = 0
+    judged: int = 0
+    """Those that are online or have ended, of which the gate's shares are."""
+    states: Counter[str] = field(default_factory=Counter)
+    disagreeing: int = 0
+    degraded: int = 0
+    """Devices that were ok before and are not now."""
+    not_well: dict[str, list[str]] = field(default_factory=dict)
+    """By what is wrong: devices."""
+    still_has: int = 0
+    """Devices that are online and serve it."""
+    offline: list[str] = field(default_factory=list)
+    """Devices that are away and have not ended."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures, as `--json` has them."""
+        return {
+            "members": self.members,
+            "online": self.online,
+            "states": dict(self.states),
+            "offline": self.offline,
+            "not_well": self.not_well,
+        }
+
+    def trouble(self, plan: Plan) -> str | None:
+        """Return what the gate refuses; None: nothing."""
+        gate = plan.gate
+        for count, most, what in (
+            (self.states["rejected"], gate.max_rejected, "rejected it"),
+            (self.states["rolled-back"], gate.max_rolled_back, "went back"),
+            (self.disagreeing, gate.max_disagreeing, "find other things than before"),
+            (self.degraded, gate.max_degraded, "are degraded since"),
+        ):
+            if count > most * self.judged:
+                return f"{count} of {counted(self.judged, 'device')} {what}, at most {most:.0%} may"
+        return None
+
+    def has_quorum(self, plan: Plan) -> bool:
+        """Whether enough of those that are online have ended."""
+        return self.online > 0 and self.ended_online >= plan.gate.quorum * self.online
+
+    def __str__(self) -> str:
+        """Write the sum."""
+        parts = [f"{n} {state}" for state, n in sorted(self.states.items()) if state != "waiting"]
+        waiting = self.states["waiting"] - len(self.offline)
+        parts += [f"{waiting} waiting"] if waiting > 0 else []
+        parts += [f"{len(self.offline)} offline"] if self.offline else []
+        return f"{counted(self.members, 'device')}: {', '.join(parts) or 'none yet'}"
+
+
+def rollout_filters(root: str) -> list[str]:
+    """Return what is subscribed to of roll-outs and the devices."""
+    kinds = ("status", "info", "health", "rollout")
+    return [*(f"{root}/+/{kind}" for kind in kinds), f"{rollouts(root)}/+"]
+
+
+def tally(plan: Plan, fleet: Fleet, wave: int) -> Tally:
+    """Count the devices of a wave."""
+    made = Tally()
+    for device in fleet.status:
+        if plan.wave_of(device, fleet.groups(device)) != wave:
+            continue
+        word = word_of(fleet, device, plan.id)
+        state, online = str(word.get("state", "waiting")), fleet.online(device)
+        ended = state in ENDED
+        made.members += 1
+        made.states[state] += 1
+        made.online += online
+        made.still_has += online and state in {"probation", "live"}
+        made.ended_online += online and ended
+        made.judged += online or ended or state == "probation"
+        if not online and not ended:
+            made.offline.append(device)
+        for why in _not_well(plan, fleet, device, word):
+            made.disagreeing += why.startswith("agrees")
+            made.degraded += why.startswith("degraded")
+            made.not_well.setdefault(why, []).append(device)
+    return made
+
+
+def _not_well(plan: Plan, fleet: Fleet, device: str, word: dict[str, Any]) -> Iterator[str]:
+    state, agreement = word.get("state"), word.get("agreement")
+    if state in {"rejected", "rolled-back", "aborted"} or word.get("why"):
+        yield f"{state}: {word.get('why', '')}".removesuffix(": ")
+    if state not in {"live", "probation"}:
+        return
+    if isinstance(agreement, int | float) and agreement < plan.gate.min_agreement:
+        yield "agrees too little with the version before"
+    health, status = fleet.health.get(device, {}), fleet.status[device]
+    if not fleet.online(device) and status.get("reason") == "lost":
+        yield "degraded: lost since it has it"
+    elif word.get("was") == "ok" and health.get("state") == "degraded":
+        why = health.get("why")
+        yield f"degraded: {why[0] if isinstance(why, list) and why else ''}".removesuffix(": ")
+
+
+def word_of(fleet: Fleet, device: str, plan: str) -> dict[str, Any]:
+    """Return what a device says of a roll-out; empty: nothing."""
+    says = fleet.rollouts.get(device, {})
+    others = says.get("others")
+    for word in (says, *(others if isinstance(others, list) else ())):
+        if isinstance(word, dict) and word.get("id") == plan:
+            return word
+    return {}
+
+
+def wave_line(plan: Plan, number: int, counts: Tally) -> str:
+    """Write a wave and how far it is."""
+    return f"wave {number + 1} of {len(plan.waves)} ({plan.waves[number]}): {counts}"
+
+
+def trouble_lines(counts: Tally) -> Iterator[str]:
+    """Write what is not well in a wave, each kind once."""
+    for why, devices in sorted(counts.not_well.items()):
+        yield printable(f"  {counted(len(devices), 'device')} {why} ({some_of(devices)})")
+
+
+def changed(plan: Plan, **what: Any) -> Plan:
+    """Return a plan with a change, above what devices have seen of it."""
+    now = time.time_ns()
+    # By the clock, so that it is also above what a broker may have lost.
+    serial = max(plan.serial + 1, now // 1_000_000_000)
+    return replace(plan, **{"serial": serial, "time": iso(now), "by": who(), "why": None, **what})
+
+
+def who() -> str:
+    """Return who leads from here."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "nobody"
+    return f"{user}@{socket.gethostname()}"[:64]
+
+
+class Roller:
+    """One that leads a roll-out, until it is over or somebody else leads."""
+
+    def __init__(
+        self,
+        client: OneShotClient,
+        fleet: Fleet,
+        root: str,
+        *,
+        key: PrivateKey | None,
+        package: RetainedPackage | None = None,
+    ) -> None:
+        """Publish nothing yet.
+
+        Args:
+            client: subscribed to what a fleet's look is at, and to the topic of the roll-out.
+            fleet: has looked.
+            root: first topic level.
+            key: signs.
+            package: put on the broker again where that has lost it; None: it is not at hand.
+        """
+        self._client = client
+        self._fleet = fleet
+        self._root = root
+        self._key = key
+        self._package = package
+        self._ring = None if key is None else Keyring({"own": key.public_key()}, ())
+        self._plan: Plan | None = None
+        self._sealed = b""
+        """What is to lie on the topic."""
+        self._echoes: deque[bytes] = deque()
+        """What was published, and will be heard."""
+        self._missing: float | None = None
+        """Since when, by the monotonic clock, it may not lie there."""
+        self._corrected = -math.inf
+        self._progress = Progress()
+
+    def lead(self, plan: Plan) -> int:
+        """Go through the waves; return 0 when all are through, 1 when it has stopped."""
+        try:
+            while plan.state == "running":
+                counts = tally(plan, self._fleet, plan.wave)
+                plan = replace(plan, spread_s=min(SPREAD_SECONDS * counts.online, MOST_SPREAD))
+                self._publish(plan)
+                print(wave_line(plan, plan.wave, counts), flush=True)
+                outcome, why = self._wave(plan)
+                counts = tally(plan, self._fleet, plan.wave)
+                print("\n".join([f"  {counts}", *trouble_lines(counts)]), flush=True)
+                plan = _after(plan, outcome, why)
+            self._client.wait_published([self._publish(plan)])
+            if plan.back:
+                self._watch_back(plan)
+        finally:
+            self._progress.close()
+        print(printable(ending(plan)), flush=True)
+        return 0 if plan.state == "done" else 1
+
+    def _publish(self, plan: Plan) -> Any:
+        """Publish a plan, of which devices take notice; return the receipt."""
+        self._plan, self._sealed = plan, seal(plan, self._key)
+        return self._send()
+
+    def _send(self) -> Any:
+        assert self._plan is not None  # noqa: S101 - set by `_publish`
+        self._echoes.append(self._sealed)
+        left = max(60, int(self._plan.expires_at - time.time()))
+        topic = f"{rollouts(self._root)}/{self._plan.id}"
+        return self._client.publish(topic, self._sealed, retain=True, expires_s=left)
+
+    def _wave(self, plan: Plan) -> tuple[Outcome, str | None]:
+        """Watch a wave until its gate says what follows."""
+        began, quorum_at = time.monotonic(), None
+        while True:
+            self._hear(JUDGE_SECONDS)
+            counts, now = tally(plan, self._fleet, plan.wave), time.monotonic()
+            self._progress(f"wave {plan.wave + 1}:", counts.ended_online, counts.online)
+            if not counts.members:
+                return "good", None
+            if why := counts.trouble(plan):
+                return "failed", why
+            if counts.has_quorum(plan):
+                quorum_at = quorum_at or now
+                if now - quorum_at >= plan.gate.hold_s:
+                    return "good", None
+                continue
+            quorum_at = None
+            if now - began > plan.gate.timeout_s:
+                done = f"{counts.ended_online} of {counts.online} online devices have ended"
+                return "unknown", f"after {plan.gate.timeout_s:.0f} s {done}"
+
+    def _watch_back(self, plan: Plan) -> None:
+        """Watch the devices that are online go back."""
+        until = time.monotonic() + BACK_SECONDS
+        while time.monotonic() < until:
+            self._hear(JUDGE_SECONDS)
+            counts = [tally(plan, self._fleet, number) for number in range(plan.wave + 1)]
+            if not any(each.still_has for each in counts):
+                break
+        for number, each in enumerate(counts):
+            print(wave_line(plan, number, each), flush=True)
+
+    def _hear(self, seconds: float) -> None:
+        """Take in what is said for a while.
+
+        Raises:
+            AgentError: somebody else leads now.
+            BrokerError: the broker refuses what is published.
+        """
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            try:
+                heard = self._client.next(left)
+            except BrokerError as problem:
+                if not self._client.gone:
+                    raise
+                self._come_back(str(problem))
+                continue
+            if heard is not None and heard.topic.startswith(f"{rollouts(self._root)}/"):
+                self._heard_plan(heard.payload)
+            elif heard is not None:
+                self._fleet.take(heard.topic, heard.payload)
+        if self._missing is not None and time.monotonic() - self._missing > MISSING_SECONDS:
+            self._put_again()
+
+    def _heard_plan(self, payload: bytes) -> None:
+        """Take what lies on the topic of the roll-out: what was put there, or another's."""
+        if self._echoes and payload == self._echoes[0]:
+            self._echoes.popleft()
+            return
+        if payload == self._sealed:
+            self._missing = None
+            return
+        assert self._plan is not None  # noqa: S101 - set by `_publish`
+        try:
+            other = read(payload, self._ring)
+        except MalformedError:
+            other = None
+        if other is not None and other.serial > self._plan.serial:
+            raise AgentError(f"roll-out {other.id}: {other.by} leads it now; it is {other.state}")
+        if time.monotonic() - self._corrected > AGAIN_SECONDS:
+            self._corrected = time.monotonic()
+            words = "somebody else writes on its topic, which is put right; see the access list"
+            print(f"roll-out {self._plan.id}: {words}", file=sys.stderr, flush=True)
+            self._send()
+        else:
+            self._missing = self._missing or time.monotonic()
+
+    def _come_back(self, problem: str) -> None:
+        """Connect again, however long that takes."""
+        print(f"{problem}; trying again", file=sys.stderr, flush=True)
+        self._echoes.clear()
+        while True:
+            try:
+                self._client.reconnect()
+                break
+            except BrokerError:
+                time.sleep(COME_BACK_SECONDS)
+        self._missing = time.monotonic()
+
+    def _put_again(self) -> None:
+        """Put on the broker what it has lost."""
+        self._missing = None
+        if self._package is not None and not self._package.lies_there():
+            self._package.put(lambda _done, _total: None)
+        self._send()
+
+
+def _after(plan: Plan, outcome: Outcome, why: str | None) -> Plan:
+    """Return what follows a wave."""
+    if outcome == "good":
+        last = plan.wave + 1 == len(plan.waves)
+        return changed(plan, state="done") if last else changed(plan, wave=plan.wave + 1)
+    if outcome == "failed" and plan.on_failure == "back":
+        return changed(plan, state="aborted", back=True, why=why)
+    return changed(plan, state="paused", why=why)
+
+
+def ending(plan: Plan) -> str:
+    """Write how it stands with a roll-out that nobody leads."""
+    commands = f"edge-agent rollout resume {plan.id}, or abort {plan.id}"
+    match plan.state:
+        case "done":
+            late = f"devices that were away are caught up until {plan.expires}"
+            return f"roll-out {plan.id} is through; {late}, or until: rollout finish {plan.id}"
+        case "paused":
+            return f"roll-out {plan.id} is paused: {plan.why}; go on with: {commands}"
+        case "aborted":
+            back = "; who has it goes back" if plan.back else ""
+            return f"roll-out {plan.id} is aborted: {plan.why}{back}"
+        case _:
+            return f"roll-out {plan.id} is running; if {plan.by} does not lead it: {commands}"

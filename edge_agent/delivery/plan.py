@@ -1,0 +1,202 @@
+"""The plan and state of a roll-out, signed as one: what lies on `edge/@rollout/<id>`. Section 5.
+
+A broker is not trusted with who installs what and when: a device follows only what a trusted key
+has signed. There is no list of devices in it; each finds its wave by its name and its groups.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ..config.settings import Seconds, Share
+from ..core.constraints import Ge, Gt, Le, Plain
+from ..core.errors import MalformedError
+from ..core.frozen import record
+from ..core.names import is_name, is_version
+from ..core.schema import build
+from ..models.packages.keys import SIGNATURE_BYTES, Keyring, verify
+from ..mqtt.connection import parse_object
+from ..mqtt.payloads import SCHEMA, seconds_of
+
+if TYPE_CHECKING:
+    from ..models.packages.keys import PrivateKey
+
+MAX_BYTES = 64 * 1024
+MAX_WAVES = 64
+DOMAIN = b"edge-agent roll-out 1\n"
+"""Signed before the plan, so that no signature of anything else is one of a plan."""
+ENDED = frozenset({"live", "rejected", "rolled-back", "aborted", "superseded"})
+"""Words of a device after which it does nothing more in this roll-out."""
+
+State = Literal["running", "paused", "aborted", "done"]
+_STRICT: Any = {"extra": "forbid"}
+
+
+@record(kw_only=True)
+class Wave:
+    """Whom a wave is for; neither devices nor a group: everybody."""
+
+    __pydantic_config__ = _STRICT
+    devices: tuple[str, ...] = ()
+    group: str | None = None
+    share: Annotated[Share, Gt(0)] = 1.0
+    """Of the group, of earlier waves' members too."""
+
+    def takes(self, device: str, groups: Collection[str], rank: float) -> bool:
+        """Whether a device is in it, if it is in none before."""
+        if self.devices:
+            return device in self.devices
+        return (self.group is None or self.group in groups) and rank < self.share
+
+    def __str__(self) -> str:
+        """Name whom it is for."""
+        if self.devices:
+            return ", ".join(self.devices)
+        who = "all devices" if self.group is None else f"@{self.group}"
+        return who if self.share == 1 else f"{self.share:.0%} of {who}"
+
+
+@record(kw_only=True)
+class Gate:
+    """What must hold of a wave before the next one begins; shares of its devices."""
+
+    __pydantic_config__ = _STRICT
+    max_rejected: Share = 0.05
+    max_rolled_back: Share = 0.0
+    max_disagreeing: Share = 1.0
+    min_agreement: Share = 0.5
+    """Of the frames in shadow; a device below it disagrees."""
+    max_degraded: Share = 0.05
+    """Of those that were ok before."""
+    quorum: Annotated[Share, Gt(0)] = 0.95
+    """So many of those that are online must have ended."""
+    hold_s: Seconds = 60.0
+    """How long it must hold after that."""
+    timeout_s: Annotated[Seconds, Gt(0)] = 3600.0
+    """For the quorum; then the roll-out is paused."""
+
+
+@record(kw_only=True)
+class Plan:
+    """A roll-out: what does not change of it, then how far it is."""
+
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's own form
+    id: str
+    transfer: str
+    name: str
+    version: str
+    created: str
+    expires: str
+    waves: tuple[Wave, ...]
+    gate: Gate
+    on_failure: Literal["stop", "back"]
+    spread_s: Seconds
+    """Over which the devices of a wave begin, so that the broker does not serve all at once."""
+    serial: Annotated[int, Plain(), Ge(1), Le(2**53)]
+    """Rises with each change; a device follows none that is lower than what it has seen."""
+    time: str
+    """Of this change."""
+    by: str
+    state: State
+    wave: Annotated[int, Plain(), Ge(0), Le(MAX_WAVES)]
+    """The last wave that may install, from 0."""
+    back: bool = False
+    """Of an aborted one: who has it goes back."""
+    why: str | None = None
+
+    def wave_of(self, device: str, groups: Collection[str]) -> int | None:
+        """Return the number of the first wave that a device is in; None: it is in none."""
+        place = hashlib.sha256(f"{self.id}\0{device}".encode()).digest()[:8]
+        rank = int.from_bytes(place, "big") / 2**64
+        for number, wave in enumerate(self.waves):
+            if wave.takes(device, groups, rank):
+                return number
+        return None
+
+    @property
+    def label(self) -> str:
+        """name@version."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def expires_at(self) -> float:
+        """Seconds since 1970."""
+        return seconds_of(self.expires)
+
+
+def seal(plan: Plan, key: PrivateKey | None) -> bytes:
+    """Return the payload of a plan, signed if a key is given."""
+    text = json.dumps(asdict(plan))
+    sealed = {"schema": SCHEMA, "signed": text}
+    if key is not None:
+        signature = key.sign(DOMAIN + text.encode())
+        sealed["signature"] = base64.b64encode(signature).decode()
+    return json.dumps(sealed).encode()
+
+
+def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) -> Plan:
+    """Return the plan in a payload, once its signature is good.
+
+    Args:
+        payload: from the broker.
+        ring: the keys that are trusted; None: the signature is not looked at.
+        allow_unsigned: whether it may have none.
+
+    Raises:
+        MalformedError: it is none, or nobody who is trusted has signed it.
+    """
+    body = parse_object(payload) if len(payload) <= MAX_BYTES else None
+    text = None if body is None else body.get("signed")
+    if body is None or not isinstance(text, str):
+        raise MalformedError("is no roll-out")
+    data = text.encode(errors="replace")
+    if ring is not None and not (allow_unsigned and "signature" not in body):
+        signature = _signature(body.get("signature"))
+        if signature is None or verify(ring, signature, DOMAIN + data) is None:
+            raise MalformedError("the roll-out is signed by no key that is trusted here")
+    says = parse_object(data)
+    if says is None:
+        raise MalformedError("is no roll-out")
+    plan = build(Plan, says, "roll-out", MalformedError)
+    _check(plan)
+    return plan
+
+
+def _signature(text: object) -> bytes | None:
+    try:
+        signature = base64.b64decode(str(text), validate=True)
+    except ValueError:
+        return None
+    return signature if len(signature) == SIGNATURE_BYTES else None
+
+
+def _check(plan: Plan) -> None:
+    """Raise MalformedError where a text is not what it should be."""
+    try:
+        for at in (plan.created, plan.expires, plan.time):
+            seconds_of(at)
+    except (TypeError, ValueError, OverflowError):
+        raise MalformedError("roll-out: a time is none") from None
+    names = is_name(plan.id) and is_name(plan.name) and is_version(plan.version)
+    if not names or len(plan.transfer) != 32 or plan.transfer.strip("0123456789abcdef"):
+        raise MalformedError("roll-out: id, name, version or transfer is none")
+    if not 0 < len(plan.waves) <= MAX_WAVES:
+        raise MalformedError(f"roll-out: expected 1 to {MAX_WAVES} waves")
+
+
+def trouble_of(waves: Sequence[Wave]) -> str | None:
+    """Return what is wrong with the waves that a person has written; None: nothing."""
+    if not 0 < len(waves) <= MAX_WAVES:
+        return f"expected 1 to {MAX_WAVES} tables [[waves]]"
+    for number, wave in enumerate(waves):
+        where = f"waves.{number}"
+        if wave.devices and (wave.group is not None or wave.share != 1):
+            return f"{where}: either devices, or group and share"
+        if bad := [name for name in (*wave.devices, wave.group) if name and not is_name(name)]:
+            return f"{where}: {bad[0]!r} is no name"
+    return None

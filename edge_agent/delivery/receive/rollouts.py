@@ -1,0 +1,318 @@
+"""The roll-outs that this device follows: it installs when its wave has come, and says how it went.
+
+What lies on `edge/@rollout/<id>` is followed only where a trusted key has signed it, and never
+backwards: what has been seen of each roll-out outlives a restart. The package is drawn and tried
+as any that is pushed.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import AgentError, MalformedError, ModelError
+from ...core.names import is_name, version_key
+from ...core.state_file import StateFile
+from ...models.store.catalog import Library
+from ...mqtt.connection import ReceivedMessage
+from ...mqtt.payloads import SCHEMA
+from ..plan import ENDED, Plan, read
+from .admission import DeviceIdentity
+from .router import Router
+
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 60.0
+"""After which a package that does not come is asked for again, and what serves is looked at."""
+SOON_SECONDS = 2.0
+MOST_KNOWN = 64
+"""Roll-outs that are remembered; more than that are not followed until others have expired."""
+MOST_OTHERS = 8
+"""Roll-outs that the device's word tells of, beside the latest."""
+
+
+@dataclass(slots=True)
+class Followed:
+    """What this device knows of a roll-out; on the disk."""
+
+    serial: int
+    transfer: str
+    model: str
+    version: str
+    expires: float
+    """Seconds since 1970."""
+    wave: int
+    state: str = "waiting"
+    """waiting, receiving, a phase of `rollout.ledger`, or one of `plan.ENDED`."""
+    why: str | None = None
+    before: str | None = None
+    """The version that was live."""
+    was: str | None = None
+    """The health before: ok or degraded."""
+    agreement: float | None = None
+    """With the version before, in shadow; 0 to 1."""
+    aborted: bool = False
+    installed: bool = False
+    """Whether it came to serve by this roll-out."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    def word(self) -> dict[str, Any]:
+        """Return what the device says of it."""
+        says = {
+            "wave": self.wave,
+            "state": self.state,
+            "why": self.why,
+            "model": self.model,
+            "version": self.version,
+            "from": self.before,
+            "was": self.was,
+            "agreement": self.agreement,
+        }
+        return {key: value for key, value in says.items() if value is not None}
+
+
+class Rollouts:
+    """Used by the thread that takes requests, but for `heard`."""
+
+    def __init__(
+        self,
+        file: Path,
+        identity: DeviceIdentity,
+        transfers: Router,
+        library: Library,
+        *,
+        say: Callable[[Mapping[str, Any]], object],
+        stop: Callable[[str, str], object],
+        rollback: Callable[[str], object],
+        health: Callable[[], str | None],
+    ) -> None:
+        """Read what is known of earlier ones.
+
+        Args:
+            file: where that is kept.
+            identity: of this device, and whom it trusts.
+            transfers: draws packages.
+            library: of all versions.
+            say: publishes this device's word, retained.
+            stop: ends the trial of what came by a transfer, for a reason.
+            rollback: brings the version of a model back that was before; raises AgentError.
+            health: returns ok or degraded.
+        """
+        self._file = StateFile(file, "roll-outs that were seen")
+        self._identity = identity
+        self._transfers = transfers
+        self._say = say
+        self._library = library
+        self._stop = stop
+        self._rollback = rollback
+        self._health = health
+        self._plans: dict[str, Plan] = {}
+        """By id: those that lie on the broker and are for this device."""
+        self._due: dict[str, float] = {}
+        """By id: monotonic clock when it is to be looked at."""
+        self._lock = threading.Lock()
+        """Guards what is known."""
+        self._known: dict[str, Followed] = self._file.read(_parse) or {}
+
+    # What arrives
+
+    def take(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
+        """Take what lies on the topic of a roll-out.
+
+        Raises:
+            MalformedError: it is not one that this device follows.
+        """
+        if len(levels) != 1 or not is_name(levels[0]):
+            raise MalformedError("is no topic of a roll-out")
+        (name,) = levels
+        if not message.payload:
+            self._forget(name)
+            return False
+        trusted, unsigned = self._identity.trusted(), self._identity.allow_unsigned()
+        plan = read(message.payload, trusted.read(), allow_unsigned=unsigned)
+        if plan.id != name:
+            raise MalformedError(f"is the roll-out {plan.id}")
+        mine = plan.wave_of(self._identity.device, self._identity.groups())
+        known = self._known.get(name)
+        if known is not None and (
+            plan.serial < known.serial or (known.aborted and plan.state != "aborted")
+        ):
+            raise MalformedError("is older than what this device has seen of this roll-out")
+        if known is None:
+            if mine is None:
+                return False
+            known = self._begin(name, plan, mine)
+        self._plans[name] = plan
+        with self._lock:
+            known.serial, known.aborted = plan.serial, plan.state == "aborted"
+            self._save()
+        self._follow(name, plan, known)
+        if known.state != "waiting":
+            with self._lock:
+                self._speak(name, known)  # the broker may have lost it
+        return False
+
+    def _begin(self, name: str, plan: Plan, wave: int) -> Followed:
+        self._prune()
+        if len(self._known) >= MOST_KNOWN:
+            raise MalformedError(f"{MOST_KNOWN} roll-outs are followed already")
+        known = Followed(plan.serial, plan.transfer, plan.name, plan.version, plan.expires_at, wave)
+        with self._lock:
+            self._known[name] = known
+        return known
+
+    def _prune(self) -> None:
+        """Forget what has expired: it is refused by its time."""
+        if self._identity.credible():
+            gone = [n for n, k in self._known.items() if k.expires < time.time()]
+            with self._lock:
+                for name in gone:
+                    if name not in self._plans:
+                        del self._known[name]
+
+    def _forget(self, name: str) -> None:
+        """Take that a roll-out was removed from the broker: nothing more is installed by it."""
+        plan, known = self._plans.pop(name, None), self._known.get(name)
+        self._due.pop(name, None)
+        if plan is not None and known is not None and not known.ended:
+            self._transfers.suspend(plan.transfer)
+
+    # What follows
+
+    def _follow(self, name: str, plan: Plan, known: Followed) -> None:
+        self._due.pop(name, None)
+        if plan.state == "aborted":
+            self._abort(name, plan, known)
+        elif known.ended or plan.wave < known.wave:
+            return
+        elif plan.state == "paused":
+            self._transfers.suspend(plan.transfer)
+        else:
+            spread = plan.spread_s if known.state == "waiting" else 0.0
+            self._due[name] = time.monotonic() + random.uniform(0, spread)  # noqa: S311 - no secret
+
+    def _abort(self, name: str, plan: Plan, known: Followed) -> None:
+        """Install nothing of it any more; go back where that is wanted."""
+        if known.installed and known.state in {"probation", "live"}:
+            if plan.back:
+                self._go_back(name, plan, known)
+        elif not known.ended:
+            self._set(name, known, "aborted", plan.why)
+            self._transfers.abort(plan.transfer)
+            self._stop(plan.transfer, "the roll-out was aborted")
+            # It may just be going live.
+            self._due[name] = time.monotonic() + SOON_SECONDS
+
+    def _go_back(self, name: str, plan: Plan, known: Followed) -> None:
+        if self._live(plan.name) != plan.version:
+            return
+        self._due.pop(name, None)
+        # Before, so that the end of its probation is not taken for another outcome.
+        self._set(name, known, "rolled-back", plan.why or "the roll-out was aborted")
+        try:
+            self._rollback(plan.name)
+        except AgentError as problem:
+            self._set(name, known, "live", f"did not go back: {problem}")
+
+    def tick(self, now: float) -> None:
+        """Do what is due, by the monotonic clock."""
+        for name in [name for name, at in self._due.items() if at <= now]:
+            plan, known = self._plans[name], self._known[name]
+            self._due[name] = now + AGAIN_SECONDS
+            if known.aborted or known.ended:
+                self._look_after(name, plan, known)
+            elif (why := self._obstacle(plan)) is not None:
+                state, words = why
+                if known.state in {"waiting", "receiving"}:
+                    self._transfers.suspend(plan.transfer)
+                    self._set(name, known, state, words)
+            else:
+                if known.state == "waiting":
+                    known.before, known.was = self._live(plan.name), self._health()
+                    self._set(name, known, "receiving")
+                self._transfers.draw(plan.transfer)
+
+    def _look_after(self, name: str, plan: Plan, known: Followed) -> None:
+        """See what has become of a version that was live."""
+        live = self._live(plan.name)
+        if known.state == "aborted" and live == plan.version and known.before not in {None, live}:
+            self._go_back(name, plan, known)
+        elif known.state == "live" and live and version_key(live) < version_key(plan.version):
+            self._set(name, known, "rolled-back", f"{live} serves again")
+
+    def _obstacle(self, plan: Plan) -> tuple[str, str] | None:
+        """Return why it is not installed now: the state that is said, and a reason."""
+        if not self._identity.credible():
+            return "waiting", "the clock of this device is not set yet"
+        if plan.expires_at <= time.time():
+            return "waiting", f"expired at {plan.expires}"
+        later = (
+            each.id
+            for each in self._plans.values()
+            if each.name == plan.name and each.created > plan.created and each.state != "aborted"
+        )
+        if (newer := next(later, None)) is not None:
+            return "superseded", f"by {newer}"
+        return None
+
+    def heard(self, transfer: str, says: Mapping[str, Any]) -> None:
+        """Take how far a transfer is; called by any thread."""
+        for name, known in list(self._known.items()):
+            if known.transfer != transfer or known.ended:
+                continue
+            state = str(says["state"])
+            if state == "rejected" and known.installed:
+                state = "rolled-back"
+            match says.get("shadow"):
+                case {"agreement": int() | float() as share}:
+                    known.agreement = round(float(share), 3)
+            if state in {"probation", "live"} and known.state != "waiting":
+                known.installed |= known.before != known.version
+            self._set(name, known, "receiving" if state == "need" else state, says.get("why"))
+            if known.ended:
+                self._due[name] = time.monotonic() + AGAIN_SECONDS
+
+    def _live(self, name: str) -> str | None:
+        """Return the version of a model that serves."""
+        try:
+            return self._library.live(name).manifest.version
+        except ModelError:
+            return None
+
+    # The word
+
+    def _set(self, name: str, known: Followed, state: str, why: str | None = None) -> None:
+        with self._lock:
+            if (known.state, known.why) == (state, why):
+                return
+            if known.ended != (state in ENDED):
+                log.info("roll-out %s: %s@%s: %s", name, known.model, known.version, state)
+            known.state, known.why = state, why
+            self._save()
+            self._speak(name, known)
+
+    def _speak(self, name: str, known: Followed) -> None:
+        """Publish the word on a roll-out, and those on others; with the lock held."""
+        others = [
+            {"id": other, **each.word()}
+            for other, each in self._known.items()
+            if other != name and other in self._plans and each.state != "waiting"
+        ]
+        more = {"others": others[-MOST_OTHERS:]} if others else {}
+        self._say({"schema": SCHEMA, "id": name, **known.word(), **more})
+
+    def _save(self) -> None:
+        self._file.save({name: asdict(known) for name, known in self._known.items()})
+
+
+def _parse(content: Any) -> dict[str, Followed]:
+    return {name: Followed(**says) for name, says in content.items() if is_name(name)}

@@ -1,0 +1,257 @@
+"""Roll-outs to real agents over a real mosquitto: waves, gates, who comes late, and strangers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+
+from edge_agent.delivery.plan import Plan, read, seal
+from edge_agent.models.packages.keys import load_private
+from tests.helpers.push import Box, golden, model_folder, start_box
+from tests.helpers.support import AgentProcess, Listener, Mosquitto, run_cli
+
+Agents = Callable[..., AgentProcess]
+Listening = Callable[..., Listener]
+GATE = {"hold_s": 0.2, "timeout_s": 60}
+
+
+class Fleet:
+    """Agents that trust one key, and what is done with roll-outs to them."""
+
+    def __init__(self, folder: Path, broker: Mosquitto, listener: Listener, agent: Agents) -> None:
+        self.folder = folder
+        self.broker = broker
+        self.listener = listener
+        self._agent = agent
+        self.key = self.make_key("push")
+        (folder / "trust").mkdir()
+        shutil.copy(f"{self.key}.pub", folder / "trust")
+
+    def make_key(self, name: str) -> Path:
+        path = self.folder / f"{name}.key"
+        assert run_cli("keygen", str(path)).returncode == 0
+        return path
+
+    def box(self, device: str, **settings: Any) -> Box:
+        """Start an agent."""
+        return start_box(
+            self.folder / device,
+            self.broker,
+            self.listener,
+            self._agent,
+            device,
+            groups=["lab"],
+            trust={"keys": [str(self.folder / "trust")]},
+            **settings,
+        )
+
+    def stop(self, box: Box) -> None:
+        """Stop an agent of which the broker knows its groups."""
+        self.listener.wait_state(box.topic("info"), groups=["lab"])
+        assert box.agent.stop() == 0
+
+    def package(self, version: str, **how: Any) -> Path:
+        """Make a signed package that the agents accept, or with `bad` reject in their trial."""
+        bad = how.pop("bad", False)
+        folder = model_folder(self.folder / version, version, **how)
+        if bad:
+            golden(folder, {"scores": np.array([[0, 0, 1]], np.float32)})
+        tar = self.folder / f"{version}.tar"
+        done = run_cli("pack", str(folder), "-o", str(tar), "--key", str(self.key))
+        assert done.returncode == 0, done.stderr
+        return tar
+
+    def plan(self, package: Path, *waves: dict[str, Any], **more: Any) -> Path:
+        """Write a plan."""
+        file = package.with_suffix(".toml")
+        tables = {"package": package.name, "waves": list(waves), "gate": GATE, **more}
+        file.write_text(tomli_w.dumps(tables))
+        return file
+
+    def roll(self, verb: str, *more: str) -> Any:
+        """Run `edge-agent rollout`."""
+        key = () if verb == "status" else ("--key", str(self.key))
+        return run_cli("rollout", verb, *more, *key, "--broker", self.broker.url)
+
+    def start(self, verb: str, *more: str) -> subprocess.Popen[str]:
+        """Begin to run `edge-agent rollout`."""
+        command = [sys.executable, "-m", "edge_agent", "rollout", verb, *more]
+        return subprocess.Popen(
+            [*command, "--key", str(self.key), "--broker", self.broker.url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def sealed(self) -> list[bytes]:
+        """Give what was put on topics of roll-outs, in order."""
+        return [h.payload for h in self.listener.heard if "/@rollout/" in h.topic and h.payload]
+
+    def last_plan(self) -> Plan:
+        return read(self.sealed()[-1], None)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, broker: Mosquitto, agent: Agents, listen: Listening) -> Fleet:
+    """Give a broker, a listener to all, and a key that agents will trust."""
+    return Fleet(tmp_path, broker, listen(broker.port), agent)
+
+
+def test_waves_go_through_and_late_devices_are_caught_up(fleet: Fleet) -> None:
+    """First the device that is named, then the group; one that was away has it when it is back.
+
+    The package is sent once, and `finish` leaves nothing of it on the broker.
+    """
+    one, two, three = (fleet.box(device) for device in ("edge-01", "edge-02", "edge-03"))
+    fleet.stop(three)
+    plan = fleet.plan(fleet.package("2", best=2), {"devices": ["edge-01"]}, {"group": "lab"})
+    done = fleet.roll("start", str(plan))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "wave 1 of 2 (edge-01): 1 device: 1 waiting" in done.stdout
+    assert "1 live, 1 offline" in done.stdout
+    for box in (one, two):
+        box.results_go_on("2")
+        word = fleet.listener.last(box.topic("rollout"))
+        assert word is not None
+        assert (word["state"], word["from"], word["version"]) == ("live", "1", "2")
+    first = [h.topic.split("/")[1] for h in fleet.listener.heard if h.topic.endswith("/rollout")]
+    assert first.index("edge-01") < first.index("edge-02")
+    blocks = [h.topic for h in fleet.listener.heard if "/block/" in h.topic]
+    assert len(blocks) == len(set(blocks)), "a block was sent twice"
+
+    three.agent.restart()
+    three.wait_live("2")
+    name = fleet.last_plan().id
+    shown = fleet.roll("status", "--json")
+    says = json.loads(shown.stdout)
+    assert (says["id"], says["state"]) == (name, "done")
+    fleet.listener.wait_state(three.topic("rollout"), state="live")
+    assert json.loads(fleet.roll("status", "--json").stdout)["waves"][1]["states"] == {"live": 2}
+    done = fleet.roll("finish", name)
+    assert done.returncode == 0, done.stderr
+    assert "no roll-out is on this broker" in fleet.roll("status").stdout
+    left = Listener(fleet.broker.port, "edge/@package/#")
+    left.publish("edge/@package/mark", b"{}")
+    left.wait_for(lambda heard: heard, "the mark")
+    left.close()
+    assert [heard.topic for heard in left.heard] == ["edge/@package/mark"]
+
+
+def test_a_wave_that_fails_takes_all_back_and_nobody_installs_it_later(fleet: Fleet) -> None:
+    """Who had it goes back; who was away finds it aborted, and follows no older state of it."""
+    one = fleet.box("edge-01")
+    fleet.box("edge-02", trial={"min_agreement": 0.9})
+    three = fleet.box("edge-03")
+    fleet.stop(three)
+    waves = ({"devices": ["edge-01"]}, {"group": "lab", "share": 1.0})
+    plan = fleet.plan(fleet.package("2", best=2), *waves, on_failure="back")
+    done = fleet.roll("start", str(plan))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 of 1 device rejected it, at most 5% may" in done.stdout
+    assert re.search(r"1 device rejected: .*agrees on 0% .* \(edge-02\)", done.stdout), done.stdout
+    one.results_go_on("1")
+    word = fleet.listener.wait_state(one.topic("rollout"), state="rolled-back")
+    assert "rejected it" in word["why"]
+    three.agent.restart()
+    fleet.listener.wait_state(three.topic("rollout"), state="aborted")
+    running = next(sealed for sealed in fleet.sealed() if read(sealed, None).wave == 1)
+    topic = f"edge/@rollout/{fleet.last_plan().id}"
+    fleet.listener.publish(topic, running, retain=True)
+    assert three.health()["malformed"] == 1
+    three.results_go_on("1")
+    assert three.stored()["incoming"] == set()
+
+    # A person may still decide for another roll-out of it, and to begin nothing of that.
+    assert fleet.roll("finish").returncode == 0
+    assert fleet.roll("abort").returncode == 1
+    assert "not on this broker" in fleet.roll("pause", "level-000000").stderr
+
+
+def test_what_strangers_write_makes_no_device_do_anything(fleet: Fleet) -> None:
+    """Neither install nor go back nor abort: by other keys, none, another id, or damaged."""
+    box = fleet.box("edge-01")
+    plan = fleet.plan(fleet.package("2", best=2), {"group": "lab"})
+    assert fleet.roll("start", str(plan)).returncode == 0
+    box.wait_live("2")
+    word = fleet.listener.wait_state(box.topic("rollout"), state="live")
+    good = fleet.sealed()[-1]
+    done = read(good, None)
+    later = replace(done, serial=done.serial + 1, state="aborted", back=True)
+    stranger = load_private(fleet.make_key("stranger"))
+    other = json.loads(seal(later, stranger))
+    own = json.loads(good)
+    topics = {
+        f"edge/@rollout/{done.id}": [
+            seal(later, stranger),
+            seal(later, None),
+            json.dumps({**own, "signed": other["signed"]}).encode(),
+            json.dumps({**own, "signature": base64.b64encode(bytes(64)).decode()}).encode(),
+            json.dumps({"schema": 1, "signed": {}, "signature": 7}).encode(),
+            b"\x00\xff",
+            b"[" * 70_000,
+        ],
+        f"edge/@rollout/{done.id}x": [good],
+        "edge/@rollout/a/b": [good],
+        "edge/@rollout/new-000000": [seal(replace(done, id="new-000000"), stranger)],
+        f"edge/@package/{done.transfer}/block/0": [b"x"],
+        "edge/@package/offer": [b"x"],
+    }
+    before = box.health()["malformed"]
+    for topic, payloads in topics.items():
+        for payload in payloads:
+            fleet.listener.publish(topic, payload, retain=True)
+    sent = sum(len(payloads) for topic, payloads in topics.items() if "/@rollout/" in topic)
+    fleet.listener.wait_for(
+        lambda _h: (fleet.listener.last(box.topic("health")) or {})["malformed"] - before == sent,
+        "all of them to be counted",
+    )
+    box.results_go_on("2")
+    assert fleet.listener.last(box.topic("rollout")) == word
+    # The one who leads puts its own state right.
+    assert fleet.roll("finish", done.id).returncode == 1
+    fleet.listener.publish(f"edge/@rollout/{done.id}", good, retain=True)
+    assert fleet.roll("finish", done.id).returncode == 0
+
+
+def test_any_roller_may_die_and_another_goes_on(fleet: Fleet) -> None:
+    """The killed one is followed by `resume`; one that lives ends when somebody else leads."""
+    one, two = fleet.box("edge-01"), fleet.box("edge-02")
+    gate = {**GATE, "hold_s": 600}
+    waves = ({"devices": ["edge-01"]}, {"group": "lab"})
+    plan = fleet.plan(fleet.package("2", best=2), *waves, gate=gate)
+    first = fleet.start("start", str(plan))
+    one.wait_live("2")
+    first.kill()
+    first.wait()
+    name = fleet.last_plan().id
+    second = fleet.start("resume", name)
+    fleet.listener.wait_for(lambda _h: len(fleet.sealed()) > 1, "the second to lead")
+    third = fleet.start("resume", name, "--next")
+    _, words = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert "leads it now; it is running" in words
+    two.wait_live("2")
+    paused = fleet.roll("pause", name)
+    assert "is paused: by " in paused.stdout, paused.stderr
+    _, words = third.communicate(timeout=60)
+    assert "leads it now; it is paused" in words
+    back = fleet.roll("abort", "--back")
+    assert back.returncode == 0, back.stderr
+    for box in (one, two):
+        fleet.listener.wait_state(box.topic("rollout"), state="rolled-back")
+        box.results_go_on("1")
+    again = fleet.roll("resume")
+    assert again.returncode == 1
+    assert "is aborted; start another one" in again.stderr
