@@ -554,7 +554,8 @@ def _words(line: str) -> list[str]:
 def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
     """Numbers that the page on security states are the ones that the code has."""
     from edge_agent.core import schema
-    from edge_agent.delivery import protocol
+    from edge_agent.delivery import plan, protocol
+    from edge_agent.delivery.receive.rollouts import MOST_KNOWN
     from edge_agent.models import golden, manifest
     from edge_agent.models.files import check_ir, check_onnx, strip_weights
     from edge_agent.models.packages import package, ustar
@@ -571,6 +572,7 @@ def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
         f"| {protocol.MAX_OFFER_BYTES // kib} KiB, {package.MAX_HEADER // kib} KiB |",
         f"| {protocol.MAX_SINGLE_MESSAGE_BYTES // mib} MiB; {inbox.MAX_BYTES // mib} MiB and ",
         f" and {inbox.MAX_MESSAGES} messages |",
+        f"| roll-out | {plan.MAX_BYTES // kib} KiB, {plan.MAX_WAVES} waves, {MOST_KNOWN} that are ",
         f"| {ustar.MAX_MEMBERS:,} members, {ustar.MAX_DEPTH} levels, ",
         f"{check_onnx.MAX_NODES:,} nodes, {strip_weights.MAX_PARTS:,} parts |",
         f"| {check_ir.MAX_XML_BYTES // mib} MiB of XML, {check_ir.MAX_LAYERS:,} layers, ",
@@ -863,7 +865,7 @@ MAY_HEAR = {
         *("status", "info", "health", "result", "pipeline", "source", "model", "snapshot"),
     },
     "operator": {"status", "info", "health", "pipeline", "source", "model", "reply"},
-    "deployer": {"status", "info", "model", "push"},
+    "deployer": {"status", "info", "health", "model", "push"},
 }
 
 

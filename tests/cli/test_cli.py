@@ -48,6 +48,7 @@ COMMANDS = (
     "status",
     "models",
     "rollback",
+    "rollout",
     "add",
     "pack",
     "describe",
