@@ -12,8 +12,8 @@ from typing import Any
 from ..core.errors import AgentError, UsageError
 from ..core.names import NAME_RULE, is_name
 from ..mqtt.connection import ReceivedMessage, parse_object
+from ..mqtt.look import Said, offline_since
 from ..mqtt.one_shot import OneShotClient
-from .terminal import moment, span
 
 LOOK_SECONDS = 1.5
 """How long the first retained topic may take to arrive."""
@@ -174,6 +174,16 @@ class Fleet:
         groups = self.info.get(device, {}).get("groups")
         return groups if isinstance(groups, list) else []
 
+    def said(self, device: str) -> Said:
+        """Return what a device has left."""
+        return Said(
+            device,
+            self.status.get(device, {}),
+            self.info.get(device, {}),
+            self.health.get(device, {}),
+            self.sources.get(device, {}),
+        )
+
     def members(self, group: str) -> list[str]:
         """List the devices of a group, online or not."""
         return sorted(device for device in self.info if group in self.groups(device))
@@ -240,29 +250,10 @@ def absence(fleet: Fleet, target: str) -> str:
             f" (offline: {', '.join(members)})" if members else ""
         )
     if target in fleet.status:
-        return f"device {target} is {offline_since(fleet, target)}"
+        return f"device {target} is {offline_since(fleet.said(target))}"
     return unknown(fleet, target)
 
 
 def unknown(fleet: Fleet, device: str) -> str:
     """Return that a device is unknown, and which are known."""
     return f"device {device} is unknown; known: {', '.join(sorted(fleet.status)) or 'none'}"
-
-
-def offline_since(fleet: Fleet, device: str) -> str:
-    """Return since when a device is offline, and whether it was stopped or lost.
-
-    The last will of one that was lost bears the time of its connecting, so the last that was heard
-    of it is the best that is known.
-    """
-    status = fleet.status[device]
-    stopped = status.get("reason") == "stopped"
-    heard = [status, fleet.health.get(device, {}), *fleet.sources.get(device, {}).values()]
-    times = [at for says in heard[: 1 if stopped else None] if (at := moment(says)) is not None]
-    if not times:
-        return "offline"
-    ago = span(time.time() - max(times))
-    shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(max(times)))
-    if stopped:
-        return f"offline since {shown}, {ago} ago (stopped)"
-    return f"offline (lost), last heard of {shown}, {ago} ago"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from urllib.parse import unquote
 
 HIDDEN = "***"
@@ -35,6 +36,17 @@ def half_letter(text: str) -> str | None:
 def counted(count: int, noun: str) -> str:
     """Write so many of something: "1 model", "2 models"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def span(seconds: float) -> str:
+    """Write a span of time in its two largest units: "2 d 3 h"."""
+    whole = max(0, round(seconds))
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    for (unit, size), (smaller, part) in pairwise(units):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"
 
 
 def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

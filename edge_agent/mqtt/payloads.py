@@ -32,6 +32,15 @@ def seconds_of(text: str) -> float:
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
+def moment(says: Mapping[str, Any]) -> float | None:
+    """Return the time of a payload in seconds since 1970; None where it has none."""
+    text = says.get("time")
+    try:
+        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
+    except (ValueError, OverflowError):
+        return None
+
+
 @lru_cache(maxsize=16)
 def _second(seconds: int) -> str:
     """Format the whole seconds; cached, since many results fall into the same second."""

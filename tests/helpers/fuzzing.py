@@ -23,7 +23,7 @@ import tomli_w
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
-from edge_agent.cli.commands.status import _lines, _look
+from edge_agent.cli.commands.status import _lines
 from edge_agent.cli.commands.tail import _line
 from edge_agent.cli.fleet import Fleet
 from edge_agent.config.load import load as load_settings
@@ -67,6 +67,7 @@ from edge_agent.mqtt import payloads as wire
 from edge_agent.mqtt.command_memory import CommandMemory
 from edge_agent.mqtt.connection import ReceivedMessage, parse_object
 from edge_agent.mqtt.inbox import Inbox
+from edge_agent.mqtt.look import look_at
 from edge_agent.mqtt.one_shot import OneShotClient
 from edge_agent.mqtt.requests import Command, Requests
 from edge_agent.mqtt.subscriptions import Subscriptions
@@ -641,7 +642,7 @@ def check_wire(given: tuple[Findings, str, int, list[tuple[list[str], bytes]]]) 
         fleet.take(topic, content)
         fleet.members("lab")
         for device in fleet.status:
-            assert all(map(str.isprintable, _lines(_look(fleet, device), color=False)))
+            assert all(map(str.isprintable, _lines(look_at(fleet.said(device)), color=False)))
         topic = f"edge/box/push/{package.transfer}"
         sender._answer(ReceivedMessage(topic, content, retained=False))
     safe = safe_name(word)

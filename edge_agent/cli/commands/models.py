@@ -9,8 +9,9 @@ from ...core.errors import AgentError, UsageError
 from ...core.names import NAME_RULE, is_name
 from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
+from ...mqtt.look import offline_since
 from ...mqtt.one_shot import OneShotClient
-from ..fleet import Fleet, absence, incomplete, offline_since
+from ..fleet import Fleet, absence, incomplete
 from ..options import Options, add_broker, broker_settings
 
 EXAMPLES = (
@@ -43,7 +44,7 @@ def main(options: Options) -> int:
         if options.device and options.device not in fleet.status:
             raise AgentError(absence(fleet, options.device))
     for name in sorted(fleet.status):
-        state = "online" if fleet.online(name) else offline_since(fleet, name)
+        state = "online" if fleet.online(name) else offline_since(fleet.said(name))
         about = fleet.info.get(name, {}).get("profile")
         profile = about.get("name", "?") if isinstance(about, dict) else "?"
         print(printable(f"{name}  {state}  profile {profile}"))

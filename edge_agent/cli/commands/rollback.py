@@ -12,8 +12,9 @@ from ...core.errors import UsageError
 from ...core.names import NAME_RULE, is_name
 from ...core.text import printable
 from ...mqtt import payloads
+from ...mqtt.look import offline_since
 from ...mqtt.one_shot import OneShotClient
-from ..fleet import Fleet, check_target, look_filters, offline_since, online_targets
+from ..fleet import Fleet, check_target, look_filters, online_targets
 from ..options import Options, add_broker, broker_settings, positive
 
 EXAMPLES = (
@@ -51,7 +52,7 @@ def main(options: Options) -> int:
     if target.startswith("@"):
         for device in fleet.members(target[1:]):
             if device not in devices:
-                print(f"{device}: {offline_since(fleet, device)}; it was not asked")
+                print(f"{device}: {offline_since(fleet.said(device))}; it was not asked")
     for why in failed:
         print(printable(f"edge-agent: {why}"), file=sys.stderr)
     return 1 if failed else 0

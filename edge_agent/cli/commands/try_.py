@@ -21,7 +21,7 @@ from ...core.errors import (
     UsageError,
 )
 from ...core.names import is_name
-from ...core.text import counted
+from ...core.text import counted, span
 from ...core.types import Array, Outcome, Sample
 from ...inference.engines.registry import engine_words
 from ...inference.model import Model
@@ -38,7 +38,7 @@ from ..options import Options, broker_settings, positive
 from ..picture_file import PictureFile
 from ..samples import Samples
 from ..saved import new_folder, save
-from ..terminal import say, span
+from ..terminal import say
 
 if TYPE_CHECKING:
     from ...mqtt.one_shot import TopicReader

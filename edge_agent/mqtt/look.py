@@ -1,0 +1,177 @@
+"""What a device's topics say of it, judged: ok, degraded, offline or unknown, and why.
+
+Payloads are taken as they are; whoever shows them must expect any JSON in them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..core.text import span
+from ..inference.engines.registry import engine_words
+from . import payloads
+from .payloads import moment
+
+USUAL_INTERVAL = 10.0
+"""Seconds between two health messages of a device that does not say."""
+FIRST_SECONDS = 2.0
+"""Before an agent has run for so long, it has no rate that says something."""
+MISSED = 3
+"""Health messages that may be missing before the latest counts as old."""
+
+
+class Said(NamedTuple):
+    """What a device has left on its retained topics."""
+
+    device: str
+    status: Mapping[str, Any]
+    info: Mapping[str, Any]
+    health: Mapping[str, Any]
+    sources: Mapping[str, Mapping[str, Any]]
+    """By pipeline."""
+
+
+@dataclass
+class PipelineLook:
+    """What is known of a pipeline."""
+
+    source: str
+    """opening, running, lost, ended …"""
+    enabled: bool = True
+    """False: it is switched off, so that its source is closed."""
+    inferred: int | None = None
+    """Frames since it began."""
+    model: str | None = None
+    """What serves: "face@3 on openvino:CPU"; or, where nothing does, what the settings name."""
+    fps: float | None = None
+    p99_ms: float | None = None
+    learning: float | None = None
+    """How far its threshold or its drift has been learned, 0 to 1; None: nothing is learned."""
+    gaps: int = 0
+    """Breaks in a signal."""
+    error: str | None = None
+
+
+@dataclass
+class DeviceLook:
+    """What is known of a device; `--json` prints it, but for `words`."""
+
+    device: str
+    state: str
+    """ok, degraded, offline, or unknown: online, but without health of now."""
+    words: str = ""
+    """The rest of its line."""
+    why: list[str] = field(default_factory=list)
+    """What its latest health says of it, however old."""
+    health_age_s: float | None = None
+    pipelines: dict[str, PipelineLook] = field(default_factory=dict)
+
+
+def look_at(said: Said) -> DeviceLook:
+    """Judge a device by what it has left on its topics."""
+    health, status = said.health, said.status
+    look = DeviceLook(said.device, "unknown", why=texts_in(health.get("why")))
+    look.pipelines = dict(_pipelines(said))
+    at = moment(health)
+    if at is not None and health.get("clock") != payloads.UNSET:
+        look.health_age_s = round(max(0.0, time.time() - at), 1)
+    age = look.health_age_s
+    old = "" if age is None else f"{span(age)} old: "
+    last = f"its last health, {old}{'; '.join([str(health.get('state')), *look.why])}"
+    if status.get("state") != "online":
+        look.state, look.words = "offline", offline_since(said).removeprefix("offline ")
+        look.words += f"; {last}" if health else ""
+    elif not health:
+        look.words = "online, but has told no health yet"
+    elif age is not None and _is_old(age, health, status):
+        look.words = f"online, but {last}"
+    else:
+        # A source says at once that it is lost, health at its interval.
+        broken = any(each.error for each in look.pipelines.values())
+        look.state = "ok" if health.get("state") == "ok" and not broken else "degraded"
+        up = number_in(health.get("uptime_s")) or 0.0
+        look.words = "; ".join(look.why) or f"up {span(up)}"
+    return look
+
+
+def _is_old(age: float, health: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Whether health is of an earlier run of the agent, or newer ones are missing."""
+    if age > MISSED * (number_in(health.get("interval_s")) or USUAL_INTERVAL):
+        return True
+    said, joined = moment(health), moment(status)
+    return status.get("reason") == "started" and (said or 0) < (joined or 0)
+
+
+def _pipelines(said: Said) -> Iterator[tuple[str, PipelineLook]]:
+    """Put together what topics say of each pipeline; the settings' order."""
+    info, health = said.info, said.health
+    figures = table_in(health.get("pipelines"))
+    listed = [entry for entry in tables_in(info.get("pipelines")) if entry.get("name")]
+    serving = {str(entry.get("name")): entry for entry in tables_in(info.get("models"))}
+    for entry in listed:
+        name = str(entry["name"])
+        figure, source = table_in(figures.get(name)), said.sources.get(name, {})
+        look = PipelineLook(str(source.get("state") or figure.get("source") or "opening"))
+        look.enabled = source.get("enabled") is not False
+        inferred = number_in(figure.get("inferred"))
+        look.inferred = None if inferred is None else int(inferred)
+        model = serving.get(str(entry.get("model")), {})
+        look.model = str(entry.get("model"))
+        if model.get("serves"):
+            look.model = f"{model['serves']} on {engine_words(str(model.get('engine')))}"
+        # Over the first instants it would be of a few frames that had waited.
+        if (number_in(health.get("uptime_s")) or 0.0) >= FIRST_SECONDS:
+            look.fps = number_in(figure.get("fps"))
+        look.learning = number_in(table_in(figure.get("drift")).get("learning"))
+        look.gaps = int(number_in(table_in(figure.get("signal")).get("gaps")) or 0)
+        look.p99_ms = number_in(table_in(figure.get("latency_ms")).get("p99"))
+        if source.get("error") or look.source == "lost":
+            look.error = str(source.get("error", "lost"))
+        elif model.get("problem"):
+            look.error = str(model["problem"])
+        yield name, look
+
+
+def offline_since(said: Said) -> str:
+    """Return since when a device is offline, and whether it was stopped or lost.
+
+    The last will of one that was lost bears the time of its connecting, so the last that was heard
+    of it is the best that is known.
+    """
+    stopped = said.status.get("reason") == "stopped"
+    heard = [said.status, said.health, *said.sources.values()]
+    times = [at for says in heard[: 1 if stopped else None] if (at := moment(says)) is not None]
+    if not times:
+        return "offline"
+    ago = span(time.time() - max(times))
+    shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(max(times)))
+    if stopped:
+        return f"offline since {shown}, {ago} ago (stopped)"
+    return f"offline (lost), last heard of {shown}, {ago} ago"
+
+
+# Payloads may hold anything
+
+
+def table_in(value: object) -> dict[str, Any]:
+    """Return an object; {} for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def tables_in(value: object) -> list[dict[str, Any]]:
+    """List the objects in a list."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def texts_in(value: object) -> list[str]:
+    """List what is in a list as texts."""
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+def number_in(value: object) -> float | None:
+    """Return a finite number; None for anything else."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
