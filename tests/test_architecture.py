@@ -24,11 +24,12 @@ PACKAGE = CHECKOUT / "edge_agent"
 
 PACKAGES = (
     *("core", "device", "models", "inference", "sources", "config", "mqtt", "serving"),
-    *("runtime", "delivery", "health", "rules", "homeassistant", "daemon", "tools", "bench", "cli"),
+    *("runtime", "delivery", "health", "rules", "homeassistant", "daemon", "tools", "bench"),
+    *("ui", "cli"),
 )
 """From bottom to top: a package imports from those before it only; see docs/architecture.md."""
 
-NOT_IN_RUN = frozenset({"bench", "tools"})
+NOT_IN_RUN = frozenset({"bench", "tools", "ui"})
 """Packages of which the running agent imports nothing, at no time."""
 CLI_OF_RUN = frozenset(
     {"cli", "cli.attended", "cli.commands", "cli.commands.run", "cli.main", "cli.options"}
@@ -88,7 +89,9 @@ HOMES: Mapping[str, str] = {
     "serial": "sources.serial_line",
     "matplotlib": "tools bench.pipeline.pipeline_bars",
     "nncf": "tools.quantizers",
+    "starlette": "ui",
     "torch": "tools.pytorch_model",
+    "uvicorn": "ui",
     "ai_edge_litert": "tools.conversion_worker",
 }
 
@@ -107,7 +110,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
 HEAVY = (
     *("openvino", "onnxruntime", "onnx", "cv2", "av", "pydantic", "pydantic_settings"),
     *("paho", "cryptography", "rich", "psutil", "amqtt", "prometheus_client", "matplotlib"),
-    *("lap", "torch", "PIL"),
+    *("lap", "torch", "PIL", "starlette", "uvicorn"),
 )
 """What a command that does not use it must not wait for."""
 
@@ -332,6 +335,7 @@ def test_what_is_imported_is_installed() -> None:
         *extras["bench"],
         *extras["tools"],
         *extras["pytorch"],
+        *extras["ui"],
     ]
     declared = {text.split(">")[0].split("<")[0].split("=")[0].strip() for text in wanted}
     used = {library for module in modules() for library in imports(module)[1]}

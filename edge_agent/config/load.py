@@ -34,6 +34,8 @@ from .shapes import MOST_SHAPES, polygon_trouble
 from .templates import topic_trouble
 
 PREFIX = "EDGE_AGENT_"
+PAGE_VARIABLE = "EDGE_AGENT_UI_PASSWORD"
+"""Of the operator's page, whose command reads it; no setting."""
 _FLAGS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
@@ -117,7 +119,7 @@ def _environment(env: Mapping[str, str]) -> _Layer:
     layer = _Layer()
     # Shorter names first, so that EDGE_AGENT_BROKER__URL wins over its key in EDGE_AGENT_BROKER.
     for variable in sorted(env, key=lambda name: (name.count("__"), name)):
-        if not variable.startswith(PREFIX) or variable == FAULT_VARIABLE:
+        if not variable.startswith(PREFIX) or variable in {FAULT_VARIABLE, PAGE_VARIABLE}:
             continue
         path = tuple(variable.removeprefix(PREFIX).lower().split("__"))
         hint = _hint(path)

@@ -10,6 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -19,7 +22,7 @@ from ...config.settings import Broker
 from ...core.bundled import bundled
 from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.scratch import scratch_folder
-from ...mqtt.loopback import Loopback, broker
+from ...mqtt.loopback import Loopback, broker, free_port
 from ...mqtt.one_shot import OneShotClient
 from ..live import LiveView
 from ..options import Options, positive
@@ -47,6 +50,7 @@ PICTURE = Path("demo.jpg")
 PICTURE_WIDTH = 640
 PICTURE_SECONDS = 0.5
 START_SECONDS = 60.0
+FIRST_PAGE_PORT = 8080
 
 
 EXAMPLES = (
@@ -62,6 +66,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=positive, metavar="N", help="end by itself; default: at Ctrl-C"
     )
     parser.add_argument("--pipeline", metavar="NAME", help="only this one of the demo's pipelines")
+    parser.add_argument(
+        "--ui", action="store_true", help="the operator's page, too, opened in a browser"
+    )
     parser.add_argument("--json", action="store_true", help="results as JSON, one a line")
 
 
@@ -86,9 +93,11 @@ def main(options: Options) -> int:
             file = PictureFile(PICTURE, "frames with their boxes", bytes)
             view.notes.append(file.note())
         settings = folder / "edge-agent.toml"
-        text = _settings(folder, loopback, names, pictures=file is not None)
+        text = _settings(folder, loopback, names, pictures=file is not None or options.ui)
         settings.write_text(text, encoding="utf-8")
-        return _watch(options, folder, loopback, settings, names, view, file)
+        with _page(loopback, folder) if options.ui else nullcontext() as note:
+            view.notes += [note] if note else []
+            return _watch(options, folder, loopback, settings, names, view, file)
 
 
 def _notes(loopback: Loopback, names: list[str]) -> list[str]:
@@ -159,7 +168,6 @@ def _watch(
 ) -> int:
     """Run the agent beside the view."""
     log = folder / "agent.log"
-    command = [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)]
     if options.json:
         for note in view.notes:
             print(note, file=sys.stderr)
@@ -167,19 +175,8 @@ def _watch(
     address = Broker(url=loopback.url, protocol=loopback.protocol)
     closing = threading.Event()
     sensor = threading.Thread(target=_publish, args=(address, closing), name="sensor")
-    with (
-        OneShotClient(address, wanted) as client,
-        log.open("wb") as output,
-    ):
-        agent = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=_plain_environment(),
-            # Ctrl-C is for us; the agent is told to end in its turn.
-            start_new_session=True,
-        )
+    run = ("run", "--config", str(settings))
+    with OneShotClient(address, wanted) as client, _child(*run, log=log) as agent:
         if "vibration" in names:
             sensor.start()
         try:
@@ -189,12 +186,6 @@ def _watch(
             pass
         finally:
             closing.set()
-            agent.send_signal(signal.SIGTERM)
-            try:
-                agent.wait(10)
-            except subprocess.TimeoutExpired:
-                agent.kill()
-                agent.wait()
     for line in view.summary_lines():
         say(line, sys.stderr if options.json else sys.stdout)
     if view.rows and not options.json:
@@ -207,6 +198,48 @@ def _watch(
             f"no result arrived; the agent's last word: {words[-1] if words else 'none'}"
         )
     return 0
+
+
+@contextmanager
+def _child(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of ours in the background; its first line can be read, the rest is logged."""
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "edge_agent", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if arguments[0] == "ui" else output,
+            stderr=output,
+            env=_plain_environment(),
+            # Ctrl-C is for us; the child is told to end in its turn.
+            start_new_session=True,
+        )
+    try:
+        yield child
+    finally:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+@contextmanager
+def _page(loopback: Loopback, folder: Path) -> Iterator[str]:
+    """Serve the operator's page, and open it where there is a desktop; yield its note.
+
+    Raises:
+        AgentError: it does not start.
+    """
+    log, listen = folder / "page.log", f"127.0.0.1:{free_port(FIRST_PAGE_PORT)}"
+    arguments = ("ui", "--broker", loopback.url, "--listen", listen)
+    with _child(*arguments, log=log) as child:
+        note = child.stdout.readline().decode().strip() if child.stdout else ""
+        if not note:
+            raise AgentError(f"--ui: {log.read_text(errors='replace').strip()}")
+        if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+            webbrowser.open(f"http://{listen}")
+        yield note
 
 
 def _plain_environment() -> dict[str, str]:

@@ -1,0 +1,127 @@
+"""Who may use the page: the browser of its operator, and no page of somebody else in it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE = "edge-agent-ui"
+MOST_SESSIONS = 100
+MOST_PASSWORD_BYTES = 1024
+WRONG_SECONDS = 1.0
+"""After a wrong password, before the next one is looked at, whoever gives it."""
+OPEN = ("/", "/session", "/login", "/static/")
+"""What is answered without the password: the page itself, which shows nothing yet."""
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Checks every request before the page sees it, and what a browser is allowed in return."""
+
+    def __init__(self, app: ASGIApp, *, password: str | None, loopback: bool) -> None:
+        """Protect an application.
+
+        Args:
+            app: the page.
+            password: None: none is asked for.
+            loopback: the page listens on loopback only. A name that somebody has made point there
+                is refused, so that no page of theirs can read this one.
+        """
+        self._app = app
+        self._password = password
+        self._loopback = loopback
+        self._sessions: list[str] = []
+        self._judging = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or have the page answer."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        request = HTTPConnection(scope)
+        refusal = self._refusal(request)
+        if scope["type"] == "websocket":
+            if refusal:
+                await send({"type": "websocket.close", "code": 1008, "reason": refusal})
+            else:
+                await self._app(scope, receive, send)
+            return
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        answer: ASGIApp = self._app
+        if refusal:
+            answer = PlainTextResponse(refusal, 403)
+        elif scope["path"] == "/session":
+            answer = PlainTextResponse("open" if self._is_known(request) else "password")
+        elif scope["path"] == "/login" and scope["method"] == "POST":
+            answer = await self._log_in(Request(scope, receive))
+        await answer(scope, receive, send_safely)
+
+    def _refusal(self, request: HTTPConnection) -> str:
+        """Return why a request is not answered; "": it is."""
+        host = request.headers.get("host", "")
+        if self._loopback and _name_of(f"//{host}") not in LOOPBACK:
+            return "this page answers to localhost only"
+        origin = request.headers.get("origin")
+        changes = request.scope["type"] == "websocket" or request.scope["method"] not in {
+            "GET",
+            "HEAD",
+        }
+        if changes and (origin is None or urlsplit(origin).netloc != host):
+            return "the request comes from another page"
+        path = request.scope["path"]
+        is_open = any(path == each or (each != "/" and path.startswith(each)) for each in OPEN)
+        if not is_open and not self._is_known(request):
+            return "log in first"
+        return ""
+
+    def _is_known(self, request: HTTPConnection) -> bool:
+        return self._password is None or request.cookies.get(COOKIE) in self._sessions
+
+    async def _log_in(self, request: Request) -> Response:
+        if self._password is None:
+            return PlainTextResponse("no password is needed")
+        given = b""
+        async for part in request.stream():
+            given += part
+            if len(given) > MOST_PASSWORD_BYTES:
+                return PlainTextResponse("too long for a password", 413)
+        async with self._judging:
+            if not hmac.compare_digest(given, self._password.encode()):
+                await asyncio.sleep(WRONG_SECONDS)
+                return PlainTextResponse("wrong password", 403)
+        token = secrets.token_urlsafe(32)
+        self._sessions = [*self._sessions[-MOST_SESSIONS:], token]
+        answer = PlainTextResponse("welcome")
+        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+        return answer
+
+
+def _name_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,88 @@
+"""Reads topics in a thread of its own, through every loss of the broker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ..config.settings import Broker
+from ..core.backoff import Backoff
+from ..core.errors import BrokerError
+from ..mqtt.connection import ReceivedMessage
+from ..mqtt.one_shot import OneShotClient
+
+IDLE_SECONDS = 0.5
+MOST_PAUSE_SECONDS = 5.0
+"""Between two attempts to reach the broker."""
+Missing = Callable[[], list[str]]
+
+
+class Reader:
+    """One connection to the broker at a time, from its making until `close`."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        filters: list[str],
+        take: Callable[[ReceivedMessage], None],
+        told: Callable[[str], None] = lambda _problem: None,
+        missing: Missing = list,
+    ) -> None:
+        """Begin to connect.
+
+        Args:
+            broker: where to.
+            filters: what is subscribed to.
+            take: is given every message.
+            told: what is wrong with the connection; "": nothing.
+            missing: names the retained topics that should have come by now, each once.
+        """
+        self._broker = broker
+        self._filters = filters
+        self._take = take
+        self._told = told
+        self._missing = missing
+        self._closing = threading.Event()
+        self._client: OneShotClient | None = None
+        threading.Thread(target=self._run, name="reader", daemon=True).start()
+
+    def close(self) -> None:
+        """End soon."""
+        self._closing.set()
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Publish for who is there now.
+
+        Raises:
+            BrokerError: there is no connection.
+        """
+        client = self._client
+        if client is None or client.gone:
+            raise BrokerError("there is no connection to the broker; nothing was sent")
+        client.publish(topic, payload, expires_s=60)
+
+    def _run(self) -> None:
+        backoff = Backoff(first=0.2, most=MOST_PAUSE_SECONDS)
+        while not self._closing.is_set():
+            try:
+                with OneShotClient(self._broker, self._filters) as client:
+                    self._client = client
+                    self._told("")
+                    backoff.reset()
+                    self._read(client)
+            except BrokerError as problem:
+                self._told(str(problem))
+                self._closing.wait(backoff.pause())
+
+    def _read(self, client: OneShotClient) -> None:
+        refused = ""
+        while not self._closing.is_set():
+            message = client.next(IDLE_SECONDS)
+            if message is not None:
+                self._take(message)
+            elif missing := self._missing():
+                # A broker leaves out retained messages where many come at once.
+                client.ask(missing)
+            if client.refused != refused:
+                refused = client.refused
+                self._told(f"the broker has refused a subscription: {refused}; see its access list")

@@ -1,0 +1,149 @@
+"""The page's server: files, pictures, and one WebSocket for each browser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from .. import __version__
+from ..config.settings import Broker
+from ..core.names import is_name
+from ..core.text import redact
+from .guard import Guard
+from .reader import Reader
+from .site import Site, Viewer
+
+STATIC = Path(__file__).parent / "static"
+FRAME_SECONDS = 0.25
+"""Between two messages to a browser, at least."""
+MOST_REQUEST_BYTES = 64 * 1024
+END_SECONDS = 2
+"""For the browsers, when the page ends."""
+
+
+class Page:
+    """The site, as an application."""
+
+    def __init__(self, broker: Broker) -> None:
+        """Begin to read the broker."""
+        self._broker = broker
+        self._site = Site(broker.topic_root)
+        site = self._site
+        self._reader = Reader(broker, site.filters(), site.take, site.told, site.missing)
+        self.app = Starlette(
+            routes=[
+                Route("/", self._index),
+                Route("/picture", self._picture),
+                WebSocketRoute("/live", self._live),
+                Mount("/static", StaticFiles(directory=STATIC)),
+            ]
+        )
+
+    def close(self) -> None:
+        """Read no more."""
+        self._reader.close()
+
+    async def _index(self, _request: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    async def _picture(self, request: Request) -> Response:
+        """Answer with a JPEG that a device has published."""
+        asked = (request.query_params.get(key, "") for key in ("device", "kind", "name"))
+        data = self._site.picture(*asked)
+        if data is None:
+            return PlainTextResponse("this picture is not here (any more)", 404)
+        return Response(data, media_type="image/jpeg")
+
+    async def _live(self, socket: WebSocket) -> None:
+        """Send a browser what changes, and hear what it looks at."""
+        await socket.accept()
+        viewer = self._site.join()
+        sending = asyncio.create_task(self._send(socket, viewer))
+        watching: Reader | None = None
+        try:
+            while True:
+                asked = _parse(await socket.receive_text())
+                if "watch" in asked:
+                    if watching is not None:
+                        watching.close()
+                    watching = self._watch(viewer, asked["watch"])
+        except (WebSocketDisconnect, KeyError):
+            pass  # KeyError: it has sent bytes
+        finally:
+            sending.cancel()
+            if watching is not None:
+                watching.close()
+            self._site.leave(viewer)
+
+    def _watch(self, viewer: Viewer, name: object) -> Reader | None:
+        """Read the one device that a browser looks at."""
+        if not isinstance(name, str):
+            name = None
+        self._site.watch(viewer, name)
+        # What is no name cannot be an agent, and could hold a wildcard.
+        if name is None or not is_name(name):
+            return None
+        return Reader(self._broker, self._site.filters(name), self._site.take)
+
+    async def _send(self, socket: WebSocket, viewer: Viewer) -> None:
+        hello = {
+            "version": __version__,
+            "broker": redact(str(self._broker.url)),
+            "root": self._broker.topic_root,
+        }
+        frame: dict[str, Any] = {"hello": hello, **self._site.frame(viewer)}
+        with suppress(WebSocketDisconnect, RuntimeError):  # it has gone meanwhile
+            while True:
+                if frame:
+                    await socket.send_text(json.dumps(frame, separators=(",", ":")))
+                await asyncio.sleep(FRAME_SECONDS)
+                frame = self._site.frame(viewer)
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        asked = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return asked if isinstance(asked, dict) else {}
+
+
+def serve(broker: Broker, listening: socket.socket, password: str | None, *, local: bool) -> None:
+    """Serve the page until Ctrl-C.
+
+    Args:
+        broker: is read.
+        listening: where the page is.
+        password: that browsers have to give; None: none.
+        local: it listens on loopback only.
+    """
+    page = Page(broker)
+    config = uvicorn.Config(
+        Guard(page.app, password=password, loopback=local),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="websockets-sansio",
+        ws_max_size=MOST_REQUEST_BYTES,
+        ws_per_message_deflate=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=END_SECONDS,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        page.close()

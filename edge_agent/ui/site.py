@@ -1,0 +1,348 @@
+"""What is known of the fleet while the page is served, and what each browser has yet to be sent.
+
+Messages come from the threads of readers, frames are asked for by the server's thread: one lock
+holds it all. Everything is bounded, whatever is published.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.text import printable
+from ..mqtt.connection import ReceivedMessage, parse_object
+from ..mqtt.look import DeviceLook, Said, look_at, number_in, table_in, texts_in
+from ..mqtt.payloads import moment
+
+RETAINED = frozenset(
+    {"status", "info", "health", "model", "source", "pipeline", "count", "config", "rollout"}
+)
+FLEET_KINDS = (
+    *("status", "info", "health", "model/+", "source/+"),
+    *("event/+", "picture/+/+", "push/+"),
+)
+"""What is read of every device; the rest is read of the one that somebody looks at."""
+WATCH_KINDS = ("result/+", "snapshot/+", "count/+", "pipeline/+", "config", "answer/+")
+PROOFS = ("status", "info")
+"""What every device has retained."""
+
+MOST_BYTES = 256 * 1024
+"""Of a payload that is shown."""
+MOST_PICTURE_BYTES = 4 * 2**20
+MOST_PICTURES_BYTES = 64 * 2**20
+MOST_DEVICES = 10_000
+MOST_KEPT = 500
+"""Retained topics of one device."""
+MOST_EVENTS = 100
+MOST_PUSHES = 40
+MOST_FIGURES = 240
+"""Health messages of one device whose figures are kept: 40 minutes at the usual interval."""
+MOST_WAITING = 2000
+"""Messages to a browser that is too slow."""
+MOST_WORDS = 300
+ASK = 200
+"""Retained topics that are asked for at once."""
+JUDGE_SECONDS = 5.0
+"""How often health that has stopped coming is noticed."""
+JPEG = b"\xff\xd8\xff"
+
+Says = list[Any]
+"""A message for the browser: kind, name, what it says."""
+
+
+@dataclass
+class Device:
+    """What is known of a device."""
+
+    revision: int = 0
+    """Of the page's state, when this device last changed."""
+    seen: float = 0.0
+    """When it last said something, seconds since 1970."""
+    kept: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    """Its retained topics, by kind and name."""
+    events: deque[Says] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    pushes: deque[Says] = field(default_factory=lambda: deque(maxlen=MOST_PUSHES))
+    figures: deque[list[float | None]] = field(default_factory=lambda: deque(maxlen=MOST_FIGURES))
+    row: dict[str, Any] = field(default_factory=dict)
+    """As it stands in the table; empty: it has to be made again."""
+
+
+@dataclass
+class Viewer:
+    """One browser: what it looks at, and what it has not been sent yet."""
+
+    device: str | None = None
+    revision: int = 0
+    told: tuple[str, float] | None = None
+    latest: dict[tuple[str, str], Says] = field(default_factory=dict)
+    """Results and snapshots: only the newest of each pipeline."""
+    waiting: deque[Says] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+
+
+class Site:
+    """The state behind the page."""
+
+    def __init__(self, root: str) -> None:
+        """Start with nothing.
+
+        Args:
+            root: first topic level.
+        """
+        self._root = root
+        self._lock = threading.Lock()
+        self._devices: dict[str, Device] = {}
+        self._gone: dict[str, int] = {}
+        self._revision = 0
+        self._judged = 0.0
+        self._told = ("connecting to the broker", time.time())
+        self._asked: set[str] = set()
+        self._pictures: OrderedDict[tuple[str, str, str], bytes] = OrderedDict()
+        self._picture_bytes = 0
+        self._viewers: list[Viewer] = []
+
+    def filters(self, device: str | None = None) -> list[str]:
+        """Return what is read of every device, or of the one that is looked at."""
+        kinds = FLEET_KINDS if device is None else WATCH_KINDS
+        return [f"{self._root}/{device or '+'}/{kind}" for kind in kinds]
+
+    # From the broker
+
+    def told(self, problem: str) -> None:
+        """Take what is wrong with the connection; "": nothing."""
+        with self._lock:
+            self._told = (printable(problem)[:MOST_WORDS], time.time())
+            self._asked.clear()
+
+    def missing(self) -> list[str]:
+        """Name retained topics of devices that should have come by now, each once."""
+        with self._lock:
+            missing = [
+                topic
+                for name, device in self._devices.items()
+                for kind in PROOFS
+                if (kind, "") not in device.kept
+                and (topic := f"{self._root}/{name}/{kind}") not in self._asked
+            ][:ASK]
+            self._asked.update(missing)
+        return missing
+
+    def take(self, message: ReceivedMessage) -> None:
+        """Take a message of a device."""
+        name, *levels = message.topic.removeprefix(f"{self._root}/").split("/")
+        if not levels or name.startswith("@"):
+            return
+        kind, about = levels[0], "/".join(levels[1:])
+        with self._lock:
+            device = self._devices.get(name)
+            if device is None:
+                if not message.payload or len(self._devices) >= MOST_DEVICES:
+                    return
+                device = self._devices[name] = Device()
+            if not message.retained:
+                device.seen = time.time()
+            if kind in {"snapshot", "picture"}:
+                self._take_picture(name, kind, about, message.payload)
+            elif kind in RETAINED and not message.payload:
+                device.kept.pop((kind, about), None)
+                self._changed(name, device, [kind, about, None])
+            else:
+                self._take_words(name, device, [kind, about, _body(message.payload)])
+
+    def _take_words(self, name: str, device: Device, says: Says) -> None:
+        kind, about, body = says
+        if (at := moment(body)) is not None:
+            device.seen = max(device.seen, min(at, time.time()))
+        if kind in RETAINED:
+            if (kind, about) in device.kept or len(device.kept) < MOST_KEPT:
+                device.kept[kind, about] = body
+            if kind == "health" and "odd" not in body:
+                device.figures.append(_figures(body))
+        elif kind == "event":
+            device.events.append(says)
+        elif kind == "push":
+            device.pushes.append([*says, time.time()])
+        self._changed(name, device, says)
+
+    def _take_picture(self, name: str, kind: str, about: str, data: bytes) -> None:
+        says: Says = [kind, about, {"at": time.time()}]
+        if not data.startswith(JPEG) or len(data) > MOST_PICTURE_BYTES:
+            says[2] = _odd(data, "is no JPEG that can be shown")
+        else:
+            key = (name, kind, about)
+            self._picture_bytes += len(data) - len(self._pictures.pop(key, b""))
+            self._pictures[key] = data
+            while self._picture_bytes > MOST_PICTURES_BYTES:
+                self._picture_bytes -= len(self._pictures.popitem(last=False)[1])
+        self._tell(name, says)
+
+    def _changed(self, name: str, device: Device, says: Says) -> None:
+        """Note that a device has another row, perhaps, and tell who looks at it."""
+        if says[0] in {"status", "info", "health", "model", "source"}:
+            self._revision += 1
+            device.revision, device.row = self._revision, {}
+            if not device.kept:
+                del self._devices[name]
+                if len(self._gone) > MOST_DEVICES:
+                    self._gone.clear()
+                self._gone[name] = self._revision
+            else:
+                self._gone.pop(name, None)
+        self._tell(name, says)
+
+    def _tell(self, name: str, says: Says) -> None:
+        for viewer in self._viewers:
+            if viewer.device == name:
+                if says[0] in {"result", "snapshot"}:
+                    viewer.latest[says[0], says[1]] = says
+                else:
+                    viewer.waiting.append(says)
+
+    # To the browsers
+
+    def join(self) -> Viewer:
+        """Add a browser."""
+        viewer = Viewer()
+        with self._lock:
+            self._viewers.append(viewer)
+        return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        """Forget a browser."""
+        with self._lock:
+            self._viewers.remove(viewer)
+
+    def watch(self, viewer: Viewer, name: str | None) -> None:
+        """Let a browser see one device: all that is known of it, and then what it says."""
+        with self._lock:
+            viewer.device = name
+            viewer.latest.clear()
+            viewer.waiting.clear()
+            device = None if name is None else self._devices.get(name)
+            if device is None:
+                return
+            viewer.waiting.append(["figures", "", list(device.figures)])
+            viewer.waiting += [[kind, about, body] for (kind, about), body in device.kept.items()]
+            viewer.waiting += device.events
+            viewer.waiting += device.pushes
+            viewer.waiting += [
+                [kind, about, {"at": 0}]
+                for owner, kind, about in self._pictures
+                if owner == name and kind == "picture"
+            ]
+
+    def picture(self, name: str, kind: str, about: str) -> bytes | None:
+        """Return the latest snapshot of a pipeline, or the picture of an event."""
+        with self._lock:
+            return self._pictures.get((name, kind, about))
+
+    def frame(self, viewer: Viewer) -> dict[str, Any]:
+        """Return what a browser has not been sent yet; empty: nothing."""
+        with self._lock:
+            if time.monotonic() - self._judged > JUDGE_SECONDS:
+                self._judge_again()
+            frame: dict[str, Any] = {}
+            if viewer.revision != self._revision:
+                changed = [
+                    (name, device)
+                    for name, device in self._devices.items()
+                    if device.revision > viewer.revision
+                ]
+                frame["rows"] = [self._row(name, device) for name, device in changed]
+                frame["gone"] = [n for n, at in self._gone.items() if at > viewer.revision]
+                viewer.revision = self._revision
+            if viewer.told != self._told:
+                viewer.told = self._told
+                frame["broker"] = {"problem": self._told[0], "since": self._told[1]}
+            if viewer.latest or viewer.waiting:
+                frame["watch"] = viewer.device
+                frame["says"] = [*viewer.waiting, *viewer.latest.values()]
+                viewer.waiting.clear()
+                viewer.latest.clear()
+        return frame
+
+    def _judge_again(self) -> None:
+        """Find devices whose state has changed by their silence alone."""
+        self._judged = time.monotonic()
+        for name, device in self._devices.items():
+            if device.row and device.row["state"] != _look(name, device).state:
+                self._revision += 1
+                device.revision, device.row = self._revision, {}
+
+    @staticmethod
+    def _row(name: str, device: Device) -> dict[str, Any]:
+        if not device.row:
+            device.row = _row(name, device)
+        return device.row
+
+
+def _look(name: str, device: Device) -> DeviceLook:
+    status, info, health = (device.kept.get((k, ""), {}) for k in ("status", "info", "health"))
+    sources = {about: body for (kind, about), body in device.kept.items() if kind == "source"}
+    return look_at(Said(name, status, info, health, sources))
+
+
+def _row(name: str, device: Device) -> dict[str, Any]:
+    """Return a device as it stands in the table."""
+    look = _look(name, device)
+    info, health = device.kept.get(("info", ""), {}), device.kept.get(("health", ""), {})
+    running = [each for each in look.pipelines.values() if each.enabled and look.state != "offline"]
+    odd = [kind for (kind, _), body in device.kept.items() if "odd" in body]
+    words = f"{look.words}; cannot be read: {', '.join(odd)}" if odd else look.words
+    return {
+        "id": name,
+        "state": look.state,
+        "words": words[:MOST_WORDS],
+        "groups": [text[:64] for text in texts_in(info.get("groups"))[:20]],
+        "agent": str(info.get("agent") or "")[:64],
+        "models": [
+            _model(about, body) for (kind, about), body in device.kept.items() if kind == "model"
+        ][:20],
+        "fps": _sum(each.fps for each in running),
+        "p99": max((each.p99_ms for each in running if each.p99_ms is not None), default=None),
+        "temperature": number_in(health.get("temperature_c")),
+        "seen": device.seen,
+    }
+
+
+def _model(name: str, body: dict[str, Any]) -> dict[str, Any]:
+    candidate = table_in(body.get("candidate"))
+    return {
+        "name": name[:64],
+        "live": str(body.get("live") or "")[:64],
+        "next": str(candidate.get("version") or "")[:64],
+        "phase": str(candidate.get("phase") or "")[:64],
+    }
+
+
+def _figures(health: dict[str, Any]) -> list[float | None]:
+    """Return time, results a second, p99, processor, memory and temperature of a device."""
+    pipelines = [table_in(each) for each in table_in(health.get("pipelines")).values()]
+    slowest = (number_in(table_in(each.get("latency_ms")).get("p99")) for each in pipelines)
+    return [
+        moment(health) or time.time(),
+        _sum(number_in(each.get("fps")) for each in pipelines),
+        max((p99 for p99 in slowest if p99 is not None), default=None),
+        number_in(health.get("cpu_percent")),
+        number_in(health.get("rss_mb")),
+        number_in(health.get("temperature_c")),
+    ]
+
+
+def _sum(numbers: Iterable[float | None]) -> float | None:
+    known = [each for each in numbers if each is not None]
+    return sum(known) if known else None
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in a payload; what it is instead, where it is none."""
+    body = parse_object(data) if len(data) <= MOST_BYTES else None
+    return _odd(data, "is no JSON object that can be shown") if body is None else body
+
+
+def _odd(data: bytes, what: str) -> dict[str, Any]:
+    begin = printable(data[:80].decode("utf-8", "backslashreplace"))
+    return {"odd": f"a message of {len(data)} bytes {what}; it begins with {begin}"}

@@ -1,0 +1,107 @@
+// The connection to the server, which view is shown, and what stands above every view.
+
+import { clock, h, put } from "./dom.js";
+import { DeviceView } from "./device.js";
+import { FleetView } from "./fleet.js";
+
+const main = document.querySelector("#main");
+const banner = document.querySelector("#banner");
+const rows = new Map();
+let hello = {};
+let problem = "";
+let socket = null;
+let view = null;
+let pause = 500;
+
+export function send(message) {
+  if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify(message));
+}
+
+function show() {
+  const [, kind, id] = location.hash.match(/^#\/(device)\/(.+)$/) ?? [];
+  view?.close();
+  let name = "";
+  try {
+    name = kind ? decodeURIComponent(id) : "";
+  } catch {
+    location.hash = "#/";
+    return;
+  }
+  view = kind ? new DeviceView(name, rows) : new FleetView(rows);
+  main.replaceChildren(view.element);
+  document.title = kind ? `${name} · edge-agent` : "edge-agent";
+  send({ watch: kind ? name : null });
+}
+
+function tell(words) {
+  banner.hidden = !words;
+  put(banner, words);
+  document.body.classList.toggle("stale", Boolean(words));
+}
+
+function heard(frame) {
+  if (frame.hello) {
+    hello = frame.hello;
+    rows.clear();
+    put(document.querySelector("#mode"), `${hello.version} · read-only`);
+    put(document.querySelector("#broker"), hello.broker);
+    show();
+  }
+  if (frame.broker) {
+    const words = frame.broker.problem;
+    problem = words ? `Broker: ${words}. What is shown is as of ${clock(frame.broker.since)}.` : "";
+    tell(problem);
+  }
+  if (frame.rows) {
+    for (const row of frame.rows) rows.set(row.id, row);
+    for (const id of frame.gone) rows.delete(id);
+    view.changed(frame.rows.map((row) => row.id), frame.gone);
+  }
+  if (frame.says && frame.watch === view.name) for (const said of frame.says) view.said(...said);
+}
+
+function connect() {
+  socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/live`);
+  socket.onopen = () => {
+    pause = 500;
+    tell(problem);
+  };
+  socket.onmessage = (message) => heard(JSON.parse(message.data));
+  socket.onclose = async () => {
+    tell("The page's server cannot be reached; trying again. What is shown is old.");
+    await new Promise((done) => setTimeout(done, pause));
+    pause = Math.min(pause * 2, 5000);
+    start();
+  };
+}
+
+// Ask for the password where one is needed.
+async function start() {
+  try {
+    if ((await (await fetch("/session")).text()) !== "password") return connect();
+  } catch {
+    return connect();
+  }
+  tell("");
+  const password = h("input", { type: "password", id: "password", autocomplete: "current-password", required: true });
+  const wrong = h("p", { role: "alert", class: "wrong" });
+  const submit = async (event) => {
+    event.preventDefault();
+    const answer = await fetch("/login", { method: "POST", body: password.value });
+    if (answer.ok) return connect();
+    put(wrong, await answer.text());
+    password.select();
+  };
+  const label = h("label", { for: "password" }, "Password of this page");
+  main.replaceChildren(h("form", { class: "login", onsubmit: submit }, label, password, h("button", {}, "Log in"), wrong));
+  password.focus();
+}
+
+addEventListener("hashchange", () => {
+  if (!hello.version) return;
+  show();
+  main.focus();
+  scrollTo(0, 0);
+});
+setInterval(() => view?.tick(), 5000);
+start();

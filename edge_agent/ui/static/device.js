@@ -1,0 +1,292 @@
+// One device: its picture, events, lines over time, models and pushes.
+
+import { ago, clean, clock, h, list, number, object, put, state } from "./dom.js";
+import { Chart, Sparkline } from "./plot.js";
+
+const MOST_EVENTS = 50;
+const MOST_PUSHES = 60;
+
+const picture = (device, kind, name, at) => `/picture?${new URLSearchParams({ device, kind, name, at })}`;
+
+export class DeviceView {
+  constructor(name, rows) {
+    this.name = name;
+    this.rows = rows;
+    this.kept = { info: {}, health: {}, source: {}, model: {}, count: {} };
+    this.figures = [];
+    this.charts = new Map();
+    this.events = new Map();
+    this.nameless = 0;
+    this.pictured = new Set();
+    this.dirty = new Set(["head", "pipelines", "models", "health"]);
+    this.build();
+    this.timer = setInterval(() => this.render(), 500);
+    this.render();
+  }
+
+  build() {
+    this.head = h("div", { class: "device-head" });
+    this.pipelines = h("tbody");
+    const columns = ["Pipeline", "Source", "Model", "fps", "p99 ms", "Dropped", ""];
+    const table = h("table", { class: "plain" }, h("thead", {}, h("tr", {}, columns.map((title) => h("th", { scope: "col" }, title)))), this.pipelines);
+    this.snapshots = new Map();
+    this.shots = h("div", { class: "shots" });
+    this.noShot = h("p", { class: "quiet" }, "No snapshot has come yet. A pipeline publishes them with snapshot = true in its settings.");
+    this.log = h("ol", { class: "events", "aria-label": "Events, newest first" });
+    this.noEvent = h("p", { class: "quiet" }, "No event since this page's server began.");
+    this.lines = h("div", { class: "charts" });
+    this.noLine = h("p", { class: "quiet" }, "No values yet.");
+    this.sparks = [
+      [1, new Sparkline("Results", "a second", 1)],
+      [2, new Sparkline("Latency p99", "ms")],
+      [3, new Sparkline("Processor", "%")],
+      [4, new Sparkline("Memory", "MB")],
+      [5, new Sparkline("Temperature", "°C")],
+    ];
+    this.models = h("div", { class: "models" });
+    this.pushes = h("ol", { class: "log", "aria-label": "Pushes, newest first" });
+    this.noPush = h("p", { class: "quiet" }, "No push since this page's server began.");
+    const part = (title, ...children) => h("section", { class: "part" }, h("h2", {}, title), ...children);
+    this.element = h(
+      "article", { class: "device" }, h("p", {}, h("a", { href: "#/" }, "← all devices")), this.head,
+      h("div", { class: "columns" },
+        h("div", {}, part("Snapshots", this.noShot, this.shots), part("Over time", this.noLine, this.lines)),
+        h("div", {},
+          part("Pipelines", h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Pipelines" }, table)),
+          part("Health", h("div", { class: "sparks" }, this.sparks.map(([, spark]) => spark.element))),
+          part("Events", this.noEvent, this.log), part("Models", this.models), part("Pushes", this.noPush, this.pushes))),
+    );
+  }
+
+  changed(ids, gone) {
+    if (ids.includes(this.name) || gone.includes(this.name)) this.dirty.add("head");
+  }
+
+  tick() {
+    this.dirty.add("head");
+  }
+
+  close() {
+    clearInterval(this.timer);
+    for (const chart of this.charts.values()) chart.close();
+  }
+
+  said(kind, name, body, at) {
+    switch (kind) {
+      case "figures":
+        this.figures = body;
+        this.dirty.add("health");
+        break;
+      case "health":
+        this.health(body);
+        break;
+      case "info":
+      case "status":
+        this.kept[kind] = body ?? {};
+        this.dirty.add("head").add("pipelines");
+        break;
+      case "source":
+      case "model":
+        if (body) this.kept[kind][name] = body;
+        else delete this.kept[kind][name];
+        this.dirty.add(kind === "model" ? "models" : "pipelines");
+        break;
+      case "count":
+        if (body) this.counted(name, body);
+        break;
+      case "result":
+        this.result(name, body);
+        break;
+      case "snapshot":
+        this.snapshot(name, body);
+        break;
+      case "event":
+        this.event(name, body);
+        break;
+      case "picture":
+        this.eventPicture(name);
+        break;
+      case "push":
+        this.push(name, body, at);
+        break;
+    }
+  }
+
+  health(body) {
+    this.kept.health = body ?? {};
+    if (!body) return;
+    const pipelines = Object.values(object(body.pipelines)).map(object);
+    const sum = (values) => (values.length ? values.reduce((a, b) => a + b, 0) : null);
+    const numbers = (values) => values.filter((value) => typeof value === "number");
+    const time = Date.parse(body.time) / 1000 || Date.now() / 1000;
+    const p99 = numbers(pipelines.map((each) => object(each.latency_ms).p99));
+    const figures = [time, sum(numbers(pipelines.map((each) => each.fps))), p99.length ? Math.max(...p99) : null, body.cpu_percent, body.rss_mb, body.temperature_c];
+    if (time > (this.figures.at(-1)?.[0] ?? 0)) this.figures.push(figures);
+    if (this.figures.length > 400) this.figures.shift();
+    this.dirty.add("health").add("pipelines");
+  }
+
+  chart(key, title) {
+    if (!this.charts.has(key)) {
+      const chart = new Chart(title);
+      this.charts.set(key, chart);
+      this.lines.append(chart.element);
+      this.noLine.hidden = true;
+    }
+    return this.charts.get(key);
+  }
+
+  counted(name, body) {
+    const values = {};
+    const sum = (counts) => Object.values(object(counts)).reduce((a, b) => a + (Number(b) || 0), 0);
+    for (const [zone, inside] of Object.entries(object(body.zones))) values[zone] = sum(inside);
+    for (const [line, ways] of Object.entries(object(body.lines)))
+      for (const [way, crossed] of Object.entries(object(ways))) values[`${line} ${way}`] = sum(crossed);
+    if (Object.keys(values).length) this.chart(`count ${name}`, `${clean(name)}: counts`).add(Date.now() / 1000, values);
+  }
+
+  result(name, body) {
+    const values = {};
+    if (Array.isArray(body.detections)) {
+      values.objects = body.detections.length;
+    } else if (body.anomaly) {
+      values.score = object(body.anomaly).score;
+      values.threshold = object(body.anomaly).threshold;
+    } else if (body.values) {
+      Object.assign(values, object(body.values));
+    } else if (Array.isArray(body.classes)) {
+      for (const each of body.classes.slice(0, 4).map(object)) values[clean(each.label, 60)] = each.score;
+    }
+    if (Object.keys(values).length) this.chart(name, clean(name)).add(Date.now() / 1000, values);
+  }
+
+  snapshot(name, body) {
+    let shot = this.snapshots.get(name);
+    if (!shot) {
+      const image = h("img", { alt: `Snapshot of ${clean(name)}` });
+      shot = { image, words: h("figcaption", {}, name) };
+      // The next one is asked for when this one is there: a slow link sees fewer, not older ones.
+      image.addEventListener("load", () => this.load(name));
+      image.addEventListener("error", () => (shot.loading = false));
+      this.snapshots.set(name, shot);
+      this.shots.append(h("figure", {}, image, shot.words));
+      this.noShot.hidden = true;
+    }
+    put(shot.words, body.odd ? `${name}: ${body.odd}` : `${name}, ${clock(body.at)}`);
+    if (body.odd) return;
+    shot.next = body.at;
+    if (!shot.loading) this.load(name);
+  }
+
+  load(name) {
+    const shot = this.snapshots.get(name);
+    shot.loading = shot.next !== null && shot.next !== undefined;
+    if (!shot.loading) return;
+    shot.image.src = picture(this.name, "snapshot", name, shot.next);
+    shot.next = null;
+  }
+
+  event(pipeline, body) {
+    const id = typeof body.event === "string" ? body.event : `without an id: ${(this.nameless += 1)}`;
+    let entry = this.events.get(id);
+    if (!entry) {
+      entry = { element: h("li"), pipeline };
+      this.events.set(id, entry);
+      this.log.prepend(entry.element);
+      this.noEvent.hidden = true;
+      while (this.log.children.length > MOST_EVENTS) this.log.lastChild.remove();
+      if (this.events.size > 2 * MOST_EVENTS) this.events.delete(this.events.keys().next().value);
+    }
+    const facts = [body.label, body.track && `track ${body.track}`, body.zone && `zone ${body.zone}`, body.line && `line ${body.line} ${body.direction ?? ""}`];
+    for (const key of ["count", "value", "score", "seconds"]) if (typeof body[key] === "number") facts.push(`${key} ${number(body[key], key === "count" ? 0 : 2)}`);
+    if (body.state === "end" && body.why) facts.push(body.why);
+    const text = body.odd ?? [body.when, ...facts].filter(Boolean).map((fact) => clean(fact, 80)).join(" · ");
+    const title = h("strong", {}, body.rule ?? pipeline);
+    const when = h("time", {}, clock(body.began ?? body.time ?? ""));
+    entry.element.replaceChildren(h("div", {}, title, " ", h("span", { class: "quiet" }, body.state ?? ""), h("p", {}, text)), when);
+    entry.element.title = clean(`${pipeline} ${id}`);
+    if (this.pictured.has(`${pipeline}/${id}`)) this.eventPicture(`${pipeline}/${id}`);
+  }
+
+  eventPicture(name) {
+    this.pictured.add(name);
+    const entry = this.events.get(name.slice(name.indexOf("/") + 1));
+    if (!entry) return;
+    entry.element.querySelector("img")?.remove();
+    const source = picture(this.name, "picture", name, Date.now());
+    entry.element.prepend(h("img", { src: source, alt: "Picture of this event", loading: "lazy" }));
+  }
+
+  push(transfer, body, at) {
+    const said = [body.state, typeof body.percent === "number" ? `${number(body.percent, 0)} %` : "", body.why ?? body.odd ?? ""];
+    const words = said.filter(Boolean).map((each) => clean(each, 200)).join(" · ");
+    const previous = this.pushes.firstChild;
+    // A transfer that goes on takes the place of its last line; another state begins a new one.
+    if (previous?.of === `${transfer} ${body.state}`) previous.remove();
+    const line = h("li", {}, h("time", {}, clock(at ?? Date.now() / 1000)), " ", h("code", {}, clean(transfer, 8)), " ", words);
+    line.of = `${transfer} ${body.state}`;
+    this.pushes.prepend(line);
+    this.noPush.hidden = true;
+    while (this.pushes.children.length > MOST_PUSHES) this.pushes.lastChild.remove();
+  }
+
+  render() {
+    for (const part of this.dirty) this[`render_${part}`]();
+    this.dirty.clear();
+    for (const chart of this.charts.values()) chart.draw();
+  }
+
+  render_head() {
+    const row = this.rows.get(this.name);
+    const { info } = this.kept;
+    const facts = object(info.facts);
+    const words = row ? row.words : "This broker knows of no such device (any more).";
+    const engines = Object.entries(object(info.engines)).map(([name, version]) => `${name} ${clean(version)}`);
+    const about = [facts.board || facts.cpu, facts.arch, facts.os, object(info.profile).name && `profile ${object(info.profile).name}`, info.agent && `agent ${info.agent}`, ...engines, ...list(info.groups).map((group) => `@${clean(group)}`)];
+    this.head.replaceChildren(
+      h("h1", {}, this.name),
+      h("p", {}, state(row?.state ?? "unknown"), " ", h("span", {}, words), row ? h("span", { class: "quiet" }, ` · last seen ${ago(row.seen)}`) : ""),
+      h("p", { class: "quiet" }, about.filter(Boolean).map((each) => clean(each, 80)).join(" · ")),
+    );
+  }
+
+  render_pipelines() {
+    const figures = object(this.kept.health.pipelines);
+    const serving = new Map(list(this.kept.info.models).map((each) => [object(each).name, object(each)]));
+    const rows = list(this.kept.info.pipelines).map(object).filter((each) => typeof each.name === "string");
+    this.pipelines.replaceChildren(
+      ...rows.slice(0, 100).map(({ name, source, model }) => {
+        const figure = object(figures[name]);
+        const at = object(this.kept.source[name]);
+        const serves = serving.get(model) ?? {};
+        const dropped = Object.entries(object(figure.dropped)).filter(([, count]) => count > 0).map(([why, count]) => `${count} ${why}`);
+        const wrong = at.error ?? serves.problem ?? "";
+        return h("tr", {},
+          h("th", { scope: "row" }, name),
+          h("td", {}, state(clean(at.state ?? figure.source ?? "opening")), h("small", {}, source)),
+          h("td", {}, serves.serves ?? model ?? "", h("small", { class: "quiet" }, serves.engine ?? "")),
+          h("td", {}, number(figure.fps)), h("td", {}, number(object(figure.latency_ms).p99, 0)),
+          h("td", {}, dropped.join(", ")), h("td", { class: "wrong" }, wrong));
+      }),
+    );
+  }
+
+  render_health() {
+    for (const [index, spark] of this.sparks) spark.draw(this.figures.map((each) => [each[0], each[index]]));
+  }
+
+  render_models() {
+    this.models.replaceChildren(
+      ...Object.entries(this.kept.model).map(([name, body]) => {
+        const last = object(body.last);
+        const candidate = object(body.candidate);
+        const lines = [["live", body.live ?? "none"], ["before", body.previous], ["has", list(body.versions).join(", ")], ["engine", body.engine],
+          ["last", last.outcome && `${last.version} ${last.outcome}${last.why ? `: ${clean(last.why)}` : ""}`], ["error", body.error ?? body.odd]];
+        const percent = typeof candidate.percent === "number" ? candidate.percent : 0;
+        const trying = candidate.phase ? [h("p", {}, `${clean(candidate.version)}: ${clean(candidate.phase)} `, h("progress", { max: 100, value: percent, "aria-label": "how far it has come" }))] : [];
+        return h("div", { class: "card" }, h("h3", {}, name), ...trying,
+          h("dl", {}, lines.filter(([, value]) => value).flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, value)])));
+      }),
+    );
+  }
+}

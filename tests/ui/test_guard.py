@@ -1,0 +1,96 @@
+"""Who may use the page: no other site in the operator's browser, nobody without the password."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from tests.helpers.support import Mosquitto, call_cli
+
+
+def ask(
+    url: str, path: str, method: str = "GET", body: str | bytes | None = None, **headers: str
+) -> tuple[int, str, http.client.HTTPMessage]:
+    """Ask as a browser does, but for the headers; give status, body and headers."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    try:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace"), answer.headers
+    finally:
+        connection.close()
+
+
+def live(url: str, origin: str | None, **headers: str) -> str:
+    """Open the WebSocket as a page from an origin does; give its first message, or the refusal."""
+    try:
+        with connect(
+            url.replace("http", "ws") + "/live",
+            origin=origin,  # type: ignore[arg-type]
+            additional_headers=headers,
+        ) as opened:
+            return str(opened.recv(20))
+    except InvalidStatus as refused:
+        return str(refused.response.status_code)
+
+
+def test_other_sites_reach_nothing(shared_broker: Mosquitto, serve: Callable[..., str]) -> None:
+    """A name that was made to point to loopback, and another page's requests, are refused."""
+    url = serve("--broker", shared_broker.url)
+    for path in ("/", "/static/app.js", "/session", "/picture?device=a", "/none"):
+        status, _, headers = ask(url, path)
+        assert status == (404 if path in {"/picture?device=a", "/none"} else 200)
+        assert "script-src 'self'" in headers["Content-Security-Policy"]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+    assert ask(url, "/", Host="evil.example")[0] == 403
+    assert ask(url, "/", Host="localhost.evil.example:80")[0] == 403
+    assert ask(url, "/login", "POST", "x")[0] == 403
+    assert ask(url, "/login", "POST", "x", Origin="http://evil.example")[0] == 403
+    for path in ("/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd"):
+        assert ask(url, path)[0] == 404
+    assert '"hello"' in live(url, url)
+    assert [live(url, each) for each in (None, "null", "http://evil.example")] == ["403"] * 3
+
+
+def test_the_password_opens_the_page(shared_broker: Mosquitto, serve: Callable[..., str]) -> None:
+    """Without it there is the form alone; a cookie that no other site can use comes of it."""
+    url = serve("--broker", shared_broker.url, password="blue horse ü")
+    assert ask(url, "/session")[1] == "password"
+    assert (ask(url, "/picture?device=a")[0], live(url, url)) == (403, "403")
+    assert ask(url, "/login", "POST", "wrong", Origin=url)[:2] == (403, "wrong password")
+    assert ask(url, "/login", "POST", "x" * 2000, Origin=url)[0] == 413
+    status, _, headers = ask(url, "/login", "POST", "blue horse ü".encode(), Origin=url)
+    cookie = headers["Set-Cookie"]
+    assert (status, "HttpOnly" in cookie, "SameSite=strict" in cookie) == (200, True, True)
+    cookie = cookie.split(";")[0]
+    assert '"hello"' in live(url, url, Cookie=cookie)
+    assert live(url, "http://evil.example", Cookie=cookie) == "403"
+    assert ask(url, "/session", Cookie=cookie)[1] == "open"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--listen", "0.0.0.0:0"), "give a password with --password-file FILE"),
+        (("--listen", "8080"), "expected ADDRESS:PORT, as 127.0.0.1:8080, found '8080'"),
+        (("--listen", "127.0.0.1:99999"), "expected ADDRESS:PORT"),
+        (("--listen", "a@127.0.0.1:80"), "expected ADDRESS:PORT"),
+        (("--password-file", "/none"), "--password-file /none: No such file or directory"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: tuple[str, ...], words: str) -> None:
+    """An address that others reach wants a password; what cannot be parsed is named."""
+    ended = call_cli("ui", *arguments)
+    assert (ended.code, words in ended.error) == (2, True), ended
+
+
+def test_a_port_that_is_taken_is_named(shared_broker: Mosquitto, serve: Callable[..., str]) -> None:
+    """A second page on the same port ends with 1 and says so."""
+    address = urlsplit(serve("--broker", shared_broker.url)).netloc
+    ended = call_cli("ui", "--broker", shared_broker.url, "--listen", address)
+    assert (ended.code, "choose another with --listen" in ended.error) == (1, True), ended

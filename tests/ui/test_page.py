@@ -1,0 +1,164 @@
+"""The operator's page, in a real browser, on a real broker with real agents."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.helpers.support import (
+    CHECKOUT,
+    PATIENCE,
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    run_cli,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+SCRIPT = "<script>alert(1)</script>"
+IMAGE = "<img src=x onerror=alert(1)>"
+TURNED = "\u202egnp.exe"
+ESCAPED = "\\u202egnp.exe"
+LONG = "A" * 1_000_000
+CONVEYOR = {
+    "name": "conveyor",
+    "source": f"file:{CHECKOUT}/models/media/conveyor.mp4?loop=1",
+    "model": "parts-inspection",
+    "rate": 5,
+    "snapshot": {"width": 320, "every_s": 0.2},
+    "zones": [
+        {"name": "all", "polygon": [[0, 0], [1, 0], [1, 1], [0, 1]], "anchor": "center"},
+    ],
+    "lines": [{"name": "gate", "points": [[0.5, 0], [0.5, 1]], "anchor": "center"}],
+    "rules": [{"name": "arrives", "when": "enter", "zone": "all", "picture": "crop"}],
+}
+BEARING = {
+    "name": "bearing",
+    "source": f"csv:{CHECKOUT}/models/media/bearing.csv?loop=1&rate=6400",
+    "model": "bearing-vibration",
+}
+
+
+def test_two_devices_are_seen_through_a_loss_of_the_broker(
+    page: Page,
+    broker: Mosquitto,
+    agent: Callable[..., AgentProcess],
+    serve: Callable[..., str],
+) -> None:
+    """State, reasons, pictures, events and lines of real agents; the broker is killed and back."""
+    lost = {"name": "cam", "source": "rtsp://127.0.0.1:1/none", "model": "parts-inspection"}
+    url = serve("--broker", broker.url)
+    page.goto(url)
+    page.get_by_text("This broker knows of no device yet").wait_for()
+    agent(agent_settings("press-1", broker.url, [CONVEYOR], groups=["hall"]), "press")
+    agent(agent_settings("motor-7", broker.url, [BEARING, lost]), "motor")
+    motor = page.get_by_role("row", name="motor-7").filter(has_text="degraded")
+    motor.filter(has_text="nothing answers at 127.0.0.1 port 1").wait_for()
+    page.get_by_role("row", name="press-1").filter(has_text="parts-inspection@3").wait_for()
+    said = run_cli("status", "--broker", broker.url, "--json").stdout
+    states = {each["device"]: each["state"] for each in map(json.loads, said.splitlines())}
+    assert states == {"motor-7": "degraded", "press-1": "ok"}
+
+    page.get_by_label("Group").select_option("hall")
+    motor.wait_for(state="hidden")
+    page.get_by_label("Group").select_option("")
+    page.get_by_label("Search").fill("BEARING")
+    page.get_by_role("row", name="press-1").wait_for(state="hidden")
+    page.get_by_label("Search").fill("")
+
+    page.get_by_role("link", name="press-1").press("Enter")
+    page.get_by_role("heading", name="press-1").wait_for()
+    expect = pytest.importorskip("playwright.sync_api").expect
+    expect.set_options(timeout=PATIENCE * 1000)
+    expect(page.locator(".shots img")).to_have_js_property("naturalWidth", 320)
+    expect(page.locator(".events img").first).to_have_js_property("complete", value=True)
+    expect(page.locator(".events img").first).not_to_have_js_property("naturalWidth", 0)
+    page.get_by_text("arrives").first.wait_for()
+    expect(page.locator(".chart canvas")).to_have_count(2)
+    page.get_by_role("img", name="Results: ").wait_for()
+
+    broker.stop(signal.SIGKILL)
+    page.get_by_role("alert").filter(has_text="Broker: ").wait_for()
+    broker.start()
+    page.get_by_role("alert").wait_for(state="hidden")
+    shown = page.locator(".shots figcaption").text_content() or ""
+    expect(page.locator(".shots figcaption")).not_to_have_text(shown)
+
+
+def test_whatever_is_published_is_text(
+    page: Page,
+    shared_broker: Mosquitto,
+    listen: Callable[..., Listener],
+    serve: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Markup, marks that turn text, texts of a megabyte and bytes are shown, short, as they are."""
+    monkeypatch.setenv("EDGE_AGENT_BROKER__TOPIC_ROOT", "hostile")
+    listener = listen(shared_broker.port, "hostile/#")
+
+    def say(device: str, topic: str, body: object) -> None:
+        data = body if isinstance(body, bytes) else json.dumps({"schema": 1, **_table(body)})
+        listener.publish(f"hostile/{device}/{topic}", data, retain="event" not in topic)
+
+    url = serve("--broker", shared_broker.url)
+    page.goto(url)
+    info = {
+        "groups": [SCRIPT, 7, None],
+        "agent": LONG[:1000],
+        "facts": {"cpu": IMAGE, "os": [SCRIPT]},
+        "pipelines": [{"name": SCRIPT, "source": TURNED, "model": IMAGE}, 5, None],
+        "models": "none",
+        "engines": {IMAGE: {"a": 1}},
+    }
+    figures = {"fps": "fast", "latency_ms": {"p99": True}, "dropped": {SCRIPT: 3}}
+    health = {"state": "ok", "why": [TURNED, LONG[:1000]], "pipelines": {SCRIPT: figures}}
+    for device in (SCRIPT.replace("/", "|"), "press-1"):
+        say(device, "status", {"state": "online", "time": SCRIPT})
+        say(device, "info", info)
+        say(device, "health", {**health, "time": "2126-01-01T00:00:00Z"})
+        say(
+            device, f"model/{IMAGE}", {"live": [1], "last": {"outcome": TURNED, "why": LONG[:1000]}}
+        )
+        say(device, f"source/{IMAGE}", {"state": SCRIPT, "error": TURNED})
+    say("bytes", "health", b"\xff\x00\xfe")
+    say("bytes", "status", json.dumps({"state": LONG}).encode())
+    page.get_by_role("link", name=SCRIPT.replace("/", "|"), exact=True).wait_for()
+    page.get_by_role("row", name="bytes").filter(has_text="cannot be read").wait_for()
+    page.get_by_text(ESCAPED).first.wait_for()
+
+    page.get_by_role("link", name="press-1").click()
+    page.get_by_role("heading", name="press-1").wait_for()
+    events: list[Any] = [
+        {"rule": SCRIPT, "when": TURNED, "event": IMAGE, "label": IMAGE, "zone": [SCRIPT]},
+        {"rule": {"a": LONG[:1000]}, "count": "many", "why": SCRIPT, "state": "end"},
+        b"\x00" * 300,
+        b'{"rule": "' + LONG.encode() + b'"}',
+        b"[1, 2]",
+    ]
+    for event in events:
+        say("press-1", f"event/{IMAGE}", event)
+    say("press-1", f"push/{SCRIPT.replace('/', '|')}", {"state": IMAGE, "percent": "all"})
+    say("press-1", "snapshot/door", b"GIF89a" + SCRIPT.encode())
+    say("press-1", "count/door", {"zones": {SCRIPT: {"x": IMAGE}}, "lines": [1]})
+    say("press-1", "result/door", {"values": {IMAGE: 3, TURNED: "x"}})
+    page.locator(".events strong", has_text=SCRIPT).wait_for()
+    page.get_by_text("a message of 1000012 bytes is no JSON object").wait_for()
+    page.get_by_text("bytes is no JPEG that can be shown").wait_for()
+    page.locator(".log li", has_text=IMAGE).wait_for()
+    page.locator(".u-legend", has_text=IMAGE).wait_for()
+    assert page.locator("script").count() == 2
+    assert page.locator("img:not([alt])").count() == 0
+    text = page.locator("body").inner_text()
+    assert "\u202e" not in text
+    assert len(text) < 20_000, "nothing is shown at a length that fills the page"
+
+
+def _table(body: object) -> dict[str, Any]:
+    return body if isinstance(body, dict) else {}
