@@ -259,6 +259,10 @@ class Pipeline:
     snapshot: Flag | Snapshots = field(default=False, metadata=LIVE)
     enabled: Flag = field(default=True, metadata=LIVE)
     """False: the source is closed and nothing runs; the pipeline stays listed."""
+    share: Flag = True
+    """Whether pipelines whose `source` has the same text open and decode it once."""
+    decode: Literal["auto", "software", "vaapi", "cuda", "qsv", "drm", "amf"] = "auto"
+    """Of its source: on hardware where there is any, never, or on hardware of this name."""
     labels: tuple[str, ...] = field(default=(), metadata=LIVE)
     """Only these are results; empty: all."""
     thresholds: Mapping[str, Threshold] = field(default_factory=dict, metadata=LIVE)
@@ -296,6 +300,10 @@ class Pipeline:
         """Whether *other* differs only in keys that take effect while the pipeline runs."""
         live = [item.name for item in fields(self) if item.metadata.get("live", False)]
         return replace(self, **{name: getattr(other, name) for name in live}) == other
+
+    def decoding(self, device: str) -> str:
+        """Return what decodes its source, given the `decode` of the device."""
+        return device if device == "software" else self.decode
 
     @property
     def arms(self) -> tuple[Arm, ...]:

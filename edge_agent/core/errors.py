@@ -53,6 +53,9 @@ class BarredError(EngineError):
 class SourceError(AgentError):
     """A source that cannot be opened or has stopped delivering readings."""
 
+    again_at = 0.0
+    """When it is opened again, monotonic seconds; of one that several read, the same for all."""
+
 
 class SampleError(AgentError):
     """One sample that cannot be used."""

@@ -64,6 +64,8 @@ class Reading:
     flaw: Callable[[int, int], SampleError] | None = None
     """Of rows in which numbers may be missing (NaN): says why, by row and column, until the next
     reading. Raises ModelError where the column holds no numbers at all."""
+    capture: tuple[str, int] | None = None
+    """Of a source that several read: a hash of its name, and the number of the reading there."""
 
 
 @record(quick=True, eq=False)
@@ -89,6 +91,8 @@ class Sample:
     """Of a window: whether nothing is missing since the one before."""
     names: tuple[str, ...] = ()
     """Of a signal: the names of its channels, where the source has them."""
+    capture: tuple[str, int] | None = None
+    """That of its reading, of a window the last one."""
 
 
 class State:

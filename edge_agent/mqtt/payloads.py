@@ -83,6 +83,8 @@ def result(
     if sample.picture:
         height, width = sample.data.shape[:2]
         payload["source"] = {"width": int(width), "height": int(height)}
+    if sample.capture is not None:
+        payload["capture"] = dict(zip(("source", "seq"), sample.capture, strict=True))
     if sample.began_ns is not None:
         payload["began"] = iso(sample.began_ns)
     if sample.file is not None:

@@ -62,7 +62,7 @@ class StreamCamera:
                 threads=2 if usable_cpus() >= FEW_CORES else 1,
                 keys=spec.options.get("frames") == "key",
                 timeouts=(patience, spec.stall_seconds / 2),
-                hardware=context.hardware_decoding,
+                decode=spec.options.get("decoder") or context.decode,
             )
         except av.FFmpegError as problem:
             why = _why_closed(problem, spec.text, patience)

@@ -124,7 +124,7 @@ class Clip:
                 *(str(self._spec.local.absolute()), self._name, FILE),
                 threads=1 if usable_cpus() < FEW_CORES else 0,
                 keys=self._spec.options["frames"] == "key",
-                hardware=self._context.hardware_decoding,
+                decode=self._spec.options["decoder"] or self._context.decode,
             )
         except av.FFmpegError:
             raise SourceError(

@@ -16,7 +16,7 @@ from ..core.errors import SampleError, SourceError
 from ..core.types import Reading
 from .http_get import Answer, body, get
 from .opencv import check_size, load
-from .source import Metronome, SourceContext
+from .source import SLACK, SourceContext
 from .spec import SourceSpec
 
 MAX_BYTES = 32 * 2**20
@@ -45,7 +45,9 @@ class HttpCamera:
         self._silence = 0.9 * spec.stall_seconds
         self._pictures = self._found()
         self._still = answer.media.startswith("image/")
-        self._beat = Metronome(context.rate or USUAL_RATE, context.closing)
+        self._rate = context.rate
+        self._due = 0.0
+        """When the next still picture is fetched, monotonic seconds, but for the pause."""
         self._data: bytes | None = None
         self._failed = 0
         self._cv2 = load()
@@ -54,7 +56,7 @@ class HttpCamera:
         """Wait for the next picture."""
         if self._failed >= FAILURES:
             raise self._lost("sends nothing but damage")
-        if self._still and not self._beat.wait():
+        if self._still and not self._pause():
             return False
         try:
             if self._still:
@@ -92,6 +94,14 @@ class HttpCamera:
     def close(self) -> None:
         """Close the connection."""
         self._answer.channel.close()
+
+    def _pause(self) -> bool:
+        """Wait until a picture is due, at the rate of this moment; False: it is to be closed."""
+        while (left := self._due + 1 / self._rate(USUAL_RATE) - time.monotonic()) > 0:
+            if self._closing.wait(min(left, 0.25)):
+                return False
+        self._due = time.monotonic() + (left if left > -SLACK else 0.0)
+        return not self._closing.is_set()
 
     def _fetch(self) -> None:
         if self._data is not None:

@@ -39,9 +39,9 @@ class Hardware:
         self._trying: dict[str, float] = {}
         """Since when, of streams of which no picture has come yet."""
 
-    def wanted(self, name: str) -> bool:
+    def wanted(self, name: str, decode: str = "auto") -> bool:
         """Whether to try it for a stream: not for one that it has given nothing of before."""
-        if not self._there():
+        if decode == "software" or (decode == "auto" and not self._there()):
             return False
         now = time.monotonic()
         # The same stream may be opened by two pipelines at a time.
@@ -63,21 +63,24 @@ class Hardware:
             for name in names
         )
 
-    def decoder(self, software: Any, name: str) -> Any:
+    def decoder(self, software: Any, name: str, decode: str) -> Any:
         """Return a decoder on hardware that does what one in software would, or None.
 
         Args:
             software: the decoder of a stream, an `av.VideoCodecContext`.
             name: of the stream, without passwords.
+            decode: auto, software, or hardware of this name, whether there is a device or not.
         """
-        if not self.wanted(name):
+        if not self.wanted(name, decode):
             return None
         import av
         from av.codec.hwaccel import HWAccel, hwdevices_available
 
-        why = ""
-        for kind in self.kinds:
-            if kind not in hwdevices_available():
+        why, offered = "", hwdevices_available()
+        for kind in self.kinds if decode == "auto" else (decode,):
+            if kind not in offered:
+                if decode != "auto":
+                    why = f"{kind} is not in this FFmpeg (it has {', '.join(offered) or 'none'})"
                 continue
             try:
                 made = av.CodecContext.create(software.codec, hwaccel=HWAccel(kind))

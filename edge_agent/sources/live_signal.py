@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -10,7 +9,7 @@ from typing import Protocol
 from ..core.errors import SampleError, SourceError
 from ..core.types import Reading
 from .continuity import Continuity, Counts, Rows
-from .shared import Producer, Shared, Tap
+from .shared import Shared, Tap, Wanted
 from .shared import share as share_source
 from .source import SourceContext
 from .spec import SourceSpec
@@ -42,8 +41,9 @@ class Signal:
         self._name = spec.redacted
         self._device = device
 
-    def read(self, timeout: float) -> list[Reading | SampleError]:
-        """Return what has come."""
+    def read(self, timeout: float, wanted: Wanted) -> list[Reading | SampleError]:
+        """Return what has come; each is wanted, as windows are cut of all."""
+        del wanted
         found: list[Reading | SampleError] = []
         for item in self._device.read(timeout):
             try:
@@ -66,15 +66,18 @@ class Signal:
 class LiveSignal(Tap):
     """One pipeline's view of a device."""
 
-    def __init__(self, shared: Shared, spec: SourceSpec, closing: threading.Event) -> None:
+    def __init__(self, shared: Shared, context: SourceContext, spec: SourceSpec) -> None:
         """Make a source of what comes from now on."""
         self._stall: float | None = spec.options["stall_s"]
         self._name = spec.redacted
         self._heard = time.monotonic()
-        super().__init__(shared, closing)
-        assert isinstance(shared.producer, Signal)  # noqa: S101 - as `share` has opened it
-        self.counts = shared.producer.continuity.counts
-        """What has come of the device since it was opened."""
+        super().__init__(shared, context)
+
+    @property
+    def counts(self) -> Counts | None:
+        """What has come of the device since it was first opened."""
+        signal = self._shared.producer
+        return signal.continuity.counts if isinstance(signal, Signal) else None
 
     def offer(self, item: Reading | SampleError) -> None:
         """Take a reading."""
@@ -94,7 +97,7 @@ class LiveSignal(Tap):
     def check(self) -> None:
         """Check how long the device has said nothing."""
         if self._stall is not None and time.monotonic() - self._heard > self._stall:
-            raise SourceError(f"{self._name}: gave nothing for {self._stall:g} s")
+            self._shared.lose(SourceError(f"{self._name}: gave nothing for {self._stall:g} s"))
 
 
 def share(
@@ -106,10 +109,11 @@ def share(
         SourceError: it cannot be opened.
     """
 
-    def open_signal(before: Producer | None) -> Signal:
+    def open_signal(shared: Shared) -> Signal:
+        before = shared.kept.producer
         counts = before.continuity.counts if isinstance(before, Signal) else None
         return Signal(spec, open_device(), counts)
 
     return share_source(
-        spec, context, open_signal, lambda shared: LiveSignal(shared, spec, context.closing)
+        spec, context, open_signal, lambda shared: LiveSignal(shared, context, spec)
     )

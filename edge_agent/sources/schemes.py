@@ -129,6 +129,8 @@ PACE = Option(_one_of("real", "max"), "real")
 FRAMES = Option(_one_of("all", "key"), "all")
 """key: only those are decoded that need no other."""
 TRANSPORT = Option(_one_of("tcp", "udp"), None)
+DECODER = Option(_one_of("auto", "software", "vaapi", "cuda", "qsv", "drm", "amf"), None)
+"""What decodes it; None: as the pipeline's `decode` says."""
 # From one a day: no clock waits for what a slip of the finger could ask for.
 RATE = Option(_decimal(1e-5, 1e6, "readings a second, from 0.00001 to 1000000"), None)
 """Readings (rows, pictures) a second; None: as fast as they are consumed."""
@@ -218,8 +220,12 @@ def _sensor(
 
 
 _ALL = (
-    _camera("rtsp", "rtsp://camera/stream", frames=FRAMES, transport=TRANSPORT),
-    _camera("rtsps", "rtsps://camera/stream", frames=FRAMES, transport=TRANSPORT),
+    *(
+        _camera(
+            *(name, f"{name}://camera/stream"), frames=FRAMES, transport=TRANSPORT, decoder=DECODER
+        )
+        for name in ("rtsp", "rtsps")
+    ),
     _camera("http", "http://camera/stream.mjpg"),
     _camera("https", "https://camera/stream.mjpg"),
     _camera("v4l2", "v4l2:/dev/video0", "device"),
@@ -229,7 +235,7 @@ _ALL = (
         kind="picture",
         address="file",
         example="file:clip.mp4",
-        options={"loop": LOOP, "pace": PACE, "frames": FRAMES},
+        options={"loop": LOOP, "pace": PACE, "frames": FRAMES, "decoder": DECODER},
     ),
     Scheme(
         name="dir",

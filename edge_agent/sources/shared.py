@@ -1,7 +1,8 @@
 """One opened source that several captures read, each with a queue of its own.
 
 There is no thread of its own: whichever capture thread wants a reading and finds nobody reading
-reads for all, and hands the others theirs.
+opens and reads the source for all, and hands the others theirs. What one finds out, that it is
+lost, hangs or has ended, holds for all.
 """
 
 from __future__ import annotations
@@ -10,22 +11,33 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
 
 from ..core.errors import SampleError, SourceError
 from ..core.types import Reading
-from .source import SourceContext
+from .source import OPEN_SECONDS, SourceContext
 from .spec import SourceSpec
 
 TICK = 0.25
 """Seconds after which a reader looks whether it is to stop."""
+CLOSE_SECONDS = 2.0
+"""For a source to be closed before it is opened again."""
+STUCK_READS = 4
+"""Reads of a source that may be stuck in a driver at a time before no new one is begun."""
+
+Wanted = Callable[[float], bool]
+"""Says whether anyone wants a picture, given seconds since the first one."""
 
 
 class Producer(Protocol):
     """Something that gives readings by itself."""
 
-    def read(self, timeout: float) -> Sequence[Reading | SampleError]:
+    def read(self, timeout: float, wanted: Wanted) -> Sequence[Reading | SampleError] | None:
         """Return what has come, oldest first; wait *timeout* seconds or so where nothing has.
+
+        A picture that nobody wants is left out. None: it has ended.
 
         Raises:
             SourceError: it is lost.
@@ -38,34 +50,40 @@ class Producer(Protocol):
 class Tap:
     """One capture's view of a shared source."""
 
-    trouble = None
-
-    def __init__(self, shared: Shared, closing: threading.Event) -> None:
-        """Get what comes from now on, until *closing* is set."""
+    def __init__(self, shared: Shared, context: SourceContext) -> None:
+        """Get what comes from when it is attached, until the context's `closing` is set."""
         self.waiting: deque[Reading | SampleError] = deque()
-        self.lost: SourceError | None = None
-        self.closing = closing
+        self.closing = context.closing
+        self.context = context
         self._shared = shared
         self._next: Reading | SampleError = SampleError("nothing was grabbed")
-        shared.attach(self)
+
+    @property
+    def trouble(self) -> str | None:
+        """What was wrong with the source so far, though it could go on, or None."""
+        return None
+
+    def wants(self, at: float) -> bool:
+        """Whether it wants what came *at* seconds after the first one; asked once of each."""
+        del at
+        return not self.closing.is_set()
 
     def offer(self, item: Reading | SampleError) -> None:
         """Take a reading; called with the lock of what is shared."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Check how long nothing has come; called every moment while nothing does.
-
-        Raises:
-            SourceError: too long.
-        """
+        """Check how long nothing has come; called every moment while nothing does."""
 
     def grab(self) -> bool:
-        """Wait for the next reading; False when it is to be closed."""
+        """Wait for the next reading; False when it has ended or is to be closed."""
         while not self.closing.is_set():
+            self.context.alive()
             if self._shared.wait(self):
                 self._next = self.waiting.popleft()
                 return True
+            if self._shared.over and not self.waiting:
+                return False
             self.check()
         return False
 
@@ -83,117 +101,229 @@ class Tap:
 T = TypeVar("T", bound=Tap)
 
 
+@dataclass(slots=True, eq=False)
+class Kept:
+    """What is known of a source from one opening to the next."""
+
+    name: str
+    """What errors call it."""
+    twin: int
+    """How many others were called the same before it; they differ in secrets."""
+    number: int = 0
+    """Of the next reading."""
+    producer: Producer | None = None
+    """What was opened last."""
+    closing: threading.Event | None = None
+    """Set when that is closed."""
+    stuck: set[Tap] = field(default_factory=set)
+    """Whose threads hang in the driver."""
+
+
 class Shared:
     """One opened source and the taps on it."""
 
-    def __init__(self, name: str, limit: float) -> None:
-        """Begin without a source.
-
-        Args:
-            name: what errors call it.
-            limit: seconds after which a reader that was given up hangs in the driver.
-        """
+    def __init__(
+        self, spec: SourceSpec, open_producer: Callable[[Shared], Producer], kept: Kept
+    ) -> None:
+        """Begin without a source, which *open_producer* opens when a tap first waits."""
+        self.kept = kept
         self.producer: Producer | None = None
         self.ended = False
         """Refuse further readers."""
-        self._name = name
-        self._limit = limit
-        self._taps: list[Tap] = []
+        self.lost: SourceError | None = None
+        """Why it has ended."""
+        self.taps: tuple[Tap, ...] = ()
+        """Replaced, never changed."""
+        self._closed = threading.Event()
+        self._open = open_producer
+        self._stall = spec.stall_seconds
+        self._live = spec.live
         self._changed = threading.Condition()
         self._reader: Tap | None = None
-        """Whose thread reads."""
+        """Whose thread opens or reads."""
         self._since = 0.0
-        """Since when it reads, monotonic seconds."""
+        """When that thread was last seen at work, monotonic seconds."""
 
-    def join(self, open_producer: Callable[[], Producer], make: Callable[[Shared], T]) -> T | None:
-        """Return a tap; None: the source is being closed, make another.
+    @property
+    def over(self) -> bool:
+        """Whether it has come to its end."""
+        return self.ended and self.lost is None
 
-        Raises:
-            SourceError: it cannot be opened.
-        """
+    @cached_property
+    def hash(self) -> str:
+        """What results call it: without secrets, and told from others that read the same then."""
+        import hashlib
+
+        text = self.kept.name + f" {self.kept.twin}" * bool(self.kept.twin)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def attach(self, tap: Tap) -> bool:
+        """Let a capture read it; False: it has ended."""
         with self._changed:
-            if self.ended or self._hangs():
-                self.ended = True
-                return None
-            if self.producer is None:
-                try:
-                    self.producer = open_producer()
-                except SourceError:
-                    self.ended = True
-                    raise
-            return make(self)
-
-    def attach(self, tap: Tap) -> None:
-        with self._changed:
-            self._taps.append(tap)
+            if not self.ended:
+                self.taps += (tap,)
+            return not self.ended
 
     def detach(self, tap: Tap) -> None:
         with self._changed:
-            if tap in self._taps:
-                self._taps.remove(tap)
-            if not self._taps:
-                self.ended = True
-                if self._reader is None:
-                    self._close()
+            left = tuple(each for each in self.taps if each is not tap)
+            close = bool(self.taps) and not left and self._reader is None
+            self.ended = self.ended or not left
+            self.taps = left
+        if close:
+            self._close()
 
-    def _hangs(self) -> bool:
-        """Whether the reader was given up by its capture, as it hangs in a driver."""
-        return (
-            self._reader is not None
-            and self._reader.closing.is_set()
-            and time.monotonic() - self._since > self._limit
-        )
+    def lose(self, why: SourceError) -> None:
+        """Let it be lost for all."""
+        with self._changed:
+            self._end(why)
+
+    def alive(self) -> None:
+        """Note that the thread that reads is waiting for a reason of our own."""
+        self._since = time.monotonic()
+        reader = self._reader
+        if reader is not None:
+            reader.context.alive()
+
+    @property
+    def _limit(self) -> float:
+        return OPEN_SECONDS if self.producer is None and self._live else self._stall
+
+    def _hung(self) -> bool:
+        return self._reader is not None and time.monotonic() - self._since > self._limit
+
+    def hangs(self) -> bool:
+        """Whether its driver hangs; it is lost then, without the thread that is in there."""
+        with self._changed:
+            if not self.ended and self._hung() and self._reader is not None:
+                self.kept.stuck.add(self._reader)
+                self._end(SourceError(silence(self._limit)))
+            return self.ended
 
     def wait(self, tap: Tap) -> bool:
-        """Wait a moment for a reading, reading the source where nobody else does.
+        """Wait a moment for a reading, opening or reading the source where nobody else does.
 
         Raises:
             SourceError: it is lost.
         """
         with self._changed:
-            if not tap.waiting and tap.lost is None and self._reader is not None:
+            if not (tap.waiting or self.ended) and self._reader is not None:
                 self._changed.wait(TICK)
-            if tap.waiting:
-                return True
-            if tap.lost is not None:
-                raise tap.lost
-            if self._hangs():
-                self.ended = True
-                raise SourceError(f"{self._name}: hangs in its driver")
-            producer = self.producer
-            if self._reader is not None or producer is None:
-                return False
+        if tap.waiting:
+            return True
+        self.hangs()
+        with self._changed:
+            if self.lost is not None:
+                raise self.lost
+            if self.ended or self._reader is not None:
+                return bool(tap.waiting)
             self._reader, self._since = tap, time.monotonic()
-        found: Sequence[Reading | SampleError] = ()
+        self._work(tap)
+        return bool(tap.waiting)
+
+    def _work(self, tap: Tap) -> None:
+        """Open the source or read it once, for all."""
+        takers: list[Tap] | None = None
+        found: Sequence[Reading | SampleError] | None = ()
         lost: SourceError | None = None
+
+        def wanted(at: float) -> bool:
+            nonlocal takers
+            takers = [each for each in self.taps if each.wants(at)]
+            return bool(takers)
+
         try:
-            found = producer.read(TICK)
+            if self.producer is None:
+                # A device that is still open cannot be opened again.
+                if self.kept.closing is not None and not self.kept.stuck:
+                    self.kept.closing.wait(CLOSE_SECONDS)
+                self.kept.closing = self._closed
+                self.producer = self._open(self)
+                self.kept.producer = self.producer
+            else:
+                found = self.producer.read(TICK, wanted)
         except SourceError as problem:
             lost = problem
         finally:
             with self._changed:
                 self._reader = None
-                for each in self._taps:
-                    for item in found:
-                        each.offer(item)
-                    each.lost = lost
-                if lost is not None or not self._taps:
-                    self.ended = True
-                    self._close()
+                self.kept.stuck.discard(tap)
+                if not self.ended:
+                    for item in found or ():
+                        self._offer(item, takers)
+                if lost is not None or found is None:
+                    self._end(lost)
+                close = self.ended
                 self._changed.notify_all()
+            if close:
+                self._close()
         if lost is not None:
-            raise lost
-        return bool(tap.waiting)
+            raise self.lost or lost
+
+    def _offer(self, item: Reading | SampleError, takers: Sequence[Tap] | None) -> None:
+        """Give a reading to those who want it; None: to all."""
+        several = len(self.taps) > 1
+        if several and isinstance(item, Reading):
+            # Who wants to write to it takes a copy.
+            item.data.flags.writeable = False
+            item = replace(item, capture=(self.hash, self.kept.number))
+        self.kept.number += 1
+        for tap in self.taps:
+            if takers is None or tap in takers:
+                tap.offer(item)
+
+    def _end(self, why: SourceError | None) -> None:
+        if not self.ended:
+            if why is not None:
+                # Until the first that hears it has said when.
+                why.again_at = time.monotonic() + 2 * TICK
+            self.lost = why
+            self.ended = True
+        self._changed.notify_all()
 
     def _close(self) -> None:
         if self.producer is not None:
             self.producer.close()
+        self._closed.set()
+
+
+class Everyone(threading.Event):
+    """Is set once everyone who shares a source is to leave it."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__()
+        self._shared = shared
+
+    def is_set(self) -> bool:
+        """Whether nobody is to read on."""
+        return self._shared.ended or all(tap.closing.is_set() for tap in self._shared.taps)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it, at most so many seconds; to wait so is not to hang."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self.is_set():
+            left = TICK if until is None else until - time.monotonic()
+            if left <= 0:
+                return False
+            self._shared.alive()
+            time.sleep(min(left, TICK))
+        return True
+
+
+def silence(seconds: float) -> str:
+    """Return that a source that should never be silent was."""
+    return f"gave nothing for {seconds:.0f} s"
+
+
+def sharing_key(spec: SourceSpec, context: SourceContext) -> Any:
+    """Return what sources have in common that are shared."""
+    return spec.text, tuple(spec.options.values()), context.decode, context.alone
 
 
 def share(
     spec: SourceSpec,
     context: SourceContext,
-    open_producer: Callable[[Producer | None], Producer],
+    open_producer: Callable[[Shared], Producer],
     make: Callable[[Shared], T],
 ) -> T:
     """Return a tap on a source, which is opened where no other capture has it open.
@@ -201,18 +331,34 @@ def share(
     Args:
         spec: captures whose source reads the same share it.
         context: of one of them.
-        open_producer: opens it, given what was open of it before.
+        open_producer: opens it.
         make: makes the tap.
 
     Raises:
         SourceError: it cannot be opened.
     """
+    key = sharing_key(spec, context)
     while True:
         with context.sharing:
-            shared = context.shared.get(spec.text)
-            before = None if shared is None else shared.producer
-            if shared is None or shared.ended:
-                shared = context.shared[spec.text] = Shared(spec.redacted, spec.stall_seconds)
-        tap = shared.join(lambda: open_producer(before), make)  # noqa: B023 - called at once
-        if tap is not None:
-            return tap
+            shared: Shared | None = context.shared.get(key)
+            if shared is None:
+                twin = sum(each.kept.name == spec.redacted for each in context.shared.values())
+                shared = Shared(spec, open_producer, Kept(spec.redacted, twin))
+            elif shared.hangs():
+                kept, lost = shared.kept, shared.lost
+                soon = lost is not None and lost.again_at > time.monotonic()
+                if lost is not None and (soon or len(kept.stuck) >= STUCK_READS):
+                    raise lost
+                shared = Shared(spec, open_producer, kept)
+            context.shared[key] = shared
+        tap = make(shared)
+        if shared.attach(tap):
+            break
+    try:
+        while shared.producer is None and not context.closing.is_set():
+            context.alive()
+            shared.wait(tap)
+    except BaseException:
+        shared.detach(tap)
+        raise
+    return tap

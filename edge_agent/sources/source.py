@@ -22,6 +22,8 @@ _OTHERS = (
     (stat.S_ISBLK, "a device"),
 )
 
+OPEN_SECONDS = 30.0
+"""Most that an opening takes; a longer one hangs in a driver."""
 SLACK = 1.0
 """Seconds that a source which was held up makes up for at once; beyond it, the beat moves."""
 
@@ -43,15 +45,24 @@ class SourceContext:
     closing: threading.Event = field(default_factory=threading.Event)
     """Once set, a `grab` that waits for a reading to be due returns False. A read inside a camera's
     driver does not see it."""
-    hardware_decoding: bool = True
-    """Whether streams may be decoded by hardware, where there is any."""
-    rate: float | None = None
-    """Readings a second that are wanted at most, where a source has to be asked for each; None: it
-    is not known."""
+    decode: str = "auto"
+    """What decodes streams: hardware where there is any, `software`, or hardware of this name."""
+    rate: Callable[[float], float] = lambda usual: usual
+    """Returns how many readings a second are wanted at most, given what is usual, of a source that
+    has to be asked for each."""
+    wanted: Callable[[float], bool] = lambda _at: True
+    """Called for each picture of a source that is shared, with the seconds since the first one:
+    returns whether it is wanted."""
+    missed: Callable[[], object] = lambda: None
+    """Called when a picture that was wanted gives way to a newer one."""
+    alive: Callable[[], object] = lambda: None
+    """Called every moment while the reading thread is not inside a driver."""
+    alone: str = ""
+    """Who shares the source with nobody; empty: whoever reads the same shares it."""
     topics: Topics | None = None
     """Where messages of others come from; None: nowhere."""
     shared: dict[str, Any] = field(default_factory=dict)
-    """By the text of the settings: sources that pipelines share; see `shared.Shared`."""
+    """Sources that pipelines share, by `shared.sharing_key`; see `shared.Shared`."""
     sharing: threading.Lock = field(default_factory=threading.Lock)
     """Held while `shared` is looked into."""
 

@@ -45,7 +45,7 @@ class Video:
         threads: int = 0,
         keys: bool = False,
         timeouts: tuple[float, float] | None = None,
-        hardware: bool = True,
+        decode: str = "auto",
     ) -> None:
         """Open it; nothing is decoded yet.
 
@@ -56,7 +56,7 @@ class Video:
             threads: that decode; 0: as many as are of use.
             keys: whether to decode key frames only.
             timeouts: of opening and of reading, seconds.
-            hardware: whether it may be decoded by hardware, where there is any.
+            decode: by what: auto, software, or hardware of this name.
 
         Raises:
             av.FFmpegError: it cannot be opened.
@@ -88,7 +88,7 @@ class Video:
         if keys:
             decoder.flags |= Flags.low_delay  # without the frames between, none is late
         self._check_size(decoder.width, decoder.height)
-        self._decoder = (HARDWARE.decoder(decoder, name) if hardware else None) or decoder
+        self._decoder = HARDWARE.decoder(decoder, name, decode) or decoder
         self._converter = VideoReformatter()
         self._frames = self._decoded()
         self._frame: Any = None

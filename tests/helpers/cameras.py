@@ -86,6 +86,11 @@ class MjpegServer:
         """Give the stream's address, with *login* as user:password."""
         return f"http://{login + '@' if login else ''}127.0.0.1:{self.port}/stream.mjpg"
 
+    @property
+    def clients(self) -> int:
+        """How many streams have been begun."""
+        return len(self._connections)
+
     def cut(self) -> None:
         """Stop at once: close the streams that run and take no new ones."""
         self._cut.set()

@@ -11,9 +11,8 @@ import pytest
 from edge_agent.core.errors import SourceError
 from edge_agent.core.threads import ShutdownQueue, ThreadGroup
 from edge_agent.inference.model import Model
-from edge_agent.runtime.pipelines.capture import OPEN_SECONDS
 from edge_agent.runtime.scheduler.board import Board
-from edge_agent.sources.source import Source, SourceContext, open_source
+from edge_agent.sources.source import OPEN_SECONDS, Source, SourceContext, open_source
 from edge_agent.sources.spec import SourceSpec, parse_source
 from tests.helpers.idle_parts import idle_pipeline, offline_client
 from tests.helpers.support import PATIENCE, wait_until

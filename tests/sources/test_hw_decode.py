@@ -106,7 +106,7 @@ def test_it_is_not_tried_where_the_settings_forbid_it(process: Hardware, clip: P
     """With `decode = "software"` a stream is never offered to it."""
     process.kinds = ("cuda",)
     spec = parse_source(f"file:{clip}?pace=max", clip.parent)
-    open_source(spec, SourceContext(hardware_decoding=False)).close()
+    open_source(spec, SourceContext(decode="software")).close()
     assert not process._failed
     open_source(spec).close()
     assert process._failed

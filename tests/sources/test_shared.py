@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from edge_agent.config.settings import Polygon
 from edge_agent.core.errors import SampleError, SourceError
 from edge_agent.core.types import Kind, Reading
 from edge_agent.runtime.pipelines.masks import Masks
-from edge_agent.sources.shared import Producer, Shared, Tap, share
+from edge_agent.sources.shared import Shared, Tap, Wanted, share
 from edge_agent.sources.source import SourceContext
 from edge_agent.sources.spec import parse_source
 from tests.helpers.support import wait_until
@@ -30,15 +31,14 @@ class Frames:
         self.goes_on = threading.Event()
         self.goes_on.set()
 
-    def read(self, timeout: float) -> list[Reading | SampleError]:
+    def read(self, timeout: float, wanted: Wanted) -> list[Reading | SampleError]:
         """Return the next picture, whose pixels tell its number; a driver that hangs waits."""
-        del timeout
+        del timeout, wanted
         self.goes_on.wait(30)
         if self.fails:
             raise SourceError("the camera is gone")
         self.given += 1
         picture = np.full((4, 4, 3), self.given % 256, np.uint8)
-        picture.flags.writeable = False
         return [Reading(picture, time.time_ns(), time.monotonic())]
 
     def close(self) -> None:
@@ -67,16 +67,16 @@ class Street:
 
     def tap(self, closing: threading.Event | None = None) -> Slot:
         """Open it as a capture would."""
-        closing = closing or threading.Event()
+        context = replace(self.context, closing=closing or threading.Event())
 
-        def open_frames(_before: Producer | None) -> Frames:
+        def open_frames(_shared: Shared) -> Frames:
             self.opened.append(Frames())
             return self.opened[-1]
 
         def make(shared: Shared) -> Slot:
-            return Slot(shared, closing)
+            return Slot(shared, context)
 
-        return share(self.spec, self.context, open_frames, make)
+        return share(self.spec, context, open_frames, make)
 
 
 def next_number(tap: Slot) -> int:
@@ -124,9 +124,12 @@ def test_a_camera_that_is_lost_is_lost_for_all_and_opened_anew_once() -> None:
     one, other = street.tap(), street.tap()
     street.opened[0].fails = True
     for tap in (one, other):
-        with pytest.raises(SourceError, match="gone"):
+        with pytest.raises(SourceError, match="gone") as problem:
             tap.grab()
         tap.close()
+    with pytest.raises(SourceError, match="gone"):
+        street.tap()  # each would try it otherwise, and again, and again
+    problem.value.again_at = 0.0
     again, beside = street.tap(), street.tap()
     assert next_number(again) == next_number(beside) == 1
     assert len(street.opened) == 2
@@ -153,6 +156,7 @@ def test_a_reader_that_hangs_in_a_driver_holds_up_the_others_only_until_it_is_gi
     waiting.join(10)
     assert len(lost) == 1
     other.close()
+    lost[0].again_at = 0.0
     assert next_number(street.tap()) == 1
     assert len(street.opened) == 2
     street.opened[0].goes_on.set()

@@ -181,7 +181,7 @@ def test_options_are_read() -> None:
         ("file://clip.mp4", "write file:clip.mp4"),
         ("v4l2:0", "not a device; write e.g. v4l2:/dev/video0"),
         ("v4l2:/dev/video0?size=1", "unknown option 'size'; v4l2: takes stall_s"),
-        ("file:a.mp4?rate=5", "unknown option 'rate'; .*file: takes frames, loop, pace"),
+        ("file:a.mp4?rate=5", "unknown option 'rate'; .*file: takes decoder, frames, loop, pace"),
         ("file:a.mp4?pace=fast", "pace: expected real or max, found 'fast'"),
         ("file:a.mp4?loop", "option 'loop' has no value"),
         ("file:a.mp4?loop=", "option 'loop' has no value"),

@@ -188,7 +188,7 @@ class _PipelineCheck:
             with TopicReader(self._device.settings.broker) as topics:
                 open_source(spec, SourceContext(topics=topics)).close()
             return f"{spec.redacted}, subscribed; whether anything is published is not waited for"
-        context = SourceContext(hardware_decoding=self._device.settings.decode == "auto")
+        context = SourceContext(decode=self._pipeline.decoding(self._device.settings.decode))
         useless, reading = self._first_reading(context, open_source(spec, context))
         if reading is None:
             if useless:

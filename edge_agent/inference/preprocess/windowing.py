@@ -40,8 +40,8 @@ class Window(NamedTuple):
     names: tuple[str, ...] = ()
     """Of its channels, where the source has them."""
 
-    def sample(self, seq: int) -> Sample:
-        """Return the capture of this number."""
+    def sample(self, seq: int, capture: tuple[str, int] | None = None) -> Sample:
+        """Return the capture of this number, and of this reading of a source that is shared."""
         return Sample(
             self.data,
             seq,
@@ -51,6 +51,7 @@ class Window(NamedTuple):
             began_ns=self.began_ns,
             follows=self.follows,
             names=self.names,
+            capture=capture,
         )
 
 

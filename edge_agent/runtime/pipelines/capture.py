@@ -1,6 +1,6 @@
 """The capture side of a pipeline: a source kept open, its captures put on the board.
 
-One thread for each source; what hangs in a driver is left behind, and another thread begins.
+One thread for each pipeline; what hangs in a driver is left behind, and another thread begins.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ...config.settings import Pipeline as PipelineSettings
@@ -22,9 +23,10 @@ from ...core.types import Array, Reading, Sample
 from ...inference.model import Model
 from ...inference.preprocess.placement import PreparedSample, Region, cut, outside
 from ...serving.active import Serving
-from ...sources.source import Source, SourceContext, open_source
+from ...sources.source import OPEN_SECONDS, Source, SourceContext, open_source
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, FrameQueue
+from .rate import Rate
 from .snapshots import Snapshots
 from .status import FrameErrors, SourceStatus
 
@@ -36,11 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OPEN_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
 """For a source that was switched off to be closed, before it is opened again."""
-STUCK_READS = 4
-"""Reads that may be stuck in a driver at a time before no new one is begun."""
 SOURCE_STABLE = 10.0
 
 
@@ -58,43 +57,16 @@ class Attempt:
     """Whether that took so long that the source was reported as lost."""
     began: float = field(default_factory=time.monotonic)
     thread: threading.Thread | None = None
+    abandoned: bool = False
+    """Whether that thread hangs in a driver."""
+
+    def alive(self) -> None:
+        """Note that its thread is not inside a driver."""
+        self.beat = time.monotonic()
 
 
 class MisfitError(SourceError):
     """What the source gives does not fit the model: opening it again would not help."""
-
-
-class Rate:
-    """Most captures a second."""
-
-    def __init__(self, most: float | None) -> None:
-        self.most = most
-        """None: as many as come."""
-        self._due = 0.0
-
-    def restart(self) -> None:
-        """Allow the next capture at once."""
-        self._due = 0.0
-
-    def due(self, now: float) -> bool:
-        """Whether another capture of a live source is allowed now."""
-        if self.most is None:
-            return True
-        period = 1.0 / self.most
-        if now < self._due:
-            return False
-        # Keeping to the grid makes the average exact; a pause starts another grid.
-        self._due = self._due + period if now - self._due < period else now + period
-        return True
-
-    def pause(self, now: float) -> float:
-        """Return how long a lossless source waits for its next capture, seconds."""
-        return 0.0 if self.most is None else self._due - now
-
-    def take(self, now: float) -> None:
-        """Record that it gives a capture now."""
-        if self.most is not None:
-            self._due = max(self._due, now) + 1.0 / self.most
 
 
 class Capture:
@@ -139,13 +111,16 @@ class Capture:
         self.pictures = Pictures(self, settings, region, snapshots)
         self._status = status
         self._errors = errors
-        self._context = context
+        self._context = replace(
+            context,
+            decode=settings.decoding(context.decode),
+            alone="" if settings.share else settings.name,
+        )
         self.counts: Counts | None = None
         """What has come of a live signal."""
         self._misfit = False
         """What the source gave last did not fit: it runs again when something does."""
         self._attempt: Attempt | None = None
-        self._stuck: list[Attempt] = []
 
     def apply(self, settings: PipelineSettings) -> None:
         """Apply another rate, at once however long the pause that the old one asks for, and masks.
@@ -168,8 +143,7 @@ class Capture:
         self.rate.restart()
 
         def capture() -> None:
-            left = before is not None and before in self._stuck
-            if before is not None and before.thread is not None and not left:
+            if before is not None and before.thread is not None and not before.abandoned:
                 # A camera that is still open cannot be opened again.
                 before.thread.join(CLOSE_SECONDS)
             self._capture(attempt)
@@ -183,9 +157,6 @@ class Capture:
         attempt would hang as well, and this one goes on once the disk is back.
         """
         attempt = self._attempt
-        self._stuck = [
-            old for old in self._stuck if old.thread is not None and old.thread.is_alive()
-        ]
         if attempt is None or attempt.closing.is_set():
             return
         if time.monotonic() - attempt.beat < attempt.limit:
@@ -199,13 +170,13 @@ class Capture:
                     "is it a pipe, or on a disk that does not answer?",
                 )
             return
-        self._status.set("lost", f"gave nothing for {attempt.limit:.0f} s")
-        if len(self._stuck) >= STUCK_READS:
-            return
+        from ...sources.shared import silence
+
+        self._status.set("lost", silence(attempt.limit))
         attempt.closing.set()
         if attempt.thread is not None:
             threads.abandon(attempt.thread)
-            self._stuck.append(attempt)
+            attempt.abandoned = True
         self.start(threads)
 
     def _capture(self, attempt: Attempt) -> None:
@@ -216,8 +187,7 @@ class Capture:
             pause = backoff.pause()
             attempt.beat, attempt.limit, attempt.opening = began, OPEN_SECONDS, True
             try:
-                context = replace(self._context, closing=attempt.closing, rate=self.rate.most)
-                with closing(open_source(self.spec, context)) as source:
+                with closing(self._open(attempt)) as source:
                     attempt.limit, attempt.opening = self.spec.stall_seconds, False
                     self.counts = getattr(source, "counts", None)
                     # A sensor may say nothing for hours and be well all the same.
@@ -238,18 +208,48 @@ class Capture:
                 if attempt.closing.is_set():
                     return
                 self._misfit = isinstance(problem, MisfitError)
-                self._status.set("lost", str(problem))
+                lost = problem
             except Exception as problem:
                 if isinstance(problem, AgentError) or thread_limit(problem) is not None:
                     raise
-                lost = converted(problem, self.spec.redacted, SourceError)
-                self._status.set("lost", str(lost))
+                lost = SourceError(str(converted(problem, self.spec.redacted)))
+            self._status.set("lost", str(lost))
             if time.monotonic() - began > SOURCE_STABLE and not self._misfit:
                 backoff.reset()
             attempt.opening = False
-            deadline = time.monotonic() + pause
-            while time.monotonic() < deadline and not attempt.closing.wait(0.25):
-                attempt.beat = time.monotonic()
+            lost.again_at = max(lost.again_at, time.monotonic() + pause)
+            while time.monotonic() < lost.again_at and not attempt.closing.wait(0.25):
+                attempt.alive()
+
+    def _open(self, attempt: Attempt) -> Source:
+        """Open the source, with others where that is possible."""
+
+        def wanted(at: float) -> bool:
+            self._note_running(attempt)
+            if self.rate.due(at):
+                return True
+            self.board.drop(self.queue, "rate")
+            return False
+
+        context = replace(
+            self._context,
+            closing=attempt.closing,
+            rate=lambda usual: self.rate.most or usual,
+            wanted=wanted,
+            missed=lambda: self.board.drop(self.queue, "superseded"),
+            alive=attempt.alive,
+        )
+        if self.spec.lossless or self.spec.kind == "signal":
+            return open_source(self.spec, context)  # a live signal is shared by its own module
+        from ...sources.live_pictures import share
+
+        return share(self.spec, context)
+
+    def _note_running(self, attempt: Attempt) -> None:
+        """Record that the source has given something."""
+        if self._status.state != "running" and not self._misfit:
+            self._status.first_frame(time.monotonic() - attempt.began)
+            self._status.set("running", None)
 
     def _read(self, source: Source, attempt: Attempt) -> None:
         windows = Windows(self) if self.spec.kind == "signal" else None
@@ -271,18 +271,12 @@ class Capture:
                 return
             if recorded and not self.board.wait_turn(self.queue, burst=self.rate.most is None):
                 return
-            attempt.beat = time.monotonic()
+            attempt.alive()
             if not source.grab():
                 break
             if attempt.closing.is_set():
                 return  # abandoned, or stopped, while the driver was stuck
-            if self._status.state != "running" and not self._misfit:
-                self._status.first_frame(time.monotonic() - attempt.began)
-                self._status.set("running", None)
-            # Of a signal it is windows that have a rate.
-            if not lossless and windows is None and not self.rate.due(time.monotonic()):
-                self.board.drop(self.queue, "rate")
-                continue
+            self._note_running(attempt)
             try:
                 reading = source.retrieve()
                 if windows is None:
@@ -374,7 +368,9 @@ class Pictures:
         return board.put(
             queue,
             lambda seq: Sample(
-                reading.data, seq, reading.time_ns, reading.since, reading.file, early=early
+                *(reading.data, seq, reading.time_ns, reading.since, reading.file),
+                early=early,
+                capture=reading.capture,
             ),
         )
 
@@ -438,18 +434,19 @@ class Windows:
             for part in self._windower.usable(reading):
                 if isinstance(part, SampleError):
                     self._capture.refuse(part, attempt, self)
-                elif not all(self._put(w, attempt) for w in self._windower.push(part)):
+                elif not all(self._put(w, part, attempt) for w in self._windower.push(part)):
                     return False
         except ModelError as problem:
             raise self._misfit(model, problem) from None
         return True
 
-    def _put(self, window: Window, attempt: Attempt) -> bool:
-        """Put a window on the board; False when it shall stop."""
+    def _put(self, window: Window, last: Reading, attempt: Attempt) -> bool:
+        """Put a window that ends in a reading on the board; False when it shall stop."""
         capture = self._capture
         if not capture.spec.lossless:
             if capture.rate.due(time.monotonic()):
-                return capture.board.put(capture.queue, window.sample)
+                sample = partial(window.sample, capture=last.capture)
+                return capture.board.put(capture.queue, sample)
             capture.board.drop(capture.queue, "rate")
             return True
         if not (capture.wait_credit(attempt.closing) and capture.pace(attempt)):

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...config.settings import Polygon
 from ...core.types import Array
+from ...sources.frame_pool import FRAME_POOL
 
 
 class Masks:
@@ -30,7 +31,8 @@ class Masks:
                 np.round(polygon * (width, height)).astype(np.int32) for polygon in self._polygons
             ]
         if not (picture.flags.writeable and picture.flags.c_contiguous):
-            picture = np.array(picture)
+            whole, picture = picture, FRAME_POOL.lend(picture.shape)
+            np.copyto(picture, whole)
         for corners in self._corners:
             # Each by itself: where two in one call overlap, OpenCV leaves the overlap out.
             cv2.fillPoly(picture, [corners], (0, 0, 0))

@@ -81,6 +81,8 @@ class Common:
     """Keeps what is learned."""
     on_values: Callbacks = field(default_factory=Callbacks)
     """Called, by a lane, when a pipeline without a model has values of other names."""
+    losses: dict[str, str] = field(default_factory=dict)
+    """By source: why it is lost, as the log has it."""
 
 
 class Pipeline:
@@ -113,7 +115,7 @@ class Pipeline:
         self.servings = servings
         self.seconds = seconds
         self.errors = FrameErrors(settings.name)
-        self.source = SourceStatus(settings.name, common.identity, common.client)
+        self.source = SourceStatus(settings, common.identity, common.client, common.losses)
         self.stream = Stream(settings.name, settings.qos, spec.lossless)
         self.snapshots = Snapshots(settings, self.stream, common.sinks, self.errors)
         common.sinks.open(self.stream)

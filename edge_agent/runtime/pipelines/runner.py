@@ -97,7 +97,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             board,
             client,
             Sinks(MqttSink(client, identity), *sinks),
-            SourceContext(hardware_decoding=settings.decode == "auto", topics=client.feeds),
+            SourceContext(decode=settings.decode, topics=client.feeds),
             self.active.load,
             lambda made, spec: stages(self, made, spec) if stages else None,
             self.learned,

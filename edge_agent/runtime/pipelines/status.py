@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...config.settings import Pipeline as PipelineSettings
 from ...core.frozen import record
 from ...core.timeline import Timeline
 from ...device.wall_clock import WallClock
@@ -36,7 +37,21 @@ class Identity:
 class SourceStatus:
     """The state of a source: logged and published, retained, when it changes."""
 
-    def __init__(self, name: str, identity: Identity, client: Client) -> None:
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        identity: Identity,
+        client: Client,
+        losses: dict[str, str],
+    ) -> None:
+        """Begin with a source that has not been opened.
+
+        Args:
+            settings: the pipeline's.
+            identity: who publishes.
+            client: publishes.
+            losses: by source: why it is lost, as the log says already; of all pipelines.
+        """
         self.state: str | None = None
         """running, lost or ended; None: it has not been opened yet."""
         self.error: str | None = None
@@ -45,9 +60,11 @@ class SourceStatus:
         """Called when the source is lost, has ended or is switched off, with whether it is that."""
         self.enabled = True
         """False: it was switched off, and what its thread still says counts no more."""
-        self._name = name
+        self._name = settings.name
         self._identity = identity
         self._client = client
+        self._source = settings.source if settings.share else settings.name
+        self._losses = losses
 
     def switch(self, *, enabled: bool) -> None:
         """Record that the source is switched off, or to be opened."""
@@ -65,8 +82,12 @@ class SourceStatus:
         if not self.enabled or (state, error) == (self.state, self.error):
             return
         self.state, self.error = state, error
-        if state == "lost":
-            log.warning("source of %s: %s", self._name, error)
+        if state != "lost":
+            self._losses.pop(self._source, None)
+        if state == "lost" and error is not None:
+            if self._losses.get(self._source) != error:
+                self._losses[self._source] = error
+                log.warning("source of %s: %s", self._name, error)
         elif error is not None:
             log.warning("source of %s: %s: %s", self._name, state, error)
         else:
