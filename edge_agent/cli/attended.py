@@ -30,6 +30,10 @@ AHEAD = 4
 _NAME = "attended"
 
 
+class OverdueError(AgentError):
+    """Work that did not come back in the time that it had; its thread is left behind."""
+
+
 class Attendant:
     """Waits for work that is done in a thread, one piece after the other."""
 
@@ -43,7 +47,7 @@ class Attendant:
         """Set when the work is to end."""
         self.left_behind: str | None = None
         """What did not come back in time; what it uses must not be closed. None: all came."""
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._left = ""
         """What it was in."""
         self._doing: tuple[str, float] | None = None
@@ -98,7 +102,8 @@ class Attendant:
             tick: called about four times a second while there is nothing; False ends the work.
 
         Raises:
-            AgentError: it took too long; or whatever is raised in the thread.
+            OverdueError: it took too long.
+            BaseException: whatever is raised in the thread.
         """
         waiting: deque[T] = deque()
         changed = threading.Condition()
@@ -149,7 +154,7 @@ class Attendant:
         """Print what is waited for, if it is time; return the seconds until the next time.
 
         Raises:
-            AgentError: it has taken too long.
+            OverdueError: it has taken too long.
         """
         doing = self._doing
         if doing is None:
@@ -157,8 +162,8 @@ class Attendant:
         what, since = doing
         took = time.monotonic() - since
         words = _late(what, since)
-        if self._patience_s is not None and took > self._patience_s:
-            raise AgentError(words)
+        if self.patience_s is not None and took > self.patience_s:
+            raise OverdueError(words)
         if took < said:
             return said
         print(one_line(f"waiting  {words}; Ctrl-C ends it"), file=sys.stderr, flush=True)

@@ -4,63 +4,62 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from ..core.errors import EngineError, ModelError, SampleError
 from ..core.types import Kind, Request, Sample
+from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import engine_words
 from ..inference.golden import compare_golden
 from ..inference.model import Model, load_model
 from ..models.importing import ImportedModel
 from ..serving.reference_check import ReferenceCheck, open_plain, why_wrong
 from ..sources.spec import SourceSpec
-from .attended import Attendant
+from .attended import Attendant, OverdueError
 from .lineup import engines_for
 from .terminal import say
 
 
-def compare_engines(
-    attendant: Attendant,
-    imported: ImportedModel,
-    spec: SourceSpec,
-    sample: Sample,
-    seconds: float,
-) -> Model:
-    """Time every engine of this box on the first sample; return the model on the fastest.
+class _Comparison:
+    """What is known of a model's engines so far, while they are tried one after the other."""
 
-    Each engine gets so many *seconds*.
+    def __init__(self, imported: ImportedModel, spec: SourceSpec, sample: Sample) -> None:
+        self.refusals: list[str] = []
+        self.plain: Model | None = None
+        """A session without optimization."""
+        self._imported = imported
+        self._spec = spec
+        self._sample = sample
+        self._unlike: set[str] = set()
 
-    Raises:
-        EngineError: none can run it.
-    """
-    best: Model | None = None
-    best_rate = 0.0
-    refusals: list[str] = []
-    plain: Model | None = None
-    unlike: set[str] = set()
-    for choice in engines_for(imported.folder.network):
+    def try_engine(
+        self, attendant: Attendant, choice: EngineChoice, seconds: float
+    ) -> tuple[Model, float] | None:
+        """Load the model on an engine, check it and time it; None: it may not serve.
+
+        Returns:
+            The model, and frames a second.
+        """
+        imported, spec, sample = self._imported, self._spec, self._sample
         name = f"{choice.engine}:{choice.device}"
-        attendant.check_open()
         try:
             with attendant.doing(f"the first inference on {name}, loading included,"):
                 model, _ = load_model(imported.folder, [choice], spec.kind)
         except EngineError as problem:
-            reason = str(problem).rpartition(f"{name}: ")[2]
-            refusals.append(f"{name}: {reason}")
-            say(f"engine   {name}: cannot run it: {reason}")
-            continue
+            self._refuse(name, "cannot run it", str(problem).rpartition(f"{name}: ")[2])
+            return None
         with attendant.doing(f"the golden outputs on {name}"):
             trouble = _golden_trouble(model, name)
-        if trouble is not None and trouble not in unlike:
-            unlike.add(trouble)
+        if trouble is not None and trouble not in self._unlike:
+            self._unlike.add(trouble)
             say(f"golden   {trouble}; devices refuse the model so")
         with attendant.doing(f"the comparison of {name} with a session without optimization"):
-            plain = plain or open_plain(imported.folder, spec.kind)
+            plain = self.plain = self.plain or open_plain(imported.folder, spec.kind)
             why = None if plain is None else _why_wrong(plain, model, spec.kind, sample)
         if why is not None:
-            refusals.append(f"{name}: {why}")
-            say(f"engine   {name}: is wrong here, and does not serve: {why}")
+            self._refuse(name, "is wrong here, and does not serve", why)
             model.close()
-            continue
+            return None
         with attendant.doing(f"timing of the inference on {name}"):
             rate, alone_ms = _rate(attendant, model, sample, choice.lanes, seconds)
         each = "frames" if sample.picture else "windows"
@@ -68,17 +67,59 @@ def compare_engines(
             f"engine   {engine_words(model.engine.label)}: {rate:.1f} {each} a second "
             f"({alone_ms:.2f} ms alone, {choice.lanes} at a time)"
         )
-        if rate > best_rate:
-            if best is not None:
-                best.close()
-            best, best_rate = model, rate
-        else:
+        return model, rate
+
+    def leave(self, choice: EngineChoice, problem: OverdueError) -> None:
+        """Go on without an engine that has not come back, whatever it is in."""
+        self.plain = None  # it may be in use there
+        self._refuse(f"{choice.engine}:{choice.device}", "is left", str(problem))
+
+    def _refuse(self, name: str, verb: str, reason: str) -> None:
+        self.refusals.append(f"{name}: {reason}")
+        say(f"engine   {name}: {verb}: {reason}")
+
+
+def compare_engines(
+    imported: ImportedModel,
+    spec: SourceSpec,
+    sample: Sample,
+    seconds: float,
+    patience_s: float | None,
+) -> Model:
+    """Time every engine of this box on the first sample; return the model on the fastest.
+
+    Args:
+        imported: the model.
+        spec: of the source.
+        sample: its first.
+        seconds: that each engine is timed for.
+        patience_s: how long one call of an engine may take before it is left and the next one is
+            tried; None: until Ctrl-C.
+
+    Raises:
+        EngineError: none can run it.
+    """
+    known, best, best_rate = _Comparison(imported, spec, sample), None, 0.0
+    for choice in engines_for(imported.folder.network):
+        attendant = Attendant(patience_s)
+        try:
+            found = attendant.call(partial(known.try_engine, attendant, choice, seconds))
+        except OverdueError as problem:
+            known.leave(choice, problem)
+            continue
+        if found is None:
+            continue
+        model, rate = found
+        if best is None or rate > best_rate:
+            best, best_rate, model = model, rate, best
+        if model is not None:
             model.close()
+    plain = known.plain
     if best is None and plain is not None:
         say(f"engine   {engine_words(plain.engine.label)} without optimization serves")
         return plain
     if best is None:
-        raise EngineError(f"no engine can run it: {'; '.join(refusals)}")
+        raise EngineError(f"no engine can run it: {'; '.join(known.refusals)}")
     if plain is not None:
         best.check = ReferenceCheck(plain)  # one sample is not enough to go by
     return best

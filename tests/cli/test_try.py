@@ -499,10 +499,33 @@ def test_a_model_that_computes_for_ever_does_not_outlast_its_time(here: Path) ->
     finally:
         process.kill()
         process.wait()
-    assert re.fullmatch(
-        r"edge-agent: the first inference on \S+, loading included, has not come back for \d+ s\n",
-        words.read_text(),
+    late = r"\S+: the first inference on \S+, loading included, has not come back for \d+ s"
+    assert re.fullmatch(rf"edge-agent: no engine can run it: {late}; {late}\n", words.read_text())
+
+
+def test_an_engine_that_hangs_is_left_for_the_next_one(here: Path) -> None:
+    """As with a driver that never returns: the other engine shows its results, and it is said."""
+    program = (
+        "import sys, threading; from edge_agent.cli.commands import try_; try_.HANG_SECONDS = 0.5; "
+        "from edge_agent.inference.engines import ov; "
+        "ov.open_network = lambda *_: threading.Event().wait(); "
+        "from edge_agent.__main__ import main; sys.exit(main())"
     )
+    source = write_pictures(here / "p", frames())
+    tried = subprocess.run(
+        [
+            *(sys.executable, "-c", program, "try"),
+            *(source, str(brightness(here / "light")), "--seconds", "2"),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert tried.returncode == 0, tried.stderr
+    assert re.search(r"engine   openvino:CPU: is left: the first inference on .* for", tried.stdout)
+    assert "light 90" in tried.stdout
 
 
 def test_a_picture_that_cannot_be_written_is_said_and_done_without(here: Path) -> None:

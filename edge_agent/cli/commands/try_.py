@@ -111,9 +111,7 @@ def main(options: Options) -> int:
             until = time.monotonic() + waits
             first = attendant.call(lambda: _first(attendant, samples, spec), until)
             seconds = _bench_seconds(options.seconds)
-            best = attendant.call(
-                lambda: compare_engines(attendant, imported, spec, first, seconds)
-            )
+            best = compare_engines(imported, spec, first, seconds, attendant.patience_s)
             try:
                 with _tried(attendant, settings, pipeline, spec) as tried:
                     count, dropped, stopped = _watch(
