@@ -34,11 +34,11 @@ class _Comparison:
 
     def try_engine(
         self, attendant: Attendant, choice: EngineChoice, seconds: float
-    ) -> tuple[Model, float] | None:
-        """Load the model on an engine, check it and time it; None: it may not serve.
+    ) -> tuple[Model | None, float]:
+        """Load the model on an engine, check it and time it.
 
         Returns:
-            The model, and frames a second.
+            The model and frames a second; None and 0.0 where it may not serve.
         """
         imported, spec, sample = self._imported, self._spec, self._sample
         name = f"{choice.engine}:{choice.device}"
@@ -47,7 +47,7 @@ class _Comparison:
                 model, _ = load_model(imported.folder, [choice], spec.kind)
         except EngineError as problem:
             self._refuse(name, "cannot run it", str(problem).rpartition(f"{name}: ")[2])
-            return None
+            return None, 0.0
         with attendant.doing(f"the golden outputs on {name}"):
             trouble = _golden_trouble(model, name)
         if trouble is not None and trouble not in self._unlike:
@@ -59,7 +59,7 @@ class _Comparison:
         if why is not None:
             self._refuse(name, "is wrong here, and does not serve", why)
             model.close()
-            return None
+            return None, 0.0
         with attendant.doing(f"timing of the inference on {name}"):
             rate, alone_ms = _rate(attendant, model, sample, choice.lanes, seconds)
         each = "frames" if sample.picture else "windows"
@@ -103,14 +103,11 @@ def compare_engines(
     for choice in engines_for(imported.folder.network):
         attendant = Attendant(patience_s)
         try:
-            found = attendant.call(partial(known.try_engine, attendant, choice, seconds))
+            model, rate = attendant.call(partial(known.try_engine, attendant, choice, seconds))
         except OverdueError as problem:
             known.leave(choice, problem)
             continue
-        if found is None:
-            continue
-        model, rate = found
-        if best is None or rate > best_rate:
+        if rate > best_rate:
             best, best_rate, model = model, rate, best
         if model is not None:
             model.close()
