@@ -670,7 +670,7 @@ def _make_stranger(work: Path) -> None:
 # The access list
 
 
-USERS = ("edge-01", "edge-02", "viewer", "watcher", "operator", "deployer", "janitor")
+USERS = ("edge-01", "edge-02", "viewer", "watcher", "operator", "configurer", "deployer", "janitor")
 
 
 @dataclass(frozen=True)
@@ -818,6 +818,7 @@ def test_a_device_may_say_all_it_has_to(box: Box) -> None:
 
 
 SAID = {
+    "edge/edge-01/in/command/configure": b'{"id": "stolen"}',
     "edge/edge-01/in/command/restart": b'{"id": "stolen"}',
     "edge/@lab/in/command/restart": b'{"id": "stolen"}',
     "edge/edge-01/in/model": b"tar",
@@ -829,6 +830,7 @@ SAID = {
 }
 MAY_SAY = {
     "operator": {"edge/edge-01/in/command/restart", "edge/@lab/in/command/restart"},
+    "configurer": {"edge/edge-01/in/command/configure"},
     "deployer": {
         "edge/edge-01/in/model",
         "edge/edge-01/in/push/x/offer",
@@ -837,7 +839,9 @@ MAY_SAY = {
 }
 
 
-@pytest.mark.parametrize("user", ["edge-02", "viewer", "watcher", "operator", "deployer"])
+@pytest.mark.parametrize(
+    "user", ["edge-02", "viewer", "watcher", "operator", "configurer", "deployer"]
+)
 def test_nobody_says_more_than_its_role(
     guarded: Guarded, client: Callable[[str], Client], listen: Listeners, user: str
 ) -> None:
@@ -864,7 +868,8 @@ MAY_HEAR = {
     "watcher": {
         *("status", "info", "health", "result", "pipeline", "source", "model", "snapshot"),
     },
-    "operator": {"status", "info", "health", "pipeline", "source", "model", "reply"},
+    "operator": {"status", "info", "health", "pipeline", "config", "source", "model", "reply"},
+    "configurer": {"status", "info", "health", "config", "reply"},
     "deployer": {"status", "info", "health", "model", "push"},
 }
 
@@ -962,6 +967,12 @@ def test_each_role_can_do_its_work(box: Box) -> None:
     box.listener.wait_state("edge/edge-01/model/light", live="2")
     back = run_cli("rollback", "light", "--device", "edge-01", "--broker", guarded.url("operator"))
     assert back.returncode == 0, back.stderr
+    patch = box.model.with_name("patch.json")
+    patch.write_text('{"p": {"rate": 5}}')
+    changed = run_cli(
+        "configure", str(patch), "--device", "edge-01", "--broker", guarded.url("configurer")
+    )
+    assert changed.returncode == 0, changed.stderr
     assert box.process.stop() == 0
     forgotten = run_cli("models", "--forget", "edge-01", "--broker", guarded.url("janitor"))
     assert forgotten.returncode == 0, forgotten.stderr

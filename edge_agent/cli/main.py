@@ -52,6 +52,8 @@ GROUPS = (
             Command("status", "one look: a line a device, a line a pipeline; 1 if one is not well"),
             Command("tail", "follow what devices publish, one line a message"),
             Command("ui", "the operator's page in a browser, fed by the broker alone"),
+            Command("configure", "change pipelines of devices from a file, on probation"),
+            Command("set", "change what can be set of a pipeline while it runs", "set_"),
         ),
     ),
     (
@@ -61,6 +63,7 @@ GROUPS = (
             Command("push", "send a model over MQTT, until it serves"),
             Command("rollout", "a package to a fleet in waves, with gates"),
             Command("rollback", "back to the version before"),
+            Command("activate", "a version that the device has accepted before"),
             Command("models", "what each device has, runs and is trying"),
             Command("pack", "a model folder or bare model file into one package"),
             Command("describe", "what a model file says of itself, and what it leaves open"),

@@ -74,7 +74,7 @@ def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Setting
     given = merged(*(layer.values for layer in layers))
     _add_keys(given, env, own="servers" in layers[0].values)
     settings = _absolute(_validated(given, origins), origins, env)
-    _check(settings, origins)
+    check(settings, origins)
     return settings
 
 
@@ -272,7 +272,7 @@ def _validated(given: dict[str, Any], origins: Origins) -> Settings:
     return Settings(**{name: getattr(read, name) for name in read.model_fields_set})
 
 
-def _check(settings: Settings, origins: Origins) -> None:  # noqa: C901, PLR0912 - one check after the other
+def check(settings: Settings, origins: Origins) -> None:  # noqa: C901, PLR0912 - one check after the other
     """Check what depends on several keys or on the machine.
 
     Raises:
@@ -327,6 +327,15 @@ def _check(settings: Settings, origins: Origins) -> None:  # noqa: C901, PLR0912
         raise error(f"{settings.state}: is a file, expected a folder", "state_dir")
     for key, text in server_problems(settings.servers):
         raise error(text, "servers", key=key)
+    _check_pipelines(settings, origins)
+
+
+def _check_pipelines(settings: Settings, origins: Origins) -> None:
+    error = origins.error
+    changeable = [*(item.name for item in fields(Pipeline) if item.name != "name"), "pipelines"]
+    for key in settings.remote.may:
+        if key not in changeable:
+            raise error(f"there is no {key!r}{nearest(key, changeable)}", "remote", "may")
     taken = [pipeline.name for pipeline in settings.pipelines]
     for index, pipeline in enumerate(settings.pipelines):
         if not is_name(pipeline.name):

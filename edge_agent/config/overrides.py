@@ -1,32 +1,71 @@
-"""What the command `set` has changed of pipelines, some of it kept over restarts."""
+"""What `set` and `configure` have changed of pipelines; some of it is kept, all in one file.
+
+What `configure` has changed belongs to the settings that the runner has; what `set` has, lies over
+them. Of a key that both have changed the later one counts.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..core.errors import ModelError
+from ..core.errors import ModelError, UsageError
+from ..core.frozen import record
 from ..core.state_file import StateFile
-from .settings import Pipeline
+from .settings import Pipeline, Settings
+
+if TYPE_CHECKING:
+    from .configured import Changes, Patch
 
 log = logging.getLogger(__name__)
 
+FILE = "overrides.json"
+_CONFIGURED = "@configure"
+"""The key of what `configure` has kept, beside the names of pipelines."""
+
+
+@record
+class Before:
+    """What held before a patch."""
+
+    configured: Changes
+    hidden: Mapping[str, frozenset[str]]
+    until_restart: Mapping[str, Mapping[str, Any]]
+    """Of the pipelines that the patch names."""
+    given: Mapping[str, Pipeline]
+
 
 class Overrides:
-    """Changes by pipeline, in a file."""
+    """Changes by pipeline, in a file. Any thread may call it."""
 
     def __init__(self, path: Path) -> None:
         """Read the file; a value that the settings would refuse is ignored and logged."""
-        self._file = StateFile(path, "changes made by `set`")
+        self._file = StateFile(path, "changes made by `set` and `configure`", 0o600)
         self._changes: dict[str, dict[str, Any]] = {}
         self._until_restart: dict[str, dict[str, Any]] = {}
+        self._hidden: Mapping[str, frozenset[str]] = {}
+        """What `set` has kept and `configure` has changed since, until the restart."""
         self._given: dict[str, Pipeline] = {}
         """Settings of each pipeline when it was last made."""
+        self._kept: Changes = {}
+        """By `configure`, for good."""
+        self._configured: Changes = {}
+        """By `configure`, until the restart."""
+        self._file_settings: Settings | None = None
+        self._lower: Settings | None = None
+        """Those, with what `configure` has kept."""
+        self.ignored: list[str] = []
+        """Why changes are not in effect that `configure` has made."""
+        self._lock = threading.RLock()
         for name, change in (self._file.read(_parse) or {}).items():
+            if name == _CONFIGURED:
+                self._kept = change
+                continue
             # Imported only where the file has something: this is on the way to the first result.
             from .settable import SETTABLE
 
@@ -38,21 +77,28 @@ class Overrides:
                 except ValueError as problem:
                     log.warning("%s: %s: %s: %s; ignored", path, name, key, problem)
 
+    # What `set` changes
+
     def applied(self, settings: Pipeline) -> Pipeline:
         """Return a pipeline's settings with its changes applied."""
-        change: dict[str, Any] = dict(self._changes.get(settings.name, {}))
-        before = self._given.get(settings.name, settings)
-        passing = self._until_restart.get(settings.name, {})
-        for key in list(passing):
-            # Settings that have been edited since win over a change made before.
-            if getattr(before, key) != getattr(settings, key):
-                del passing[key]
-        self._given[settings.name] = settings
-        return replace(settings, **(change | passing))
+        with self._lock:
+            name = settings.name
+            hidden = self._hidden.get(name, frozenset())
+            kept = self._changes.get(name, {})
+            change = {key: value for key, value in kept.items() if key not in hidden}
+            before = self._given.get(name, settings)
+            passing = self._until_restart.get(name, {})
+            for key in list(passing):
+                # Settings that have been edited since win over a change made before.
+                if getattr(before, key) != getattr(settings, key):
+                    del passing[key]
+            self._given[name] = settings
+            return replace(settings, **(change | passing))
 
     def set_until_restart(self, name: str, changes: Mapping[str, Any]) -> None:
         """Record changes until the restart, whatever becomes of the pipeline meanwhile."""
-        self._until_restart.setdefault(name, {}).update(changes)
+        with self._lock:
+            self._until_restart.setdefault(name, {}).update(changes)
 
     def take_back(self, name: str, keys: Iterable[str], *, kept: bool) -> None:
         """Forget what was set of a pipeline; with *kept*, also what was set for good.
@@ -60,29 +106,46 @@ class Overrides:
         Raises:
             ModelError: that cannot be written.
         """
-        for key in keys:
-            self._until_restart.get(name, {}).pop(key, None)
+        with self._lock:
+            for key in keys:
+                self._until_restart.get(name, {}).pop(key, None)
+                if kept:
+                    self._changes.get(name, {}).pop(key, None)
             if kept:
-                self._changes.get(name, {}).pop(key, None)
-        if kept:
-            self._write()
+                self._write()
 
     def given(self, settings: Pipeline) -> Pipeline:
         """Return a pipeline's settings as they were before any change."""
         return self._given.get(settings.name, settings)
 
     def shadows(self, settings: Pipeline) -> list[str]:
-        """List what was set for good and differs from a pipeline's settings; a line each."""
-        return [
+        """List what was changed for good and differs from a pipeline's settings; a line each."""
+        lines = [
             f"{key} is {_shown(value)}, as it was set with persist ({self._file.path}), not"
             f" {_shown(getattr(settings, key))}; set it to null with persist to take that back"
             for key, value in self._changes.get(settings.name, {}).items()
             if value != getattr(settings, key)
         ]
+        if (change := self._kept.get(settings.name)) is not None:
+            keys = ", ".join(change)
+            lines.append(
+                f"{keys} as kept by `configure … persist` ({self._file.path}), not as in the "
+                "settings file; configure what that has to take it back"
+            )
+        return lines
+
+    def removed(self) -> list[str]:
+        """List the pipelines that were removed for good; a line each."""
+        return [
+            f"pipeline {name}: removed by `configure … persist` ({self._file.path})"
+            for name, change in self._kept.items()
+            if change is None
+        ]
 
     def ignore_threshold(self, name: str, why: str) -> bool:
         """Ignore a threshold that was kept, until the next start; False: there is none."""
-        kept = self._changes.get(name, {}).pop("threshold", None)
+        with self._lock:
+            kept = self._changes.get(name, {}).pop("threshold", None)
         if kept is not None:
             log.warning("%s: %s: %s; ignored", self._file.path, name, why)
         return kept is not None
@@ -93,12 +156,135 @@ class Overrides:
         Raises:
             ModelError: they cannot be written.
         """
-        self._changes.setdefault(name, {}).update(changes)
-        self._write()
+        with self._lock:
+            self._changes.setdefault(name, {}).update(changes)
+            hidden = self._hidden.get(name, frozenset()) - changes.keys()
+            self._hidden = {**self._hidden, name: hidden}
+            self._write()
+
+    # What `configure` changes
+
+    def lay_over(self, settings: Settings) -> Settings:
+        """Return settings, as they were read from the file, with what `configure` has changed.
+
+        What was changed until the restart gives way where the file has been edited since. What
+        does not go with the settings any more is ignored, and logged.
+        """
+        from .configured import unedited
+
+        with self._lock:
+            if self._file_settings is not None:
+                self._configured = unedited(self._configured, self._file_settings, settings)
+            self._file_settings = settings
+            self.ignored = []
+            self._lower = self._laid(settings, self._kept)
+            return self._laid(self._lower, self._configured)
+
+    def _laid(self, settings: Settings, changes: Changes) -> Settings:
+        """Lay changes over settings; where they do not fit together, one pipeline at a time."""
+        if not changes:
+            return settings
+        from .configured import patched
+
+        try:
+            return patched(settings, changes)
+        except UsageError:
+            for name, change in changes.items():
+                try:
+                    settings = patched(settings, {name: change})
+                except UsageError as problem:
+                    why = f"what `configure` has changed is not in effect: {problem}"
+                    log.warning("%s: %s", self._file.path, why)
+                    self.ignored.append(f"pipeline {name}: {why}")
+        return settings
+
+    def from_file(self) -> tuple[Pipeline, ...] | None:
+        """Return the pipelines as the file has them; None: it has not been read yet."""
+        return None if self._file_settings is None else self._file_settings.pipelines
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the next start will have other settings than run now."""
+        return bool(self._configured)
+
+    def tried(self, patch: Patch) -> Settings:
+        """Return the settings that a patch would make.
+
+        Raises:
+            UsageError: they would not be valid.
+        """
+        from .configured import overlaid, patched
+
+        with self._lock:
+            return patched(self._known_lower(), overlaid(self._configured, patch.changes))
+
+    def configure(self, patch: Patch) -> tuple[Settings, Before]:
+        """Take a patch over until the restart; return the settings, and what held before.
+
+        Raises:
+            UsageError: they would not be valid; nothing has changed.
+        """
+        from .configured import overlaid, without_effect
+
+        with self._lock:
+            settings, lower, names = self.tried(patch), self._known_lower(), patch.touched
+            before = Before(
+                self._configured,
+                self._hidden,
+                {name: dict(self._until_restart.get(name, {})) for name in names},
+                {name: self._given[name] for name in names if name in self._given},
+            )
+            self._configured = without_effect(overlaid(self._configured, patch.changes), lower)
+            for name, keys in names.items():
+                hidden = self._hidden.get(name, frozenset()) | keys
+                self._hidden = {**self._hidden, name: hidden}
+                passing = self._until_restart.get(name, {})
+                self._until_restart[name] = {k: v for k, v in passing.items() if k not in keys}
+            return settings, before
+
+    def restore(self, before: Before) -> Settings:
+        """Bring back what held before a patch; return the settings."""
+        with self._lock:
+            self._configured, self._hidden = before.configured, before.hidden
+            self._until_restart |= {n: dict(each) for n, each in before.until_restart.items()}
+            self._given |= before.given
+            return self._laid(self._known_lower(), self._configured)
+
+    def keep(self, patch: Patch) -> None:
+        """Keep a patch that was taken over, and forget what `set` has kept of the same keys.
+
+        Raises:
+            ModelError: it cannot be written; it holds until the restart.
+        """
+        from .configured import overlaid, without, without_effect
+
+        with self._lock:
+            base = self._file_settings or self._known_lower()
+            kept, changes = self._kept, self._changes
+            self._kept = without_effect(overlaid(kept, patch.changes), base)
+            self._changes = {
+                name: {k: v for k, v in change.items() if k not in patch.touched.get(name, ())}
+                for name, change in changes.items()
+            }
+            try:
+                self._write()
+            except ModelError:
+                self._kept, self._changes = kept, changes
+                raise
+            self._lower = self._laid(base, self._kept)
+            self._configured = without(self._configured, patch.changes)
+
+    def _known_lower(self) -> Settings:
+        if self._lower is None:
+            raise UsageError("the settings file has not been read yet; ask again")
+        return self._lower
 
     def _write(self) -> None:
+        content: dict[str, Any] = dict(self._changes)
+        if self._kept:
+            content[_CONFIGURED] = self._kept
         try:
-            self._file.write(self._changes)
+            self._file.write(content)
         except OSError as problem:
             raise ModelError(
                 f"set for now, but not kept: {self._file.path}: {problem.strerror}"
@@ -110,4 +296,8 @@ def _shown(value: object) -> str:
 
 
 def _parse(content: Any) -> dict[str, dict[str, Any]]:
-    return {str(name): dict(change) for name, change in content.items()}
+    made = {str(name): dict(change) for name, change in content.items()}
+    if _CONFIGURED in made:
+        kept = made[_CONFIGURED].items()
+        made[_CONFIGURED] = {n: None if each is None else dict(each) for n, each in kept}
+    return made

@@ -57,6 +57,8 @@ def read_bare(key: str, payload: bytes) -> object:
         text = payload.decode().strip()
     except UnicodeDecodeError:
         raise RequestError(f"{key}: is not UTF-8 text") from None
+    if text == "null":  # takes back what was set
+        return None
     if key == "enabled":
         if text.upper() not in _SWITCH:
             raise RequestError(f"enabled: expected ON or OFF, found {shown(text)}")

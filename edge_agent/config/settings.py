@@ -346,6 +346,19 @@ class Evidence:
 
 @storable
 @record(kw_only=True)
+class Remote:
+    """What the commands `set` and `configure` may change of pipelines."""
+
+    __pydantic_config__ = _STRICT
+    may: tuple[str, ...] = (
+        *("enabled", "rate", "threshold", "thresholds", "labels", "zones", "lines", "rules"),
+        *("masks", "roi", "motion", "snapshot", "min_box"),
+    )
+    """Keys of a pipeline; "pipelines": that there are others."""
+
+
+@storable
+@record(kw_only=True)
 class Settings:
     """The whole of `config.toml`."""
 
@@ -366,6 +379,7 @@ class Settings:
     homeassistant: HomeAssistant = field(default_factory=HomeAssistant)
     evidence: Evidence = field(default_factory=Evidence)
     servers: tuple[Server, ...] = ()
+    remote: Remote = field(default_factory=Remote)
     pipelines: tuple[Pipeline, ...] = ()
     base: Path = field(default_factory=Path.cwd, metadata={"key": False})
     """Not a key: the folder that relative paths count from."""

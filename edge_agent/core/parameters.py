@@ -181,9 +181,14 @@ Flag = Annotated[bool, FLAG]
 class Parameter:
     """A field of a record."""
 
-    name: str
+    field: str
     kind: Kind
     required: bool
+
+    @property
+    def name(self) -> str:
+        """Its key: without the last underscore of a field that would be a word of Python."""
+        return self.field.removesuffix("_")
 
 
 def parameters(kind: type) -> tuple[Parameter, ...]:
@@ -224,7 +229,7 @@ def parse(kind: type[R], body: Mapping[str, Any]) -> R:
         if value is None and not parameter.required and not clears:
             continue
         try:
-            values[parameter.name] = parameter.kind.parse(value)
+            values[parameter.field] = parameter.kind.parse(value)
         except ValueError as problem:
             raise RequestError(f"{parameter.name}: {problem}") from None
     return kind(**values)

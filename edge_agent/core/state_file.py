@@ -33,15 +33,17 @@ _ASIDE = ".damaged"
 class StateFile:
     """One JSON value in a file."""
 
-    def __init__(self, path: Path, holds: str | None = None) -> None:
+    def __init__(self, path: Path, holds: str | None = None, mode: int = 0o644) -> None:
         """Do not touch the file yet.
 
         Args:
             path: of the file; its folder exists when it is written.
             holds: what is forgotten with the file, a plural for the log; None: what can be found
                 out again at the cost of time, so that no loss is logged.
+            mode: of the file.
         """
         self.path = path
+        self._mode = mode
         self._holds = holds
         self._failing = Latch()
 
@@ -75,7 +77,7 @@ class StateFile:
         Raises:
             OSError: it cannot be written; the old content stays.
         """
-        replace_file(self.path, json.dumps(content).encode())
+        replace_file(self.path, json.dumps(content).encode(), self._mode)
         self._failing.begins(False)
 
     def save(self, content: Any) -> bool:

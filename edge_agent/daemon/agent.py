@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config.overrides import FILE as OVERRIDES
+from ..config.overrides import Overrides
 from ..config.settings import Arm, Settings
 from ..core import systemd
 from ..core.codec import unpack
@@ -86,6 +88,11 @@ class Agent:
             UsageError: something the settings name is not as it should be.
         """
         make_state_folder(settings.state)
+        overrides = Overrides(settings.state / OVERRIDES)
+        if planned is None:  # a plan's settings have it already
+            settings = overrides.lay_over(settings)
+        for line in overrides.removed():
+            log.info("%s", line)
         self._reread = reread
         self._timeline = timeline
         self._origins = origins
@@ -102,6 +109,7 @@ class Agent:
             stops=self._stops,
             timeline=timeline,
             stages=self._events.stage,
+            overrides=overrides,
         )
         self._control: Control | None = None
         self._closing = False
@@ -275,7 +283,7 @@ class Agent:
         """
         config, origins = self._origins
         try:
-            settings = self._reread()
+            settings = self._runner.overrides.lay_over(self._reread())
         except UsageError:
             if digest(config) == origins:
                 raise

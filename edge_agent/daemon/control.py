@@ -16,6 +16,7 @@ from ..health.report import Health
 from ..runtime.pipelines.runner import Runner
 from ..serving.verdicts import GOOD_SECONDS
 from .announcements import Announcements
+from .configure import Configuration
 from .inventory import Inventory
 from .reload import SettingsReload
 from .service import Services
@@ -37,6 +38,7 @@ class Control:
         announcements: Announcements,
         health: Health,
         reload: SettingsReload,
+        configuration: Configuration,
     ) -> None:
         self._runner = runner
         self._inventory = inventory
@@ -46,6 +48,7 @@ class Control:
         self._announcements = announcements
         self._health = health
         self._reload = reload
+        self._configuration = configuration
         self._first_result_logged = False
 
     def recover(self, last: PreviousCrash | None) -> None:
@@ -72,6 +75,7 @@ class Control:
         if self._runner.identity.timeline.age > GOOD_SECONDS:
             self._inventory.verdicts.forgive()
         self._log_first_result()
+        self._configuration.tick()
         if self._runner.is_blocked():
             # Without a pipeline, a camera that is on, or a model: what comes then is no start.
             self._runner.identity.timeline.give_up()

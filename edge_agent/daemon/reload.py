@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ..config.settings import Settings, keep_until_restart
@@ -68,9 +68,13 @@ class SettingsReload:
 
     def problems(self) -> list[str]:
         """Return that other settings run than those of the file, and why."""
+        ignored = self._runner.overrides.ignored
         if self._refused is None or self._plan_writer.is_put_back():
-            return []
-        return [f"settings: changed, but not taken over: {self._refused}; mend, then reload"]
+            return list(ignored)
+        return [
+            *ignored,
+            f"settings: changed, but not taken over: {self._refused}; mend, then reload",
+        ]
 
     def run(self) -> None:
         """Apply what has changed; wrong settings change nothing."""
@@ -86,6 +90,7 @@ class SettingsReload:
             systemd.notify("READY=1", f"STATUS=the settings stay as they were: {problem}")
             return
         self._refused = None
+        settings = runner.overrides.lay_over(settings)
         runner.settings = settings
         if settings.groups != before.groups:
             # First of all: loading publishes `info`, by which others know that we listen.
@@ -94,11 +99,35 @@ class SettingsReload:
             log.info("broker: changed, connecting to %s", settings.broker.address, extra=ANSWER)
             runner.client.change_broker(settings.broker, tls)
         self._metrics.answer_on(settings.health.metrics_port)
-        self._arrange(before)
-        runner.threads.spawn("loader", self._load)
+        self._apply(before)
         pipelines = counted(len(runner.pipelines), "pipeline")
         log.info("settings read again: %s", pipelines, extra=ANSWER)
         systemd.notify("READY=1", f"STATUS={pipelines}")
+
+    def change(self, settings: Settings, touched: Iterable[str]) -> None:
+        """Go on with valid settings that differ in their pipelines only.
+
+        Args:
+            settings: to go on with.
+            touched: pipelines of which other values may hold than the settings have.
+        """
+        runner, before = self._runner, self._runner.settings
+        self._plan_writer.go_on(settings)
+        self._apply(before)
+        for given in settings.pipelines:
+            if given.name in touched and given.name in runner.pipelines:
+                pipeline, held = runner.pipelines[given.name], runner.overrides.applied(given)
+                if pipeline.settings != held:
+                    pipeline.apply(held)
+
+    def _apply(self, before: Settings) -> None:
+        """Apply the runner's settings.
+
+        Args:
+            before: what it had.
+        """
+        self._arrange(before)
+        self._runner.threads.spawn("loader", self._load)
 
     def _read(self) -> tuple[Settings, ssl.SSLContext | None]:
         """Read the settings and their TLS files; keep the values that need a restart.

@@ -35,6 +35,7 @@ from ..serving.tasks import Upkeep
 from ..sources.frame_pool import FRAME_POOL
 from .announcements import Announcements, PushStatus
 from .commands import AgentCommands
+from .configure import Configuration
 from .control import Control
 from .deployment import Deployment
 from .event_commands import EventCommands
@@ -71,16 +72,22 @@ def compose(
     form_ready = Callbacks()
     plan_writer, upkeep = _upkeep(runner, inventory, ledger, form_ready, origins, lazy=lazy)
     announcements = _announcements(runner, inventory, ledger, upkeep, stops)
+    metrics = _metrics(runner, lambda: health.latest)
+    reload = SettingsReload(
+        *(runner, plan_writer, announcements, metrics, reread),
+        file=origins[0],
+        lazy=lazy,
+        gone=events.forget,
+    )
+    configuration = Configuration(runner, stops, reload, plan_writer.changed)
+    announcements.on_pipelines.add(configuration.publish)
     commands = (
         *AgentCommands(runner, stops).commands,
         *EventCommands(runner, events).commands,
+        *configuration.commands,
         *deployer.commands.commands,
     )
     requests = _requests(runner, announcements, commands, transfers)
-    settings = runner.settings
-    metrics = MetricsPort(
-        settings.health.metrics_port, settings.device_id, __version__, lambda: health.latest
-    )
     services: list[Service] = [
         metrics,
         events,
@@ -92,19 +99,12 @@ def compose(
         *upkeep.threads,
     ]
     background = Services(services)
-    reload = SettingsReload(
-        *(runner, plan_writer, announcements, metrics, reread),
-        file=origins[0],
-        lazy=lazy,
-        gone=events.forget,
-    )
     health = _health(
         *(runner, inventory, requests),
         (background.problems, reload.problems, announcements.problems),
         events,
     )
-    active = runner.active
-    active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
+    runner.active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
     form_ready.add(plan_writer.write, announcements.models)
     return Control(
         runner,
@@ -115,6 +115,7 @@ def compose(
         announcements=announcements,
         health=health,
         reload=reload,
+        configuration=configuration,
     )
 
 
@@ -218,6 +219,12 @@ def _requests(
         deliveries=transfers.message,
         set_bare=pipelines.set_bare,
     )
+
+
+def _metrics(runner: Runner, latest: Callable[[], Any]) -> MetricsPort:
+    """Build the port for Prometheus, of the latest health."""
+    settings = runner.settings
+    return MetricsPort(settings.health.metrics_port, settings.device_id, __version__, latest)
 
 
 def _health(

@@ -42,6 +42,37 @@ IDLE_SECONDS = 0.25
 R = TypeVar("R")
 
 
+class Later:
+    """The outcome of a command that takes a while; told once, by any thread."""
+
+    def __init__(self, unfinished: str) -> None:
+        """Begin.
+
+        Args:
+            unfinished: the error, should the agent end before.
+        """
+        self.unfinished = unfinished
+        self._told: Mapping[str, Any] | AgentError | None = None
+
+    def tell(self, outcome: Mapping[str, Any] | AgentError) -> None:
+        """Tell the result, or why there is none."""
+        self._told = outcome
+
+    @property
+    def told(self) -> bool:
+        return self._told is not None
+
+    def result(self) -> Mapping[str, Any]:
+        """Return the result.
+
+        Raises:
+            AgentError: there is none.
+        """
+        if isinstance(self._told, AgentError):
+            raise self._told
+        return self._told or {}
+
+
 @dataclass(frozen=True, slots=True)
 class Command(Generic[R]):
     """A verb of `in/command/<verb>`."""
@@ -49,8 +80,9 @@ class Command(Generic[R]):
     verb: str
     parameters: type[R]
     """A frozen record whose fields declare them, see `core.parameters`."""
-    run: Callable[[R], Mapping[str, Any]]
-    """Carries it out; returns the result of the reply. An AgentError becomes the reply's error."""
+    run: Callable[[R], Mapping[str, Any] | Later]
+    """Carries it out; returns the result of the reply, or what it will be told by. An AgentError
+    becomes the reply's error."""
     changes: bool = True
     """Whether it changes anything: such a command is in the log and, if it may be repeated, on
     disk."""
@@ -70,6 +102,16 @@ class _Request:
     def __str__(self) -> str:
         """Return the command in one line, cut, with control characters escaped."""
         return _cut(f"{shown(self.verb)} {json.dumps(self.body)}")
+
+
+@record
+class _Waiting:
+    """A command whose outcome is yet to be told."""
+
+    command: Command[Any]
+    request: _Request
+    repeatable: Repeatable | None
+    later: Later
 
 
 class Requests:
@@ -109,6 +151,7 @@ class Requests:
         self._commands = {command.verb: command for command in commands}
         self._deliveries = deliveries
         self._set_bare = set_bare
+        self._waiting: list[_Waiting] = []
 
     def run(self, on_idle: Callable[[], object] = lambda: None) -> None:
         """Handle messages until the inbox is closed.
@@ -122,10 +165,13 @@ class Requests:
                 message = self._inbox.get(timeout=0.0 if busy else IDLE_SECONDS)
             except Empty:
                 busy = False
+                self._answer_waiting()
                 on_idle()
                 continue
             if message is None:
+                self._answer_waiting(ending=True)
                 return
+            self._answer_waiting()
             busy = True
             acknowledged_later = False
             try:
@@ -224,19 +270,52 @@ class Requests:
             if earlier is not None:
                 self._publish({**earlier, "repeated": True}, message)
                 return
+            if any(repeatable == each.repeatable for each in self._waiting):
+                return  # it will be answered
         command = self._commands[verb]
-        reply, done = self._carry_out(command, request)
+        self._finish(command, request, repeatable)
+
+    def _answer_waiting(self, *, ending: bool = False) -> None:
+        """Answer the commands whose outcome has been told; all, when the agent ends."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if ending and not each.later.told:
+                each.later.tell(RequestError(each.later.unfinished))
+            if each.later.told:
+                self._finish(each.command, each.request, each.repeatable, each.later)
+            else:
+                self._waiting.append(each)
+
+    def _finish(
+        self,
+        command: Command[Any],
+        request: _Request,
+        repeatable: Repeatable | None,
+        later: Later | None = None,
+    ) -> None:
+        """Carry a command out, or take what was told of it; answer it unless that takes a while."""
+        outcome = self._carry_out(command, request, later)
+        if isinstance(outcome, Later):
+            self._waiting.append(_Waiting(command, request, repeatable, outcome))
+            return
+        reply, done = outcome
         if repeatable is not None:
             # Before it is answered: a requester without an answer asks again.
             self._memory.add(repeatable, reply, durable=done and command.changes)
-        self._publish(reply, message)
+        self._publish(reply, request.message)
 
-    def _carry_out(self, command: Command[Any], request: _Request) -> tuple[dict[str, Any], bool]:
-        """Return the reply, and whether the command was carried out."""
+    def _carry_out(
+        self, command: Command[Any], request: _Request, later: Later | None
+    ) -> tuple[dict[str, Any], bool] | Later:
+        """Return the reply, and whether the command was carried out; or what tells that."""
         # Ignored, so that later versions may send more; a slip is told all the same.
         doubts = unknown(command.parameters, request.body, ("schema", "id", "time"))[:MOST_DOUBTS]
         try:
-            result = command.run(parse(command.parameters, request.body))
+            result = (
+                later.result() if later else command.run(parse(command.parameters, request.body))
+            )
+            if isinstance(result, Later):
+                return result
         except RequestError as problem:
             told = "; ".join([str(problem), *doubts])
             log.warning("command %s: failed: %s", request, told)

@@ -27,6 +27,10 @@ class Topics:
     def health(self) -> str:
         return self._own("health")
 
+    @property
+    def config(self) -> str:
+        return self._own("config")
+
     def result(self, pipeline: str) -> str:
         return self._own("result", pipeline)
 

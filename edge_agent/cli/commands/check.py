@@ -89,13 +89,15 @@ def main(options: Options) -> int:
     """Check all; 0 if all is fit, 1 if something is not, 2 if the settings are wrong."""
     settings = load_settings(options, needed=True)
     from ...config.load import find_file
-    from ...config.overrides import Overrides
+    from ...config.overrides import FILE, Overrides
     from ...serving.choice import DeviceEngines, match_profile
     from ...serving.loader import open_library, open_store
     from ...serving.tuning_results import TuningResults
     from .profile import tuned
 
     report = _Report()
+    overrides = Overrides(settings.state / FILE)
+    settings = overrides.lay_over(settings)
     file = find_file(options.config)
     if file is not None and not file.read_bytes().strip():
         report.line("note", "settings", f"{file} is empty; is it whole?")
@@ -121,7 +123,9 @@ def main(options: Options) -> int:
         _models_dir(report, Path(name))
     for server in settings.servers:
         report.tried(f"server {server.name}", partial(_server, server))
-    overrides = Overrides(settings.state / "overrides.json")
+    for line in [*overrides.removed(), *overrides.ignored]:
+        subject, _, text = line.partition(": ")
+        report.line("note", subject, text)
     device = _Device(settings, options.config, library, engines, overrides)
     for pipeline in settings.pipelines:
         _PipelineCheck(report, pipeline, device).run()

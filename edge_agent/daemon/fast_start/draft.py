@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...config.load import load
+from ...config.overrides import FILE, Overrides
 from ...config.settings import Arm, Settings, parse_route
 from ...core.codec import pack
 from ...core.errors import AgentError
@@ -32,6 +33,7 @@ def draft(config: str, origins: str) -> Plan | None:
     """
     try:
         settings = load(Path(config))
+        settings = Overrides(settings.state / FILE).lay_over(settings)
         inventory = Inventory(settings)
         store = inventory.store
         if any(store.pointers(name).trial for name in store.names()):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...config.device_profile import default_dirs
+from ...config.settings import Settings
 from ...core import codec
 from ...core.codec import pack
 from ...core.files import subfolders
@@ -82,6 +83,15 @@ class PlanWriter:
         self._adopt()
         self._pending = digest(self._config)
 
+    def go_on(self, settings: Settings) -> None:
+        """Have the runner go on with settings that were changed otherwise than by their inputs."""
+        with self._adopting:
+            if self._runner.settings is not self._settings:
+                self._origins = self._pending
+            self._runner.settings = self._settings = settings
+        if self._runner.overrides.unsaved:
+            forget(settings.state)
+
     def is_put_back(self) -> bool:
         """Whether inputs that `reread` found changed are again what the settings in use are of."""
         return self._pending != self._origins == digest(self._config)
@@ -123,7 +133,8 @@ class PlanWriter:
         state = self._runner.settings.state
         self._adopt()
         try:
-            if self.waits_for_restart or self._outdated():
+            unsaved = self._runner.overrides.unsaved
+            if self.waits_for_restart or unsaved or self._outdated():
                 # What runs differs from the files, and the next start must read those.
                 forget(state)
                 return

@@ -80,6 +80,12 @@ class PipelineCommands:
                 trouble = threshold_trouble(serving.model.manifest.task, threshold)
                 if trouble is not None:
                     raise RequestError(f"{key}: {trouble}")
+        may = self._runner.settings.remote.may
+        for key in (*changes, *back):
+            if key not in may:
+                raise RequestError(
+                    f"{key}: may not be set from afar; [remote] may does not name it"
+                )
         overrides = self._runner.overrides
         try:
             if back:

@@ -172,6 +172,7 @@ class PipelineRoute:
             self._give(stage, partial(stage.result, self._name, sample, outcome))
         if self._stream.began is None:
             self._stream.began = time.monotonic()
+        self._stream.latest = sample.since
         takers: tuple[Sink | Snapshots, ...] = (*self._sinks.all, self._snapshots)
         for taker in takers:
             self._give(taker, partial(taker.result, self._stream, sample, outcome))

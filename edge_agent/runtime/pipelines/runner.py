@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...config.overrides import Overrides
+from ...config.overrides import FILE, Overrides
 from ...config.settings import Arm, Settings, parse_route
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.errors import UsageError
@@ -61,6 +61,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         timeline: Timeline,
         sinks: Sequence[Sink] = (),
         stages: Callable[[Runner, PipelineSettings, SourceSpec], ResultStage | None] | None = None,
+        overrides: Overrides | None = None,
     ) -> None:
         """Open what can be opened without waiting for others.
 
@@ -73,6 +74,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             timeline: measures the start.
             sinks: take what the device has to say, beside MQTT.
             stages: makes what adds to the results of a pipeline before the sinks take them.
+            overrides: what was changed from afar; None: it is read here.
 
         Raises:
             UsageError: something the settings name is not as it should be.
@@ -103,7 +105,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             self.learned,
         )
         client.retained.register(topics.source(""), self._source_topics)
-        self.overrides = Overrides(settings.state / "overrides.json")
+        self.overrides = overrides or Overrides(settings.state / FILE)
         self.pipelines: dict[str, Pipeline] = {}
         self._lanes = [Lane(board) for _ in range(lanes)]
         self.arranging = threading.Lock()

@@ -7,6 +7,7 @@ A new sink is a class that overrides what it wants of `Sink`, and one entry of `
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -40,6 +41,8 @@ class Stream:
     """From capture to publication, of the latest results."""
     began: float | None = None
     """When its first result was there, monotonic seconds."""
+    latest: float = -math.inf
+    """When the frame of its latest result was captured, likewise."""
 
 
 class Sink:

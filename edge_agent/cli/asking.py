@@ -1,0 +1,108 @@
+"""One command sent to a device, or to every member of a group that is online; each one's answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..core.text import printable
+from ..mqtt import payloads
+from ..mqtt.look import offline_since
+from ..mqtt.one_shot import OneShotClient
+from .fleet import Fleet, check_target, look_filters, online_targets
+from .options import Options, add_broker, broker_settings, positive
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Declare whom to ask, and how long to wait."""
+    parser.add_argument("--device", required=True, metavar="ID|@GROUP")
+    parser.add_argument("--wait", action="store_true", help="wait for a device that is offline")
+    parser.add_argument("--timeout", type=positive, default=60.0, metavar="S", help="default 60")
+    add_broker(parser)
+
+
+def ask(
+    options: Options,
+    verb: str,
+    body: Mapping[str, Any],
+    *,
+    done: Callable[[Mapping[str, Any]], str],
+    late: str,
+    follow: str = "",
+) -> int:
+    """Send a command and print each device's answer; 0 if all carried it out, 1 if one did not.
+
+    Args:
+        options: what `add_target` declares.
+        verb: of the command.
+        body: its keys, without `id` and `time`.
+        done: puts the result of a device in words.
+        late: what a device may still do that has not answered in time.
+        follow: its topic where it tells how long the answer may take.
+    """
+    target: str = options.device
+    check_target(target)
+    settings = broker_settings(options)
+    root = settings.broker.topic_root
+    request = uuid.uuid4().hex
+    filters = look_filters(root, target, "info", "health", f"reply/{request}")
+    with OneShotClient(settings.broker, filters) as client:
+        fleet = Fleet(client, root)
+        devices = online_targets(fleet, target, wait=options.wait, timeout=options.timeout)
+        if follow:
+            client.subscribe([f"{root}/{device}/{follow}" for device in devices])
+        sent = {"id": request, "time": payloads.iso(time.time_ns()), **body}
+        for device in devices:
+            client.publish(f"{root}/{device}/in/command/{verb}", json.dumps(sent).encode())
+        failed = _await(client, f"/reply/{request}", devices, options.timeout, done)
+    silent = f"has not answered within {options.timeout:.0f} s; it may still {late}"
+    if target.startswith("@"):
+        for device in fleet.members(target[1:]):
+            if device not in devices:
+                print(f"{device}: {offline_since(fleet.said(device))}; it was not asked")
+    for device, why in failed.items():
+        print(printable(f"edge-agent: device {device}{why or f' {silent}'}"), file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _await(
+    client: OneShotClient,
+    topic: str,
+    devices: list[str],
+    timeout: float,
+    done: Callable[[Mapping[str, Any]], str],
+) -> dict[str, str]:
+    """Print each device's answer as it comes; return what went wrong on the others.
+
+    Returns:
+        By device, the words to follow its name; empty: it has not answered.
+    """
+    waiting, failed = set(devices), {}
+    deadline = time.monotonic() + timeout
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        heard = client.next(left)
+        if heard is None or heard.body is None:
+            continue
+        pending = heard.body.get("pending")
+        if isinstance(pending, dict) and not heard.retained:
+            span = pending.get("probation_s")
+            more = timeout + (span if isinstance(span, int | float) else 0.0)
+            deadline = max(deadline, time.monotonic() + more)
+        device = heard.topic.removesuffix(topic).rpartition("/")[2]
+        if not heard.topic.endswith(topic) or device not in waiting:
+            continue
+        waiting.remove(device)
+        result = heard.body.get("result")
+        if not heard.body.get("ok") or not isinstance(result, dict):
+            failed[device] = f": {heard.body.get('error')}"
+            continue
+        print(printable(f"{device}: {done(result)}"), flush=True)
+        warnings = result.get("warnings")
+        for warning in warnings if isinstance(warnings, list) else ():
+            print(printable(f"{device}: warning: {warning}"), file=sys.stderr)
+    return failed | dict.fromkeys(sorted(waiting), "")

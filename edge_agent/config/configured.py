@@ -1,0 +1,261 @@
+"""What `configure` changes of the pipelines: merge patches, checked as the settings file is.
+
+A change is kept by pipeline and key, each key whole: the file may change beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from ..core.errors import RequestError, UsageError
+from ..core.frozen import record
+from ..core.names import NAME_RULE, is_name
+from ..core.parameters import shown
+from ..core.text import HIDDEN, redact, redact_urls
+from .settings import Pipeline, Settings
+
+Table = dict[str, Any]
+"""The keys of a pipeline but its name, as JSON; what is None is left out."""
+Changes = Mapping[str, Mapping[str, Any] | None]
+"""By pipeline: its changed keys, None for the default; None instead of keys: it is removed."""
+KEYS = tuple(item.name for item in fields(Pipeline) if item.name != "name")
+PIPELINES = "pipelines"
+"""In `[remote] may`: that there are others."""
+_URLS = frozenset({"source", "http"})
+
+
+def plain(value: Any) -> Any:
+    """Return a record or value as JSON."""
+    if is_dataclass(value):
+        found = ((item.name, getattr(value, item.name)) for item in fields(value))
+        return {name: plain(each) for name, each in found if each is not None}
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def table(pipeline: Pipeline) -> Table:
+    """Return all keys of a pipeline but its name."""
+    made: Table = plain(pipeline)
+    del made["name"]
+    return made
+
+
+def described(pipelines: Collection[Pipeline]) -> dict[str, Table]:
+    """Return the pipelines as they are published: without what may be secret."""
+    return {each.name: _hidden(table(each)) for each in pipelines}
+
+
+def digest(pipelines: Mapping[str, Table]) -> str:
+    """Return the hash of pipelines as they are published."""
+    return hashlib.sha256(json.dumps(pipelines, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def patched(settings: Settings, changes: Changes) -> Settings:
+    """Return settings with changes laid over them, checked as the file is.
+
+    Raises:
+        UsageError: the first thing that is wrong.
+    """
+    from ..core.schema import build
+    from .load import Origins, check
+
+    pipelines = {each.name: each for each in settings.pipelines}
+    for name, change in changes.items():
+        if change is None:
+            pipelines.pop(name, None)
+            continue
+        before = table(pipelines[name]) if name in pipelines else {}
+        made = {key: value for key, value in {**before, **change}.items() if value is not None}
+        where = f"pipelines[{name}]"
+        if "source" not in made:
+            raise UsageError(f"{where}: there is no such pipeline any more, only changes of it")
+        pipelines[name] = build(Pipeline, {"name": name, **made}, where, UsageError)
+    after = replace(settings, pipelines=tuple(pipelines.values()))
+    if after.pipelines != settings.pipelines:
+        check(after, Origins(None, []))
+    return after
+
+
+def overlaid(lower: Changes, upper: Changes) -> dict[str, Mapping[str, Any] | None]:
+    """Return two layers of changes as one; of a key that is in both the upper one counts."""
+    made = dict(lower)
+    for name, change in upper.items():
+        below = made.get(name)
+        made[name] = change if change is None or below is None else {**below, **change}
+    return made
+
+
+def without_effect(changes: Changes, given: Settings) -> dict[str, Mapping[str, Any] | None]:
+    """Leave out the changes to what the settings have anyway."""
+    tables = {each.name: table(each) for each in given.pipelines}
+    made: dict[str, Mapping[str, Any] | None] = {}
+    for name, change in changes.items():
+        if change is None:
+            if name in tables:
+                made[name] = None
+            continue
+        there = tables.get(name)
+        left = (
+            change
+            if there is None
+            else {key: value for key, value in change.items() if there.get(key) != value}
+        )
+        if left:
+            made[name] = left
+    return made
+
+
+def without(changes: Changes, others: Changes) -> dict[str, Mapping[str, Any] | None]:
+    """Leave out the changes of what others change, too."""
+    made: dict[str, Mapping[str, Any] | None] = {}
+    for name, change in changes.items():
+        other = others.get(name, {})
+        if change is None or other is None:
+            if name not in others:
+                made[name] = change
+        elif left := {key: value for key, value in change.items() if key not in other}:
+            made[name] = left
+    return made
+
+
+def unedited(changes: Changes, before: Settings, after: Settings) -> Changes:
+    """Leave out the changes of what has been edited in the settings since."""
+    old = {each.name: table(each) for each in before.pipelines}
+    new = {each.name: table(each) for each in after.pipelines}
+    edited = {
+        name: {key: None for key in KEYS if old[name].get(key) != new[name].get(key)}
+        for name in old.keys() & new.keys()
+    }
+    return without(changes, {name: keys for name, keys in edited.items() if keys})
+
+
+@record
+class Patch:
+    """A merge patch by pipeline name, judged against the pipelines as they hold."""
+
+    changes: Changes
+    touched: Mapping[str, frozenset[str]]
+    """By pipeline: the keys that it names."""
+
+
+def read_patch(
+    patch: Mapping[str, Any], held: Mapping[str, Pipeline], may: tuple[str, ...]
+) -> Patch:
+    """Return the changes that a patch makes.
+
+    Args:
+        patch: by pipeline, its keys; null removes.
+        held: the pipelines as they hold.
+        may: what may be changed.
+
+    Raises:
+        RequestError: it changes what it may not, or is none.
+    """
+    changes: dict[str, Mapping[str, Any] | None] = {}
+    touched: dict[str, frozenset[str]] = {}
+    for name, given in patch.items():
+        present = table(held[name]) if name in held else None
+        if given is None and present is None:
+            continue
+        if not is_name(name):
+            raise RequestError(f"pipelines: {shown(name)} is not a name ({NAME_RULE})")
+        if (given is None or present is None) and PIPELINES not in may:
+            what = "removed" if given is None else "new"
+            raise RequestError(f"pipelines[{name}]: is {what}; {_may_not(PIPELINES, may)}")
+        if given is None:
+            changes[name] = None
+            continue
+        if not isinstance(given, dict):
+            raise RequestError(f"pipelines[{name}]: expected an object, found {shown(given)}")
+        try:
+            changes[name] = _read_keys(name, given, present, may)
+        except RecursionError:
+            raise RequestError(f"pipelines[{name}]: is nested too deep") from None
+        touched[name] = frozenset(given)
+    return Patch(changes, touched)
+
+
+def _read_keys(
+    name: str, given: Mapping[str, Any], present: Table | None, may: tuple[str, ...]
+) -> Table:
+    """Merge the keys of one pipeline; of a new one all that are not given have their default."""
+    secrets: dict[str, str] = {}
+    for told, text in _secrets(present or {}):
+        secrets[told] = text if secrets.get(told, text) == text else ""
+    made: Table = {} if present is not None else dict.fromkeys(KEYS)
+    for key, value in given.items():
+        where = f"pipelines[{name}].{key}"
+        if key not in KEYS:
+            from ..core.schema import nearest
+
+            raise RequestError(f"{where}: unknown key{nearest(key, KEYS)}")
+        if key not in may:
+            raise RequestError(f"{where}: {_may_not(key, may)}")
+        merged = _merged((present or {}).get(key), value)
+        made[key] = _restored(merged, secrets, where, is_url=key in _URLS)
+    return made
+
+
+def _may_not(key: str, may: tuple[str, ...]) -> str:
+    listed = ", ".join(may) or "nothing"
+    return f"may not be changed from afar: [remote] may does not name {key!r}; it names {listed}"
+
+
+def _merged(target: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7396)."""
+    if not isinstance(patch, dict):
+        return patch
+    made = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            made.pop(key, None)
+        else:
+            made[key] = _merged(made.get(key), value)
+    return made
+
+
+# Secrets: what is published hides them, so a patch made from it must not write what hides them.
+
+
+def _hidden(value: Any, *, is_url: bool = False) -> Any:
+    if isinstance(value, str):
+        return redact(value) if is_url else redact_urls(value)
+    if isinstance(value, dict):
+        return {key: _hidden(each, is_url=key in _URLS) for key, each in value.items()}
+    return [_hidden(each) for each in value] if isinstance(value, list) else value
+
+
+def _secrets(value: Any, *, is_url: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield what is published of each text that holds a secret, and the text."""
+    if isinstance(value, str) and (told := _hidden(value, is_url=is_url)) != value:
+        yield told, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _secrets(each, is_url=key in _URLS)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _secrets(each)
+
+
+def _restored(value: Any, secrets: Mapping[str, str], where: str, *, is_url: bool = False) -> Any:
+    """Put the secrets that a pipeline has back to where their published form stands.
+
+    Raises:
+        RequestError: it hides what the pipeline does not have, or has twice.
+    """
+    if isinstance(value, str):
+        text = secrets.get(value, "" if is_url and HIDDEN in value else value)
+        if value and not text:
+            raise RequestError(f"{where}: {HIDDEN} hides what cannot be told; write the whole text")
+        return text
+    if isinstance(value, dict):
+        return {
+            key: _restored(each, secrets, f"{where}.{key}", is_url=key in _URLS)
+            for key, each in value.items()
+        }
+    return [_restored(each, secrets, where) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,266 @@
+"""The command `configure`: pipelines changed from afar, on probation.
+
+A patch is judged by the thread of requests, and taken over by the main thread, as a reload is.
+Until its probation is over nothing is written: whatever ends the agent before brings back what was.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ..config.configured import Patch, described, digest, read_patch
+from ..config.lint import lint_pipeline
+from ..core.errors import AgentError, ModelError, RequestError
+from ..core.frozen import record
+from ..core.parameters import Flag, Text, shown
+from ..core.threads import ShutdownQueue
+from ..mqtt import payloads
+from ..mqtt.requests import Command, Later
+from ..runtime.pipelines.pipeline import Pipeline
+from ..runtime.pipelines.runner import Runner
+
+if TYPE_CHECKING:
+    from ..config.overrides import Before
+    from .reload import SettingsReload
+
+log = logging.getLogger(__name__)
+
+
+class _Pipelines:
+    """A merge patch by pipeline name."""
+
+    def parse(self, value: object) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping) or not value:
+            raise ValueError(f"expected an object by names of pipelines, found {shown(value)}")
+        return value
+
+
+@record
+class Configure:
+    """Change the settings of pipelines; with `persist`, for good."""
+
+    pipelines: Annotated[Mapping[str, Any], _Pipelines()]
+    if_: Text | None = None
+    """Hash of the settings that the patch was made from."""
+    persist: Flag = False
+
+
+@record(eq=False)
+class _Probation:
+    """A patch that was taken over and is watched."""
+
+    patch: Patch
+    persist: bool
+    before: Before
+    expected: Mapping[str, int]
+    """The pipelines that are to give results, each with how many frames of it were still."""
+    began: float
+    """Monotonic seconds; likewise the next."""
+    until: float
+    later: Later
+
+
+class Configuration:
+    """Takes patches over, one after the other, and publishes what holds."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        stops: ShutdownQueue,
+        reload: SettingsReload,
+        changed: Callable[[], object],
+    ) -> None:
+        """Set up.
+
+        Args:
+            runner: has the pipelines and the settings.
+            stops: calls what is to be done by the main thread.
+            reload: applies settings.
+            changed: called when what holds for the next start has changed.
+        """
+        self._runner = runner
+        self._stops = stops
+        self._reload = reload
+        self._changed = changed
+        self._publishing = threading.Lock()
+        self._probation: _Probation | None = None
+        self._last: dict[str, Any] | None = None
+        """How the last patch ended."""
+        self.commands: tuple[Command[Any], ...] = (Command("configure", Configure, self.configure),)
+
+    # What holds
+
+    def publish(self) -> None:
+        """Publish the settings of all pipelines as they hold, if that has changed."""
+        with self._publishing:  # what is older is not published later
+            topic = self._runner.topics.config
+            self._runner.client.retained.publish(topic, self._payload())
+
+    def _payload(self) -> dict[str, Any]:
+        runner = self._runner
+        tables = self._tables()
+        told = runner.overrides.from_file()
+        probation = self._probation
+        payload: dict[str, Any] = {
+            "schema": payloads.SCHEMA,
+            "hash": digest(tables),
+            "pipelines": tables,
+            "from": "file" if told is not None and described(told) == tables else "remote",
+        }
+        if probation is not None:
+            payload["pending"] = {
+                "pipelines": sorted(probation.patch.changes),
+                "expected": sorted(probation.expected),
+                "persist": probation.persist,
+                "probation_s": round(probation.until - probation.began, 3),
+            }
+        if self._last is not None:
+            payload["last"] = self._last
+        return payload
+
+    def _tables(self) -> dict[str, dict[str, Any]]:
+        return described([each.settings for each in list(self._runner.pipelines.values())])
+
+    # The command
+
+    def configure(self, request: Configure) -> Later:
+        """Judge a patch, and have it taken over; the thread of requests."""
+        runner = self._runner
+        if self._probation is not None:
+            raise RequestError("another change is on probation; ask again when it is over")
+        present = digest(self._tables())
+        if request.if_ is not None and request.if_ != present:
+            raise RequestError(
+                f"if: the settings have changed since: their hash is {present}, not "
+                f"{shown(request.if_)}; read them again on {runner.topics.config}"
+            )
+        held = {name: each.settings for name, each in list(runner.pipelines.items())}
+        patch = read_patch(request.pipelines, held, runner.settings.remote.may)
+        runner.overrides.tried(patch)
+        later = Later(
+            "the agent has ended before the probation was over; the settings before are back"
+        )
+        self._stops.call(lambda: self._begin(patch, request.persist, present, later))
+        return later
+
+    def _begin(self, patch: Patch, persist: bool, judged: str, later: Later) -> None:
+        """Take a patch over; the main thread."""
+        runner = self._runner
+        if self._probation is not None or digest(self._tables()) != judged:
+            later.tell(RequestError("the settings have changed meanwhile; ask again"))
+            return
+        expected = self._expected(patch)
+        try:
+            settings, before = runner.overrides.configure(patch)
+        except AgentError as problem:
+            later.tell(problem)
+            return
+        began, span = time.monotonic(), settings.trial.probation_s
+        self._probation = _Probation(patch, persist, before, expected, began, began + span, later)
+        log.info("configure: %s: on probation", ", ".join(patch.changes) or "nothing")
+        self._reload.change(settings, patch.touched)
+        self.publish()
+        self.tick()
+
+    def _expected(self, patch: Patch) -> dict[str, int]:
+        """Find the changed pipelines that give results, as far as can be told within probation."""
+        span = self._runner.settings.trial.probation_s
+        since = time.monotonic() - span
+        found = {}
+        for name, change in patch.changes.items():
+            pipeline = self._runner.pipelines.get(name)
+            if pipeline is None or change is None or change.get("enabled") is False:
+                continue
+            rate = change.get("rate", pipeline.settings.rate)
+            slow = isinstance(rate, int | float) and rate * span < 1
+            if pipeline.state == "running" and pipeline.stream.latest >= since and not slow:
+                found[name] = _still(pipeline)
+        return found
+
+    def tick(self) -> None:
+        """Decide about the patch on probation; called every second or so by the main thread."""
+        probation = self._probation
+        if probation is None:
+            return
+        now = time.monotonic()
+        silent = [name for name in probation.expected if not self._gives(name, probation)]
+        if not silent:
+            self._pass(probation)
+        elif now >= probation.until:
+            self._return(probation, silent)
+
+    def _gives(self, name: str, probation: _Probation) -> bool:
+        """Whether a pipeline has given a result of what was captured since, or lies still."""
+        pipeline = self._runner.pipelines.get(name)
+        if pipeline is None:
+            return True  # taken out of the file meanwhile
+        still = _still(pipeline)
+        return pipeline.stream.latest >= probation.began or (
+            still > 0 and still != probation.expected[name]
+        )
+
+    def _pass(self, probation: _Probation) -> None:
+        runner, patch = self._runner, probation.patch
+        kept: AgentError | None = None
+        if probation.persist:
+            try:
+                runner.overrides.keep(patch)
+            except ModelError as problem:
+                kept = problem
+        self._end(probation, "live", None if kept is None else str(kept))
+        self._changed()
+        if kept is not None:
+            probation.later.tell(kept)
+            return
+        doubts = [line for name in patch.touched for line in self._doubts(name)]
+        tables = self._tables()
+        result = {
+            "hash": digest(tables),
+            "pipelines": {name: tables.get(name) for name in patch.changes},
+        }
+        probation.later.tell({**result, "warnings": doubts} if doubts else result)
+
+    def _return(self, probation: _Probation, silent: list[str]) -> None:
+        span = probation.until - probation.began
+        names = ", ".join(silent)
+        why = (
+            f"{names}: gave results before and none within {span:g} s; the settings before are back"
+        )
+        log.warning("configure: %s", why)
+        settings = self._runner.overrides.restore(probation.before)
+        self._reload.change(settings, probation.patch.touched)
+        self._end(probation, "rolled-back", why)
+        self._changed()
+        probation.later.tell(RequestError(why))
+
+    def _end(self, probation: _Probation, outcome: str, why: str | None) -> None:
+        self._probation = None
+        self._last = {
+            "outcome": outcome,
+            "pipelines": sorted(probation.patch.changes),
+            "time": payloads.iso(time.time_ns()),
+        } | ({} if why is None else {"why": why})
+        self.publish()
+
+    def _doubts(self, name: str) -> list[str]:
+        """List what of a pipeline's settings can have no effect; a line each."""
+        pipeline = self._runner.pipelines.get(name)
+        if pipeline is None:
+            return []
+        firsts = [each.model for each in pipeline.servings]
+        seconds = [serving.model for _, serving in pipeline.seconds]
+        lines = lint_pipeline(
+            pipeline.settings,
+            [None if model is None else model.folder for model in firsts],
+            [None if model is None else model.folder for model in seconds],
+        )
+        return [f"pipelines[{name}]: {line}" for line in lines]
+
+
+def _still(pipeline: Pipeline) -> int:
+    """Return how many frames were dropped as nothing moved in them: such a pipeline is at work."""
+    return pipeline.queue.account.dropped["still"]

@@ -1,0 +1,263 @@
+"""Pipelines changed from afar by `configure`: on probation, kept or not, over kills and reloads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from tests.helpers.small_models import brightness, detector, plain, write_clip
+from tests.helpers.support import (
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    call_cli,
+    run_cli,
+)
+
+Agents = Callable[..., AgentProcess]
+Listeners = Callable[..., Listener]
+D = "edge/box"
+YARD = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]
+MAY = ["labels", "threshold", "rate", "zones", "rules", "source", "model", "pipelines", "enabled"]
+
+
+class Device:
+    """An agent with a detector on `door` and a lamp's brightness on `lamp`."""
+
+    def __init__(self, tmp_path: Path, broker: Mosquitto, listen: Listeners, agent: Agents) -> None:
+        rows = [(0, 0.9, 0.0, 0.0, 0.5, 0.5), (1, 0.6, 0.5, 0.5, 1.0, 1.0)]
+        detector(tmp_path / "models" / "finder", rows, ["person", "car"])
+        brightness(tmp_path / "models" / "light")
+        self.source = f"file:{write_clip(tmp_path / 'clip.avi', [plain(200)] * 25)}?loop=1"
+        self.door: dict[str, Any] = {"name": "door", "source": self.source, "model": "finder"}
+        self.url = broker.url
+        self.models = str(tmp_path / "models")
+        self.heard = listen(broker.port)
+        self.agent = agent(self.settings())
+        self.sent = 0
+        self.result("door")
+        self.result("lamp")
+
+    def settings(self) -> str:
+        """Write the settings of the moment."""
+        lamp = {"name": "lamp", "source": self.source, "model": "light"}
+        return agent_settings(
+            *("box", self.url, [self.door, lamp]),
+            models_dirs=[self.models],
+            trial={"probation_s": 2.0},
+            remote={"may": MAY},
+        )
+
+    def send(self, pipelines: dict[str, Any], **more: Any) -> str:
+        """Send a patch; return the topic of its reply."""
+        self.sent += 1
+        body = {"id": f"c{os.getpid()}-{self.sent}", "pipelines": pipelines, **more}
+        self.heard.publish(f"{D}/in/command/configure", json.dumps(body))
+        return f"{D}/reply/{body['id']}"
+
+    def configure(self, pipelines: dict[str, Any], **more: Any) -> dict[str, Any]:
+        """Send a patch; return the result of its reply."""
+        reply = self.heard.wait_state(self.send(pipelines, **more), ok=True)
+        return dict(reply["result"])
+
+    def refused(self, pipelines: Any, **more: Any) -> str:
+        """Send a patch; return the error of its reply."""
+        reply = self.heard.wait_state(self.send(pipelines, **more), ok=False)
+        return str(reply["error"])
+
+    def config(self, **keys: Any) -> dict[str, Any]:
+        """Wait for what the device says of its settings."""
+        return self.heard.wait_state(f"{D}/config", **keys)
+
+    def result(self, pipeline: str, *labels: str) -> dict[str, Any]:
+        """Wait for a result that comes from now on, with these labels where some are given."""
+        topic, begin = f"{D}/result/{pipeline}", len(self.heard.heard)
+
+        def look(_: object) -> dict[str, Any] | None:
+            there = [h.json for h in self.heard.heard[begin:] if h.topic == topic]
+            fits = (
+                each
+                for each in there
+                if not labels or [one["label"] for one in each["detections"]] == [*labels]
+            )
+            return next(fits, None)
+
+        found: dict[str, Any] = self.heard.wait_for(look, f"a result of {pipeline}")
+        return found
+
+    def start_again(self) -> None:
+        """Start the agent again, and wait for it."""
+        del self.heard.heard[:]
+        self.agent.restart()
+        self.result("lamp")
+        self.config()
+
+
+@pytest.fixture
+def device(tmp_path: Path, broker: Mosquitto, listen: Listeners, agent: Agents) -> Device:
+    """Run the agent."""
+    return Device(tmp_path, broker, listen, agent)
+
+
+def test_a_patch_holds_until_the_restart_and_touches_no_other_pipeline(device: Device) -> None:
+    """Zones and rules make events; the hash guards; what is refused changes nothing."""
+    first = device.config()
+    assert first["from"] == "file"
+    assert first["pipelines"]["door"]["model"] == "finder"
+    assert "loop" not in first["pipelines"]["door"]["source"], "as info has it"
+    rule = {"name": "seen", "when": "count", "zone": "yard", "above": 0.5}
+    patch = {"door": {"zones": [{"name": "yard", "polygon": YARD}], "rules": [rule]}}
+    done = device.configure(patch)
+    device.heard.wait_for(lambda heard: [h for h in heard if "/event/door" in h.topic], "an event")
+    held = device.config(hash=done["hash"])
+    assert held["from"] == "remote"
+    assert held["last"]["outcome"] == "live"
+    assert held["pipelines"]["door"]["rules"][0]["name"] == "seen"
+    assert held["pipelines"]["lamp"] == first["pipelines"]["lamp"]
+
+    for words, refused in (
+        ("if: the settings have changed since", device.refused(patch, **{"if": first["hash"]})),
+        ("does not name 'qos'", device.refused({"door": {"qos": 1}})),
+        ("pipelines[door]: rate: expected a number", device.refused({"door": {"rate": "x"}})),
+        ("there is no zone 'yard'", device.refused({"door": {"zones": []}})),
+        ("pipelines: expected an object", device.refused([])),
+        ("names of pipelines, found None", device.refused(None)),
+        ("persist: expected true or false", device.refused(patch, persist=1)),
+    ):
+        assert words in refused
+    device.heard.publish(f"{D}/in/command/ping", '{"id": "after"}')
+    device.heard.wait_state(f"{D}/reply/after", ok=True)
+    assert device.config(hash=done["hash"])["pipelines"] == held["pipelines"]
+
+    # A key that `set` changes, too: the later one holds, and the hash knows both.
+    device.heard.publish(f"{D}/in/set/door/labels", "car")
+    device.result("door", "car")
+    changed = device.heard.wait_for(
+        lambda _: (now := device.config()["hash"]) != done["hash"] and now, "another hash"
+    )
+    device.configure({"door": {"labels": ["person"]}}, **{"if": changed})
+    device.result("door", "person")
+    device.configure({"door": {"labels": None}})
+    device.result("door", "person", "car")
+    lamp = [each["state"] for each in device.heard.on(f"{D}/source/lamp")]
+    assert lamp == ["running"], "its source was not opened again"
+    assert device.agent.stop() == 0
+    device.start_again()
+    again = device.config()
+    assert (again["from"], again["hash"]) == ("file", first["hash"])
+    assert "Traceback" not in device.agent.words()
+
+
+def test_what_stops_results_is_taken_back_by_itself(device: Device) -> None:
+    """The reply and `config` say so; what `set` had changed is back, too; nothing is written."""
+    device.heard.publish(f"{D}/in/set/door/labels", "car")
+    device.result("door", "car")
+    before = device.config(**{"from": "remote"})["hash"]
+    bad = {"door": {"source": "v4l2:/dev/video99", "labels": ["person"]}}
+    reply = device.send(bad, persist=True)
+    pending = device.heard.wait_for(
+        lambda heard: next(
+            (h.json for h in heard if h.topic == f"{D}/config" and "pending" in h.json), None
+        ),
+        "the probation",
+    )
+    assert pending["pending"]["probation_s"] == 2.0
+    assert pending["pipelines"]["door"]["source"] == "v4l2:/dev/video99"
+    assert "another change is on probation" in device.refused({"lamp": {"rate": 5}})
+    said = device.heard.wait_state(reply, ok=False)["error"]
+    assert "door: gave results before and none within 2 s; the settings before are back" in said
+    device.result("door", "car")
+    held = device.config(hash=before)
+    assert held["last"]["outcome"] == "rolled-back"
+    assert "pending" not in held
+    assert not (device.agent.folder / "state" / "overrides.json").exists()
+
+    # A kill amid the probation brings back what was as well.
+    device.send(bad, persist=True)
+    device.heard.wait_state(f"{D}/source/door", state="lost")
+    device.agent.signal(signal.SIGKILL)
+    device.agent.wait()
+    device.start_again()
+    device.result("door", "person", "car")
+    assert device.config()["from"] == "file"
+
+
+def test_what_is_kept_holds_over_kills_and_reloads(device: Device, tmp_path: Path) -> None:
+    """From the command line: a pipeline comes, one goes; `check` and the log tell."""
+    to = ("--device", "box", "--broker", device.url)
+    patch = tmp_path / "patch.toml"
+    twin = {"name": "twin", "source": device.source, "model": "light", "rate": 20}
+    patch.write_text(tomli_w.dumps({"pipelines": [twin, {"name": "door", "labels": ["car"]}]}))
+    said = call_cli("configure", str(patch), *to, "--persist")
+    assert (said.code, said.err) == (0, "")
+    assert said.out == f"box: twin, door changed; the hash is {device.config()['hash']}\n"
+    device.result("twin")
+    device.result("door", "car")
+    device.agent.signal(signal.SIGKILL)
+    device.agent.wait()
+    device.start_again()
+    device.result("twin")
+    device.result("door", "car")
+    assert device.config()["from"] == "remote"
+    checked = run_cli("check", "--config", str(device.agent.config)).stdout
+    assert "pipeline door: labels as kept by `configure … persist`" in checked
+    assert "pipeline twin source" in checked
+
+    # The file is edited: what was kept goes on; of other keys the file's hold.
+    device.door |= {"threshold": 0.7, "labels": ["person"]}
+    device.agent.config.write_text(device.settings())
+    device.agent.signal(signal.SIGHUP)
+    device.heard.wait_state(f"{D}/pipeline/door", threshold=0.7, labels=["car"])
+
+    back = tmp_path / "back.json"
+    back.write_text('{"twin": null, "door": {"labels": ["person"]}}')
+    assert call_cli("configure", str(back), *to, "--persist").code == 0
+    device.result("door", "person")
+    assert device.config()["from"] == "file"
+    said = call_cli("configure", str(back), *to, "--persist")
+    assert said.out.startswith("box: door changed")
+    back.write_text('{"door": {"source": "dir:/nowhere"}}')
+    said = call_cli("configure", str(back), *to)
+    assert said.code == 1
+    assert "the settings before are back" in said.error
+    assert device.agent.stop() == 0
+    assert "Traceback" not in device.agent.words()
+
+
+def test_an_end_amid_the_probation_is_told(device: Device) -> None:
+    """Who stops the agent then gives the requester an answer."""
+    reply = device.send({"door": {"source": "v4l2:/dev/video99"}}, persist=True)
+    device.heard.wait_state(f"{D}/source/door", state="lost")
+    assert device.agent.stop() == 0
+    assert "the settings before are back" in device.heard.wait_state(reply, ok=False)["error"]
+    device.start_again()
+    device.result("door", "person", "car")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("a.toml", "[broker]\nurl = 'x'", "broker: only pipelines can be changed from afar"),
+        ("a.toml", "[[pipelines]]\nrate = 5", "pipelines: each needs a `name`"),
+        ("a.toml", "[pipelines.door]\nrate = 2020-01-01", "holds a date"),
+        ("a.toml", "", "names no pipeline"),
+        ("a.json", "[1]", "expected an object by names of pipelines"),
+        ("a.json", "{", "is not JSON"),
+        ("a.json", '{"door": {"rate": NaN}}', "not finite"),
+    ],
+)
+def test_a_file_that_is_no_patch_is_2(tmp_path: Path, name: str, content: str, error: str) -> None:
+    """It is told before a broker is looked for."""
+    file = tmp_path / name
+    file.write_text(content)
+    said = call_cli("configure", str(file), "--device", "box", "--broker", "mqtt://127.0.0.1:1")
+    assert said.code == 2
+    assert error in said.error
