@@ -24,8 +24,8 @@ PACKAGE = CHECKOUT / "edge_agent"
 
 PACKAGES = (
     *("core", "device", "models", "inference", "sources", "config", "mqtt", "serving"),
-    *("runtime", "delivery", "health", "rules", "homeassistant", "daemon", "tools", "bench"),
-    *("ui", "cli"),
+    *("runtime", "delivery", "health", "answers", "rules", "homeassistant", "daemon"),
+    *("tools", "bench", "ui", "cli"),
 )
 """From bottom to top: a package imports from those before it only; see docs/architecture.md."""
 

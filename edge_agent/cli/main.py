@@ -54,6 +54,7 @@ GROUPS = (
             Command("ui", "the operator's page in a browser, fed by the broker alone"),
             Command("configure", "change pipelines of devices from a file, on probation"),
             Command("set", "change what can be set of a pipeline while it runs", "set_"),
+            Command("infer", "ask a model of a running agent: a picture, a recording, or JSON"),
         ),
     ),
     (

@@ -27,6 +27,7 @@ from ..core.names import NAME_RULE, READINGS, RESERVED_GROUPS, is_name
 from ..core.plain_record import DoubtError, is_key, read_plain
 from ..core.schema import explain, merged, nearest, read_toml
 from ..sources.spec import parse_source
+from .answer_checks import answer_problems
 from .asks import ask_problems, server_problems
 from .locations import PLACES, default_state
 from .settings import Pipeline, Settings, parse_route
@@ -327,6 +328,8 @@ def check(settings: Settings, origins: Origins) -> None:  # noqa: C901, PLR0912 
         raise error(f"{settings.state}: is a file, expected a folder", "state_dir")
     for key, text in server_problems(settings.servers):
         raise error(text, "servers", key=key)
+    for table, key, text in answer_problems(settings.infer, settings.http):
+        raise error(text, table, key)
     _check_pipelines(settings, origins)
 
 

@@ -17,7 +17,9 @@ from ..core.errors import UsageError
 from ..core.frozen import record
 from ..core.names import READINGS, default_device_id, is_name, is_version, version_key
 from ..inference.engines.registry import WantedEngine
+from .answers import Http, Infer
 from .asks import Ask, Server
+from .remote import Remote
 
 R = TypeVar("R")
 
@@ -346,19 +348,6 @@ class Evidence:
 
 @storable
 @record(kw_only=True)
-class Remote:
-    """What the commands `set` and `configure` may change of pipelines."""
-
-    __pydantic_config__ = _STRICT
-    may: tuple[str, ...] = (
-        *("enabled", "rate", "threshold", "thresholds", "labels", "zones", "lines", "rules"),
-        *("masks", "roi", "motion", "snapshot", "min_box"),
-    )
-    """Keys of a pipeline; "pipelines": that there are others."""
-
-
-@storable
-@record(kw_only=True)
 class Settings:
     """The whole of `config.toml`."""
 
@@ -380,6 +369,8 @@ class Settings:
     evidence: Evidence = field(default_factory=Evidence)
     servers: tuple[Server, ...] = ()
     remote: Remote = field(default_factory=Remote)
+    infer: Infer = field(default_factory=Infer)
+    http: Http = field(default_factory=Http)
     pipelines: tuple[Pipeline, ...] = ()
     base: Path = field(default_factory=Path.cwd, metadata={"key": False})
     """Not a key: the folder that relative paths count from."""

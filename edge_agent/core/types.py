@@ -120,6 +120,12 @@ class Request:
     """What a model with a state knows of the windows before, or None."""
     least: float | None = None
     """What is found above this is wanted too, be the threshold higher."""
+    tensors: Tensors | None = None
+    """Inputs of the network by name, in place of what would be made of the sample."""
+    raw: bool = False
+    """The network's outputs are wanted as they are, undecoded."""
+    foreign: bool = False
+    """Asked by somebody else: what is wrong with the sample says nothing of the model."""
 
 
 class WayBack(Protocol):

@@ -152,6 +152,7 @@ class Agent:
             stack.callback(self._close_control)
             stack.callback(runner.board.close)
             stack.callback(runner.halt)
+            stack.callback(self._drain)
             if self._planned is None:
                 # Before any model is loaded: a version that has crashed us must not do so again.
                 self._begin_control()
@@ -330,6 +331,10 @@ class Agent:
             control.start()
             if self._reload_missed:
                 self._stops.call(control.reload)
+
+    def _drain(self) -> None:
+        if self._control is not None:
+            self._control.drain()
 
     def _close_control(self) -> None:
         with self._changing:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from ..answers.answers import Answers
 from ..core.flight_recorder import PreviousCrash
 from ..delivery.receive.router import Router
 from ..delivery.rollout.deployer import Deployer
@@ -39,6 +40,7 @@ class Control:
         health: Health,
         reload: SettingsReload,
         configuration: Configuration,
+        answers: Answers,
     ) -> None:
         self._runner = runner
         self._inventory = inventory
@@ -49,6 +51,7 @@ class Control:
         self._health = health
         self._reload = reload
         self._configuration = configuration
+        self._answers = answers
         self._first_result_logged = False
 
     def recover(self, last: PreviousCrash | None) -> None:
@@ -76,6 +79,7 @@ class Control:
             self._inventory.verdicts.forgive()
         self._log_first_result()
         self._configuration.tick()
+        self._answers.tick()
         if self._runner.is_blocked():
             # Without a pipeline, a camera that is on, or a model: what comes then is no start.
             self._runner.identity.timeline.give_up()
@@ -101,6 +105,10 @@ class Control:
         payload["interval_s"] = self._runner.settings.health.interval_s
         self._runner.sinks.give(lambda sink: sink.health(payload))
 
+    def drain(self) -> None:
+        """Take no more questions, and answer those under way."""
+        self._answers.drain()
+
     def suspend(self) -> None:
         """Suspend probations, so that none ends because the agent does."""
         self._deployer.suspend()
@@ -108,6 +116,7 @@ class Control:
     def close(self) -> None:
         """Ask all services to end."""
         self._services.close()
+        self._answers.close()
 
     def close_transfers(self) -> None:
         """Write down how far transfers are; after the threads have ended."""

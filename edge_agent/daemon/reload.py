@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from ..answers.answers import Answers
 from ..config.settings import Settings, keep_until_restart
 from ..core import systemd
 from ..core.errors import UsageError
@@ -42,6 +43,7 @@ class SettingsReload:
         file: str | None,
         lazy: bool,
         gone: Callable[[str], object],
+        answers: Answers,
     ) -> None:
         """Read nothing yet.
 
@@ -54,6 +56,7 @@ class SettingsReload:
             file: the settings file; None: there is only the environment.
             lazy: whether models of second stages are loaded when they are needed.
             gone: called with the name of each pipeline that is removed.
+            answers: to what others ask.
         """
         self._runner = runner
         self._plan_writer = plan_writer
@@ -63,6 +66,7 @@ class SettingsReload:
         self._file = file
         self._lazy = lazy
         self._gone = gone
+        self._answers = answers
         self._refused: str | None = None
         """What was wrong with the settings when they were last read again."""
 
@@ -186,6 +190,7 @@ class SettingsReload:
         self._announcements.info()
         self._announcements.pipelines()
         active = self._runner.active
+        self._answers.settings_changed()
         active.load_all()
         if self._runner.stopping():
             return

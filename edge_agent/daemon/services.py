@@ -7,10 +7,13 @@ is one more entry of `services`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..answers.answers import Answers
+from ..answers.mqtt_door import MqttDoor
 from ..config.settings import Settings
 from ..core.callbacks import Callbacks
 from ..core.flight_recorder import recorder
@@ -28,7 +31,9 @@ from ..health.report import Health
 from ..homeassistant.announcer import Announcer
 from ..models.packages.keys import TrustedKeys
 from ..mqtt.command_memory import CommandMemory
+from ..mqtt.connection import ReceivedMessage
 from ..mqtt.requests import Command, Requests
+from ..mqtt.subscriptions import Handler
 from ..runtime.pipelines.commands import PipelineCommands
 from ..runtime.pipelines.runner import Runner
 from ..serving.tasks import Upkeep
@@ -44,7 +49,7 @@ from .fast_start.plan_writer import PlanWriter
 from .inventory import Inventory
 from .reload import SettingsReload
 from .request_loop import RequestLoop
-from .service import Service, Services
+from .service import Services
 
 
 def compose(
@@ -73,36 +78,32 @@ def compose(
     plan_writer, upkeep = _upkeep(runner, inventory, ledger, form_ready, origins, lazy=lazy)
     announcements = _announcements(runner, inventory, ledger, upkeep, stops)
     metrics = _metrics(runner, lambda: health.latest)
+    answers = Answers(runner, inventory.catalog)
     reload = SettingsReload(
         *(runner, plan_writer, announcements, metrics, reread),
         file=origins[0],
         lazy=lazy,
         gone=events.forget,
+        answers=answers,
     )
     configuration = Configuration(runner, stops, reload, plan_writer.changed)
     announcements.on_pipelines.add(configuration.publish)
-    commands = (
-        *AgentCommands(runner, stops).commands,
-        *EventCommands(runner, events).commands,
-        *configuration.commands,
-        *deployer.commands.commands,
+    requests = _requests(
+        *(runner, announcements, _deliveries(runner, transfers, answers)),
+        AgentCommands(runner, stops).commands,
+        EventCommands(runner, events).commands,
+        *(configuration.commands, deployer.commands.commands),
     )
-    requests = _requests(runner, announcements, commands, transfers)
-    services: list[Service] = [
-        metrics,
-        events,
-        Deployment(runner, inventory.store, deployer, local_requests, stops, origins[1]),
-        RequestLoop(
-            *(runner.inbox, requests, transfers, local_requests, deployer, inventory.catalog),
-            rollouts=rollouts,
-        ),
-        *upkeep.threads,
-    ]
-    background = Services(services)
+    deployment = Deployment(runner, inventory.store, deployer, local_requests, stops, origins[1])
+    loop = RequestLoop(
+        *(runner.inbox, requests, transfers, local_requests, deployer, inventory.catalog),
+        rollouts=rollouts,
+    )
+    background = Services([metrics, events, deployment, loop, *upkeep.threads])
     health = _health(
         *(runner, inventory, requests),
         (background.problems, reload.problems, announcements.problems),
-        events,
+        *(events, answers),
     )
     runner.active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
     form_ready.add(plan_writer.write, announcements.models)
@@ -116,6 +117,7 @@ def compose(
         health=health,
         reload=reload,
         configuration=configuration,
+        answers=answers,
     )
 
 
@@ -204,8 +206,8 @@ def _announcements(
 def _requests(
     runner: Runner,
     announcements: Announcements,
-    commands: tuple[Command[Any], ...],
-    transfers: Router,
+    deliveries: Handler,
+    *commands: tuple[Command[Any], ...],
 ) -> Requests:
     """Build what answers those who ask over MQTT."""
     pipelines = PipelineCommands(runner, announcements.pipelines)
@@ -215,8 +217,8 @@ def _requests(
         runner.topics,
         runner.subscriptions,
         CommandMemory(runner.settings.state / "commands.jsonl", credible=runner.identity.credible),
-        commands=(*commands, *pipelines.commands),
-        deliveries=transfers.message,
+        commands=chain(*commands, pipelines.commands),
+        deliveries=deliveries,
         set_bare=pipelines.set_bare,
     )
 
@@ -227,12 +229,25 @@ def _metrics(runner: Runner, latest: Callable[[], Any]) -> MetricsPort:
     return MetricsPort(settings.health.metrics_port, settings.device_id, __version__, latest)
 
 
+def _deliveries(runner: Runner, transfers: Router, answers: Answers) -> Handler:
+    """Return what takes all below `in/` that is no command."""
+    door = MqttDoor(answers, runner.client, runner.topics)
+
+    def take(levels: tuple[str, ...], message: ReceivedMessage) -> bool:
+        if levels[:1] == ("infer",) and len(levels) > 1:
+            return door.message(levels[1:], message)
+        return transfers.message(levels, message)
+
+    return take
+
+
 def _health(
     runner: Runner,
     inventory: Inventory,
     requests: Requests,
     told: Sequence[Callable[[], list[str]]],
     events: EventService,
+    answers: Answers,
 ) -> Health:
     """Build the report of the device."""
     active = runner.active
@@ -251,6 +266,7 @@ def _health(
             lambda: inventory.other_variants(s.model.folder for s in active.all() if s.model),
         ),
         events=events.health,
+        answers=answers.health,
     )
 
 

@@ -206,6 +206,7 @@ _MODEL = "models.{model}+engine"
 _TOOK = f"{_MODEL}.infer_ms.{{quantile}}"
 _DROPPED = f"{_EACH}.dropped.{{reason}}"
 _SPOOL = ("waiting", "on_disk", "bytes", "replayed", "dropped", "lost", "refused")
+_ENDS = ("asked", "answered", "failed", "refused")
 _WAITS = "What waits for the broker, or did not make it"
 _AGE = "Capture to publication, of the last 1000 results."
 _M = _Metric
@@ -230,6 +231,9 @@ _METRICS = (
     _M("gauge", "pipeline_source_running", f"{_EACH}.source", "1: it is running.", _running),
     _M("gauge", "pipeline_waiting", f"{_EACH}.waiting", "Captures that wait or are in a lane."),
     _M("gauge", "pipeline_age_seconds", f"{_EACH}.latency_ms.{{quantile}}", _AGE, _seconds),
+    *(_M("counter", f"infer_{key}", f"infer.{key}", f"Questions: {key}.") for key in _ENDS),
+    _M("gauge", "infer_waiting", "infer.waiting", "Questions under way."),
+    _M("gauge", "infer_age_seconds", "infer.latency_ms.{quantile}", "Until answered.", _seconds),
     _M("gauge", "pipeline_drift", _DRIFT, "Population stability index of inputs and score."),
     _M("counter", "model_inferences", f"{_MODEL}.inferred", "By this version on this engine."),
     _M("gauge", "model_inference_seconds", _TOOK, "Of the last inferences.", _seconds),

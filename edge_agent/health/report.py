@@ -136,6 +136,7 @@ class Health:
         credible: Callable[[], bool] = lambda: True,
         problems: Sequence[Callable[[], list[str]]] = (),
         events: Callable[[], Mapping[str, Any]] = dict,
+        answers: Callable[[], Mapping[str, Any]] = dict,
         root: Path = ROOT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -151,6 +152,7 @@ class Health:
             credible: whether this machine's clock shows the time.
             problems: reasons that others know.
             events: what is counted of events, by key of the payload.
+            answers: likewise of what others have asked.
             root: where /sys and /proc are found.
             clock: monotonic seconds.
         """
@@ -167,6 +169,7 @@ class Health:
         self._credible = credible
         self._problems = problems
         self._events = events
+        self._answers = answers
         self.latest: dict[str, Any] | None = None
         """The latest payload."""
 
@@ -249,7 +252,7 @@ class Health:
             "malformed": self._malformed(),
             "watchdog": dict(watchdog),
         }
-        payload |= self._events()
+        payload |= {**self._events(), **self._answers()}
         if not self._credible():
             payload["clock"] = payloads.UNSET
         temperature = self._machine.celsius()

@@ -32,11 +32,20 @@ def check_fit(folder: ModelFolder, facts: NetworkFacts) -> None:
     # Where no shape is declared, it is the engine that finds one.
     if facts.kind not in READABLE or not all(one.shape for one in facts.outputs):
         return
-    first = folder.manifest.input.kind
-    why = _misfit(folder, facts, first)
-    # A network that takes ready inputs, of a recording, looks like one of pictures.
-    if why is not None and _misfit(folder, facts, "signal") is not None:
+    why = _misfit(folder, facts, kind_of(folder, facts))
+    if why is not None:
         raise ModelError(f"{folder.path / MANIFEST}: {why}")
+
+
+def kind_of(folder: ModelFolder, facts: NetworkFacts) -> Kind:
+    """Return the kind of sample that a model takes, as far as its file tells.
+
+    A manifest that describes pictures by saying nothing may be of a network of ready inputs.
+    """
+    kind = folder.manifest.input.kind
+    if kind == "signal" or facts.kind not in READABLE or _misfit(folder, facts, kind) is None:
+        return kind
+    return "signal" if _misfit(folder, facts, "signal") is None else kind
 
 
 def _misfit(folder: ModelFolder, facts: NetworkFacts, kind: Kind) -> str | None:

@@ -23,6 +23,7 @@ from ..core.types import (
     Findings,
     Kind,
     Outcome,
+    RawTensors,
     Request,
     Sample,
     State,
@@ -31,9 +32,9 @@ from ..core.types import (
 )
 from ..models.manifest import MANIFEST, Manifest, ModelFolder
 from .decode.decoder import Decoder, build_decoder
-from .engines.engine import Engine, EngineChoice
+from .engines.engine import Engine, EngineChoice, check_inputs
 from .engines.registry import open_engine
-from .preprocess.inputs import fixed_shapes, result_outputs
+from .preprocess.inputs import constants, fixed_shapes, result_outputs, sample_input
 from .preprocess.placement import PreparedSample, Region, cut
 from .preprocess.preprocessor import Preprocessor, build_preprocessor
 from .statistics import Cost, Statistics
@@ -206,7 +207,7 @@ class Model:
             else:
                 outputs, by = check.answer(self, prepared.tensors)
         except (EngineError, SampleError) as problem:
-            self.stats.add_failure(problem, request.sample, request.region)
+            self.stats.add_failure(problem, request)
             raise
         took = (time.perf_counter() - start) * 1e3
         if left is not None:
@@ -225,6 +226,8 @@ class Model:
         Raises:
             SampleError: the sample does not fit.
         """
+        if request.tensors is not None:
+            return self._given(request.tensors, out)
         early = request.sample.early
         if not isinstance(early, PreparedSample) or early.by is not self:
             early = None
@@ -232,6 +235,27 @@ class Model:
             sample = request.sample
             return self.prepare_data(sample.data, request.region, out, stream=sample.file is None)
         return early
+
+    def _given(self, tensors: Tensors, out: Array | None) -> PreparedSample:
+        """Take inputs of the network that somebody else has made; constants may be left out.
+
+        Raises:
+            SampleError: they are not what the network takes, or not finite.
+        """
+        filled = {**constants(self.manifest.input, self.engine.inputs), **tensors}
+        try:
+            check_inputs(self.engine.inputs, filled)
+        except EngineError as problem:
+            raise SampleError(str(problem)) from None
+        for name, array in tensors.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise SampleError(f"input {name}: holds values that are not finite")
+        made = dict(self.ready(filled))
+        if out is not None:
+            takes = sample_input(self.manifest.input, self.engine.inputs).name
+            out[...] = made[takes]
+            made[takes] = out
+        return PreparedSample(made, None, 0, 0, 0.0, self)
 
     def prepare_data(
         self,
@@ -285,18 +309,22 @@ class Model:
         if request.least is not None and self.manifest.task != "anomaly":
             threshold = min(threshold, request.least)
         try:
-            found = self._decode(outputs, prepared.tensors, threshold)
+            found: Findings
+            if request.raw:
+                found = RawTensors(outputs)
+            else:
+                found = self._decode(outputs, prepared.tensors, threshold)
             if prepared.placement is not None:
                 found = found.moved(prepared)
             # Decoders check what they read; JSON has no infinity.
             if not found.finite:
                 raise SampleError("outputs: what they stand for is not finite")
         except AgentError as problem:
-            self.stats.add_failure(problem, request.sample, request.region)
+            self.stats.add_failure(problem, request)
             raise
         except Exception as problem:
             failure = converted(problem, f"{self.id}: decoding its outputs", SampleError)
-            self.stats.add_failure(failure, request.sample, request.region)
+            self.stats.add_failure(failure, request)
             raise failure from problem
         done = time.perf_counter()
         self.stats.add(infer_ms / together)
@@ -314,7 +342,13 @@ class Model:
         Returns:
             What `infer` gives for each, or the error that it would raise.
         """
-        if self.batch is not None and len(requests) > 1 and self.check is None:
+        if (
+            self.batch is not None
+            and len(requests) > 1
+            and self.check is None
+            # What several are given beside the sample is taken from the first of them.
+            and all(each.tensors is None or len(each.tensors) == 1 for each in requests)
+        ):
             try:
                 with contained(f"{self.id}: {len(requests)} samples together"):
                     return self.batch.infer_all(requests)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from ..core.types import Sample
-from .preprocess.placement import Region
+from ..core.errors import SampleError
+from ..core.types import Request
 
 
 class Statistics:
@@ -20,8 +20,8 @@ class Statistics:
         """Frames on which it failed."""
         self.failing = 0
         """Inferences in a row that failed; a breaker watches the number."""
-        self.failure: tuple[str, Sample, Region | None] | None = None
-        """The latest failure: error text, sample and region."""
+        self.failure: tuple[str, Request] | None = None
+        """The latest failure: error text, and what was asked."""
         self.first_at: float | None = None
         """Monotonic clock at the end of its first inference on a frame."""
         self.used_at = time.monotonic()
@@ -44,9 +44,11 @@ class Statistics:
         self.inferred += before.inferred
         self.errors += before.errors
 
-    def add_failure(self, problem: Exception, sample: Sample, region: Region | None) -> None:
-        """Count an inference that failed."""
-        self.failure = (str(problem), sample, region)
+    def add_failure(self, problem: Exception, request: Request) -> None:
+        """Count an inference that failed, unless a stranger may have asked for what cannot be."""
+        if request.foreign and isinstance(problem, SampleError):
+            return
+        self.failure = (str(problem), request)
         self.failing += 1
 
 

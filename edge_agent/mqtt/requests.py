@@ -361,7 +361,7 @@ class Requests:
         payload = payloads.encode(reply)
         if reply["id"] is not None:
             self._client.publish_reply(self._topics.reply(reply["id"]), payload)
-        if message.response_topic and _is_for_replies(message.response_topic, self._topics):
+        if message.response_topic and is_for_replies(message.response_topic, self._topics):
             self._client.publish_reply(
                 message.response_topic, payload, message.correlation, foreign=True
             )
@@ -407,7 +407,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR - 1]}…"
 
 
-def _is_for_replies(topic: str, own: Topics) -> bool:
+def is_for_replies(topic: str, own: Topics) -> bool:
     """Whether a response topic can be published on, and would be read as nothing but a reply.
 
     A requester's own topic is; of the devices' topics only this one's for replies are. A reply on

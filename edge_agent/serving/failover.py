@@ -11,17 +11,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from ..core.errors import AgentError, EngineError
-from ..core.types import Sample
+from ..core.types import Request
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import engine_words
 from ..inference.model import Model
-from ..inference.preprocess.placement import Region
 from .active import ActiveModels, Serving
 from .golden_check import GoldenCheck
 from .loader import ModelLoader
@@ -42,8 +42,8 @@ State = Literal["closed", "open", "half-open"]
 
 Key = tuple[Path, str]
 """The model's folder, and the engine with its device."""
-Failure = tuple[str, Sample, Region | None]
-"""Error text, and the sample and region that caused it."""
+Failure = tuple[str, Request]
+"""Error text, and what was asked."""
 
 
 class Breaker:
@@ -151,7 +151,7 @@ class Failover:
         failure = model.stats.failure
         if failure is None or self._backs_off(model):
             return
-        error, sample, _ = failure
+        error, sample = failure[0], failure[1].sample
         if sample.data.dtype.kind == "f" and not np.isfinite(sample.data).all():
             model.stats.failing = 0  # what goes in is not finite either: no engine is to blame
             return
@@ -277,7 +277,9 @@ class Failover:
                 raise EngineError(why)
             if failure is None:
                 return better  # it had failed to load
-            better.infer(failure[1], region=failure[2])
+            answer = better.answer(replace(failure[1], state=None))
+            if isinstance(answer, AgentError):
+                raise answer
         except AgentError as problem:
             log.debug("model %s: %s: %s", model.id, _name(choice), problem)
             better.close()

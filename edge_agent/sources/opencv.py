@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..core.errors import SourceError
+from ..core.errors import SampleError, SourceError
+from ..core.types import Array
 
 MAX_PIXELS = 64 * 2**20
 """Of a picture; 100 kB of PNG can hold a gigapixel of nothing, which is 3 GB to decode."""
@@ -22,6 +23,31 @@ def load() -> Any:
         # For when another module imported OpenCV before the variable was there.
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     return cv2
+
+
+def decode(data: Array) -> Array:
+    """Decode a picture, turned upright.
+
+    Args:
+        data: (n,) uint8, of a file. From the file itself OpenCV takes a JPEG that was cut short for
+            whole, the rest gray.
+
+    Returns:
+        (height, width, 3) uint8, BGR.
+
+    Raises:
+        SampleError: it is damaged, too large, or no picture.
+    """
+    cv2 = load()
+    try:
+        picture: Array | None = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    except cv2.error as problem:
+        large = "MAX_IMAGE" in problem.err
+        why = f"has more than {MAX_PIXELS // 2**20} megapixels" if large else problem.err
+        raise SampleError(f"cannot be decoded: {why}") from None
+    if picture is None:
+        raise SampleError("cannot be decoded: damaged, cut short or no picture")
+    return picture
 
 
 def check_size(name: str, width: int, height: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from ..core.errors import SampleError, SourceError
 from ..core.text import naming
 from ..core.types import Reading
-from .opencv import MAX_PIXELS, load
+from .opencv import decode, load
 from .schemes import PICTURES
 from .source import Metronome, SourceContext
 from .spec import SourceSpec
@@ -35,7 +35,7 @@ class PictureFolder:
         """List the folder."""
         self._spec = spec
         self._beat = Metronome(spec.options["rate"], closing)
-        self._cv2 = load()
+        load()  # not while the first picture waits
         self._folder = spec.local if spec.local.is_dir() else spec.local.parent
         self._names = _list(spec, told=True)
         self._next = 0
@@ -58,17 +58,9 @@ class PictureFolder:
         name = self._names[self._next - 1]
         data = _read(self._folder / name)
         try:
-            # From memory: from a file, OpenCV takes a JPEG that was cut short for whole, the rest
-            # gray. IMREAD_COLOR turns the picture upright.
-            picture = self._cv2.imdecode(data, self._cv2.IMREAD_COLOR)
-        except self._cv2.error as problem:
-            large = "MAX_IMAGE" in problem.err
-            why = f"has more than {MAX_PIXELS // 2**20} megapixels" if large else problem.err
-            raise SampleError(f"{self._folder / name}: cannot be decoded: {why}") from None
-        if picture is None:
-            raise SampleError(
-                f"{self._folder / name}: cannot be decoded: damaged, cut short or no picture"
-            )
+            picture = decode(data)
+        except SampleError as problem:
+            raise SampleError(f"{self._folder / name}: {problem}") from None
         # A name that is not UTF-8 must not stop the result that carries it.
         shown = os.fsencode(name).decode("utf-8", "replace")
         return Reading(picture, self._time_ns, self._since, file=shown)

@@ -325,6 +325,15 @@ WRONG: dict[str, tuple[str | bytes, str, str]] = {
         "homeassistant.prefix",
         "is below 'in/' of 'edge'",
     ),
+    "two models as one": (
+        '[infer]\nmodels = ["a:3,b:4"]\n',
+        "infer.models",
+        "expected versions of one model",
+    ),
+    "one model twice": ('[infer]\nmodels = ["a", "a@3"]\n', "infer.models", "listed before"),
+    "no requests a second": ("[infer]\nper_s = 0\n", "infer.per_s", "above 0"),
+    "HTTP nowhere": ('[http]\nlisten = "here"\n', "http.listen", "127.0.0.1:8001"),
+    "HTTP for anybody": ('[http]\nlisten = "0.0.0.0:8001"\n', "http.listen", "set http.token"),
     "half of mutual TLS": (
         BROKER + 'url = "mqtts://b"\ncert_file = "x"\n',
         "broker.cert_file",

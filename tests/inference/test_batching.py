@@ -196,7 +196,7 @@ def test_an_output_that_is_not_finite_fails_alone(tmp_path: Path, engine: Engine
     assert isinstance(answers[1], SampleError)
     assert (model.stats.inferred, model.stats.failing) == (1, 1)
     assert model.stats.failure is not None
-    assert model.stats.failure[1].seq == 1
+    assert model.stats.failure[1].sample.seq == 1
 
 
 def test_where_the_engine_fails_they_go_one_by_one(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def main(options: Options) -> int:
     device = _Device(settings, options.config, library, engines, overrides)
     for pipeline in settings.pipelines:
         _PipelineCheck(report, pipeline, device).run()
-    if not settings.pipelines:
+    _answers(report, device)
+    if not settings.pipelines and not settings.infer.models:
         text = f"{file} names none; the agent runs, but has nothing to do"
         report.line("note", "pipelines", text)
     _trust(report, settings.trust)
@@ -165,7 +166,7 @@ class _PipelineCheck:
         ]
         folders: dict[str, ModelFolder] = {}
         for arm, kind, threshold in wanted:
-            look = partial(self._model, arm, kind, threshold, folders)
+            look = partial(_model, self._device, arm, kind, threshold, folders)
             report.tried(f"{self._subject} model {arm.reference}", look)
         found = [folders.get(arm.reference) for arm, _, _ in wanted]
         count = len(pipeline.arms)
@@ -232,30 +233,6 @@ class _PipelineCheck:
             opened.close()
         return useless, None
 
-    def _model(
-        self, arm: Arm, kind: Kind, threshold: float | None, folders: dict[str, ModelFolder]
-    ) -> str:
-        """Run one model in a child process; its folder is added to `folders` by reference."""
-        from ...config.device_profile import unlisted
-        from ..model_check import check_model
-
-        device = self._device
-        folder = folders[arm.reference] = device.library.find(arm.name, arm.version)
-        if arm.version is None and (instead := device.library.stands_in(folder)) is not None:
-            raise ModelError(instead)
-        checked = check_model(device.settings, device.config, folder, kind)
-        task = folder.manifest.task
-        if threshold is not None and (trouble := threshold_trouble(task, threshold)):
-            raise ModelError(f"threshold: {trouble}")
-        golden = "" if checked.golden is None else f", golden: {checked.golden}"
-        other = unlisted(device.engines.profile, checked.choice, device.settings.engine)
-        passed = checked.passed_over + ([] if other is None else [other])
-        over = f" (passed over {'; '.join(passed)})" if passed else ""
-        engine = engine_words(checked.engine)
-        if checked.begins is not None:
-            engine += f" once it is seen to be faster than {checked.begins}, which starts sooner"
-        return f"{folder.manifest.id} runs on {engine}{golden}{over}"
-
     def _paces(self, found: Sequence[ModelFolder | None]) -> Iterator[str]:
         """Yield a line for each model that takes a recording at another rate than it is played."""
         paced = self._spec.options.get("rate")
@@ -268,6 +245,50 @@ class _PipelineCheck:
                     f"?rate={paced:g} plays it at {float(paced) / known:.3g} times the {known:g} "
                     f"readings a second that {folder.manifest.id} takes; its times are off"
                 )
+
+
+def _model(
+    device: _Device,
+    arm: Arm,
+    kind: Kind | None,
+    threshold: float | None,
+    folders: dict[str, ModelFolder],
+) -> str:
+    """Run one model in a child process; its folder is added to `folders` by reference.
+
+    *kind* None: that of samples is as its file tells.
+    """
+    from ...config.device_profile import unlisted
+    from ...inference.fit import kind_of
+    from ...models.describing import inspect_network
+    from ..model_check import check_model
+
+    folder = folders[arm.reference] = device.library.find(arm.name, arm.version)
+    if arm.version is None and (instead := device.library.stands_in(folder)) is not None:
+        raise ModelError(instead)
+    kind = kind or kind_of(folder, inspect_network(folder.network))
+    checked = check_model(device.settings, device.config, folder, kind)
+    task = folder.manifest.task
+    if threshold is not None and (trouble := threshold_trouble(task, threshold)):
+        raise ModelError(f"threshold: {trouble}")
+    golden = "" if checked.golden is None else f", golden: {checked.golden}"
+    other = unlisted(device.engines.profile, checked.choice, device.settings.engine)
+    passed = checked.passed_over + ([] if other is None else [other])
+    over = f" (passed over {'; '.join(passed)})" if passed else ""
+    engine = engine_words(checked.engine)
+    if checked.begins is not None:
+        engine += f" once it is seen to be faster than {checked.begins}, which starts sooner"
+    return f"{folder.manifest.id} runs on {engine}{golden}{over}"
+
+
+def _answers(report: _Report, device: _Device) -> None:
+    """Check the models that others may ask."""
+    from ...config.settings import parse_route
+
+    for route in device.settings.infer.models:
+        for arm in parse_route(route):
+            look = partial(_model, device, arm, None, None, {})
+            report.tried(f"infer model {arm.reference}", look)
 
 
 def _engines(report: _Report, engines: DeviceEngines) -> None:

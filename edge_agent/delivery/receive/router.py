@@ -88,7 +88,7 @@ class Router:
             case _:
                 raise MalformedError(
                     "nothing is expected here; below in/ there are command/<verb>, "
-                    "set/<pipeline>/<key>, model and push/<transfer>/…"
+                    "set/<pipeline>/<key>, infer/<model>, model and push/<transfer>/…"
                 )
 
     # Of a roll-out

@@ -19,6 +19,7 @@ from .frame_path import FramePath
 from .learned import LearnedValues
 from .sinks import ResultStage, Sink, Sinks, Stream
 from .snapshots import Snapshots
+from .split import Split
 from .status import FrameErrors
 
 
@@ -69,16 +70,15 @@ class PipelineRoute:
         self._errors = errors
         self._timeline = timeline
         self._load = load
-        # Its own: others split their frames between the same models otherwise.
-        self._weights = [arm.weight for arm in settings.arms]
-        self._credit = [0] * len(servings)
+        self._split = Split(settings.arms, servings)
+        self.advance = self._split.advance
         self._loaded = False
         """Every model has been loaded once, or could not be."""
 
     # Before inference
 
     def choose(self) -> Model | None:
-        """Choose the model of the next frame: smooth weighted round robin over the arms."""
+        """Choose the model of the next frame."""
         if not self._loaded:
             # Every frame goes through all arms and stages of the settings, the first ones too.
             everyone = [*self._servings, *(serving for _, serving in self._seconds)]
@@ -87,29 +87,7 @@ class PipelineRoute:
             )
             if not self._loaded:
                 return None
-        if len(self._servings) == 1:
-            return self._servings[0].model
-        arm = self._arm()
-        return None if arm is None else self._servings[arm].model
-
-    def _arm(self) -> int | None:
-        """Find the arm that is most behind its weight; the same one until `advance`."""
-        there = [index for index, serving in enumerate(self._servings) if serving.model is not None]
-        return max(
-            there,
-            key=lambda index: self._credit[index] + self._weights[index],
-            default=None,
-        )
-
-    def advance(self) -> None:
-        """Charge the chosen arm with a frame."""
-        if len(self._servings) == 1:
-            return
-        arm = self._arm()
-        for index, serving in enumerate(self._servings):
-            if serving.model is not None and arm is not None:
-                self._credit[index] += self._weights[index]
-                self._credit[arm] -= self._weights[index]
+        return self._split.choose()
 
     def request(self, sample: Sample) -> Request:
         """Return what is asked of the model."""

@@ -38,6 +38,7 @@ from .learned import LearnedValues
 from .mqtt_sink import MqttSink
 from .pipeline import Common, Identity, Pipeline
 from .sinks import ResultStage, Sink, Sinks
+from .split import Split
 
 if TYPE_CHECKING:
     from ...models.store.catalog import Library
@@ -110,7 +111,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         self._lanes = [Lane(board) for _ in range(lanes)]
         self.arranging = threading.Lock()
         """Held while pipelines come and go, and while models that nothing uses are forgotten."""
-        self._accepted: list[tuple[RequestQueue[Model], Serving]] = []
+        self._accepted: list[tuple[RequestQueue[Model], list[Serving]]] = []
         """Queues of requests that belong to no pipeline, and their models."""
         self._counted: dict[str, int] = {}
         """Of pipelines that are gone: how far they had counted."""
@@ -271,27 +272,34 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
 
         Args:
             name: of their account, among those of requests.
-            model: its reference, as "face" or "face@3"; no pipeline need have it.
+            model: as a pipeline's `model`; no pipeline need have it.
             kind: what it is asked about.
             room: how many may wait.
             priority: as a pipeline's.
 
         Raises:
-            UsageError: the reference is none.
+            UsageError: it names no model.
         """
         from ..scheduler.requests import RequestQueue
 
+        arms = parse_route(model)
         with self.arranging:
-            serving = self.active.serving_for(parse_route(model)[0], kind)
-            serving.lazy = False
+            servings = [self.active.serving_for(arm, kind) for arm in arms]
+            for serving in servings:
+                serving.lazy = False
             queue = RequestQueue(
-                *(self.board, f"requests:{name}", lambda: serving.model),
+                *(self.board, f"requests:{name}", Split(arms, servings)),
                 room=room,
                 priority=priority,
             )
-            self._accepted.append((queue, serving))
-        self.active.load(serving)
+            self._accepted.append((queue, servings))
+        for serving in servings:
+            self.active.load(serving)
         return queue
+
+    def answering(self, queue: RequestQueue[Model]) -> list[Serving]:
+        """List the servings that answer the requests of a queue; empty once it is refused."""
+        return next((servings for each, servings in self._accepted if each is queue), [])
 
     def refuse(self, queue: RequestQueue[Model]) -> None:
         """Take no more of these requests, and unload a model that was there for them alone."""
@@ -309,7 +317,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         found: list[Serving] = []
         for pipeline in list(self.pipelines.values()):
             found += [*pipeline.servings, *(serving for _, serving in pipeline.seconds)]
-        return found + [serving for _, serving in list(self._accepted)]
+        return found + [one for _, servings in list(self._accepted) for one in servings]
 
     def in_memory(self) -> frozenset[object]:
         """Return what takes memory while it is there: sources that run, and models."""
@@ -358,7 +366,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     def lazy(self, *, wanted: bool) -> None:
         """Load the models of second stages when they are needed, or at once."""
         first = {id(s) for pipeline in self.pipelines.values() for s in pipeline.servings}
-        first |= {id(serving) for _, serving in self._accepted}
+        first |= {id(one) for _, servings in self._accepted for one in servings}
         for pipeline in self.pipelines.values():
             for _, serving in pipeline.seconds:
                 serving.lazy = wanted and id(serving) not in first

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Generic
+from typing import Generic, Protocol, TypeVar
 
 from ...core.errors import AgentError, RequestError
-from ...core.types import Array, Outcome, Request, Sample, State
+from ...core.types import Array, Outcome, Request, Sample, State, Tensors
 from .board import Board
-from .queue import FrameQueue, Job, M
+from .queue import FrameQueue, Job, M, Servable
 
 Region = tuple[int, int, int, int]
+M_co = TypeVar("M_co", bound=Servable, covariant=True)
+
+
+class Split(Protocol[M_co]):
+    """Splits requests between models; see `queue.Route`, which these two belong to."""
+
+    def choose(self) -> M_co | None:
+        """Return the model for the next request."""
+
+    def advance(self) -> None:
+        """Record that it goes through that model."""
 
 
 class RequestQueue(Generic[M]):
-    """Takes requests for one model, in a bounded queue. Any thread may call `submit`.
+    """Takes requests for a model, in a bounded queue. Any thread may call `submit`.
 
     Its account is on the board, by its name. A request waits while there is no model; an exchange
     of the model loses none.
@@ -26,7 +36,7 @@ class RequestQueue(Generic[M]):
         self,
         board: Board[M],
         name: str,
-        choose: Callable[[], M | None],
+        split: Split[M],
         *,
         room: int,
         priority: int = 0,
@@ -36,12 +46,14 @@ class RequestQueue(Generic[M]):
         Args:
             board: whose lanes infer them.
             name: its account's; no pipeline has it.
-            choose: returns the model that serves; called with the board's lock held.
+            split: chooses the model of each.
             room: how many may wait for a lane.
             priority: those of the highest go first, as for pipelines.
         """
         self.name = name
-        self.choose = choose
+        self.priority = priority
+        self.choose = split.choose
+        self.advance = split.advance
         self.refused = 0
         """Requests that found no room; they are in no account."""
         self._board = board
@@ -53,14 +65,23 @@ class RequestQueue(Generic[M]):
         board.add(self._queue)
 
     def submit(
-        self, data: Array, *, threshold: float | None = None, region: Region | None = None
+        self,
+        data: Array,
+        *,
+        threshold: float | None = None,
+        region: Region | None = None,
+        tensors: Tensors | None = None,
+        raw: bool = False,
     ) -> Future[Outcome]:
         """Ask what the model finds; does not wait.
 
         Args:
-            data: picture: (height, width, 3) uint8, BGR; signal: (window, channels) float32.
+            data: picture: (height, width, 3) uint8, BGR; signal: (window, channels) float32; with
+                *tensors* any of them.
             threshold: lowest score of a finding; None: the model's.
             region: of a picture, only this part: x1, y1, x2, y2 in its pixels.
+            tensors: inputs of the network by name, in place of what would be made of the data.
+            raw: whether its outputs are wanted undecoded.
 
         Returns:
             Gives the outcome, or raises why there is none; it is canceled where this is closed.
@@ -71,9 +92,10 @@ class RequestQueue(Generic[M]):
         future: Future[Outcome] = Future()
 
         def make(seq: int) -> Sample:
-            now, picture = time.monotonic(), data.ndim == 3
+            now, picture = time.monotonic(), tensors is None and data.ndim == 3
             sample = Sample(data, seq, time.time_ns(), now, picture=picture, follows=False)
-            self._waiting[seq] = Request(sample, threshold, region, State()), future
+            request = Request(sample, threshold, region, State(), None, tensors, raw, foreign=True)
+            self._waiting[seq] = request, future
             return sample
 
         if not self._board.offer(self._queue, make):
@@ -91,9 +113,6 @@ class RequestQueue(Generic[M]):
             future.cancel()
 
     # The route; see `queue.Route`
-
-    def advance(self) -> None:
-        """Do nothing: there is one model."""
 
     def request(self, sample: Sample) -> Request:
         """Return what was asked, which can be canceled no more."""

@@ -1,0 +1,1 @@
+"""Answers on demand: models of this device asked by others, over MQTT and HTTP."""

@@ -1,0 +1,138 @@
+"""What somebody asks a model: a picture, readings, or the network's own inputs, out of bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import ModelError, SampleError
+from ..core.frozen import record
+from ..core.json_text import read_json
+from ..core.types import Array, Kind, Reading, Tensors, TensorSpec
+from ..inference.model import Model
+from ..inference.preprocess.windowing import Windower
+from ..models.manifest import InputSpec
+from ..sources.opencv import decode
+
+PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+"""How a JPEG and a PNG begin: no other decoder is given a stranger's bytes."""
+EXPECTED = 'a JPEG, a PNG, or JSON: {"tensors": {name: lists}} or {"readings": [[…], …]}'
+
+
+@record(quick=True, eq=False)
+class Question:
+    """A question as the lanes take it."""
+
+    data: Array
+    """A picture or a window, as `core.types.Sample` has it; with *tensors* one of them."""
+    tensors: Tensors | None = None
+    """Inputs of the network by name."""
+    raw: bool = False
+    """The network's outputs are wanted as they are."""
+    warnings: tuple[str, ...] = ()
+    """What of it was not used."""
+
+
+def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
+    """Parse what was sent to a model that is loaded for samples of a kind.
+
+    Raises:
+        SampleError: it is nothing that this model can be asked.
+    """
+    if payload.startswith(PICTURES):
+        if kind != "picture":
+            raise SampleError(f'{model.id} takes {{"readings": [[…], …]}}, not pictures')
+        return Question(decode(np.frombuffer(payload, np.uint8)))
+    try:
+        body = read_json(payload)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict) or ("tensors" in body) == ("readings" in body):
+        raise SampleError(f"expected {EXPECTED}")
+    if "tensors" in body:
+        tensors = _tensors(body["tensors"], model.engine.inputs)
+        return Question(next(iter(tensors.values())), tensors)
+    if kind == "picture":
+        raise SampleError(f"{model.id} takes a JPEG or a PNG, not readings")
+    return _window(body["readings"], body.get("columns", ()), model.manifest.input)
+
+
+def _tensors(given: Any, inputs: tuple[TensorSpec, ...]) -> dict[str, Array]:
+    listed = ", ".join(map(str, inputs))
+    if not isinstance(given, Mapping) or not given:
+        raise SampleError(f"tensors: expected them by name; the inputs: {listed}")
+    known = {spec.name: spec for spec in inputs}
+    for name in given:
+        if name not in known:
+            raise SampleError(f"tensors: there is no input {name!r}; the inputs: {listed}")
+    return {name: to_array(value, known[name]) for name, value in given.items()}
+
+
+def to_array(value: Any, spec: TensorSpec, shape: tuple[int, ...] | None = None) -> Array:
+    """Return numbers of JSON as an array for an input; a batch axis of one may be left out.
+
+    Args:
+        value: nested lists.
+        spec: of the input.
+        shape: what the sender says the shape is, of lists that may be flat; None: as they are.
+
+    Raises:
+        SampleError: they are no numbers, do not fit the input's type, or have another shape.
+    """
+    try:
+        found = np.asarray(value)
+    except (ValueError, OverflowError):
+        found = np.empty(0, object)
+    wanted = np.dtype(spec.dtype)
+    if found.dtype.kind not in ("b" if wanted.kind == "b" else "iuf"):
+        raise SampleError(f"input {spec}: expected numbers in lists of equal lengths")
+    with np.errstate(all="ignore"):
+        made = found.astype(wanted)
+    exact = wanted.kind == "f" or np.array_equal(made, found)
+    if not exact or (wanted.kind == "f" and not np.isfinite(made).all()):
+        raise SampleError(f"input {spec}: holds a number that {spec.dtype} has not")
+    if shape is not None:
+        if made.size != np.prod(shape):
+            raise SampleError(f"input {spec}: {made.size} numbers are not of shape {list(shape)}")
+        made = made.reshape(shape)
+    elif made.shape == spec.shape[1:] and spec.shape[0] == 1:
+        made = made[None]
+    return np.ascontiguousarray(made)
+
+
+def _window(given: Any, columns: Any, spec: InputSpec) -> Question:
+    """Cut the window that a pipeline would make last of these rows."""
+    named = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
+    if columns and not named:
+        raise SampleError("columns: expected the channels' names")
+    try:
+        rows = np.asarray(given)
+    except (ValueError, OverflowError):
+        rows = np.empty(0, object)
+    if rows.ndim == 1:  # of one channel, or a single row
+        several = (spec.window or 1) > 1 and len(spec.channels) <= 1
+        rows = rows[:, None] if several else rows[None]
+    if rows.ndim < 2 or not rows.size or rows.dtype.kind not in "iuf":
+        raise SampleError("readings: expected rows of equally many numbers, [[…], …]")
+    if columns and len(columns) != rows.shape[1]:
+        raise SampleError(f"columns: {len(columns)} names for rows of {rows.shape[1]} values")
+    needed = 1 if spec.window is None else (spec.window - 1) * spec.every + 1
+    if len(rows) < needed or (needed == 1 and len(rows) > 1):
+        raise SampleError(f"readings: expected {needed} rows, found {len(rows)}")
+    warnings: tuple[str, ...] = ()
+    if len(rows) > needed:
+        warnings = (f"readings: of {len(rows)} rows the last {needed} were used",)
+    with np.errstate(over="ignore"):
+        last = rows[-needed:].astype(np.float32)
+    # They come at the model's own rate, and nothing before them is missing.
+    plain = replace(spec, lead=0, resample_hz=0.0)
+    reading = Reading(last, time.time_ns(), time.monotonic(), columns=tuple(columns))
+    try:
+        windows = Windower(plain, tuple(columns)).push(reading)
+    except ModelError as problem:
+        raise SampleError(f"readings: {problem}") from None
+    return Question(windows[-1].data, warnings=warnings)

@@ -1,0 +1,39 @@
+"""Two threads that do what is put before them; started when there is something to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from ..core.threads import ThreadGroup
+
+COUNT = 2
+"""Pictures that are decoded, or answers that are encoded, at a time."""
+
+
+class Workers:
+    """Threads of one name. Any thread may give them something to do."""
+
+    def __init__(self, name: str, threads: ThreadGroup) -> None:
+        """Start nothing; *threads* are who ends with the agent."""
+        self._name = name
+        self._threads = threads
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._started = False
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Have something done, soon; it must not raise."""
+        self._queue.put(work)
+        if not self._started:
+            self._started = True
+            for number in range(COUNT):
+                self._threads.spawn(f"{self._name}-{number}", self._run)
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+
+    def close(self) -> None:
+        """End the threads, once what waits is done."""
+        for _ in range(COUNT):
+            self._queue.put(None)

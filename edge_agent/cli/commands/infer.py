@@ -1,0 +1,133 @@
+"""`edge-agent infer`: ask a model of a running agent."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...config.settings import Settings
+from ...core.errors import AgentError, BrokerError, SampleError, UsageError
+from ...core.names import NAME_RULE, is_name
+from ...core.text import printable
+from ...mqtt.one_shot import OneShotClient
+from ...sources.spec import guess_source, parse_source
+from ..fleet import Fleet, look_filters, online_targets
+from ..options import Options, add_broker, broker_settings, positive
+from ..terminal import printable_json, summary
+
+EXAMPLES = (
+    "edge-agent infer photo.jpg --model face-detector --device edge-01",
+    "edge-agent infer vibration.csv --model bearing   the device of these settings",
+    "edge-agent infer rows.json --model fraud --json",
+)
+MOST_BYTES = 256 * 2**20
+"""Of a file: no device takes more."""
+MOST_VALUES = 2**24
+"""Of a recording."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help='a JPEG or PNG, a recording (.csv, .npy, .wav), or JSON: {"tensors": {name: lists}} '
+        'or {"readings": [[…], …]}',
+    )
+    parser.add_argument("--model", required=True, metavar="M", help="one of its infer.models")
+    parser.add_argument("--device", metavar="ID", help="default: that of the settings")
+    parser.add_argument("--json", action="store_true", help="the answer as it is, on one line")
+    parser.add_argument("--timeout", type=positive, default=60.0, metavar="S", help="default 60")
+    add_broker(parser)
+
+
+def main(options: Options) -> int:
+    """Ask, and print the answer; 1 where there is none."""
+    for name, given in (("--model", options.model), ("--device", options.device)):
+        if given is not None and not is_name(given):
+            raise UsageError(f"{name}: {given!r} is not a name ({NAME_RULE})")
+    settings = broker_settings(options)
+    question = _question(options.file)
+    answer = _over_mqtt(settings, question, options)
+    for warning in answer.get("warnings", ()):
+        print(printable(f"edge-agent: {warning}"), file=sys.stderr)
+    if options.json:
+        print(printable_json(answer))
+        return 0
+    took = answer.get("timing", {}).get("infer_ms", 0.0)
+    print(printable(f"{summary(answer)} · {answer.get('model')} · {took:.1f} ms"))
+    return 0
+
+
+def _question(file: str) -> bytes:
+    """Read what is to be asked.
+
+    Raises:
+        UsageError: it is not there, or no file.
+        AgentError: it cannot be read.
+    """
+    spec = parse_source(guess_source(file), Path.cwd())
+    if spec.path is None:
+        raise UsageError(f"{file}: expected a file")
+    if spec.kind == "signal":
+        return _recording(file)
+    path = Path(spec.path)
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path}: is larger than {MOST_BYTES // 2**20} MiB")
+        return path.read_bytes()
+    except OSError as problem:
+        raise UsageError(f"{path}: {problem.strerror}") from None
+
+
+def _recording(file: str) -> bytes:
+    """Read all rows of a recording, as JSON."""
+    from ...sources.source import open_source, readings
+
+    source = open_source(parse_source(guess_source(file), Path.cwd()))
+    rows: list[Any] = []
+    columns: tuple[str, ...] = ()
+    values = 0
+    try:
+        for reading in readings(source):
+            if isinstance(reading, SampleError):
+                raise reading
+            values += reading.data.size
+            if values > MOST_VALUES:
+                raise UsageError(f"{file}: has more than {MOST_VALUES} values; give a part of it")
+            rows += reading.data.tolist()
+            columns = reading.columns
+    finally:
+        source.close()
+    named = {"columns": list(columns)} if columns else {}
+    return json.dumps({"readings": rows, **named}).encode()
+
+
+def _over_mqtt(settings: Settings, question: bytes, options: Options) -> Mapping[str, Any]:
+    device, root = options.device or settings.device_id, settings.broker.topic_root
+    request = uuid.uuid4().hex
+    filters = look_filters(root, device, f"reply/{request}")
+    with OneShotClient(settings.broker, filters) as client:
+        most = client.max_packet
+        if most is not None and len(question) + 256 > most:
+            raise AgentError(f"{options.file}: the broker takes no more than {most} bytes")
+        online_targets(Fleet(client, root), device, wait=False, timeout=options.timeout)
+        client.publish(f"{root}/{device}/in/infer/{options.model}/{request}", question)
+        deadline = time.monotonic() + options.timeout
+        while (left := deadline - time.monotonic()) > 0:
+            heard = client.next(left)
+            if heard is None or not heard.topic.endswith(f"/reply/{request}"):
+                continue
+            reply = heard.body
+            if reply is None:
+                raise BrokerError(f"device {device}: its answer is no JSON object")
+            if not reply.get("ok"):
+                raise AgentError(f"device {device}: {reply.get('error')}")
+            return reply
+    raise AgentError(f"device {device} has not answered within {options.timeout:.0f} s")
