@@ -50,7 +50,7 @@ def load_second_stages(
 
     library = open_library(settings, open_store(settings))
     loaded = []
-    for stage in pipeline.then:
+    for stage in pipeline.stages:
         arm = parse_route(stage.model)[0]
         folder = library.find(arm.name, arm.version)
         model, _ = load_model(folder, engines_for(folder.network), "picture")

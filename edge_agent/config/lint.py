@@ -49,16 +49,29 @@ def lint_pipeline(
     if pipeline.needs_rule_engine:
         from .rule_checks import lint_rules
 
-        lines += lint_rules(pipeline, firsts)
+        lines += lint_rules(pipeline, firsts, seconds)
     whole = len(known) == len(firsts)
-    for stage, second in zip(pipeline.then, seconds, strict=True):
-        subject = f"then[{stage.name}]"
+    lines += _lint_stages(pipeline.then, iter(seconds), known if whole else ())
+    return lines
+
+
+def _lint_stages(
+    stages: Sequence[SecondStage],
+    folders: Iterator[ModelFolder | None],
+    firsts: Sequence[ModelFolder],
+    above: str = "",
+) -> Iterator[str]:
+    """List the keys of second stages that have no effect; *firsts*: what finds what they get."""
+    for stage in stages:
+        second = next(folders)
+        subject = f"{above}then[{stage.name}]"
         aimless = second is not None and second.manifest.task in WITHOUT_THRESHOLD
         if second is not None and aimless and stage.threshold is not None:
-            lines.append(_without(f"{subject}.threshold", second))
-        if whole:
-            lines += [f"{subject}{line}" for line in _idle(stage, known)]
-    return lines
+            yield _without(f"{subject}.threshold", second)
+        if firsts:
+            yield from (f"{subject}{line}" for line in _idle(stage, firsts))
+        below = () if second is None else (second,)
+        yield from _lint_stages(stage.then, folders, below, f"{subject}.")
 
 
 def _without(key: str, folder: ModelFolder) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -30,7 +30,7 @@ from ..sources.spec import parse_source
 from .answer_checks import answer_problems
 from .asks import ask_problems, server_problems
 from .locations import PLACES, default_state
-from .settings import Pipeline, Settings, parse_route
+from .settings import Pipeline, SecondStage, Settings, parse_route
 from .shapes import MOST_SHAPES, polygon_trouble
 from .templates import topic_trouble
 
@@ -398,17 +398,23 @@ def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str
 
         yield from rule_problems(pipeline, settings.broker.topic_root, settings.device_id, given)
     yield from ask_problems(pipeline.ask, [rule.name for rule in pipeline.rules], settings.servers)
-    for index, stage in enumerate(pipeline.then):
-        key = f"then[{stage.name}]"
+    yield from _stage_problems(pipeline.then)
+
+
+def _stage_problems(stages: Sequence[SecondStage], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with second stages that look at the same."""
+    for index, stage in enumerate(stages):
+        key = f"{above}then[{stage.name}]"
         if not is_name(stage.name):
-            yield f"then[{index}].name", f"{stage.name!r} is not a name ({NAME_RULE})"
-        if stage.name in [other.name for other in pipeline.then[:index]]:
+            yield f"{above}then[{index}].name", f"{stage.name!r} is not a name ({NAME_RULE})"
+        if stage.name in [other.name for other in stages[:index]]:
             yield f"{key}.name", "two second stages have this name; each needs its own"
         try:
             if len(parse_route(stage.model)) != 1:
                 yield f"{key}.model", f"expected one model, found {stage.model!r}"
         except UsageError as problem:
             yield f"{key}.model", str(problem)
+        yield from _stage_problems(stage.then, f"{key}.")
 
 
 def _own_topic(topic: str, settings: Settings) -> str | None:

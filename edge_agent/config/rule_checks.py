@@ -160,15 +160,21 @@ def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> It
             yield f"{key}: {words} is not among what {names} finds{why and f': {why}'}"
 
 
-def lint_rules(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iterator[str]:
+def lint_rules(
+    pipeline: Pipeline,
+    firsts: Sequence[ModelFolder | None],
+    seconds: Sequence[ModelFolder | None] = (),
+) -> Iterator[str]:
     """Yield which zones, lines and rules of a pipeline can never act.
 
     Args:
         pipeline: its settings.
         firsts: the models that its frames go through, as far as they are known.
+        seconds: those of its second stages; None: not known.
     """
     known = [folder for folder in firsts if folder is not None]
     tasks: set[str] = {folder.manifest.task for folder in known}
+    labels = _labels(known, seconds)
     names = ", ".join(folder.manifest.id for folder in known)
     for key, given in (
         ("track", pipeline.track),
@@ -178,20 +184,22 @@ def lint_rules(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iter
         if given and known and "detection" not in tasks:
             yield f"{key} has no effect: {names} finds no boxes"
     for rule in pipeline.rules:
-        for line in _lint_rule(rule, pipeline, known, tasks, names):
+        for line in _lint_rule(rule, pipeline, known, labels):
             yield f"rules[{rule.name}]{line}"
 
 
 def _lint_rule(
-    rule: Rule, pipeline: Pipeline, known: Sequence[ModelFolder], tasks: set[str], names: str
+    rule: Rule, pipeline: Pipeline, known: Sequence[ModelFolder], labels: frozenset[str] | None
 ) -> Iterator[str]:
     kind = kind_of(rule)
+    tasks: set[str] = {folder.manifest.task for folder in known}
+    names = ", ".join(folder.manifest.id for folder in known)
     when = f'when = "{rule.when}"'
     if known and kind.tasks and not tasks & {*kind.tasks}:
         looks = f"{when} looks at results of task {' or '.join(kind.tasks)}"
         yield f": never acts: {looks}, not those of {names}"
         return
-    yield from _lint_labels(rule, pipeline, known, names)
+    yield from _lint_labels(rule, pipeline, labels, names)
     if kind.by_channel and rule.value is not None and known:
         inputs = known[0].manifest.input
         channels = inputs.channels if inputs.is_signal else ("blue", "green", "red")
@@ -217,14 +225,29 @@ def _lint_rule(
             yield f'.do: on = "{action.on}" never occurs with {when}'
 
 
+def _labels(
+    firsts: Sequence[ModelFolder], seconds: Sequence[ModelFolder | None]
+) -> frozenset[str] | None:
+    """Return all labels that an object may have, of its own or by a stage; None: not known."""
+    labelled = [
+        folder
+        for folder in seconds
+        if folder is None or folder.manifest.task in {"detection", "classification"}
+    ]
+    found = [None if folder is None else folder.labels for folder in (*firsts, *labelled)]
+    if not firsts or not all(found):
+        return None
+    return frozenset(label for labels in found for label in labels or ())
+
+
 def _lint_labels(
-    rule: Rule, pipeline: Pipeline, known: Sequence[ModelFolder], names: str
+    rule: Rule, pipeline: Pipeline, labels: frozenset[str] | None, names: str
 ) -> Iterator[str]:
-    if rule.labels and pipeline.labels and not set(rule.labels) & set(pipeline.labels):
+    left = set(rule.labels) & set(pipeline.labels)
+    if rule.labels and pipeline.labels and not left and not pipeline.then:
         yield f".labels: never acts: the pipeline's labels are {', '.join(pipeline.labels)}"
-    elif rule.labels and known and all(folder.labels for folder in known):
-        found = {label for folder in known for label in folder.labels}
-        absent = [label for label in rule.labels if label not in found]
+    elif rule.labels and labels is not None:
+        absent = [label for label in rule.labels if label not in labels]
         if absent:
             acts = "never acts: " if len(absent) == len(rule.labels) else ""
             yield f".labels: {acts}{', '.join(map(repr, absent))} is not among what {names} finds"

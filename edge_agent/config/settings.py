@@ -142,6 +142,13 @@ class SecondStage:
     """Share of the box's size added on each side."""
     limit: Annotated[int, Plain(), Ge(1), Le(1000)] = 8
     threshold: Threshold | None = None
+    then: tuple[SecondStage, ...] = ()
+    """Further models, on what this one finds."""
+
+    @property
+    def whole(self) -> tuple[SecondStage, ...]:
+        """Itself and all stages below, each before those below it."""
+        return (self, *(each for stage in self.then for each in stage.whole))
 
 
 @storable
@@ -289,6 +296,11 @@ class Pipeline:
         return self.model == READINGS
 
     @property
+    def stages(self) -> tuple[SecondStage, ...]:
+        """Its second stages and all below them, each before those below it."""
+        return tuple([each for stage in self.then for each in stage.whole])
+
+    @property
     def needs_rule_engine(self) -> bool:
         """Whether there are tracks, zones, lines or rules."""
         return bool(self.track or self.zones or self.lines or self.rules)
@@ -384,7 +396,7 @@ class Settings:
         """By reference of a model: the highest priority of the pipelines that use it."""
         found: dict[str, int] = {}
         for pipeline in self.pipelines:
-            stages = [parse_route(stage.model)[0] for stage in pipeline.then]
+            stages = [parse_route(stage.model)[0] for stage in pipeline.stages]
             for arm in (*pipeline.arms, *stages):
                 known = found.get(arm.reference, pipeline.priority)
                 found[arm.reference] = max(known, pipeline.priority)

@@ -237,16 +237,16 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(names)}" if names else ""
 
 
-def _members(kind: Any) -> Iterator[str]:
+def _members(kind: Any, above: tuple[Any, ...] = ()) -> Iterator[str]:
     """Yield pydantic's names of the records that a value within *kind* may be, beside others."""
     record = _record_within(kind)
-    if not is_dataclass(record):
+    if not is_dataclass(record) or record in above:
         return
     for hint in get_type_hints(record, include_extras=False).values():
         if get_origin(hint) in {Union, types.UnionType}:
             parts = [part for part in get_args(hint) if isinstance(part, type)]
             yield from (part.__name__ for part in parts if is_dataclass(part))
-        yield from _members(hint)
+        yield from _members(hint, (*above, record))
 
 
 def _homes(kind: Any, key: str, above: str = "") -> Iterator[str]:
@@ -256,7 +256,7 @@ def _homes(kind: Any, key: str, above: str = "") -> Iterator[str]:
     for item in fields(kind):
         hint = get_type_hints(kind, include_extras=False)[item.name]
         record = _record_within(hint)
-        if not is_key(item) or not is_dataclass(record):
+        if not is_key(item) or not is_dataclass(record) or record is kind:
             continue
         name = f"{above}.{item.name}" if above else item.name
         if any(is_key(inner) and inner.name == key for inner in fields(record)):

@@ -439,6 +439,8 @@ class Second:
     """… of which this many at a time, at most …"""
     took_ms: float
     """… in this many milliseconds, preparing and decoding included."""
+    then: Mapping[str, Second] = field(default_factory=dict)
+    """What stages below it found, by name: in all detections of `found`, one after the other."""
 
 
 @record(quick=True, eq=False)

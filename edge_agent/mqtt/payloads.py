@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from ..core.types import Outcome, Sample
+from ..core.types import Outcome, Sample, Second
 
 SCHEMA = 1
 UNSET = "unset"
@@ -91,10 +91,7 @@ def result(
         payload["file"] = sample.file
     payload.update(outcome.findings.as_json())
     if outcome.then and "detections" in payload:
-        for stage, second in outcome.then.items():
-            for entry, found in zip(payload["detections"], second.found, strict=True):
-                if found is not None:
-                    entry.setdefault("then", {})[stage] = found.as_json()
+        _nest(payload["detections"], outcome.then)
     payload["timing"] = {
         "age_ms": number(age_ms, 2),
         "preprocess_ms": number(outcome.timing.preprocess_ms, 3),
@@ -105,15 +102,33 @@ def result(
         payload["timing"]["together"] = outcome.timing.together
     if outcome.then:
         # Not within `timing`: those are numbers, all of them.
-        payload["stages"] = {
-            stage: {
+        payload["stages"] = dict(_stages(outcome.then))
+    return payload
+
+
+def _nest(entries: list[dict[str, Any]], then: Mapping[str, Second]) -> None:
+    """Add what stages have found to the JSON of the detections that they looked at."""
+    for stage, second in then.items():
+        inner: list[dict[str, Any]] = []
+        for entry, found in zip(entries, second.found, strict=True):
+            if found is not None:
+                made = entry.setdefault("then", {})[stage] = found.as_json()
+                inner += made.get("detections", ())
+        _nest(inner, second.then)
+
+
+def _stages(then: Mapping[str, Second], above: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what each stage took, by its name below those above it."""
+    for stage, second in then.items():
+        yield (
+            above + stage,
+            {
                 "crops": second.crops,
                 "together": second.together,
                 "ms": number(second.took_ms, 3),
-            }
-            for stage, second in outcome.then.items()
-        }
-    return payload
+            },
+        )
+        yield from _stages(second.then, f"{above}{stage}/")
 
 
 def percentiles(values: list[float]) -> dict[str, float]:

@@ -72,6 +72,7 @@ class Crossings:
             self._totals.add(self._lines[gate], way, label)
             return
         rule = self._rules[gate - len(self._lines)]
+        label = self._objects.label(slot, rule.labels)
         if (not rule.labels or label in rule.labels) and rule.direction in {"any", way}:
             facts = self._objects.facts(slot, rule)
             self._log.once(rule, {**facts, "line": rule.line, "direction": way})

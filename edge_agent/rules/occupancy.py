@@ -64,7 +64,12 @@ class Occupancy:
         return np.array(found, np.intp)
 
     def update(
-        self, slots: Slots, placed: Placed, tracker: Tracker, now: float
+        self,
+        slots: Slots,
+        placed: Placed,
+        tracker: Tracker,
+        now: float,
+        also: Sequence[frozenset[str]] | None = None,
     ) -> tuple[Flags, Flags, Flags]:
         """Take where objects are.
 
@@ -73,6 +78,7 @@ class Occupancy:
             placed: where they are.
             tracker: knows their labels and numbers.
             now: monotonic seconds.
+            also: (n) the labels that second stages found in them.
 
         Returns:
             (n, zones) who is inside; (n, columns) what becomes true; (n, columns) what becomes
@@ -84,7 +90,10 @@ class Occupancy:
             self._inside[slots] = there[:, :-1] = self._zones.inside(placed, before)
         present = there.take(self._zone_of, axis=1)
         if any(self._labels):
-            present &= self._fits(tracker.labels).take(tracker.label_of(slots), axis=0)
+            fits = self._fits(tracker.labels).take(tracker.label_of(slots), axis=0)
+            if also:
+                fits |= np.array([[bool(w & labels) for w in self._labels] for labels in also])
+            present &= fits
         bits = (self._bits.take(slots, axis=0) << 1 | present) & ((1 << self._of) - 1)
         self._bits[slots] = bits
         count = ones(bits)

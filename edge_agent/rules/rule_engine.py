@@ -88,8 +88,13 @@ class RuleEngine:
             if not isinstance(found, Detections):
                 return outcome
             height, width = sample.data.shape[:2]
+            staged = None
+            if outcome.then:
+                from ..runtime.pipelines.second_stage import labels_found
+
+                staged = labels_found(len(found), outcome.then)
             found, self._view = self._objects.update(
-                found, weak, seconds, (width, height), sample.since
+                found, weak, seconds, (width, height), sample.since, staged
             )
             return replace(outcome, findings=found)
 

@@ -43,6 +43,8 @@ class TrackedObjects:
         self.occupancy = Occupancy(settings.zones, settings.rules, room)
         self.scores = np.zeros(room, np.float32)
         self._boxes = np.zeros((room, 4), np.float32)
+        self._staged: dict[int, frozenset[str]] = {}
+        """By slot: the labels that second stages found when they last found any."""
 
     def update(
         self,
@@ -51,6 +53,7 @@ class TrackedObjects:
         seconds: float,
         size: tuple[int, int],
         now: float,
+        staged: Sequence[frozenset[str]] | None = None,
     ) -> tuple[Detections, View]:
         """Take the detections of a result.
 
@@ -60,6 +63,7 @@ class TrackedObjects:
             seconds: since the result before.
             size: width and height of the frame.
             now: monotonic seconds.
+            staged: the labels that second stages found in each; None: there are none.
 
         Returns:
             The detections with tracks and zones, and what the rules look at.
@@ -75,7 +79,15 @@ class TrackedObjects:
         boxes = found.boxes.take(at, axis=0)
         self._boxes[slots], self.scores[slots] = boxes, found.scores[at]
         placed = place(boxes, size)
-        inside, rose, fell = occupancy.update(slots, placed, tracker, now)
+        also = None
+        if staged is not None:
+            for slot in tracker.begun.tolist():
+                self._staged.pop(slot, None)
+            also = [staged[index] for index in at.tolist()]
+            self._staged |= {
+                s: labels for s, labels in zip(slots.tolist(), also, strict=True) if labels
+            }
+        inside, rose, fell = occupancy.update(slots, placed, tracker, now, also)
         zones: list[tuple[str, ...]] | None = None
         if occupancy.names:
             zones = [()] * len(found)
@@ -86,9 +98,17 @@ class TrackedObjects:
         return replace(found, tracks=numbers, zones=None if zones is None else tuple(zones)), view
 
     def label(self, slot: int, wanted: Sequence[str] = ()) -> str:
-        """Return the label that an object was seen with most; of those that are wanted."""
+        """Return the label that an object was seen with most; of those that are wanted.
+
+        Where it was seen with none of those, that of a second stage.
+        """
         labels, votes = self.tracker.labels, self.tracker.votes[slot]
         among = [kind for kind, label in enumerate(labels) if label in wanted]
+        if not any(votes[kind] for kind in among):
+            staged = self._staged.get(slot, frozenset())
+            below = next((label for label in wanted if label in staged), None)
+            if below is not None:
+                return below
         return labels[max(among, key=votes.__getitem__) if among else int(votes.argmax())]
 
     def facts(self, slot: int, rule: Rule) -> dict[str, Any]:
@@ -112,4 +132,5 @@ class TrackedObjects:
         for slots in (self.tracker.alive, self.tracker.ended):
             self.occupancy.forget(slots)
         self.tracker.reset()
+        self._staged.clear()
         self.occupancy.changed = True

@@ -162,7 +162,7 @@ class _PipelineCheck:
         report.tried(f"{self._subject} source", self._source)
         wanted = [(arm, self._spec.kind, pipeline.threshold) for arm in pipeline.arms]
         wanted += [
-            (parse_route(stage.model)[0], "picture", stage.threshold) for stage in pipeline.then
+            (parse_route(stage.model)[0], "picture", stage.threshold) for stage in pipeline.stages
         ]
         folders: dict[str, ModelFolder] = {}
         for arm, kind, threshold in wanted:

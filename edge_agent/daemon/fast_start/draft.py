@@ -62,7 +62,7 @@ def _arms(settings: Settings, *, lazy: bool) -> Iterator[tuple[Arm, Kind]]:
         kind = parse_source(pipeline.source, settings.base).kind
         for arm in pipeline.arms:
             found.setdefault((arm.reference, kind), arm)
-        for stage in () if lazy else pipeline.then:
+        for stage in () if lazy else pipeline.stages:
             arm = parse_route(stage.model)[0]
             found.setdefault((arm.reference, "picture"), arm)
     urgency = settings.urgency

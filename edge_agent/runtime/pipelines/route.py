@@ -118,9 +118,13 @@ class PipelineRoute:
             return outcome
         from . import second_stage
 
+        below = {id(each) for stage, _ in self._seconds for each in stage.then}
+        concerned = False
         for stage, serving in self._seconds:
+            if id(stage) not in below:
+                concerned = second_stage.concerns(stage, outcome.findings)
             unloaded = serving.lazy and serving.model is None and serving.problem is None
-            if unloaded and second_stage.concerns(stage, outcome.findings):
+            if unloaded and concerned:
                 self._load(serving)
         with (
             contained(self._name),

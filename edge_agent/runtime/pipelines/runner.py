@@ -236,7 +236,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             self._servings(settings, spec),
             [
                 (stage, self.active.serving_for(parse_route(stage.model)[0], "picture"))
-                for stage in settings.then
+                for stage in settings.stages
             ],
             self.common,
         )

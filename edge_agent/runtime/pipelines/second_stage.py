@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from ...config.settings import SecondStage
 from ...core.errors import AgentError
-from ...core.types import Detections, Findings, Outcome, Request, Sample, Second
+from ...core.types import Classes, Detections, Findings, Outcome, Request, Sample, Second
 from ...inference.model import Model
 from ...inference.preprocess.placement import Region, outside
 
@@ -28,8 +30,46 @@ def add(outcome: Outcome, sample: Sample, stages: Iterable[tuple[SecondStage, Mo
     first = outcome.findings
     if not isinstance(first, Detections):
         return outcome
-    then = {stage.name: infer(stage, model, sample, first) for stage, model in stages}
+    known = list(stages)
+    below = {id(each) for stage, _ in known for each in stage.then}
+    first_ones = [stage for stage, _ in known if id(stage) not in below]
+    then = _infer_all(first_ones, {id(stage): model for stage, model in known}, sample, first)
     return replace(outcome, then=then) if then else outcome
+
+
+def _infer_all(
+    stages: Sequence[SecondStage], models: Mapping[int, Model], sample: Sample, first: Detections
+) -> dict[str, Second]:
+    """Infer what was found with each stage whose model is there, and with those below it."""
+    then: dict[str, Second] = {}
+    for stage in stages:
+        model = models.get(id(stage))
+        if model is None:
+            continue
+        second = infer(stage, model, sample, first)
+        found = [each for each in second.found if isinstance(each, Detections)]
+        if stage.then and found:
+            boxes = np.concatenate([each.boxes for each in found])
+            scores = np.concatenate([each.scores for each in found])
+            labels = tuple([label for each in found for label in each.labels])
+            inner = _infer_all(stage.then, models, sample, Detections(boxes, scores, labels))
+            second = replace(second, then=inner)
+        then[stage.name] = second
+    return then
+
+
+def labels_found(count: int, then: Mapping[str, Second]) -> list[frozenset[str]]:
+    """Return the labels that stages have found in each of so many detections."""
+    labels = [frozenset[str]()] * count
+    for second in then.values():
+        boxes = sum(len(found) for found in second.found if isinstance(found, Detections))
+        below = iter(labels_found(boxes, second.then))
+        for index, found in enumerate(second.found):
+            if isinstance(found, Detections):
+                labels[index] |= {*found.labels}.union(*(next(below) for _ in found.labels))
+            elif isinstance(found, Classes):
+                labels[index] |= {*found.labels[:1]}  # the best
+    return labels
 
 
 def infer(stage: SecondStage, model: Model, sample: Sample, first: Detections) -> Second:
