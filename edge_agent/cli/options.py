@@ -82,7 +82,7 @@ def broker_settings(options: Any) -> Any:
     """Read the settings for a command that talks to a broker; `--broker` replaces the URL."""
     from dataclasses import replace
 
-    from ..config.settings import parse_url
+    from ..config.address import parse_url
 
     settings = load_settings(options)
     if options.broker is None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from ..core.codec import storable
 from ..core.constraints import Ge, Gt, Le, Plain
@@ -17,6 +16,7 @@ from ..core.errors import UsageError
 from ..core.frozen import record
 from ..core.names import READINGS, default_device_id, is_name, is_version, version_key
 from ..inference.engines.registry import WantedEngine
+from .address import Address, parse_url
 from .answers import Http, Infer
 from .asks import Ask, Server
 from .remote import Remote
@@ -64,21 +64,6 @@ class Broker:
     @property
     def address(self) -> Address:
         return parse_url(self.url)
-
-
-@record
-class Address:
-    """A broker's URL taken apart."""
-
-    host: str
-    port: int
-    tls: bool
-    username: str | None
-    password: str | None = field(repr=False)
-
-    def __str__(self) -> str:
-        """Return the address without credentials."""
-        return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
 
 
 @storable
@@ -467,37 +452,3 @@ def parse_route(text: str) -> tuple[Arm, ...]:
 
 def _is_share(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= 1000
-
-
-def parse_url(url: str) -> Address:
-    """Parse a URL mqtt://[user[:password]@]host[:port] or mqtts://….
-
-    Raises:
-        UsageError: the text of the error never repeats the URL, which may hold a password.
-    """
-    mend = ""
-    if "@" in url:
-        mend = (
-            "; in user and password percent-encode '@' as %40, '#' as %23, '/' as %2F, '?' as %3F, "
-            "or give them as username and password (systemd credential broker.password)"
-        )
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise UsageError(f"the port is not a number from 1 to 65535{mend}") from None
-    if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or port == 0:
-        # In words that nothing takes for a password, and hides.
-        raise UsageError(f"begins with mqtt:// or mqtts:// and a host; as mqtt://localhost{mend}")
-    if any(character.isspace() or not character.isprintable() for character in url):
-        raise UsageError("holds a space or control character; write it as %20")
-    if parts.path not in {"", "/"} or parts.query or parts.fragment:
-        raise UsageError(f"expected nothing after host and port{mend}")
-    tls = parts.scheme == "mqtts"
-    return Address(
-        parts.hostname,
-        port or (8883 if tls else 1883),
-        tls,
-        unquote(parts.username) if parts.username is not None else None,
-        unquote(parts.password) if parts.password is not None else None,
-    )

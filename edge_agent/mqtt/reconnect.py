@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ..config.settings import Address, Broker
+from ..config.address import Address
+from ..config.settings import Broker
 from ..core.backoff import Backoff
 from ..core.errors import BrokerError
 from .connecting import connect

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from edge_agent.config.address import parse_url
 from edge_agent.config.load import find_file, load
 from edge_agent.config.locations import default_state
-from edge_agent.config.settings import Arm, Settings, parse_route, parse_url
+from edge_agent.config.settings import Arm, Settings, parse_route
 from edge_agent.core.errors import UsageError
 from tests.helpers.support import CHECKOUT, call_cli, run_cli
 

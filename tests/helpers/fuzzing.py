@@ -26,8 +26,9 @@ from hypothesis.extra import numpy as hn
 from edge_agent.cli.commands.status import _lines
 from edge_agent.cli.commands.tail import _line
 from edge_agent.cli.fleet import Fleet
+from edge_agent.config.address import parse_url
 from edge_agent.config.load import load as load_settings
-from edge_agent.config.settings import Settings, parse_route, parse_url
+from edge_agent.config.settings import Settings, parse_route
 from edge_agent.core.bundled import bundled
 from edge_agent.core.errors import AgentError, ModelError, SampleError, UsageError
 from edge_agent.core.names import NAME_RULE, is_name, is_version, safe_name, version_key
