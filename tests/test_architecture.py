@@ -87,6 +87,7 @@ HOMES: Mapping[str, str] = {
     "lap": "rules.assignment",
     "prometheus_client": "health.prometheus health.bounded_server",
     "serial": "sources.serial_line",
+    "tokenizers": "inference.preprocess.text",
     "matplotlib": "tools bench.pipeline.pipeline_bars",
     "nncf": "tools.quantizers",
     "starlette": "ui",
@@ -110,7 +111,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
 HEAVY = (
     *("openvino", "onnxruntime", "onnx", "cv2", "av", "pydantic", "pydantic_settings"),
     *("paho", "cryptography", "rich", "psutil", "amqtt", "prometheus_client", "matplotlib"),
-    *("lap", "torch", "PIL", "starlette", "uvicorn"),
+    *("lap", "torch", "PIL", "starlette", "uvicorn", "tokenizers"),
 )
 """What a command that does not use it must not wait for."""
 
@@ -336,6 +337,7 @@ def test_what_is_imported_is_installed() -> None:
         *extras["tools"],
         *extras["pytorch"],
         *extras["ui"],
+        *extras["text"],
     ]
     declared = {text.split(">")[0].split("<")[0].split("=")[0].strip() for text in wanted}
     used = {library for module in modules() for library in imports(module)[1]}

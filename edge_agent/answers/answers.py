@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.containment import converted
 from ..core.errors import AgentError, RequestError, SampleError
 from ..core.frozen import record
-from ..core.types import Array, Kind, Outcome, Sample
+from ..core.types import Array, Embeddings, Kind, Outcome, Sample, Timing
 from ..inference.model import Model
 from ..models.store.catalog import Library
 from ..mqtt import payloads
@@ -81,6 +81,8 @@ class Ticket:
     future: Future[Answer] = field(default_factory=Future)
     inner: Future[Outcome] | None = None
     """Of the lanes."""
+    found: list[Outcome] = field(default_factory=list)
+    """So far, of a question of several samples."""
     held: int = 0
     """Bytes of its arrays."""
 
@@ -249,15 +251,20 @@ class Answers:
                 raise asked.problem or RefusedError("is being loaded; ask again", 1.0)
             question = parse(self._model(asked, queue), asked.kind)
             self._hold(ticket, question)
-            inner = queue.submit(question.data, tensors=question.tensors, raw=question.raw)
+            self._submit(ticket, question, queue, question.data)
         except AgentError as problem:
             self._settle(ticket, problem)
             return
         except Exception as problem:  # noqa: BLE001 - a stranger's bytes cost the stranger
             self._settle(ticket, converted(problem, "the question", SampleError))
-            return
+
+    def _submit(
+        self, ticket: Ticket, question: Question, queue: RequestQueue[Model], data: Array
+    ) -> None:
+        inner = queue.submit(data, tensors=question.tensors, raw=question.raw)
         ticket.inner = inner
-        inner.add_done_callback(lambda _: self._workers.do(partial(self._take, ticket, question)))
+        take = partial(self._take, ticket, question, queue)
+        inner.add_done_callback(lambda _: self._workers.do(take))
 
     def _model(self, asked: _Asked, queue: RequestQueue[Model]) -> Model:
         """Return the model that is likely to answer.
@@ -275,7 +282,7 @@ class Answers:
         raise RefusedError(f"model {asked.name} is being loaded; ask again", 1.0)
 
     def _hold(self, ticket: Ticket, question: Question) -> None:
-        arrays: list[Array] = [*(question.tensors or {"": question.data}).values()]
+        arrays: list[Array] = [*(question.tensors or {"": question.data}).values(), *question.more]
         size = sum(array.nbytes for array in arrays)
         with self._lock:
             held = sum(each.held for each in self._open)
@@ -283,11 +290,16 @@ class Answers:
                 raise RefusedError(FULL, 1.0)
             ticket.held = size
 
-    def _take(self, ticket: Ticket, question: Question) -> None:
-        """Take the answer of the lanes."""
+    def _take(self, ticket: Ticket, question: Question, queue: RequestQueue[Model]) -> None:
+        """Take the answer of the lanes; give them the next text of several."""
         assert ticket.inner is not None  # noqa: S101 - it is what was waited for
         try:
-            outcome = ticket.inner.result()
+            ticket.found.append(ticket.inner.result())
+            if len(ticket.found) <= len(question.more):
+                if ticket in self._open:  # nobody waits for the rest of one that was given up
+                    self._submit(ticket, question, queue, question.more[len(ticket.found) - 1])
+                return
+            outcome = _joined(ticket.found)
         except CancelledError:
             self._settle(ticket, RefusedError(STOPPING, DRAIN_SECONDS))
         except AgentError as problem:
@@ -379,6 +391,28 @@ def ask_payload(payload: bytes) -> Callable[[Model, Kind], Question]:
         return read_question(payload, model, kind)
 
     return parse
+
+
+def _joined(found: list[Outcome]) -> Outcome:
+    """Return the outcomes of several texts as one.
+
+    Raises:
+        RequestError: versions whose vectors cannot be compared have answered.
+    """
+    if len(found) == 1:
+        return found[0]
+    import numpy as np
+
+    if len({each.model for each in found}) > 1:
+        raise RequestError("its texts were answered by several versions of the model; ask again")
+    vectors = np.concatenate([each.findings.numbers()["embeddings"] for each in found])
+    spent = [each.timing for each in found]
+    timing = Timing(
+        sum(each.preprocess_ms for each in spent),
+        sum(each.infer_ms for each in spent),
+        sum(each.postprocess_ms for each in spent),
+    )
+    return replace(found[0], findings=Embeddings(vectors), timing=timing)
 
 
 def _unknown(model: str, names: list[str]) -> str:

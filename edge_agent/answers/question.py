@@ -21,6 +21,8 @@ from ..sources.opencv import decode
 PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 """How a JPEG and a PNG begin: no other decoder is given a stranger's bytes."""
 EXPECTED = 'a JPEG, a PNG, or JSON: {"tensors": {name: lists}} or {"readings": [[…], …]}'
+MOST_TEXTS = 256
+"""In a question."""
 
 
 @record(quick=True, eq=False)
@@ -35,6 +37,8 @@ class Question:
     """The network's outputs are wanted as they are."""
     warnings: tuple[str, ...] = ()
     """What of it was not used."""
+    more: tuple[Array, ...] = ()
+    """Further texts, which follow one after the other."""
 
 
 def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
@@ -45,12 +49,15 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
     """
     if payload.startswith(PICTURES):
         if kind != "picture":
-            raise SampleError(f'{model.id} takes {{"readings": [[…], …]}}, not pictures')
+            takes = '{"texts": […]}' if kind == "text" else '{"readings": [[…], …]}'
+            raise SampleError(f"{model.id} takes {takes}, not pictures")
         return Question(decode(np.frombuffer(payload, np.uint8)))
     try:
         body = read_json(payload)
     except (ValueError, RecursionError):
         body = None
+    if kind == "text":
+        return _texts(body)
     if not isinstance(body, dict) or ("tensors" in body) == ("readings" in body):
         raise SampleError(f"expected {EXPECTED}")
     if "tensors" in body:
@@ -59,6 +66,15 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
     if kind == "picture":
         raise SampleError(f"{model.id} takes a JPEG or a PNG, not readings")
     return _window(body["readings"], body.get("columns", ()), model.manifest.input)
+
+
+def _texts(body: Any) -> Question:
+    texts = body.get("texts") if isinstance(body, dict) else None
+    whole = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    if not whole or not texts or len(texts) > MOST_TEXTS:
+        raise SampleError(f'expected {{"texts": […]}} with 1 to {MOST_TEXTS} of them')
+    first, *more = (np.frombuffer(text.encode(), np.uint8) for text in texts)
+    return Question(first, more=tuple(more))
 
 
 def _tensors(given: Any, inputs: tuple[TensorSpec, ...]) -> dict[str, Array]:

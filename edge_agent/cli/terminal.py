@@ -111,9 +111,10 @@ def _findings(payload: Mapping[str, Any]) -> str:
         return ", ".join(
             f"{name} {value:.4g}" for name, value in list(payload["values"].items())[:8]
         )
-    if "tensors" in payload:
-        return ", ".join(f"{name} {_shape(value)}" for name, value in payload["tensors"].items())
-    return ""
+    arrays = payload.get(
+        "tensors", {name: payload[name] for name in payload if name == "embeddings"}
+    )
+    return ", ".join(f"{name} {_shape(value)}" for name, value in arrays.items())
 
 
 def brief(payload: Mapping[str, Any]) -> str:

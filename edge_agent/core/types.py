@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from .errors import SampleError
 from .frozen import record
 
-Kind = Literal["picture", "signal"]
-"""Kind of data that a source delivers."""
+Kind = Literal["picture", "signal", "text"]
+"""Kind of data that a source delivers; texts come from those who ask alone."""
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -75,7 +75,7 @@ class Sample:
     data: Array
     """Picture: uint8 (height, width, 3), BGR. Signal: float32 (window, channels), or one ready
     model input of any shape; without a model one reading (channels), float64 where the source has
-    such numbers."""
+    such numbers. Text: uint8 (n,), UTF-8."""
     seq: int
     """Counts every capture of the pipeline, so that gaps in the results show what was skipped."""
     time_ns: int
@@ -391,6 +391,28 @@ class Values(Findings):
     @property
     def finite(self) -> bool:
         return all(map(isfinite, self.values.values()))
+
+
+@record(quick=True, eq=False)
+class Embeddings(Findings):
+    """What texts are like, each as a direction: similar ones have a product near 1."""
+
+    vectors: NDArray[np.float32]
+    """(n, width), each of length 1."""
+
+    def as_json(self, digits: int = 1) -> dict[str, Any]:
+        del digits
+        return {"embeddings": [[round(x, 7) for x in one] for one in self.vectors.tolist()]}
+
+    def words(self) -> list[str]:
+        return ["{} of {} numbers".format(*self.vectors.shape)]
+
+    def numbers(self) -> Tensors:
+        return {"embeddings": self.vectors}
+
+    @property
+    def finite(self) -> bool:
+        return all(map(isfinite, self.vectors.ravel().tolist()))
 
 
 @record(quick=True, eq=False)

@@ -224,6 +224,8 @@ def load_batch(model: Model, kind: Kind, most: int) -> Batch:
         EngineError: its network does not, or its engine cannot.
     """
     spec = model.manifest.input
+    if spec.tokenizer:
+        raise EngineError(f"{model.id}: texts go one by one, each with a mask of its own")
     if spec.state:
         raise EngineError(f"{model.id}: samples go one by one: each needs what the one before left")
     takes = sample_input(spec, model.engine.inputs).name

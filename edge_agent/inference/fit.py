@@ -56,7 +56,7 @@ def _misfit(folder: ModelFolder, facts: NetworkFacts, kind: Kind) -> str | None:
     try:
         with contained(folder.manifest.id, ModelError):
             inputs = fix_inputs(facts.inputs, fixed_shapes(spec, kind), folder.network)
-            prepare = build_preprocessor(spec, inputs, kind)
+            prepare = build_preprocessor(spec, inputs, kind, folder=folder.path)
             build_decoder(folder.manifest, folder.labels, inputs, outputs, prepare.size)
     except ModelError as problem:
         return str(problem)

@@ -522,7 +522,9 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
 
         folder = replace(folder, manifest=in_steps(folder.manifest, inspect(folder.network)))
     try:
-        prepare = build_preprocessor(folder.manifest.input, engine.inputs, kind, engine.fold)
+        prepare = build_preprocessor(
+            folder.manifest.input, engine.inputs, kind, engine.fold, folder=folder.path
+        )
         outputs = result_outputs(folder.manifest.input, engine)
         decode = build_decoder(folder.manifest, folder.labels, engine.inputs, outputs, prepare.size)
     except ModelError as problem:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..core.types import Array, TensorSpec
+from .text_inputs import ORDINARY
 
 
 def probe_inputs(specs: Sequence[TensorSpec], seed: int) -> dict[str, Array]:
@@ -16,7 +17,12 @@ def probe_inputs(specs: Sequence[TensorSpec], seed: int) -> dict[str, Array]:
     Sizes that are open are 1.
     """
     random = np.random.default_rng(seed)
-    return {spec.name: probe_input(spec, random) for spec in specs}
+    return {
+        spec.name: np.full([size or 1 for size in spec.shape], ORDINARY[spec.name], spec.dtype)
+        if spec.name in ORDINARY
+        else probe_input(spec, random)
+        for spec in specs
+    }
 
 
 def probe_input(spec: TensorSpec, random: np.random.Generator, loudness: float = 1.0) -> Array:

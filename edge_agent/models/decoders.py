@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-Task = Literal["detection", "classification", "anomaly", "regression", "raw"]
+Task = Literal["detection", "classification", "anomaly", "regression", "raw", "embedding"]
 
 
 class DecoderSpec(NamedTuple):
@@ -45,6 +45,7 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "reconstruction": DecoderSpec(".values.reconstruction", ("anomaly",), compares_input=True),
     "raw": DecoderSpec(".values.raw", ("regression", "raw")),
     "score": DecoderSpec(".values.score", ("anomaly", "regression")),
+    "pooled": DecoderSpec(".embedding.pooled", ("embedding",)),
 }
 DEFAULT = "raw"
 """The decoder of a manifest that names none, if its task takes it."""

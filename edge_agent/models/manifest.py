@@ -20,6 +20,7 @@ from ..core.names import NAME_RULE, READINGS, is_name, is_version
 from ..core.text import half_letter
 from . import drift
 from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
+from .logmel import LogMel
 
 if TYPE_CHECKING:
     from ..core.types import Kind
@@ -68,36 +69,6 @@ Numbers = tuple[Number, ...]
 
 @storable
 @record(kw_only=True)
-class LogMel:
-    """Parameters of `transform = "logmel"` and `"mfcc"`: those of the training code."""
-
-    __pydantic_config__ = _STRICT
-    frame_ms: Annotated[float, Gt(0), Le(60_000)] = 30.0
-    step_ms: Annotated[float, Gt(0), Le(60_000)] = 20.0
-    fft: Annotated[int, Ge(0), Le(65536)] = 0
-    """Samples of a transform; 0: the next power of two."""
-    window: Literal["hann", "hamming", "povey"] = "hann"
-    center: Annotated[bool, Plain()] = False
-    """Whether frames lie around their time, edges reflected."""
-    power: Annotated[int, Ge(1), Le(2)] = 1
-    mel: Literal["htk", "slaney"] = "htk"
-    bins: Annotated[int, Gt(0), Le(1024)] = 40
-    low_hz: Annotated[float, Ge(0), Le(1e9)] = 20.0
-    high_hz: Annotated[float, Ge(0), Le(1e9)] = 0.0
-    """0: half the rate."""
-    log: Literal["log", "log10", "log1p", "db"] = "log"
-    floor: Annotated[float, Gt(0), Le(1e9)] = 1e-6
-    """Added before the logarithm."""
-    coefficients: Annotated[int, Gt(0), Le(1024)] = 10
-    """Of an MFCC."""
-    preemphasis: Annotated[float, Ge(0), Le(1)] = 0.0
-    normalize: Literal["none", "peak", "max"] = "none"
-    """Of a window's samples before all this: divided by the largest, of either sign or (max) as it
-    is."""
-
-
-@storable
-@record(kw_only=True)
 class InputSpec:
     """How a sample becomes the network's input."""
 
@@ -134,6 +105,11 @@ class InputSpec:
     """Zeros before the first sample."""
     state: Mapping[str, str] = field(default_factory=dict)
     """Inputs and the outputs of the window before that they are given."""
+    # Texts
+    tokenizer: str = ""
+    """File of the library tokenizers (tokenizer.json); empty: the model takes no texts."""
+    max_tokens: Annotated[int, Ge(1), Le(1_000_000)] | None = None
+    """Of a text; what is beyond is cut off. None: as the network is made for."""
     # Both
     mean: Number | Numbers = ()
     scale: Number | Numbers = ()
@@ -155,6 +131,8 @@ class InputSpec:
     @property
     def kind(self) -> Kind:
         """Kind of sample that the manifest describes."""
+        if self.tokenizer:
+            return "text"
         return "signal" if self.is_signal else "picture"
 
     def per_channel(self, name: Literal["mean", "scale"], count: int) -> tuple[float, ...]:
@@ -197,6 +175,8 @@ class OutputSpec:
     labels: str | tuple[str, ...] = ()
     first_label: Annotated[int, Ge(-1), Le(10)] = 0
     top_k: Annotated[int, Ge(1), Le(100_000)] = 5
+    pooling: Literal["mean", "cls"] = "mean"
+    """Of a text's tokens: their mean, or the first one's."""
     scale: Number = 1.0
     zero_point: Number = 0.0
     names: Mapping[str, str] = field(default_factory=dict)
@@ -244,6 +224,8 @@ class Manifest:
     @property
     def decoder(self) -> DecoderName:
         """The decoder named, or the default."""
+        if self.output.decoder is None and self.task == "embedding":
+            return decoders_of(self.task)[0]
         return DEFAULT if self.output.decoder is None else self.output.decoder
 
 
@@ -381,7 +363,7 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "version", f'{version!r} is not a version (dot-separated integers: "3" or "1.2")'
     allowed = decoders_of(manifest.task)
     takes = f"one of {', '.join(allowed)}"
-    if output.decoder is None and DEFAULT not in allowed:
+    if output.decoder is None and manifest.decoder not in allowed:
         yield "output.decoder", f"is missing; task {manifest.task} takes {takes}"
     if manifest.decoder not in allowed:
         text = f"{manifest.decoder!r} does not fit task {manifest.task}; it takes {takes}"
@@ -393,6 +375,10 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "output.scale", "must not be 0, every output would be"
     yield from _decision_problems(manifest)
     yield from _input_problems(manifest.input)
+    if manifest.input.tokenizer and manifest.task != "embedding":
+        yield "input.tokenizer", f"is for task embedding, found {manifest.task}"
+    if manifest.task == "embedding" and not manifest.input.tokenizer:
+        yield "input.tokenizer", "is missing: of embeddings, those of texts are there"
 
 
 def _decision_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -418,6 +404,8 @@ def _decision_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 def _input_problems(spec: InputSpec) -> Iterator[tuple[str, str]]:
     """Yield what contradicts itself in `[input]`."""
+    if spec.tokenizer and (spec.is_signal or spec.fixed or spec.state):
+        yield "input.tokenizer", "is for texts; take out what is for windows of sensor data"
     layouts = ", ".join(SIGNAL_LAYOUTS)
     if spec.is_signal and spec.layout in PICTURE_LAYOUTS:
         text = f"{spec.layout!r} is for pictures, but input has channels or a window; it takes one"
@@ -443,6 +431,8 @@ def idle_keys(manifest: Manifest) -> str | None:
     found = [f"input.{key}" for key in keys if getattr(spec, key) != getattr(default, key)]
     if found:
         return f"{', '.join(found)}: no effect: the model takes {what}"
+    if spec.max_tokens is not None and not spec.tokenizer:
+        return "input.max_tokens: no effect without input.tokenizer"
     if spec.logmel is not None and spec.transform == "none":
         return 'input.logmel: no effect without input.transform = "logmel" or "mfcc"'
     return None
@@ -465,6 +455,8 @@ def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:
         raise ModelError(
             f"{where}: file: {network.with_suffix('.bin').name} is missing beside {manifest.file}"
         )
+    if manifest.input.tokenizer:
+        path_inside(folder, manifest.input.tokenizer, f"{where}: input.tokenizer")
     labels = manifest.output.labels
     if isinstance(labels, str):
         text = path_inside(folder, labels, f"{where}: output.labels")

@@ -77,7 +77,7 @@ class LiveFrames:
             data = sample.data
             if self._newest.region is not None:
                 data, _, _ = cut(data, self._newest.region)
-            return build_preprocessor(spec, settled, kind)(data)[0]
+            return build_preprocessor(spec, settled, kind, folder=self._folder)(data)[0]
         except AgentError:
             return None  # the trial of the complete model reports it
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import ModelError
-from ...models.manifest import InputSpec, LogMel
+from ...models.logmel import LogMel
+from ...models.manifest import InputSpec
 
 Floats = NDArray[np.float32]
 

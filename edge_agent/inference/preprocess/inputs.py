@@ -117,6 +117,11 @@ def fixed_shapes(spec: InputSpec, kind: Kind) -> FixShapes:
     """
 
     def decide(inputs: tuple[TensorSpec, ...]) -> Mapping[str, Shape]:
+        if (kind == "text") != bool(spec.tokenizer):
+            takes = "takes texts" if spec.tokenizer else "takes no texts"
+            raise ModelError(f"input.tokenizer: the model {takes}, and is given a {kind}")
+        if kind == "text":
+            return {one.name: _open_text(spec, one) for one in inputs if None in one.shape}
         chosen = sample_input(spec, inputs)
         shapes: dict[str, Shape] = {}
         for tensor in inputs:
@@ -138,6 +143,15 @@ def fixed_shapes(spec: InputSpec, kind: Kind) -> FixShapes:
         return shapes
 
     return decide
+
+
+def _open_text(spec: InputSpec, tensor: TensorSpec) -> Shape:
+    if spec.max_tokens is None and len(tensor.shape) == 2 and tensor.shape[1] is None:
+        raise ModelError(
+            f"input.max_tokens: missing; input {tensor} leaves open how many tokens a text has at "
+            "most (sentence-transformers: max_seq_length)"
+        )
+    return _fill(tensor, (1, spec.max_tokens), "input.max_tokens")
 
 
 def _open_picture(spec: InputSpec, tensor: TensorSpec) -> Shape:

@@ -6,6 +6,7 @@ lie in them, so that boxes found there can be carried back.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ...core.types import Array, Kind, TensorSpec
@@ -46,7 +47,12 @@ class Preprocessor(Protocol):
 
 
 def build_preprocessor(
-    spec: InputSpec, inputs: tuple[TensorSpec, ...], kind: Kind, fold: Fold | None = None
+    spec: InputSpec,
+    inputs: tuple[TensorSpec, ...],
+    kind: Kind,
+    fold: Fold | None = None,
+    *,
+    folder: Path = Path(),
 ) -> Preprocessor:
     """Decide once, for a network and its manifest, how every sample will be prepared.
 
@@ -55,10 +61,15 @@ def build_preprocessor(
         inputs: the network's inputs, after `fixed_shapes` has settled what they leave open.
         kind: what the source gives.
         fold: an input that the engine takes in bytes; of pictures it will get them.
+        folder: of the model, with what else it takes to prepare a sample.
 
     Raises:
         ModelError: manifest and network do not fit each other; expected and found.
     """
+    if kind == "text":
+        from .text import TextPreprocessor
+
+        return TextPreprocessor(folder / spec.tokenizer, inputs)
     if kind == "picture":
         from .picture import picture_preprocessor
 
