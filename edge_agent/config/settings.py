@@ -60,6 +60,8 @@ class Broker:
     key_file: str | None = None
     protocol: Annotated[int, Plain(), Ge(4), Le(5)] = 5
     """4 is MQTT 3.1.1; a broker that refuses 5 is tried with 4."""
+    spool_s: Annotated[float, Plain(), Ge(0.25), Le(60)] = field(default=0.25, metadata=RESTART)
+    """Between two writes of results that wait for the broker: what a kill may cost of them."""
 
     @property
     def address(self) -> Address:

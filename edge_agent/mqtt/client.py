@@ -115,7 +115,7 @@ class Client:
         self._status = status
         self._filters = filters
         self._inbox = inbox
-        self._spool = spool
+        self._spool, self._spool_s = spool, broker.spool_s
         self._lock = threading.Condition()
         """Guards the outbox and all that it holds, the connection included."""
         self.retained = Retained(self.publish_retained, ledger)
@@ -217,7 +217,9 @@ class Client:
                 from .spool_writer import SpoolWriter
 
                 inflight = self._outbox.inflight
-                self._spool_writer = SpoolWriter(self._spool, inflight, self._lock)
+                self._spool_writer = SpoolWriter(
+                    self._spool, inflight, self._lock, period_s=self._spool_s
+                )
                 inflight.on_work = self._spool_writer.wake
         return channel
 

@@ -233,6 +233,8 @@ class Spool:
         database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         try:
             # There is one process: no shared memory, a file that a full disk would not even hold.
+            # Of a file that is new: a row is a few hundred bytes, and whole pages are written.
+            database.execute("PRAGMA page_size = 1024")
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")

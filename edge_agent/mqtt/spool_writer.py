@@ -1,9 +1,9 @@
 """Moves QoS 1 messages between memory and disk, in a thread of its own.
 
 What the broker acknowledges at once never comes near the disk. All the rest is written in one
-transaction each PERIOD, which is thereby what the death of the process can cost while the broker
-is away. The disk is touched without the client's lock, so that a slow card delays no live result;
-where the disk refuses, messages stay in memory, and that is logged and published in health.
+transaction each `period_s`, which is thereby what the death of the process can cost while the
+broker is away. The disk is touched without the client's lock, so that a slow card delays no live
+result; where the disk refuses, messages stay in memory, and that is logged and published in health.
 
 The thread, SQLite (`spool`) and the file come into being with the first message that the broker
 does not acknowledge at once; a start waits for none of them.
@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 MOST = 100_000
 MOST_BYTES = 64 * 2**20
 """What the file may hold."""
-PERIOD = 0.25
-"""Seconds between two writes."""
 TIDY = 1.0
 """Seconds between two writes that only remove what was acknowledged."""
 SYNC = 2.0
@@ -86,6 +84,7 @@ class SpoolWriter:
         inflight: Inflight,
         lock: threading.Condition,
         *,
+        period_s: float = 0.25,
         most: int = MOST,
         most_bytes: int = MOST_BYTES,
     ) -> None:
@@ -95,6 +94,7 @@ class SpoolWriter:
             path: of the spool's file.
             inflight: the messages.
             lock: the client's: guards *inflight*.
+            period_s: between two writes.
             most: messages that the file may hold.
             most_bytes: bytes that the file may take.
         """
@@ -103,6 +103,7 @@ class SpoolWriter:
         self._path = path
         self._inflight = inflight
         self._lock = lock
+        self._period_s = period_s
         self._most = most
         self._most_bytes = most_bytes
         self._spool: Spool | None = None
@@ -183,14 +184,14 @@ class SpoolWriter:
                 return
             woken = self._work.wait(self._timeout())
             # Gather first: a broker that is back in a moment costs no write.
-            self._closing.wait(PERIOD if woken else 0.0)
+            self._closing.wait(self._period_s if woken else 0.0)
 
     def _timeout(self) -> float | None:
         """Return the seconds after which there is something to do without `wake`."""
         if self.problem is not None:
             return RETRY
         if self._more_work:
-            return PERIOD
+            return self._period_s
         if self._file.unsynced:
             return SYNC
         return IDLE if self._file.opened else None
