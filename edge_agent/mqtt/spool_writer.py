@@ -63,9 +63,10 @@ class _File:
 
 
 class _WriteRate:
-    """Bytes that may be written now: WRITE_RATE a second, and no more at a time."""
+    """When is written, and how many bytes: WRITE_RATE a second, and no more at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, period_s: float) -> None:
+        self.period_s = period_s
         self.budget = float(WRITE_RATE)
         self._at = time.monotonic()
 
@@ -103,7 +104,6 @@ class SpoolWriter:
         self._path = path
         self._inflight = inflight
         self._lock = lock
-        self._period_s = period_s
         self._most = most
         self._most_bytes = most_bytes
         self._spool: Spool | None = None
@@ -113,7 +113,7 @@ class SpoolWriter:
         self._checked_earlier = False
         """Whether it was checked if an earlier run has left a file."""
         self._file = _File()
-        self._rate = _WriteRate()
+        self._rate = _WriteRate(period_s)
         self._more_work = False
         self._retry_at = float("-inf")
 
@@ -184,14 +184,14 @@ class SpoolWriter:
                 return
             woken = self._work.wait(self._timeout())
             # Gather first: a broker that is back in a moment costs no write.
-            self._closing.wait(self._period_s if woken else 0.0)
+            self._closing.wait(self._rate.period_s if woken else 0.0)
 
     def _timeout(self) -> float | None:
         """Return the seconds after which there is something to do without `wake`."""
         if self.problem is not None:
             return RETRY
         if self._more_work:
-            return self._period_s
+            return self._rate.period_s
         if self._file.unsynced:
             return SYNC
         return IDLE if self._file.opened else None
