@@ -366,6 +366,8 @@ class SpoolWriter:
                 raise
             with self._lock:
                 inflight.unreadable = False
+                if inflight.first_on_disk_only() is not batch:
+                    continue  # the connection broke meanwhile: what had been loaded is first again
                 if read is None:
                     damaged += batch.on_disk_only
                     inflight.drop_batch(batch)
