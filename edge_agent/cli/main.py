@@ -76,6 +76,7 @@ GROUPS = (
     (
         "set-up",
         (
+            Command("schema", "JSON Schemas of payloads and settings, or all topics as AsyncAPI"),
             Command("profile", "what this device is, which profile matches, and why"),
             Command("install", "the systemd service, from this very version"),
             Command("uninstall", "remove the service; settings and models stay"),

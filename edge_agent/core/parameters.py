@@ -18,7 +18,7 @@ from typing import Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
 
 from .errors import RequestError
 from .frozen import record
-from .names import is_name, is_version
+from .names import NAME, is_name, is_version
 from .text import closest, label_trouble
 
 R = TypeVar("R")
@@ -233,6 +233,39 @@ def parse(kind: type[R], body: Mapping[str, Any]) -> R:
         except ValueError as problem:
             raise RequestError(f"{parameter.name}: {problem}") from None
     return kind(**values)
+
+
+def json_schema(kind: type) -> dict[str, Any]:
+    """Return what a record declares as JSON Schema."""
+    declared = parameters(kind)
+    return {
+        "type": "object",
+        "description": (kind.__doc__ or "").partition("\n")[0],
+        "required": [each.name for each in declared if each.required],
+        "properties": {each.name: _schema_of(each.kind) for each in declared},
+    }
+
+
+def _schema_of(kind: Kind) -> dict[str, Any]:
+    match kind:
+        case Clearable():
+            return {"anyOf": [_schema_of(kind.kind), {"type": "null"}]}
+        case _Flag():
+            return {"type": "boolean"}
+        case Number():
+            whole = "integer" if isinstance(kind, Whole) else "number"
+            return {"type": whole, "minimum": kind.least, "maximum": kind.most}
+        case Items():
+            each = _schema_of(kind.kind)
+            return {"type": "array", "items": each, "minItems": kind.least, "maxItems": kind.most}
+        case Table():
+            return {"type": "object", "additionalProperties": _schema_of(kind.kind)}
+        case _Name():
+            return {"type": "string", "pattern": f"^{NAME}$"}
+        case _Text():
+            return {"type": "string", "minLength": 1}
+        case _:
+            return {"type": "object"}
 
 
 def unknown(kind: type, body: Mapping[str, Any], besides: Collection[str] = ()) -> list[str]:

@@ -6,12 +6,15 @@ and checked here, so that reading a record back never needs pydantic.
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -95,6 +98,52 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
+
+
+def json_schema(kind: type, refs: str) -> dict[str, Any]:
+    """Return what a record declares as JSON Schema 2020-12, with its comments as descriptions.
+
+    Args:
+        kind: the record.
+        refs: where those of other records stand, as "#/$defs/{model}".
+    """
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Described(GenerateJsonSchema):
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            del schema
+            return False  # "Quota Mb" tells nobody anything
+
+        def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+            made = super().dataclass_schema(schema)
+            hidden = {item.name for item in fields(schema["cls"]) if not is_key(item)}
+            told = _comments(schema["cls"])
+            made["properties"] = {
+                key: each | ({"description": told[key]} if key in told else {})
+                for key, each in made["properties"].items()
+                if key not in hidden
+            }
+            return made | {"additionalProperties": False}
+
+    made: dict[str, Any] = _adapter(kind).json_schema(ref_template=refs, schema_generator=Described)
+    return made
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """Return the text below each field of a record, as its module has it."""
+    module = ast.parse(Path(str(sys.modules[kind.__module__].__file__)).read_text("utf-8"))
+    (made,) = [
+        each
+        for each in module.body
+        if isinstance(each, ast.ClassDef) and each.name == kind.__name__
+    ]
+    return {
+        item.target.id: " ".join(str(ast.literal_eval(text.value)).split())
+        for item, text in pairwise(made.body)
+        if isinstance(item, ast.AnnAssign)
+        and isinstance(item.target, ast.Name)
+        and isinstance(text, ast.Expr)
+    }
 
 
 def explain(

@@ -44,6 +44,7 @@ COMMANDS = (
     "check",
     "profile",
     "tail",
+    "ui",
     "configure",
     "set",
     "push",
@@ -59,6 +60,7 @@ COMMANDS = (
     "quantize",
     "keygen",
     "bench",
+    "schema",
     "install",
     "uninstall",
 )

@@ -16,9 +16,8 @@ from ..asking import add_target, ask
 from ..options import Options
 
 EXAMPLES = (
-    "edge-agent configure door.toml --device edge-01            until the restart",
-    "edge-agent configure door.toml --device @lab --persist     for good",
-    'echo \'{"door": {"threshold": null}}\' > back.json; edge-agent configure back.json …',
+    "edge-agent configure door.toml --device edge-01         until the restart",
+    "edge-agent configure door.toml --device @lab --persist  for good",
 )
 MAX_BYTES = 60 * 1024
 """Of a patch: a device takes commands of 64 KiB."""

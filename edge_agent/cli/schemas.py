@@ -1,0 +1,167 @@
+"""JSON Schemas of the settings and of every payload, and one AsyncAPI document of all topics.
+
+Those of payloads that a device publishes are written down beside `mqtt.payloads`; all others follow
+from the records that read what they describe.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from .. import __version__
+from ..config.settable import SETTABLE
+from ..config.settings import Settings
+from ..core.names import NAME
+from ..core.parameters import json_schema as parameter_schema
+from ..core.schema import json_schema
+from ..daemon.commands import Ping, Restart
+from ..daemon.configure import Configure
+from ..daemon.event_commands import Picture, Reset
+from ..delivery.rollout.commands import Activate, Delete, Rollback
+from ..runtime.pipelines.commands import Set, Snapshot
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+COMMANDS: Mapping[str, type] = {
+    each.__name__.lower(): each
+    for each in (
+        Activate,
+        Configure,
+        Delete,
+        Picture,
+        Ping,
+        Reset,
+        Restart,
+        Rollback,
+        Set,
+        Snapshot,
+    )
+}
+_RETAINED = {
+    "status",
+    "info",
+    "health",
+    "count",
+    "pipeline",
+    "config",
+    "source",
+    "model",
+    "rollout",
+}
+_QOS_0 = {"health"}
+_BELOW = {
+    **dict.fromkeys(("result", "event", "answer", "count", "pipeline", "source"), "pipeline"),
+    "model": "model",
+    "push": "transfer",
+    "reply": "request",
+}
+"""By kind of payload: the level below it in its topic."""
+_BINARY = {
+    "snapshot": ("snapshot/{pipeline}", "image/jpeg", "A frame with what was found in it."),
+    "picture": ("picture/{pipeline}/{event}", "image/jpeg", "The picture of an event."),
+}
+
+
+def schemas() -> dict[str, Any]:
+    """Return the schema of each kind, and those that they refer to, by name."""
+    written = json.loads(files("edge_agent.mqtt").joinpath("payloads.json").read_text("utf-8"))
+    found: dict[str, Any] = written["$defs"]
+    settings = json_schema(Settings, "#/$defs/{model}")
+    found |= settings.pop("$defs") | {"settings": settings}
+    common = {"id": {"type": "string", "pattern": f"^{NAME}$"}, "time": {"type": "string"}}
+    for verb, kind in COMMANDS.items():
+        made = parameter_schema(kind)
+        found[f"command.{verb}"] = made | {"properties": common | made["properties"]}
+    return found
+
+
+def kinds(found: Mapping[str, Any]) -> list[str]:
+    """List the kinds of payloads among schemas, and the settings."""
+    return [name for name in found if not name[:1].isupper()]
+
+
+def document(kind: str | None) -> dict[str, Any]:
+    """Return one schema with all that it refers to, or all of them."""
+    found = schemas()
+    if kind is None:
+        return {"$schema": DIALECT, "title": "edge-agent", "$defs": found}
+    wanted, needed = [kind], dict[str, Any]()
+    while wanted:
+        name = wanted.pop()
+        if name not in needed:
+            needed[name] = found[name]
+            wanted += _references(found[name])
+    top = needed.pop(kind)
+    return {"$schema": DIALECT, "title": kind, **top} | ({"$defs": needed} if needed else {})
+
+
+def _references(schema: Any) -> list[str]:
+    if isinstance(schema, dict):
+        here = schema.get("$ref")
+        found = [here.rpartition("/")[2]] if isinstance(here, str) else []
+        return found + [name for each in schema.values() for name in _references(each)]
+    return (
+        [name for each in schema for name in _references(each)] if isinstance(schema, list) else []
+    )
+
+
+def asyncapi(root: str = "edge") -> dict[str, Any]:
+    """Return the AsyncAPI 3 document of a device's topics; its view is the device's."""
+    found = schemas()
+    del found["settings"]
+    channels: dict[str, Any] = {}
+    operations: dict[str, Any] = {}
+
+    def add(name: str, topic: str, action: str, message: Mapping[str, Any], **mqtt: Any) -> None:
+        parameters = [part[1:-1] for part in topic.split("/") if part.startswith("{")]
+        channels[name] = {
+            "address": f"{root}/{topic}",
+            "parameters": {each: {"description": "a name"} for each in parameters},
+            "messages": {name: message},
+        }
+        operations[f"{action}.{name}"] = {
+            "action": action,
+            "channel": {"$ref": f"#/channels/{name}"},
+            "bindings": {"mqtt": mqtt},
+        }
+
+    for kind in kinds(found):
+        message = {"payload": {"$ref": f"#/components/schemas/{kind}"}}
+        if kind.startswith("command."):
+            topic = f"{{device}}/in/command/{kind.removeprefix('command.')}"
+            add(kind, topic, "receive", message, qos=1)
+            continue
+        below = f"/{{{_BELOW[kind]}}}" if kind in _BELOW else ""
+        qos, retain = int(kind not in _QOS_0), kind in _RETAINED
+        add(kind, f"{{device}}/{kind}{below}", "send", message, qos=qos, retain=retain)
+    for name, (topic, content, summary) in _BINARY.items():
+        add(
+            name, f"{{device}}/{topic}", "send", {"contentType": content, "summary": summary}, qos=0
+        )
+    for key in SETTABLE:
+        bare = {"contentType": "text/plain", "payload": {"type": "string"}}
+        add(f"set.{key}", f"{{device}}/in/set/{{pipeline}}/{key}", "receive", bare, qos=1)
+    whole = {"contentType": "application/x-tar", "summary": "A whole packed model."}
+    add("in.model", "{device}/in/model", "receive", whole, qos=1)
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": "edge-agent", "version": __version__},
+        "defaultContentType": "application/json",
+        "channels": channels,
+        "operations": operations,
+        "components": {"schemas": _moved(found)},
+    }
+
+
+def _moved(schema: Any) -> Any:
+    """Return a schema that refers to where an AsyncAPI document has others."""
+    if isinstance(schema, dict):
+        return {
+            key: each.replace("#/$defs/", "#/components/schemas/")
+            if key == "$ref" and isinstance(each, str)
+            else _moved(each)
+            for key, each in schema.items()
+        }
+    return [_moved(each) for each in schema] if isinstance(schema, list) else schema
