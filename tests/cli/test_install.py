@@ -22,10 +22,10 @@ import pytest
 
 from edge_agent.cli.commands.install import RETRY, UNIT, _Kept
 from edge_agent.cli.commands.install_settings import SKELETON, check, take
-from edge_agent.cli.commands.installation import Installation, wheel_of
+from edge_agent.cli.commands.installation import Installation, run, wheel_of
 from edge_agent.config.load import load
 from edge_agent.core.bundled import constraints
-from edge_agent.core.errors import UsageError
+from edge_agent.core.errors import AgentError, UsageError
 from tests.helpers.support import CHECKOUT, call_cli
 
 PYTHON = Path(sys.executable)
@@ -313,3 +313,13 @@ def test_the_skeleton_is_right(tmp_path: Path) -> None:
     settings = load(full, {})
     assert (settings.device_id, settings.broker.username) == ("edge-01", "edge-01")
     assert [pipeline.name for pipeline in settings.pipelines] == ["door"]
+
+
+def test_no_network_is_said_instead_of_a_conflict_of_versions() -> None:
+    """Pip's last word where it reaches no index is that nothing matches."""
+    pip = (sys.executable, "-m", "pip", "--isolated", "install", "--quiet")
+    nowhere = ("--retries", "1", "--index-url", "http://127.0.0.1:9/simple", "no-such-package")
+    with pytest.raises(AgentError, match="pip reaches no index"):
+        run(*pip, *nowhere, unreached="pip reaches no index")
+    with pytest.raises(AgentError, match="No matching distribution"):
+        run(*pip, *nowhere)

@@ -254,7 +254,11 @@ def _make_environment(made: Installation, bundle: Bundle | None) -> None:
     run(sys.executable, "-m", "venv", str(place))
     pip_install = (str(place / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check")
     source = own_source(place)
-    run(*pip_install, "-c", str(constraints()), f"{source}[metrics]")
+    run(
+        *(*pip_install, "-c", str(constraints()), f"{source}[metrics]"),
+        unreached="pip reaches no package index from here; without a network, install from a "
+        "file that a machine with one makes (scripts/bundle -o BUNDLE): install --offline BUNDLE",
+    )
     if source.is_file():
         source.unlink()
 

@@ -188,6 +188,10 @@ def check_images() -> None:
             ) from None
 
 
+UNREACHED = ("connection broken by", "NewConnectionError", "Could not fetch URL")
+"""What pip prints where it reaches no index; its last word then is that versions conflict."""
+
+
 def own_source(folder: Path) -> Path:
     """Return what pip is to install.
 
@@ -231,14 +235,21 @@ def wheel_of(own: Distribution, folder: Path) -> Path:
     return wheel
 
 
-def run(*command: str) -> None:
+def run(*command: str, unreached: str = "") -> None:
     """Run a command.
+
+    Args:
+        command: to run.
+        unreached: what to say where it failed for want of a network; empty: nothing else than its
+            last word.
 
     Raises:
         AgentError: it failed; with its last word.
     """
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
+        if unreached and any(sign in done.stderr for sign in UNREACHED):
+            raise AgentError(unreached)
         words = (done.stderr or done.stdout).strip().splitlines()
         raise AgentError(
             f"{' '.join(command[:3])}: {words[-1] if words else f'status {done.returncode}'}"
