@@ -23,12 +23,14 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from edge_agent.cli.commands.rollout_start import read_plan
 from edge_agent.cli.main import parser
 from edge_agent.config.device_profile import DeviceProfile
 from edge_agent.config.load import load as load_settings
 from edge_agent.config.settings import Settings
 from edge_agent.core.plain_record import is_key
 from edge_agent.core.types import Detections, Sample
+from edge_agent.delivery.plan import Gate
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import load_model
 from edge_agent.models.decoders import DECODERS
@@ -242,6 +244,9 @@ def test_examples_are_settings_and_manifests_that_are_accepted(
             elif {"input", "output", "variants"} & set(content):
                 assert set(content) <= {item.name for item in fields(Manifest)}, where
                 read["part of a manifest"] += 1
+            elif "waves" in content:
+                (tmp_path / "plan.toml").write_text(block)
+                assert read_plan(tmp_path / "plan.toml")[0].gate == Gate()
             else:
                 file = tmp_path / "settings.toml"
                 file.write_text(block)

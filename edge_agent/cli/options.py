@@ -82,16 +82,14 @@ def broker_settings(options: Any) -> Any:
     """Read the settings for a command that talks to a broker; `--broker` replaces the URL."""
     from dataclasses import replace
 
-    from ..config.address import parse_url
-
     settings = load_settings(options)
     if options.broker is None:
         return settings
+    broker = replace(settings.broker, url=options.broker)
     try:
-        address = parse_url(options.broker)
+        address = broker.address
     except UsageError as problem:
         raise UsageError(f"--broker: {problem}") from None
-    broker = settings.broker
     if not address.tls:
         broker = replace(broker, ca_file=None, cert_file=None, key_file=None)
-    return replace(settings, broker=replace(broker, url=options.broker))
+    return replace(settings, broker=broker)

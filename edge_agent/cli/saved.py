@@ -127,7 +127,7 @@ def _text(settings: Path, model: str, spec: SourceSpec) -> str:
     picture = spec.kind == "picture"
     return _TEMPLATE.format(
         file=settings.name,
-        url=line("url", Broker().url),
+        url=line("url", str(Broker().url)),
         name=line("name", pipeline_name(spec)),
         source=line("source", _absolute(spec)),
         model=line("model", model),

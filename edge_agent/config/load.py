@@ -219,7 +219,7 @@ def _is_single(hint: Any) -> bool:
     if get_origin(hint) is Annotated:
         return _is_single(get_args(hint)[0])
     if get_origin(hint) in {Union, types.UnionType}:
-        return all(_is_single(part) for part in get_args(hint))
+        return str in get_args(hint) or all(_is_single(part) for part in get_args(hint))
     return hint in {str, int, float, bool, types.NoneType} or get_origin(hint) is Literal
 
 

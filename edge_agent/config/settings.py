@@ -5,6 +5,7 @@ Plain frozen dataclasses; `load` reads them from environment, systemd credential
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass, replace
 from pathlib import Path
@@ -49,7 +50,8 @@ class Broker:
     """The MQTT broker: results go there, models come from there."""
 
     __pydantic_config__ = _STRICT
-    url: str = field(default="mqtt://localhost:1883", repr=False)
+    url: str | tuple[str, ...] = field(default="mqtt://localhost:1883", repr=False)
+    """Several are addresses of one cluster; as text, in the environment say, a JSON list."""
     topic_root: str = field(default="edge", metadata=RESTART)
     username: str | None = None
     """Wins over the URL's."""
@@ -64,8 +66,26 @@ class Broker:
     """Between two writes of results that wait for the broker: what a kill may cost of them."""
 
     @property
+    def nodes(self) -> list[Broker]:
+        """The settings with one address each, in the order in which they are tried."""
+        urls = self.url
+        if isinstance(urls, str) and urls.startswith("["):
+            try:
+                urls = tuple(map(str, json.loads(urls)))
+            except ValueError:
+                urls = ()
+        return [self] if isinstance(urls, str) else [replace(self, url=url) for url in urls]
+
+    @property
     def address(self) -> Address:
-        return parse_url(self.url)
+        """The first address; raises UsageError where one is wrong."""
+        nodes = self.nodes
+        if not nodes:
+            raise UsageError('expected a URL, or a list of them: ["mqtt://a", "mqtt://b"]')
+        found = [parse_url(str(node.url)) for node in nodes]
+        if len({each.tls for each in found}) > 1:
+            raise UsageError("some begin with mqtts:// and some do not; they are one cluster's")
+        return found[0]
 
 
 @storable

@@ -401,8 +401,7 @@ class Client:
             self._outbox.connected(connection, (self._status_topic, self._status("online", reason)))
             self._lock.notify_all()
         version = "5" if connection.protocol == 5 else "3.1.1"
-        address = self._reconnect.address
-        log.info("connected to %s, MQTT %s", address, version, extra=self._answer())
+        log.info("connected to %s, MQTT %s", connection.address, version, extra=self._answer())
         if connection.abilities != self._abilities:
             self._abilities = connection.abilities
             for limit in self._abilities.limits():

@@ -60,8 +60,9 @@ def connect(
     session: bool = False,
     stopping: threading.Event | None = None,
     abilities: Abilities = ALL,
+    avoid: paho_client.Where | None = None,
 ) -> Connection:
-    """Connect once: to each address of the broker's name in turn, until one accepts.
+    """Connect once: to each address of the broker's name or names in turn, until one accepts.
 
     Where the broker refuses MQTT 5 or the last will, again without.
 
@@ -75,15 +76,21 @@ def connect(
         session: have the broker keep messages for us over short absences, acknowledge by hand.
         stopping: ends the attempt when set.
         abilities: of the broker, as far as they are known.
+        avoid: the address that is tried last: of a node that was lost, or hangs.
 
     Raises:
         BrokerError: the broker cannot be reached or refuses the connection.
     """
-    attempt = _Attempt(
-        broker, client_id, hooks, will, tls or tls_context(broker), session, stopping, abilities
-    )
     problems: list[BrokerError] = []
-    for where in _addresses(broker):
+    places: list[tuple[Broker, paho_client.Where]] = []
+    for node in broker.nodes:
+        try:
+            places += [(node, where) for where in _addresses(node)]
+        except BrokerError as problem:
+            problems.append(problem)
+    tls = tls or tls_context(broker)
+    for node, where in sorted(places, key=lambda place: place[1] == avoid):
+        attempt = _Attempt(node, client_id, hooks, will, tls, session, stopping, abilities)
         try:
             return attempt.reach(where, protocol or broker.protocol)
         except BrokerError as problem:
@@ -189,6 +196,8 @@ class _Attempt:
         except BaseException:
             connection.close()
             raise
+        connection.where = where
+        connection.address = address
         return connection
 
 

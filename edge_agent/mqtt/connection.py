@@ -136,6 +136,9 @@ class Connection:
         self.abilities = abilities
         self.protocol_confirmed = True
         """Whether the next connection should speak this version too."""
+        self.where: paho_client.Where | None = None
+        self.address: object = ""
+        """The node that has accepted it: its socket's address, and that of the settings."""
         self.max_packet: int | None = None
         """Largest packet that the broker accepts, bytes; None: not announced."""
         self.gone = threading.Event()

@@ -11,13 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ..config.address import Address
 from ..config.settings import Broker
 from ..core.backoff import Backoff
 from ..core.errors import BrokerError
 from .connecting import connect
 from .connection import ALL, TAKEN_OVER, Connection, Hooks, Will
-from .paho_client import tls_context
+from .paho_client import Where, tls_context
 
 if TYPE_CHECKING:
     import ssl
@@ -70,6 +69,8 @@ class Reconnect:
         """Of the broker, as the last connection has shown them."""
         self._short_lived = 0
         """Connections in a row that did not last."""
+        self._avoid: Where | None = None
+        """The node that was lost last."""
         self._next: deque[tuple[Broker, ssl.SSLContext | None]] = deque(maxlen=1)
         """Settings that apply from the next connection on; the latest."""
         self._interrupted = threading.Event()
@@ -97,10 +98,6 @@ class Reconnect:
     def changed(self) -> bool:
         """Whether the present connection is to be replaced by one with other settings."""
         return bool(self._next)
-
-    @property
-    def address(self) -> Address:
-        return self._broker.address
 
     # For the one thread
 
@@ -152,7 +149,9 @@ class Reconnect:
             session=True,
             stopping=self._interrupted,
             abilities=self._abilities,
+            avoid=self._avoid,
         )
+        self._avoid = connection.where
         if connection.protocol == 5:
             # With 3.1.1 they were guessed: the next connection begins with all again.
             self._abilities = connection.abilities
@@ -175,9 +174,9 @@ class Reconnect:
         if self._short_lived >= SHORT_LIVED:
             # Older brokers (mosquitto 2.0.11, say) disconnect the older client without a reason.
             self._on_problem(
-                f"connection to {self._broker.address} lost again and again: "
+                f"connection to {connection.address} lost again and again: "
                 f"{connection.reason}; does another box use this device_id?"
             )
         else:
-            self._on_problem(f"connection to {self._broker.address} lost: {connection.reason}")
+            self._on_problem(f"connection to {connection.address} lost: {connection.reason}")
         return pause

@@ -319,6 +319,10 @@ WRONG: dict[str, tuple[str | bytes, str, str]] = {
     "bad port": (BROKER + 'url = "mqtt://broker:99999"\n', "broker.url", "1 to 65535"),
     "path in URL": (BROKER + 'url = "mqtt://broker/x"\n', "broker.url", "after host and port"),
     "space in URL": (BROKER + 'url = "mqtt://bro ker"\n', "broker.url", "%20"),
+    "TLS on one node": (BROKER + 'url = ["mqtt://a", "mqtts://b"]\n', "broker.url", "one cluster"),
+    "no node": (BROKER + "url = []\n", "broker.url", "a list of them"),
+    "bad node": (BROKER + 'url = ["mqtt://a", "b"]\n', "broker.url", "begins with mqtt://"),
+    "nodes that are none": (BROKER + "url = [1]\n", "broker.url", "text"),
     "no MQTT 3": (BROKER + "protocol = 3\n", "broker.protocol", "at least 4, found 3"),
     "wildcard in root": (BROKER + 'topic_root = "a/#"\n', "broker.topic_root", "without"),
     "Home Assistant's prefix among requests": (
@@ -347,6 +351,7 @@ WRONG: dict[str, tuple[str | bytes, str, str]] = {
         "No such file",
     ),
     "bad device name": ('device_id = "a b"\n', "device_id", "is not a name (letters"),
+    "reserved group": ('groups = ["rollout"]\n', "groups", "is no name for a group"),
     "bad group": ('groups = ["@lab"]\n', "groups", "is not a name"),
     "bad pipeline name": (
         PIPELINE.replace("door", "a/b"),

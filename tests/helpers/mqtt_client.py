@@ -18,7 +18,7 @@ STATUS = "edge/box/status"
 
 
 def make_client(
-    url: str,
+    url: str | tuple[str, ...],
     inbox: SimpleQueue[ReceivedMessage | None] | None = None,
     spool: Path | None = None,
     **settings: Any,

@@ -162,18 +162,27 @@ def give_addresses(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
 
 
-@pytest.mark.parametrize("protocol", [5, 4])
+@pytest.mark.parametrize(("protocol", "listed"), [(5, False), (4, False), (5, True)])
 def test_a_device_leaves_the_address_of_a_broker_that_was_stopped(
-    broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int
+    broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int, listed: bool
 ) -> None:
-    """SIGSTOP: the kernel still takes connections for it. The next address of the name is used."""
+    """SIGSTOP: the kernel still takes connections for it. The next address is used.
+
+    That of the name, or that of the list.
+    """
     first = Mosquitto(
         tmp_path / "first",
         f"listener {broker.port} 127.0.0.2\nallow_anonymous true\n",
         broker.port,
     )
-    give_addresses(monkeypatch, "127.0.0.2", "127.0.0.1")
-    client = make_client(f"mqtt://broker.test:{broker.port}", protocol=protocol)
+    url: str | tuple[str, ...] = f"mqtt://broker.test:{broker.port}"
+    if listed:
+        url = tuple(
+            f"mqtt://{each}:{broker.port}" for each in ("127.0.0.2", "no.such", "127.0.0.1")
+        )
+    else:
+        give_addresses(monkeypatch, "127.0.0.2", "127.0.0.1")
+    client = make_client(url, protocol=protocol)
     thread = threading.Thread(target=client.run, daemon=True)
     try:
         wait_until(lambda: can_connect("127.0.0.2", broker.port), "the first broker")

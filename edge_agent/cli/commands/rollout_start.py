@@ -64,7 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: Options) -> int:
     """Lead a new roll-out; 0 when all waves are through, 1 when it has stopped."""
     file = Path(options.file)
-    written, lasts = _read(file)
+    written, lasts = read_plan(file)
     settings = broker_settings(options)
     key = load_private(Path(options.key)) if options.key else None
     if key is None:
@@ -90,7 +90,7 @@ def main(options: Options) -> int:
         return Roller(client, fleet, root, key=key, package=retained).lead(plan)
 
 
-def _read(file: Path) -> tuple[Written, float]:
+def read_plan(file: Path) -> tuple[Written, float]:
     """Read a plan; return it and how many seconds it lasts.
 
     Raises:

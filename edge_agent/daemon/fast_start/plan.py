@@ -71,7 +71,8 @@ def broker_secrets() -> dict[str, str]:
     }
     if "broker" in variables:
         table = json.loads(os.environ[variables["broker"]])
-        found |= {key: table[key] for key in _SECRETS if isinstance(table.get(key), str)}
+        given = {key: table[key] for key in _SECRETS if isinstance(table.get(key), str | list)}
+        found |= {k: v if isinstance(v, str) else json.dumps(v) for k, v in given.items()}
     for key in _SECRETS:
         if f"broker__{key}" in variables:
             found[key] = os.environ[variables[f"broker__{key}"]]
