@@ -1,0 +1,98 @@
+"""Some hundred devices, as the public interface has them, on a mosquitto as it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from tests.helpers.boxes import Boxes
+from tests.helpers.push import model_folder
+from tests.helpers.support import Called, Listener, Mosquitto, call_cli, wait_until
+
+COUNT = 300
+GATE = {"hold_s": 0.1, "timeout_s": 60}
+
+
+@pytest.fixture
+def stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mosquitto]:
+    """Run a mosquitto as it comes."""
+    broker = Mosquitto(tmp_path / "stock", "max_queued_messages 1000\n")
+    monkeypatch.setenv("EDGE_AGENT_BROKER__URL", broker.url)
+    yield broker
+    broker.stop()
+
+
+def packed(folder: Path, version: str) -> Path:
+    """Make a signed package of some blocks."""
+    key = folder / "push.key"
+    if not key.exists():
+        assert call_cli("keygen", str(key)).code == 0
+    made = model_folder(folder / version, version, hidden=60)
+    tar = folder / f"{version}.tar"
+    assert call_cli("pack", str(made), "-o", str(tar), "--key", str(key)).code == 0
+    return tar
+
+
+def rollout(verb: str, folder: Path, *more: str) -> Called:
+    """Run `edge-agent rollout`."""
+    key = () if verb == "status" else ("--key", str(folder / "push.key"))
+    return call_cli("rollout", verb, *more, *key)
+
+
+def sent(listener: Listener) -> int:
+    """Add up the blocks that were put on the broker."""
+    listener.catch_up()
+    return sum(len(h.payload) for h in listener.heard if "/block/" in h.topic and not h.retained)
+
+
+def test_a_push_and_roll_outs_reach_all_of_a_fleet(tmp_path: Path, stock: Mosquitto) -> None:
+    """A package is sent once however many draw it; a look is complete.
+
+    A wave in which a tenth reject takes all back; who was away installs nothing of that, and is
+    caught up with the next one.
+    """
+    listener = Listener(stock.port)
+    with Boxes(stock.port, COUNT) as boxes:
+        looked = call_cli("status", "--not-well")
+        assert (looked.code, looked.out) == (0, f"{COUNT} devices: {COUNT} ok\n")
+        first = packed(tmp_path, "2")
+        size = first.stat().st_size
+        pushed = call_cli("push", str(first), "--device", "@lab")
+        assert pushed.code == 0, pushed.err
+        assert f"{COUNT} devices live\n" in pushed.out
+        assert {box.live for box in boxes.all.values()} == {"2"}
+        assert sent(listener) <= size
+        drawn = {box.received for box in boxes.all.values()}
+        assert drawn == {sent(listener)}
+
+        away = [f"box-{number:04}" for number in range(COUNT - COUNT // 8, COUNT)]
+        boxes.do(lambda: boxes.remove(away))
+        boxes.rejects = lambda name, version: version == "3" and int(name[4:]) % 10 == 0
+        waves = [{"devices": ["box-0001"]}, {"group": "lab", "share": 0.3}, {"group": "lab"}]
+        plan = tmp_path / "plan.toml"
+        tables = {"waves": waves, "gate": GATE, "on_failure": "back"}
+        plan.write_text(tomli_w.dumps({**tables, "package": packed(tmp_path, "3").name}))
+        ended = rollout("start", tmp_path, str(plan))
+        assert ended.code == 1, ended.err
+        assert "rejected it, at most 5% may" in ended.out
+        assert "wave 3 of 3" not in ended.out
+        assert {box.live for box in boxes.all.values()} == {"2"}
+        aborted = json.loads(rollout("status", tmp_path, "--json").out)
+        assert aborted["state"] == "aborted"
+        boxes.do(lambda: boxes.add(away[:10]))
+        wait_until(lambda: boxes.states(aborted["id"])["aborted"] >= 10, "those that come late")
+        assert {boxes.all[name].live for name in away[:10]} == {"1"}
+        assert rollout("finish", tmp_path).code == 0
+
+        plan.write_text(tomli_w.dumps({**tables, "package": packed(tmp_path, "4").name}))
+        ended = rollout("start", tmp_path, str(plan))
+        assert ended.code == 0, ended.out + ended.err
+        boxes.do(lambda: boxes.add(away[10:]))
+        wait_until(lambda: {b.live for b in boxes.all.values()} == {"4"}, "all to be caught up")
+        done = json.loads(rollout("status", tmp_path, "--json").out)
+        assert sum(wave["states"].get("live", 0) for wave in done["waves"]) == COUNT
+    listener.close()
