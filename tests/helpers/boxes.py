@@ -296,7 +296,12 @@ class Boxes:
     def do(self, order: Callable[[], None]) -> None:
         """Have the thread do something, and wait for that."""
         done = threading.Event()
-        self._orders.append(lambda: (order(), done.set())[0])
+
+        def carry_out() -> None:
+            order()
+            done.set()
+
+        self._orders.append(carry_out)
         assert done.wait(60)
 
     def wants_to_write(self, box: Simulated) -> None:
