@@ -22,6 +22,9 @@ _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})(\.(0|[1-9][0-9]{0,8})){0,7}")
 # Hostnames of distribution images: two such boxes would use the same MQTT client id.
 COMMON_HOSTNAMES = frozenset({"localhost", "raspberrypi", "debian", "ubuntu"})
 
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Names of this machine that no other one reaches."""
+
 
 def is_name(text: str) -> bool:
     """Whether *text* may name a device, group, pipeline, model, transfer or request."""

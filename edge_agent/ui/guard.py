@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import secrets
-from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.names import LOOPBACK
+
 COOKIE = "edge-agent-ui"
 MOST_SESSIONS = 100
 MOST_PASSWORD_BYTES = 1024
 WRONG_SECONDS = 1.0
 """After a wrong password, before the next one is looked at, whoever gives it."""
-OPEN = ("/", "/session", "/login", "/static/")
+OPEN = ("/", "/session", "/login")
 """What is answered without the password: the page itself, which shows nothing yet."""
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -38,13 +39,10 @@ class Guard:
     """Checks every request before the page sees it, and what a browser is allowed in return."""
 
     def __init__(self, app: ASGIApp, *, password: str | None, loopback: bool) -> None:
-        """Protect an application.
+        """Protect an app; without a *password* none is asked for.
 
-        Args:
-            app: the page.
-            password: None: none is asked for.
-            loopback: the page listens on loopback only. A name that somebody has made point there
-                is refused, so that no page of theirs can read this one.
+        On loopback a name that somebody has made point there is refused, so that no page of theirs
+        can read this one.
         """
         self._app = app
         self._password = password
@@ -82,19 +80,13 @@ class Guard:
 
     def _refusal(self, request: HTTPConnection) -> str:
         """Return why a request is not answered; "": it is."""
-        host = request.headers.get("host", "")
-        if self._loopback and _name_of(f"//{host}") not in LOOPBACK:
+        host, path = request.headers.get("host", ""), request.scope["path"]
+        if self._loopback and re.sub(r":\d+$", "", host).strip("[]") not in LOOPBACK:
             return "this page answers to localhost only"
-        origin = request.headers.get("origin")
-        changes = request.scope["type"] == "websocket" or request.scope["method"] not in {
-            "GET",
-            "HEAD",
-        }
-        if changes and (origin is None or urlsplit(origin).netloc != host):
+        reads = request.scope.get("method") in {"GET", "HEAD"}  # a WebSocket has none
+        if not reads and request.headers.get("origin", "").partition("://")[2] != host:
             return "the request comes from another page"
-        path = request.scope["path"]
-        is_open = any(path == each or (each != "/" and path.startswith(each)) for each in OPEN)
-        if not is_open and not self._is_known(request):
+        if path not in OPEN and not path.startswith("/static/") and not self._is_known(request):
             return "log in first"
         return ""
 
@@ -118,10 +110,3 @@ class Guard:
         answer = PlainTextResponse("welcome")
         answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
         return answer
-
-
-def _name_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""

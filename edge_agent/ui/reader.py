@@ -14,7 +14,6 @@ from ..mqtt.one_shot import OneShotClient
 IDLE_SECONDS = 0.5
 MOST_PAUSE_SECONDS = 5.0
 """Between two attempts to reach the broker."""
-Missing = Callable[[], list[str]]
 
 
 class Reader:
@@ -26,7 +25,7 @@ class Reader:
         filters: list[str],
         take: Callable[[ReceivedMessage], None],
         told: Callable[[str], None] = lambda _problem: None,
-        missing: Missing = list,
+        missing: Callable[[], list[str]] = list,
     ) -> None:
         """Begin to connect.
 

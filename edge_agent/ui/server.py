@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ..config.settings import Broker
 from ..core.names import is_name
 from ..core.text import redact
 from .guard import Guard
+from .operate import Operator
 from .reader import Reader
 from .site import Site, Viewer
 
@@ -36,20 +38,28 @@ END_SECONDS = 2
 class Page:
     """The site, as an application."""
 
-    def __init__(self, broker: Broker) -> None:
-        """Begin to read the broker."""
+    def __init__(self, broker: Broker, push: Sequence[str] | None) -> None:
+        """Begin to read the broker.
+
+        Args:
+            broker: is read.
+            push: as `Operator` takes it; None: the page is read-only.
+        """
         self._broker = broker
         self._site = Site(broker.topic_root)
         site = self._site
         self._reader = Reader(broker, site.filters(), site.take, site.told, site.missing)
-        self.app = Starlette(
-            routes=[
-                Route("/", self._index),
-                Route("/picture", self._picture),
-                WebSocketRoute("/live", self._live),
-                Mount("/static", StaticFiles(directory=STATIC)),
-            ]
-        )
+        self._operator: Operator | None = None
+        routes = [
+            Route("/", self._index),
+            Route("/picture", self._picture),
+            WebSocketRoute("/live", self._live),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+        if push is not None:
+            self._operator = Operator(site, self._reader, broker.topic_root, push)
+            routes.append(Route("/push", self._operator.push, methods=["POST"]))
+        self.app = Starlette(routes=routes)
 
     def close(self) -> None:
         """Read no more."""
@@ -79,6 +89,8 @@ class Page:
                     if watching is not None:
                         watching.close()
                     watching = self._watch(viewer, asked["watch"])
+                if "do" in asked:
+                    self._do(viewer, asked)
         except (WebSocketDisconnect, KeyError):
             pass  # KeyError: it has sent bytes
         finally:
@@ -97,11 +109,19 @@ class Page:
             return None
         return Reader(self._broker, self._site.filters(name), self._site.take)
 
+    def _do(self, viewer: Viewer, asked: dict[str, Any]) -> None:
+        """Carry out what a browser asks for, or say why not as a device would."""
+        read_only = "this page is read-only: start it with --operate"
+        error = read_only if self._operator is None else self._operator.command(asked)
+        if error:
+            says = ["reply", str(asked.get("id")), {"ok": False, "error": error}]
+            self._site.answer(viewer, says)
+
     async def _send(self, socket: WebSocket, viewer: Viewer) -> None:
         hello = {
             "version": __version__,
             "broker": redact(str(self._broker.url)),
-            "root": self._broker.topic_root,
+            "operate": self._operator is not None,
         }
         frame: dict[str, Any] = {"hello": hello, **self._site.frame(viewer)}
         with suppress(WebSocketDisconnect, RuntimeError):  # it has gone meanwhile
@@ -120,7 +140,14 @@ def _parse(text: str) -> dict[str, Any]:
     return asked if isinstance(asked, dict) else {}
 
 
-def serve(broker: Broker, listening: socket.socket, password: str | None, *, local: bool) -> None:
+def serve(
+    broker: Broker,
+    listening: socket.socket,
+    password: str | None,
+    *,
+    local: bool,
+    push: Sequence[str] | None,
+) -> None:
     """Serve the page until Ctrl-C.
 
     Args:
@@ -128,8 +155,9 @@ def serve(broker: Broker, listening: socket.socket, password: str | None, *, loc
         listening: where the page is.
         password: that browsers have to give; None: none.
         local: it listens on loopback only.
+        push: as `Operator` takes it; None: the page is read-only.
     """
-    page = Page(broker)
+    page = Page(broker, push)
     config = uvicorn.Config(
         Guard(page.app, password=password, loopback=local),
         log_config=None,

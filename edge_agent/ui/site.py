@@ -26,7 +26,9 @@ FLEET_KINDS = (
     *("event/+", "picture/+/+", "push/+"),
 )
 """What is read of every device; the rest is read of the one that somebody looks at."""
-WATCH_KINDS = ("result/+", "snapshot/+", "count/+", "pipeline/+", "config", "answer/+")
+WATCH_KINDS = (
+    *("result/+", "snapshot/+", "count/+", "pipeline/+", "config", "answer/+", "reply/+"),
+)
 PROOFS = ("status", "info")
 """What every device has retained."""
 
@@ -200,6 +202,18 @@ class Site:
                     viewer.latest[says[0], says[1]] = says
                 else:
                     viewer.waiting.append(says)
+
+    def say(self, name: str, says: Says) -> None:
+        """Tell who looks at a device how a push of this page goes."""
+        with self._lock:
+            if (device := self._devices.get(name)) is not None:
+                device.pushes.append([*says, time.time()])
+            self._tell(name, [*says, time.time()])
+
+    def answer(self, viewer: Viewer, says: Says) -> None:
+        """Tell one browser."""
+        with self._lock:
+            viewer.waiting.append(says)
 
     # To the browsers
 

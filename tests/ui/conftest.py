@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from tests.helpers.support import PATIENCE
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Dialog, Page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -46,9 +45,15 @@ def serve() -> Iterator[Callable[..., str]]:
             process.stdout.close()
 
 
-@contextmanager
-def browsing() -> Iterator[Page]:
-    """Open a page in a real browser, and see that it throws nothing."""
+@pytest.fixture
+def dialogs() -> list[str]:
+    """Have what the page asks for in dialogs, to each of which the answer is yes."""
+    return []
+
+
+@pytest.fixture
+def page(dialogs: list[str]) -> Iterator[Page]:
+    """Have a page in a real browser, and see that it throws nothing."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
@@ -59,14 +64,12 @@ def browsing() -> Iterator[Page]:
         page.set_default_timeout(PATIENCE * 1000)
         wrong: list[str] = []
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("dialog", lambda dialog: wrong.append(f"a dialog: {dialog.message}"))
+
+        def answer(dialog: Dialog) -> None:
+            dialogs.append(dialog.message)
+            dialog.accept()
+
+        page.on("dialog", answer)
         yield page
         browser.close()
         assert wrong == []
-
-
-@pytest.fixture
-def page() -> Iterator[Page]:
-    """Have a page in a real browser."""
-    with browsing() as opened:
-        yield opened

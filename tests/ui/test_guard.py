@@ -79,7 +79,7 @@ def test_the_password_opens_the_page(shared_broker: Mosquitto, serve: Callable[.
         (("--listen", "0.0.0.0:0"), "give a password with --password-file FILE"),
         (("--listen", "8080"), "expected ADDRESS:PORT, as 127.0.0.1:8080, found '8080'"),
         (("--listen", "127.0.0.1:99999"), "expected ADDRESS:PORT"),
-        (("--listen", "a@127.0.0.1:80"), "expected ADDRESS:PORT"),
+        (("--listen", "127.0.0.1:x"), "expected ADDRESS:PORT"),
         (("--password-file", "/none"), "--password-file /none: No such file or directory"),
     ],
 )

@@ -9,19 +9,20 @@ import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ...config.load import PAGE_VARIABLE
 from ...core.errors import AgentError, UsageError
+from ...core.names import LOOPBACK
 from ...core.text import redact
+from ...models.packages.keys import load_private
 from ..options import Options, add_broker, broker_settings
 from ..terminal import say
 
 LISTEN = "127.0.0.1:8080"
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 EXAMPLES = (
     "edge-agent ui --broker mqtt://broker.lan",
+    "edge-agent ui --operate --key push.key  commands, settings and signed pushes, too",
     "edge-agent ui --listen 0.0.0.0:8080 --password-file page.password  for phones, too",
 )
 
@@ -39,13 +40,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"holds the password that browsers have to give; or ${PAGE_VARIABLE}",
     )
+    parser.add_argument("--operate", action="store_true", help="commands, settings and pushes, too")
+    parser.add_argument("--key", metavar="FILE", help="private key that pushes are signed with")
     add_broker(parser)
 
 
 def main(options: Options) -> int:
     """Serve the page until Ctrl-C."""
     host, port = _address(options.listen)
-    password = _password(options)
+    password = _password(options.password_file)
     if password is None and host not in LOOPBACK:
         raise UsageError(
             f"--listen {options.listen}: whoever reaches this address could use the page; "
@@ -55,17 +58,31 @@ def main(options: Options) -> int:
         raise UsageError("ui needs the extra `ui`; run: pip install starlette uvicorn websockets")
     from ...ui.server import serve
 
+    if options.key is not None:
+        if not options.operate:
+            raise UsageError("--key signs pushes: give --operate, too")
+        load_private(Path(options.key))
+
     broker = broker_settings(options).broker
     with _listen(host, port) as listening:
         shown = f"[{host}]" if ":" in host else host
-        say(f"page     http://{shown}:{listening.getsockname()[1]}  (read-only)")
+        may = "changes devices" if options.operate else "read-only"
+        say(f"page     http://{shown}:{listening.getsockname()[1]}  ({may})")
         say(f"broker   {redact(str(broker.url))}")
         if host not in LOOPBACK:
             say("warning  the password is sent as it is; put TLS before it", sys.stderr)
         sys.stdout.flush()
         with suppress(KeyboardInterrupt):
-            serve(broker, listening, password, local=host in LOOPBACK)
+            serve(broker, listening, password, local=host in LOOPBACK, push=_push(options))
     return 0
+
+
+def _push(options: Options) -> list[str] | None:
+    """Return what `edge-agent push` is given beside file and device; None: nothing is pushed."""
+    if not options.operate:
+        return None
+    given = (("--key", options.key), ("--broker", options.broker), ("--config", options.config))
+    return [each for name, value in given if value is not None for each in (name, value)]
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -74,33 +91,26 @@ def _address(text: str) -> tuple[str, int]:
     Raises:
         UsageError: it is none.
     """
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if not host or port is None or parts.netloc != text or "@" in text:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"--listen: expected ADDRESS:PORT, as {LISTEN}, found {text!r}")
-    return host, port
+    return host.strip("[]"), int(port)
 
 
-def _password(options: Options) -> str | None:
+def _password(file: str | None) -> str | None:
     """Read the password.
 
     Raises:
         UsageError: it cannot be read, or is empty.
     """
-    if options.password_file is None:
-        password = os.environ.get(PAGE_VARIABLE)
-        where = f"environment {PAGE_VARIABLE}"
-    else:
-        where = f"--password-file {options.password_file}"
-        try:
-            password = Path(options.password_file).read_text(encoding="utf-8").strip("\r\n")
-        except OSError as problem:
-            raise UsageError(f"{where}: {problem.strerror}") from None
-        except UnicodeDecodeError:
-            raise UsageError(f"{where}: is not UTF-8 text") from None
+    where = f"environment {PAGE_VARIABLE}" if file is None else f"--password-file {file}"
+    try:
+        password = os.environ.get(PAGE_VARIABLE) if file is None else Path(file).read_text("utf-8")
+    except OSError as problem:
+        raise UsageError(f"{where}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{where}: is not UTF-8 text") from None
+    password = password and password.strip("\r\n")
     if password == "":
         raise UsageError(f"{where}: the password is empty")
     return password

@@ -13,8 +13,10 @@ let socket = null;
 let view = null;
 let pause = 500;
 
-export function send(message) {
-  if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify(message));
+function send(message) {
+  const open = socket?.readyState === WebSocket.OPEN;
+  if (open) socket.send(JSON.stringify(message));
+  return open;
 }
 
 function show() {
@@ -27,7 +29,7 @@ function show() {
     location.hash = "#/";
     return;
   }
-  view = kind ? new DeviceView(name, rows) : new FleetView(rows);
+  view = kind ? new DeviceView(name, rows, hello.operate ? send : null) : new FleetView(rows);
   main.replaceChildren(view.element);
   document.title = kind ? `${name} · edge-agent` : "edge-agent";
   send({ watch: kind ? name : null });
@@ -43,7 +45,7 @@ function heard(frame) {
   if (frame.hello) {
     hello = frame.hello;
     rows.clear();
-    put(document.querySelector("#mode"), `${hello.version} · read-only`);
+    put(document.querySelector("#mode"), `${hello.version} · ${hello.operate ? "changes devices" : "read-only"}`);
     put(document.querySelector("#broker"), hello.broker);
     show();
   }

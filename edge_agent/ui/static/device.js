@@ -1,6 +1,8 @@
 // One device: its picture, events, lines over time, models and pushes.
 
 import { ago, clean, clock, h, list, number, object, put, state } from "./dom.js";
+import { Drawing } from "./draw.js";
+import { Operate } from "./operate.js";
 import { Chart, Sparkline } from "./plot.js";
 
 const MOST_EVENTS = 50;
@@ -9,14 +11,16 @@ const MOST_PUSHES = 60;
 const picture = (device, kind, name, at) => `/picture?${new URLSearchParams({ device, kind, name, at })}`;
 
 export class DeviceView {
-  constructor(name, rows) {
+  constructor(name, rows, send) {
     this.name = name;
+    this.operate = send && new Operate(name, send);
     this.rows = rows;
     this.kept = { info: {}, health: {}, source: {}, model: {}, count: {} };
     this.figures = [];
     this.charts = new Map();
     this.events = new Map();
     this.nameless = 0;
+    this.aborts = new Map();
     this.pictured = new Set();
     this.dirty = new Set(["head", "pipelines", "models", "health"]);
     this.build();
@@ -43,18 +47,21 @@ export class DeviceView {
       [4, new Sparkline("Memory", "MB")],
       [5, new Sparkline("Temperature", "°C")],
     ];
+    this.changes = h("p", { class: "quiet", role: "status" });
     this.models = h("div", { class: "models" });
     this.pushes = h("ol", { class: "log", "aria-label": "Pushes, newest first" });
     this.noPush = h("p", { class: "quiet" }, "No push since this page's server began.");
     const part = (title, ...children) => h("section", { class: "part" }, h("h2", {}, title), ...children);
     this.element = h(
-      "article", { class: "device" }, h("p", {}, h("a", { href: "#/" }, "← all devices")), this.head,
+      "article", { class: "device" }, h("p", {}, h("a", { href: "#/" }, "← all devices")), this.head, this.operate?.notice ?? [],
       h("div", { class: "columns" },
         h("div", {}, part("Snapshots", this.noShot, this.shots), part("Over time", this.noLine, this.lines)),
         h("div", {},
           part("Pipelines", h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Pipelines" }, table)),
           part("Health", h("div", { class: "sparks" }, this.sparks.map(([, spark]) => spark.element))),
-          part("Events", this.noEvent, this.log), part("Models", this.models), part("Pushes", this.noPush, this.pushes))),
+          part("Events", this.noEvent, this.log),
+          this.operate ? part("Settings", this.operate.settings, h("label", {}, this.operate.persist, " also after a restart"), this.changes) : [],
+          part("Models", this.models), part("Pushes", this.operate?.drop ?? [], this.noPush, this.pushes))),
     );
   }
 
@@ -68,6 +75,7 @@ export class DeviceView {
 
   close() {
     clearInterval(this.timer);
+    this.operate?.close();
     for (const chart of this.charts.values()) chart.close();
   }
 
@@ -90,6 +98,18 @@ export class DeviceView {
         if (body) this.kept[kind][name] = body;
         else delete this.kept[kind][name];
         this.dirty.add(kind === "model" ? "models" : "pipelines");
+        break;
+      case "pipeline":
+        this.operate?.pipeline(name, body);
+        break;
+      case "config":
+        this.configured(body);
+        break;
+      case "reply":
+        this.operate?.reply(name, body);
+        break;
+      case "sent":
+        this.sent(name, body, at);
         break;
       case "count":
         if (body) this.counted(name, body);
@@ -124,6 +144,21 @@ export class DeviceView {
     if (time > (this.figures.at(-1)?.[0] ?? 0)) this.figures.push(figures);
     if (this.figures.length > 400) this.figures.shift();
     this.dirty.add("health").add("pipelines");
+  }
+
+  // How the last change of settings goes, or went.
+  configured(body) {
+    this.config = body;
+    const last = object(body?.last);
+    const pending = body?.pending ? "A change is on probation." : "";
+    const ended = last.outcome ? `The last change is ${clean(last.outcome)}${last.why ? `: ${clean(last.why)}` : ""}.` : "";
+    put(this.changes, pending || ended);
+  }
+
+  sent(file, body, at) {
+    const words = body.line ?? (body.ended === 0 ? "done" : "failed");
+    if (/^\S+: [a-z]+$/.test(words)) return; // a phase, which the device tells itself
+    this.logged(h("li", {}, h("time", {}, clock(at)), " ", h("code", {}, clean(file, 40)), " ", clean(words)));
   }
 
   chart(key, title) {
@@ -169,7 +204,8 @@ export class DeviceView {
       image.addEventListener("load", () => this.load(name));
       image.addEventListener("error", () => (shot.loading = false));
       this.snapshots.set(name, shot);
-      this.shots.append(h("figure", {}, image, shot.words));
+      const drawing = new Drawing(name, image, () => this.config, this.operate);
+      this.shots.append(h("figure", {}, drawing.frame, shot.words, drawing.element));
       this.noShot.hidden = true;
     }
     put(shot.words, body.odd ? `${name}: ${body.odd}` : `${name}, ${clock(body.at)}`);
@@ -223,8 +259,17 @@ export class DeviceView {
     const previous = this.pushes.firstChild;
     // A transfer that goes on takes the place of its last line; another state begins a new one.
     if (previous?.of === `${transfer} ${body.state}`) previous.remove();
-    const line = h("li", {}, h("time", {}, clock(at ?? Date.now() / 1000)), " ", h("code", {}, clean(transfer, 8)), " ", words);
+    const line = h("li", {}, h("time", {}, clock(at ?? Date.now() / 1000)), " ", h("code", {}, transfer.slice(0, 8)), " ", words);
     line.of = `${transfer} ${body.state}`;
+    this.aborts.get(transfer)?.remove();
+    if (this.operate && !["live", "rejected", "rolled-back"].includes(body.state)) {
+      this.aborts.set(transfer, this.operate.abort(transfer));
+      line.append(" ", this.aborts.get(transfer));
+    }
+    this.logged(line);
+  }
+
+  logged(line) {
     this.pushes.prepend(line);
     this.noPush.hidden = true;
     while (this.pushes.children.length > MOST_PUSHES) this.pushes.lastChild.remove();
@@ -285,7 +330,7 @@ export class DeviceView {
         const percent = typeof candidate.percent === "number" ? candidate.percent : 0;
         const trying = candidate.phase ? [h("p", {}, `${clean(candidate.version)}: ${clean(candidate.phase)} `, h("progress", { max: 100, value: percent, "aria-label": "how far it has come" }))] : [];
         return h("div", { class: "card" }, h("h3", {}, name), ...trying,
-          h("dl", {}, lines.filter(([, value]) => value).flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, value)])));
+          h("dl", {}, lines.filter(([, value]) => value).flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, value)])), this.operate?.versions(name, body) ?? []);
       }),
     );
   }

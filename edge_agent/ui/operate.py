@@ -1,0 +1,109 @@
+"""What the page may change, with `--operate`: commands, and pushes by `edge-agent push`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path, PurePath
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from ..core.errors import BrokerError
+from ..core.names import is_name, safe_name
+from ..core.scratch import scratch_folder
+from ..core.text import printable
+from ..mqtt.payloads import iso
+from .reader import Reader
+from .site import Site
+
+VERBS = frozenset({"set", "configure", "rollback", "activate", "snapshot", "reset", "picture"})
+PUSHED = frozenset({".tar", ".onnx", ".tflite"})
+MOST_PUSH_BYTES = 8 * 2**30
+
+
+class Operator:
+    """Sends what a browser asks for; the devices answer on their topics."""
+
+    def __init__(self, site: Site, reader: Reader, root: str, push: Sequence[str]) -> None:
+        """Send nothing yet.
+
+        Args:
+            site: is told how pushes go.
+            reader: has the connection to the broker.
+            root: first topic level.
+            push: what `edge-agent push` is given beside the file and the device: key and broker.
+        """
+        self._site = site
+        self._reader = reader
+        self._root = root
+        self._push = tuple(push)
+        self._running: set[asyncio.Task[None]] = set()
+
+    def command(self, asked: dict[str, Any]) -> str:
+        """Send a command, or abort a push; return why that cannot be, else ""."""
+        verb, device, body = asked.get("do"), asked.get("device"), asked.get("body")
+        names = (device, asked.get("id"))
+        if not isinstance(body, dict) or not all(isinstance(n, str) and is_name(n) for n in names):
+            return "expected a device, an id and a body"
+        inbox = f"{self._root}/{device}/in"
+        try:
+            if verb == "abort" and is_name(str(body.get("transfer"))):
+                self._reader.publish(f"{inbox}/push/{body['transfer']}/abort", b"{}")
+            elif verb in VERBS:
+                sent = {**body, "id": asked["id"], "time": iso(time.time_ns())}
+                self._reader.publish(f"{inbox}/command/{verb}", json.dumps(sent).encode())
+            else:
+                return "this page sends no such command"
+        except BrokerError as problem:
+            return str(problem)
+        return ""
+
+    async def push(self, request: Request) -> Response:
+        """Take a model and begin to push it; how that goes is told to who looks at the device."""
+        device, name = (request.query_params.get(key, "") for key in ("device", "name"))
+        kind = PurePath(name).suffix.lower()
+        if not is_name(device) or kind not in PUSHED:
+            words = "a model is a folder, or a file that ends with .tar, .onnx or .tflite"
+            return PlainTextResponse(words, 400)
+        with ExitStack() as stack:
+            folder = stack.enter_context(scratch_folder("page-push"))
+            path = folder / f"{safe_name(PurePath(name).stem)}{kind}"
+            size = 0
+            with path.open("wb") as file:
+                async for part in request.stream():
+                    size += len(part)
+                    if size > MOST_PUSH_BYTES:
+                        return PlainTextResponse("too large for a model", 413)
+                    file.write(part)
+            work = asyncio.create_task(self._run(stack.pop_all(), path, device))
+            self._running.add(work)
+            work.add_done_callback(self._running.discard)
+        return PlainTextResponse("it is being sent", 202)
+
+    async def _run(self, stack: ExitStack, path: Path, device: str) -> None:
+        """Push a file, and tell each line that the command prints."""
+        command = (sys.executable, "-m", "edge_agent", "push", str(path), "--device", device)
+        with stack:
+            child = await asyncio.create_subprocess_exec(
+                *command, *self._push, stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=STDOUT
+            )
+            try:
+                while child.stdout is not None and (line := await child.stdout.readline()):
+                    words = line.decode("utf-8", "backslashreplace").rstrip("\n")
+                    self._tell(
+                        device, path, {"line": printable(words.replace(f"{path.parent}/", ""))}
+                    )
+                self._tell(device, path, {"ended": await child.wait()})
+            finally:
+                if child.returncode is None:
+                    child.terminate()
+
+    def _tell(self, device: str, path: Path, body: dict[str, Any]) -> None:
+        self._site.say(device, ["sent", path.name, body])

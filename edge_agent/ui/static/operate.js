@@ -1,0 +1,157 @@
+// What the page may change with --operate: settings, versions, pushes. Devices answer by themselves.
+
+import { clean, h, list, object, put } from "./dom.js";
+
+const ANSWER_SECONDS = { configure: 150, activate: 90, rollback: 90 };
+const BLOCK = 512;
+
+export class Operate {
+  constructor(device, send) {
+    this.device = device;
+    this.send = send;
+    this.waiting = new Map();
+    this.fields = new Map();
+    this.notice = h("p", { role: "status", class: "notice", hidden: true });
+    this.settings = h("div", { class: "settings" });
+    this.persist = h("input", { type: "checkbox", id: "persist" });
+    this.progress = h("p", { role: "status" });
+    const file = h("input", { type: "file", id: "model-file", accept: ".tar,.onnx,.tflite" });
+    const folder = h("input", { type: "file", id: "model-folder", webkitdirectory: true });
+    for (const input of [file, folder])
+      input.addEventListener("change", () => {
+        this.push([...input.files].map((each) => [each.webkitRelativePath || each.name, each]));
+        input.value = "";
+      });
+    this.drop = h("div", { class: "drop" }, h("p", {}, "Drop a model folder, .tar, .onnx or .tflite here, or choose"),
+      h("label", { for: "model-file" }, "a file"), file, h("label", { for: "model-folder" }, "a folder"), folder, this.progress);
+    this.drop.addEventListener("dragover", (event) => event.preventDefault());
+    this.drop.addEventListener("drop", (event) => this.dropped(event));
+  }
+
+  close() {
+    for (const { timer } of this.waiting.values()) clearTimeout(timer);
+  }
+
+  say(words) {
+    this.notice.hidden = !words;
+    put(this.notice, words);
+  }
+
+  ask(verb, body, words) {
+    const id = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+    this.say(`${words}: asked …`);
+    const seconds = ANSWER_SECONDS[verb] ?? 30;
+    const timer = setTimeout(() => this.say(`${words}: no answer within ${seconds} s; it may still be done`), seconds * 1000);
+    this.waiting.set(id, { words, timer });
+    if (!this.send({ do: verb, device: this.device, id, body })) this.reply(id, { error: "the page's server cannot be reached" });
+  }
+
+  reply(id, body) {
+    const asked = this.waiting.get(id);
+    if (!asked) return id === "abort" ? this.say(`It was not aborted: ${clean(body.error)}`) : null;
+    clearTimeout(asked.timer);
+    this.waiting.delete(id);
+    const warnings = list(object(body.result).warnings).map((each) => clean(each));
+    this.say(body.ok ? [`${asked.words}: done`, ...warnings].join("; ") : `${asked.words}: refused: ${clean(body.error)}`);
+  }
+
+  // What can be set of a pipeline, as it holds.
+  pipeline(name, body) {
+    if (!body) {
+      this.fields.get(name)?.group.remove();
+      this.fields.delete(name);
+      return;
+    }
+    let field = this.fields.get(name);
+    if (!field) {
+      const key = `set-${this.fields.size}`;
+      const set = (change, words) => this.ask("set", { pipeline: name, ...change, persist: this.persist.checked }, `${clean(name)} ${words}`);
+      const enabled = h("input", { type: "checkbox", role: "switch", id: `${key}-on` });
+      enabled.addEventListener("change", () => set({ enabled: enabled.checked }, enabled.checked ? "on" : "off"));
+      const numeric = (what, step) => {
+        const input = h("input", { type: "number", id: `${key}-${what}`, step, min: 0, placeholder: "default" });
+        input.addEventListener("change", () => set({ [what]: input.value === "" ? null : Number(input.value) }, `${what} ${input.value || "as the settings have it"}`));
+        return input;
+      };
+      field = { enabled, threshold: numeric("threshold", "any"), rate: numeric("rate", "any") };
+      field.group = h("fieldset", {}, h("legend", {}, name), h("label", { for: `${key}-on` }, enabled, " on"),
+        h("label", { for: `${key}-threshold` }, "threshold"), field.threshold, h("label", { for: `${key}-rate` }, "results a second"), field.rate);
+      this.fields.set(name, field);
+      this.settings.append(field.group);
+    }
+    field.enabled.checked = body.enabled === "ON";
+    for (const key of ["threshold", "rate"])
+      if (document.activeElement !== field[key]) field[key].value = typeof body[key] === "number" ? body[key] : "";
+  }
+
+  // The ways of one model to another version.
+  versions(name, body) {
+    const live = clean(body.live);
+    const others = list(body.versions).filter((each) => typeof each === "string" && each !== body.live);
+    const buttons = [];
+    if (body.previous) buttons.push(this.button(`Roll back to ${clean(body.previous)}`, () => this.ask("rollback", { model: name }, `${clean(name)} back to ${clean(body.previous)}`)));
+    for (const version of others.filter((each) => each !== body.previous).slice(0, 8))
+      buttons.push(this.button(`Run ${clean(version)}`, () => this.ask("activate", { model: name, version }, `${clean(name)} to ${clean(version)}`)));
+    return h("p", { class: "buttons", "data-live": live }, buttons);
+  }
+
+  button(words, act) {
+    const sure = () => confirm(`${words} on ${clean(this.device)}?`) && act();
+    return h("button", { type: "button", onclick: sure }, words);
+  }
+
+  abort(transfer) {
+    return this.button("Abort", () => {
+      this.send({ do: "abort", device: this.device, id: "abort", body: { transfer } });
+      this.say("The abort was sent; a version that is live already stays.");
+    });
+  }
+
+  async dropped(event) {
+    event.preventDefault();
+    const files = [];
+    const read = async (entry, path) => {
+      if (entry.isFile) return files.push([path, await new Promise((done, fail) => entry.file(done, fail))]);
+      const reader = entry.createReader();
+      for (let some; (some = await new Promise((done, fail) => reader.readEntries(done, fail))).length; )
+        for (const each of some) await read(each, `${path}/${each.name}`);
+    };
+    for (const entry of [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean)) await read(entry, entry.name);
+    this.push(files);
+  }
+
+  // files: [path, File]; one file is sent as it is, a folder as the tar that push takes.
+  async push(files) {
+    if (!files.length) return;
+    const top = files[0][0].split("/")[0];
+    const isFolder = files[0][0].includes("/");
+    if (files.length > 1 && !isFolder) return put(this.progress, "One file or one folder at a time.");
+    put(this.progress, `${top}: sending to the page's server …`);
+    try {
+      const body = isFolder ? tar(files.map(([path, file]) => [path.slice(top.length + 1), file])) : files[0][1];
+      const query = new URLSearchParams({ device: this.device, name: isFolder ? `${top}.tar` : top });
+      const answer = await fetch(`/push?${query}`, { method: "POST", body });
+      put(this.progress, `${top}: ${await answer.text()}`);
+    } catch (problem) {
+      put(this.progress, `${top}: ${problem.message}`);
+    }
+  }
+}
+
+// Make an ustar of files, with what a reader of it needs to know.
+function tar(files) {
+  const parts = [];
+  for (const [path, file] of files) {
+    const header = new Uint8Array(BLOCK);
+    const write = (at, text) => header.set(new TextEncoder().encode(text), at);
+    const name = new TextEncoder().encode(path);
+    if (name.length > 100) throw new Error(`${path}: the name is too long`);
+    header.set(name, 0);
+    write(100, "0000644\0" + "0000000\0" + "0000000\0" + `${file.size.toString(8).padStart(11, "0")}\0` + "00000000000\0" + "        0");
+    write(257, "ustar\x0000");
+    const sum = header.reduce((a, b) => a + b, 0);
+    write(148, `${sum.toString(8).padStart(6, "0")}\0 `);
+    parts.push(header, file, new Uint8Array((BLOCK - (file.size % BLOCK)) % BLOCK));
+  }
+  return new Blob([...parts, new Uint8Array(2 * BLOCK)]);
+}
