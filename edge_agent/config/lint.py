@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..models.decoders import BOXED
 from ..models.manifest import ModelFolder, idle_keys
 from .settings import Pipeline, SecondStage
 
@@ -83,7 +84,7 @@ def _without(key: str, folder: ModelFolder) -> str:
 
 def _idle(stage: SecondStage, firsts: Sequence[ModelFolder]) -> Iterator[str]:
     """List why a second stage never runs, or never for some of the labels that it names."""
-    finders = [folder for folder in firsts if folder.manifest.task == "detection"]
+    finders = [folder for folder in firsts if folder.manifest.task in BOXED]
     names = ", ".join(folder.manifest.id for folder in finders or firsts)
     if not finders:
         task = firsts[0].manifest.task

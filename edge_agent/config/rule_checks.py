@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..core.names import NAME_RULE, is_name
 from ..core.text import closest
-from ..models.manifest import ModelFolder
+from ..models.decoders import BOXED
+from ..models.manifest import SCORED, ModelFolder
 from .rule_kinds import RULE_KINDS, RuleKind, kind_of
 from .settings import Action, Pipeline, Rule
 from .shapes import MOST_SHAPES, line_trouble, polygon_trouble
@@ -132,11 +133,11 @@ def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> It
     names = ", ".join(folder.manifest.id for folder in known)
     tasks: set[str] = {folder.manifest.task for folder in known}
     given = [key for key in ("labels", "thresholds") if getattr(pipeline, key)]
-    if not tasks & {"detection", "classification"}:
+    if not tasks & SCORED:
         for key in given:
             yield f"{key} has no effect: {names} finds nothing that has a label"
         given = []
-    if any(pipeline.min_box) and "detection" not in tasks:
+    if any(pipeline.min_box) and not tasks & BOXED:
         yield f"min_box has no effect: {names} finds no boxes"
     found = {label for folder in known for label in folder.labels}
     for key in given:
@@ -181,7 +182,7 @@ def lint_rules(
         ("zones", pipeline.zones),
         ("lines", pipeline.lines),
     ):
-        if given and known and "detection" not in tasks:
+        if given and known and not tasks & BOXED:
             yield f"{key} has no effect: {names} finds no boxes"
     for rule in pipeline.rules:
         for line in _lint_rule(rule, pipeline, known, labels):
@@ -196,7 +197,7 @@ def _lint_rule(
     names = ", ".join(folder.manifest.id for folder in known)
     when = f'when = "{rule.when}"'
     if known and kind.tasks and not tasks & {*kind.tasks}:
-        looks = f"{when} looks at results of task {' or '.join(kind.tasks)}"
+        looks = f"{when} looks at results of task {' or '.join(sorted(kind.tasks))}"
         yield f": never acts: {looks}, not those of {names}"
         return
     yield from _lint_labels(rule, pipeline, labels, names)

@@ -6,12 +6,13 @@ and know no kind by its name: another kind is another record here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 from typing import Any, Literal
 
 from ..core.frozen import record
 from ..core.types import Anomaly, Classes, Outcome, Values, significant
+from ..models.decoders import BOXED, LABELED
 from ..models.drift import MOST_INDEX
 from .settings import Rule
 
@@ -37,7 +38,7 @@ class RuleKind:
     """What an event says in a terminal, as a format of `cli.terminal`."""
     measure: Callable[[Rule, Outcome, int], Measured] | None = None
     """Measures a result, given the objects counted in the zone; where `trigger` says so."""
-    tasks: tuple[str, ...] = ("detection",)
+    tasks: Collection[str] = BOXED
     """Of the models whose results it looks at; empty: of all."""
     needs: tuple[str, ...] = ()
     """Keys that a rule must have; "above" stands for either bound."""
@@ -143,7 +144,7 @@ RULE_KINDS: dict[str, RuleKind] = {
         trigger="result",
         sentence="it is {who}",
         measure=_class,
-        tasks=("classification",),
+        tasks=LABELED,
         bounded=True,
         range=(0, 1),
         unit="score",

@@ -5,11 +5,12 @@ Arrays in records are never written to after construction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
+from .columns import COLUMNS, Column, Masks, WayBack
 from .errors import SampleError
 from .frozen import record
 
@@ -18,6 +19,8 @@ Kind = Literal["picture", "signal", "text"]
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from .masks import Mask
 
     Array = NDArray[Any]
 else:  # settings and models are read without NumPy
@@ -128,16 +131,6 @@ class Request:
     """Asked by somebody else: what is wrong with the sample says nothing of the model."""
 
 
-class WayBack(Protocol):
-    """Maps coordinates of a network's input to the frame that the input was made of."""
-
-    def back(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return boxes (n, 4) x1, y1, x2, y2 in pixels of the frame, clipped there."""
-
-    def back_points(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return points (..., 2) x, y in pixels of the frame."""
-
-
 class Findings:
     """What a model finds in one sample. Another kind is a subclass with what differs from this."""
 
@@ -180,34 +173,6 @@ class Findings:
         return True
 
 
-@record
-class Column:
-    """How an optional column of detections, with one entry a box, goes along with the boxes."""
-
-    key: str
-    """In a detection's JSON."""
-    entries: Callable[[Any, int], Iterable[Any]]
-    """Returns the JSON of each entry, given the digits of coordinates; empty or 0: left out."""
-    moved: Callable[[Any, WayBack], Any] = lambda column, _: column
-    """Carries it back to the frame."""
-    numeric: bool = False
-    """Whether it holds floats, which have to be finite."""
-
-
-def _points_json(points: Array, digits: int) -> Iterable[Any]:
-    return ([[round(x, digits), round(y, digits)] for x, y in entry] for entry in points.tolist())
-
-
-COLUMNS: Mapping[str, Column] = {
-    "points": Column(
-        "points", _points_json, lambda points, way: way.back_points(points), numeric=True
-    ),
-    "tracks": Column("track", lambda tracks, _: tracks.tolist()),
-    "zones": Column("zones", lambda zones, _: map(list, zones)),
-}
-"""By field of `Detections`, in the order of the JSON's keys."""
-
-
 @record(quick=True, eq=False)
 class Detections(Findings):
     """Boxes found in a picture, best first: parallel columns, of which some are optional.
@@ -222,11 +187,17 @@ class Detections(Findings):
     labels: tuple[str, ...]
     """(n,)"""
     points: NDArray[np.float32] | None = None
-    """(n, k, 2) landmarks in pixels, where the network gives them."""
+    """(n, k, 2) landmarks in pixels, where the network gives them; (n, k, 3) with scores."""
     tracks: NDArray[np.int64] | None = None
     """(n,) the number of each object, 0 where it has none yet; None: they are not tracked."""
     zones: tuple[tuple[str, ...], ...] | None = None
     """(n,) the names of the zones that each is in; None: there are no zones."""
+    corners: NDArray[np.float32] | None = None
+    """(n, 4, 2) of oriented boxes, in pixels, one after the other; `boxes` lie around them."""
+    masks: Masks | tuple[Mask, ...] | None = None
+    """Of each, which pixels are its."""
+    texts: tuple[str, ...] | None = None
+    """(n,) what is written there."""
 
     def __len__(self) -> int:
         return len(self.scores)

@@ -18,20 +18,14 @@ import numpy as np
 
 from ..core.containment import contained
 from ..core.frozen import record
-from ..core.types import (
-    Anomaly,
-    Array,
-    Classes,
-    Detections,
-    Findings,
-    Tensors,
-)
+from ..core.types import Anomaly, Array, Classes, Detections, Findings, Tensors
+from ..models.decoders import BOXED
+from .likeness import IOU, alike
 
 if TYPE_CHECKING:
     from ..models.files.facts import NetworkFacts
     from .model import Model
 
-IOU = 0.5
 SHARE = 0.95
 """Of the boxes that must be found again, and of the golden cases that must agree."""
 LEAST_SHARE = 0.5
@@ -205,7 +199,7 @@ def compare_answers(
 
 def _is_decoded(model: Model) -> bool:
     """Whether findings are compared; of other tasks the outputs say all."""
-    return model.manifest.task in {"detection", "classification", "anomaly"}
+    return model.manifest.task in BOXED | {"classification", "anomaly"}
 
 
 def compare_findings(expected: Findings, found: Findings, margin: Margin) -> Agreement:
@@ -259,13 +253,17 @@ def _compare_classes(expected: Classes, found: Classes, margin: Margin) -> Agree
 def unmatched(
     expected: Detections, found: Detections, least: float
 ) -> tuple[list[int], list[int], int]:
-    """Match boxes by label and overlap, each once.
+    """Match boxes by label, overlap and what else is known of them, each once.
 
     Returns:
         The numbers of the boxes, of scores from *least* on, that only the first has; of those that
         only the second has; how many both have, whatever their scores.
     """
     pairs = match_boxes(expected.boxes, expected.labels, found.boxes, found.labels)
+    pairs = [
+        other if other >= 0 and alike(expected, place, found, other) else -1
+        for place, other in enumerate(pairs)
+    ]
     taken = set(pairs)
     missing = [
         place for place, other in enumerate(pairs) if other < 0 and expected.scores[place] >= least

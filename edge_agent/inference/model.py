@@ -30,6 +30,7 @@ from ..core.types import (
     Tensors,
     Timing,
 )
+from ..models.decoders import BOXED
 from ..models.manifest import MANIFEST, Manifest, ModelFolder
 from .decode.decoder import Decoder, build_decoder
 from .engines.engine import Engine, EngineChoice, check_inputs
@@ -279,7 +280,8 @@ class Model:
         except Exception as problem:
             raise converted(problem, f"{self.id}: preparing its input", SampleError) from problem
         took = (time.perf_counter() - start) * 1e3
-        return PreparedSample(tensors, placement, dx, dy, took, self, region)
+        size = (0, 0) if placement is None else data.shape[1::-1]
+        return PreparedSample(tensors, placement, dx, dy, took, self, region, size)
 
     def conclude(
         self,
@@ -444,7 +446,7 @@ def default_threshold(folder: ModelFolder) -> float:
         return inf  # a pipeline learns it; until then nothing lies above
     if given is not None:
         return given
-    return 0.5 if folder.manifest.task == "detection" else 0.0
+    return 0.5 if folder.manifest.task in BOXED else 0.0
 
 
 def load_model(

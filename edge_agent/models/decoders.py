@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-Task = Literal["detection", "classification", "anomaly", "regression", "raw", "embedding"]
+# fmt: off
+Task = Literal[
+    "detection", "classification", "anomaly", "regression", "raw",
+    "instance-segmentation", "keypoints", "obb", "embedding",
+]
+# fmt: on
+BOXED: frozenset[Task] = frozenset({"detection", "instance-segmentation", "keypoints", "obb"})
+"""Tasks whose findings are detections."""
+LABELED: frozenset[Task] = frozenset({"classification"})
+"""Tasks whose findings are labels of the whole, with scores."""
 
 
 class DecoderSpec(NamedTuple):
@@ -27,15 +36,16 @@ class DecoderSpec(NamedTuple):
 
 ULTRALYTICS = 300
 """Boxes that its predictor keeps (`max_det`)."""
+_YOLO: tuple[Task, ...] = ("detection", "instance-segmentation", "keypoints", "obb")
 
 DECODERS: Mapping[str, DecoderSpec] = {
     "ultraface": DecoderSpec(".faces.ultraface", ("detection",)),
     "yunet": DecoderSpec(".faces.yunet", ("detection",), rounding="half-even"),
     "yolox": DecoderSpec(".yolo.yolox", ("detection",)),
-    "yolov8": DecoderSpec(".yolo.yolov8", ("detection",), most=ULTRALYTICS),
-    "yolo-e2e": DecoderSpec(".yolo.end_to_end", ("detection",), most=ULTRALYTICS),
+    "yolov8": DecoderSpec(".yolo.yolov8", _YOLO, most=ULTRALYTICS),
+    "yolo-e2e": DecoderSpec(".yolo.end_to_end", _YOLO, most=ULTRALYTICS),
     "rtdetr": DecoderSpec(".detr.ultralytics_rtdetr", ("detection",), most=ULTRALYTICS),
-    "yolov5": DecoderSpec(".yolo.yolov5", ("detection",), most=ULTRALYTICS),
+    "yolov5": DecoderSpec(".yolo.yolov5", _YOLO[:2], most=ULTRALYTICS),
     "fastestdet": DecoderSpec(".nanodet.fastestdet", ("detection",)),
     "nanodet": DecoderSpec(".nanodet.nanodet", ("detection",)),
     "ssd": DecoderSpec(".ssd.ssd", ("detection",)),

@@ -19,7 +19,7 @@ from ..core.frozen import record
 from ..core.names import NAME_RULE, READINGS, is_name, is_version
 from ..core.text import half_letter
 from . import drift
-from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
+from .decoders import BOXED, DECODERS, DEFAULT, LABELED, DecoderName, Task, decoders_of
 from .logmel import LogMel
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ ANTIALIASED: frozenset[Interpolation] = frozenset({"linear", "cubic"})
 PICTURE_LAYOUTS = ("nchw", "nhwc")
 SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
 
-SCORED: frozenset[Task] = frozenset({"detection", "classification"})
+SCORED: frozenset[Task] = BOXED | LABELED
 """Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
 
 _OF_PICTURES: tuple[str, ...] = (
@@ -177,6 +177,10 @@ class OutputSpec:
     top_k: Annotated[int, Ge(1), Le(100_000)] = 5
     pooling: Literal["mean", "cls"] = "mean"
     """Of a text's tokens: their mean, or the first one's."""
+    points: Annotated[int, Ge(0), Le(10_000)] = 0
+    """Of task keypoints: how many an object has."""
+    mask: Annotated[bool | None, Plain()] = None
+    """Whether results hold masks. None: those of instances, not those of the whole frame."""
     scale: Number = 1.0
     zero_point: Number = 0.0
     names: Mapping[str, str] = field(default_factory=dict)

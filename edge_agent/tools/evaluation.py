@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from ..inference.drift import usual_of
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.ort_session import NAME
 from ..inference.model import Model, default_threshold, load_model
+from ..models.decoders import BOXED
 from ..models.drift import Usual
 from ..models.manifest import SCORED, ModelFolder, load
 from .measure import Cost, costs_of
@@ -73,7 +73,7 @@ class Evaluator:
         self.truths = truths
         self.metric = None if truths is None else metric_of(folder)
         given = default_threshold(folder)
-        self._threshold = given if folder.manifest.task == "detection" else 0.0
+        self._threshold = given if folder.manifest.task in BOXED else 0.0
         self._margin = Margin(folder.manifest.trial.tolerance, given)
         self.expected = self._shown(self._look(folder, EXACT))
         if all(isinstance(one, Detections) and not len(one) for one in self.expected):
@@ -108,22 +108,13 @@ class Evaluator:
         """Leave out the boxes that only count for mAP."""
         if self.metric != "mAP":
             return list(found)
-        return [_above(one, self._threshold) for one in found]
-
-
-def _above(found: Findings, threshold: float) -> Findings:
-    if not isinstance(found, Detections):
-        return found
-    kept = np.flatnonzero(found.scores >= threshold)
-    labels = tuple(found.labels[place] for place in kept)
-    return replace(
-        found, boxes=found.boxes[kept], scores=found.scores[kept], labels=labels, points=None
-    )
+        return [one.above(self._threshold) for one in found]
 
 
 def metric_of(folder: ModelFolder) -> Metric | None:
     """Return how a model's findings are compared with the truth, or None if they are not."""
-    by_task: dict[str, Metric] = {"classification": "top-1", "detection": "mAP", "anomaly": "AUC"}
+    by_task: dict[str, Metric] = {"classification": "top-1", "anomaly": "AUC"}
+    by_task |= dict.fromkeys(BOXED, "mAP")
     return by_task.get(folder.manifest.task)
 
 

@@ -190,9 +190,9 @@ def test_a_path_that_is_no_model_is_rejected(name: str, box: Box) -> None:
     assert str(box.folder / name) in added.error
 
 
-@pytest.mark.parametrize("task", ["segment", "pose", "obb"])
+@pytest.mark.parametrize("task", ["depth", "track"])
 def test_a_task_that_is_not_supported_is_refused_by_name(task: str, box: Box) -> None:
-    """A segmentation, pose or rotated-box model is not taken for a detector."""
+    """A model of depths is not taken for a detector."""
     added = box.add(bare(box.folder / "x.onnx", {**ULTRALYTICS, "task": task}))
     assert added.code == 1
     assert f"task '{task}' is not supported" in added.error

@@ -12,8 +12,9 @@ import pytest
 
 from edge_agent.config.settings import Pipeline
 from edge_agent.core import types
+from edge_agent.core.columns import COLUMNS, Column
 from edge_agent.core.frozen import record
-from edge_agent.core.types import Column, Detections, Findings, Sample, Tensors
+from edge_agent.core.types import Detections, Findings, Sample, Tensors
 from edge_agent.inference.agreement import Margin, compare_findings
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import load_model
@@ -81,13 +82,15 @@ class Doubled:
     def back(self, boxes: types.Array) -> types.Array:
         return np.asarray(np.clip(boxes * 2, 0, 100), np.float32)
 
+    frame = (100, 100)
+
     def back_points(self, points: types.Array) -> types.Array:
         return np.asarray(points * 2, np.float32)
 
 
 def test_a_new_column_goes_along_with_the_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is selected, carried back and published with them."""
-    columns = cast("MutableMapping[str, Column]", types.COLUMNS)
+    columns = cast("MutableMapping[str, Column]", COLUMNS)
     monkeypatch.setitem(columns, "text", Column("text", lambda text, _: text))
     found = Read(
         np.array([[0, 0, 10, 10], [60, 0, 90, 40], [5, 5, 25, 45]], np.float32),

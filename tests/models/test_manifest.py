@@ -119,7 +119,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a word as version": ({"version": "v3"}, "version: 'v3' is not a version"),
     "unknown task": (
         {"task": "detektion"},
-        "task: expected 'detection', 'classification', 'anomaly', 'regression', 'raw' or ",
+        "task: expected 'detection', 'classification', 'anomaly', 'regression', 'raw', 'instance-",
     ),
     "unknown key": ({"flie": "x"}, "flie: unknown key; did you mean 'file'?"),
     "unknown key in a table": (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,18 +104,19 @@ def corners(centers: Floats) -> Floats:
     return np.concatenate((centers[:, :2] - half, centers[:, :2] + half), axis=1)
 
 
-def in_pixels(network: Network, boxes: Floats) -> Floats:
-    """Return boxes in pixels of the input, be they given in 0..1 of it.
+def pixels_of_unit(network: Network, boxes: Floats) -> Floats:
+    """Return how many pixels of the input a unit of boxes is, across and down: (2,).
 
-    So TensorFlow's exports of YOLOv5 and v8 give them (ultralytics `tf_model`, `saved_model`).
+    TensorFlow's exports of YOLOv5 and v8 give them in 0..1 of it (ultralytics `tf_model`,
+    `saved_model`).
 
     Args:
         network: with the size of its picture.
         boxes: (n, 4) center x, center y, width, height, or two corners; of the hits.
     """
     if not len(boxes) or (boxes > NORMALIZED_AT_MOST).any():
-        return boxes
-    return boxes * np.array([*network.picture_size()] * 2, np.float32)
+        return np.ones(2, np.float32)
+    return np.array(network.picture_size(), np.float32)
 
 
 def ensure_decoded(network: Network, output: Output, table: Floats, rows: Indices) -> None:
@@ -159,8 +162,8 @@ def detections(
     hits: Hits,
     labels: Labels,
     selection: Selection,
-    *,
-    points: Floats | None = None,
+    columns: Mapping[str, Any] | None = None,
+    turned: Floats | None = None,
 ) -> Detections:
     """Make detections of candidates, best first; a box without area is none.
 
@@ -170,26 +173,31 @@ def detections(
         hits: their classes and scores.
         labels: names the classes; candidates of a class without a label are left out.
         selection: which of them stay.
-        points: (n, k, 2) of the hits, input pixels.
+        columns: optional columns of the hits, by field; arrays, or what is indexed like them.
+        turned: (n, 5) center x, center y, width, height, angle: where boxes are oriented.
 
     Raises:
-        SampleError: a box or score is not finite, or a class has no label.
+        SampleError: a box, score or point is not finite, or a class has no label.
     """
+    columns = columns or {}
     order = np.flatnonzero(labels.is_named(hits.classes))
     order = order[np.argsort(-hits.scores[order], kind="stable")][:MOST_CANDIDATES]
     # Scores too: two finite factors of one can have a product that is not.
-    marks = () if points is None else (points[order],)
+    marks = [part[order] for part in columns.values() if isinstance(part, np.ndarray)]
     ensure_finite(source, boxes[order], hits.scores[order], *marks)
     order = order[(boxes[order, 2:] > boxes[order, :2]).all(axis=1)]
     if selection.iou is not None and len(order) > 1:
         classes = np.zeros_like(order) if selection.agnostic else hits.classes[order]
-        order = order[_survivors(boxes[order], classes, selection.iou)]
+        if turned is None:
+            order = order[_survivors(boxes[order], classes, selection.iou)]
+        else:
+            order = order[_turned_survivors(turned[order], classes, selection.iou)]
     order = order[: selection.most]
     return Detections(
         boxes[order].astype(np.float32, copy=False),
         hits.scores[order].astype(np.float32, copy=False),
         labels.of(hits.classes[order]),
-        None if points is None else points[order].astype(np.float32, copy=False),
+        **{name: part[order] for name, part in columns.items()},
     )
 
 
@@ -204,6 +212,40 @@ def _survivors(boxes: Floats, classes: Indices, iou: float) -> Indices:
     ranks = np.arange(len(boxes), 0, -1, dtype=np.float64)
     kept = cv2.dnn.NMSBoxesBatched(rectangles.tolist(), ranks.tolist(), classes.tolist(), 0.0, iou)
     return np.sort(np.asarray(kept, np.intp).reshape(-1))
+
+
+def _turned_survivors(turned: Floats, classes: Indices, iou: float) -> Indices:
+    """Suppress oriented boxes (n, 5) within each class as Ultralytics does; best first.
+
+    A box goes if any better one overlaps it, be that one gone itself.
+    """
+    kept = []
+    for kind in np.unique(classes):
+        rows = np.flatnonzero(classes == kind)
+        worse = np.triu(_turned_overlaps(turned[rows].astype(np.float64)) > iou, 1)
+        kept.append(rows[~worse.any(axis=0)])
+    return np.sort(np.concatenate(kept))
+
+
+def _turned_overlaps(turned: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how far boxes (n, 5) overlap as normal distributions: (n, n).
+
+    That is ProbIoU (Llerena et al. 2021, arXiv 2106.06072).
+    """
+    x, y, width, height, angle = turned.T
+    cosine, sine = np.cos(angle), np.sin(angle)
+    a = (width**2 * cosine**2 + height**2 * sine**2) / 12
+    b = (width**2 * sine**2 + height**2 * cosine**2) / 12
+    c = (width**2 - height**2) * cosine * sine / 12
+    aa, bb, cc, dx, dy = (
+        each[:, None] + sign * each for each, sign in ((a, 1), (b, 1), (c, 1), (x, -1), (y, -1))
+    )
+    area = aa * bb - cc**2
+    own = np.sqrt((a * b - c**2).clip(0))
+    far = (aa * dy**2 + bb * dx**2 - 2 * cc * dx * dy) / (area + 1e-7) / 4
+    far += np.log(area / (4 * own[:, None] * own + 1e-7) + 1e-7) / 2
+    overlaps: NDArray[np.float64] = 1 - np.sqrt(1 - np.exp(-far.clip(1e-7, 100)) + 1e-7)
+    return overlaps
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -102,6 +102,6 @@ def yunet(network: Network) -> Decoder:
         center = (cells + box[:, :2]) * strides
         points = (read["kps"][rows].reshape(-1, 5, 2) + cells[:, None]) * strides[:, None]
         boxes = np.concatenate((center - half, center + half), axis=1)
-        return detections("bbox_* and kps_*", boxes, hits, labels, selection, points=points)
+        return detections("bbox_* and kps_*", boxes, hits, labels, selection, {"points": points})
 
     return decode

@@ -18,7 +18,6 @@ from .boxes import (
     ensure_decoded,
     grid_for,
     grid_of,
-    in_pixels,
     selection_of,
 )
 from .decoder import (
@@ -32,6 +31,7 @@ from .decoder import (
     ensure_finite_columns,
     labels_of,
 )
+from .tails import Tail, finder, roles_of, tail_of
 
 YOLOX_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 
@@ -44,7 +44,7 @@ def yolox(network: Network) -> Decoder:
     arXiv 2107.08430). Score = objectness * class.
     """
     size, labels = network.picture_size(), labels_of(network)
-    output = _rows(network, labels, lambda rows: grid_of(size, rows, YOLOX_STRIDES) is not None)
+    output, _ = _rows(network, labels, lambda rows: grid_of(size, rows, YOLOX_STRIDES) is not None)
     check_grid(output, size, output.spec.shape[1], YOLOX_STRIDES)
     selection = selection_of(network)
 
@@ -68,15 +68,15 @@ def yolov5(network: Network) -> Decoder:
     """
     network.picture_size()
     labels = labels_of(network)
-    output = _rows(network, labels)
-    selection = selection_of(network)
+    output, tail = _rows(network, labels)
+    found = finder(network, output, labels, tail, centered=True)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = output.read(outputs)[0]
-        hits = _objects(output, table, threshold)
+        width = table.shape[1] - tail.width
+        hits = _objects(output, table[:, :width], threshold)
         ensure_decoded(network, output, table, hits.rows)
-        boxes = corners(in_pixels(network, table[hits.rows, :4]))
-        return detections(output.spec.name, boxes, hits, labels, selection)
+        return found(table[hits.rows, :4], table[hits.rows, width:], hits, outputs)
 
     return decode
 
@@ -90,67 +90,79 @@ def yolov8(network: Network) -> Decoder:
     doubt.
     """
     network.picture_size()
-    network.check_roles("predictions")
+    network.check_roles(*roles_of(network))
     labels = labels_of(network)
     output = network.need("predictions", [(1, None, None)], names=("output0",))
-    transposed = _is_transposed(output, labels)
-    if labels.classes is not None:
-        width = 4 + labels.classes
+    before = None if labels.classes is None else 4 + labels.classes
+    # Behind classes nobody writes it turned.
+    transposed = network.manifest.task == "detection" and _is_transposed(output, labels)
+    tail = tail_of(network, output, output.spec.shape[1], before)
+    if before is not None:
+        width = before + tail.width
         output = replace(output, patterns=((1, None, width) if transposed else (1, width, None),))
-    selection = selection_of(network)
+    found = finder(network, output, labels, tail, centered=True)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
-        tensor = output.read(outputs)[0]
+        tensor, classes = output.read(outputs)[0], tail.classes
         if transposed:
-            ensure_finite_columns(output.spec.name, tensor, slice(4, None))
-            hits = best_classes(tensor[:, 4:], threshold)
-            boxes = corners(in_pixels(network, tensor[hits.rows, :4]))
-            return detections(output.spec.name, boxes, hits, labels, selection)
-        ensure_finite(output.spec.name, tensor[4:])
-        best = tensor[4:].max(axis=0)
-        rows = np.flatnonzero(best >= threshold)
-        hits = Hits(rows, tensor[4:, rows].argmax(axis=0), best[rows])
-        boxes = corners(in_pixels(network, tensor[:4, rows].T))
-        return detections(output.spec.name, boxes, hits, labels, selection)
+            ensure_finite_columns(output.spec.name, tensor, classes)
+            hits = best_classes(tensor[:, classes], threshold)
+            rows = tensor[hits.rows]
+        else:
+            ensure_finite(output.spec.name, tensor[classes])
+            best = tensor[classes].max(axis=0)
+            places = np.flatnonzero(best >= threshold)
+            hits = Hits(places, tensor[classes, places].argmax(axis=0), best[places])
+            rows = tensor[:, places].T
+        return found(rows[:, :4], rows[:, rows.shape[1] - tail.width :], hits, outputs)
 
     return decode
 
 
 def end_to_end(network: Network) -> Decoder:
-    """YOLOv10, 26 and exports with suppression inside: [1, N, 6].
+    """YOLOv10, 26 and exports with suppression inside: [1, N, 6], and what the task adds.
 
     Role `predictions`: x1, y1, x2, y2 in input pixels or, of TensorFlow's exports, in 0..1 of
-    the input; score, class. Nothing is suppressed here.
+    the input (of task obb: center x, center y, width, height); score, class. Nothing is suppressed
+    here.
     """
     network.picture_size()
-    network.check_roles("predictions")
+    network.check_roles(*roles_of(network))
     labels = labels_of(network)
-    output = network.need("predictions", [(1, None, 6)], names=("output0",))
-    selection = selection_of(network, suppressible=False)
+    width = 6 if network.manifest.task == "detection" else None
+    output = network.need("predictions", [(1, None, width)], names=("output0",))
+    tail = tail_of(network, output, output.spec.shape[2], 6)
+    output = replace(output, patterns=((1, None, 6 + tail.width),))
+    found = finder(network, output, labels, tail, centered=False, suppressible=False)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = output.read(outputs)[0]
-        ensure_finite(output.spec.name, table[:, 4:])
+        ensure_finite(output.spec.name, table[:, 4:6])
         rows = np.flatnonzero(table[:, 4] >= threshold)
         hits = Hits(rows, np.rint(table[rows, 5]).astype(np.intp), table[rows, 4])
-        boxes = in_pixels(network, table[rows, :4])
-        return detections(output.spec.name, boxes, hits, labels, selection)
+        return found(table[rows, :4], table[rows, 6:], hits, outputs)
 
     return decode
 
 
-def _rows(network: Network, labels: Labels, may_be: Callable[[int], bool] | None = None) -> Output:
-    """Find the tensor of rows: box, objectness, classes.
+def _rows(
+    network: Network, labels: Labels, may_be: Callable[[int], bool] | None = None
+) -> tuple[Output, Tail]:
+    """Find the tensor of rows: box, objectness, classes; and what the task adds to them.
 
     Args:
         network: with its manifest.
         labels: of the classes.
         may_be: whether there can be so many rows, where that is known.
     """
-    network.check_roles("predictions")
+    network.check_roles(*roles_of(network))
     output = network.need("predictions", [(1, None, None)], names=("output", "output0"))
     _, rows, width = output.spec.shape
     known = None if labels.classes is None else 5 + labels.classes
+    tail = tail_of(network, output, width, known)
+    if tail.width:
+        whole = None if known is None else known + tail.width
+        return replace(output, patterns=((1, None, whole),)), tail
     turned = rows is not None and width is not None and rows < width and width != known
     odd = labels.classes is not None if may_be is None else not may_be(rows or 0)
     if turned and odd:
@@ -167,7 +179,7 @@ def _rows(network: Network, labels: Labels, may_be: Callable[[int], bool] | None
     if width is not None and labels.classes == width - 4:
         raise ModelError(_two_readings(output, labels, labels.classes))
     check_classes(labels, None if width is None else width - 5, f"output {output.spec}")
-    return replace(output, patterns=((1, None, known),))
+    return replace(output, patterns=((1, None, known),)), tail
 
 
 def _two_readings(output: Output, labels: Labels, classes: int) -> str:

@@ -79,6 +79,8 @@ class PreparedSample:
     by: object = None
     """The model for whose network it is."""
     region: Region | None = None
+    frame: tuple[int, int] = (0, 0)
+    """Width and height of the whole picture, whatever region of it was cut out."""
 
     def back(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
         """Carry boxes (n, 4) x1, y1, x2, y2 of the network's input back to the frame."""

@@ -65,6 +65,7 @@ def yolo_decoder(
     *,
     end_to_end: bool = False,
     objectness: bool = False,
+    behind: int = 0,
 ) -> str:
     """Infer the decoder of a YOLO network from the shape of its output.
 
@@ -74,6 +75,7 @@ def yolo_decoder(
         where: begins an error.
         end_to_end: the exporter says that suppression is inside.
         objectness: the exporter is an older one, whose rows are box, objectness and classes.
+        behind: numbers that the task adds to a row.
 
     Raises:
         ModelError: it is none of those that can be decoded; expected and found.
@@ -81,14 +83,15 @@ def yolo_decoder(
     found = ", ".join(map(str, outputs))
     if len(outputs) != 1 or len(outputs[0].shape) != 3:
         raise ModelError(
-            f"{where}: expected one output of 3 dimensions, found {found}; segment, pose and obb "
-            "networks and those with anchors outside are not supported"
+            f"{where}: expected one output of 3 dimensions, found {found}; networks with anchors "
+            "outside are not supported: export it with them inside"
         )
     _, rows, columns = outputs[0].shape
-    if columns == 5 + classes and (objectness or columns != 6):
+    rows, columns = (None if size is None else size - behind for size in (rows, columns))
+    if columns == 5 + classes and (objectness or (columns != 6 and not behind)):
         return "yolov5"
     # No picture has so few places that 6 could be their count.
-    if not objectness and columns == 6:
+    if not objectness and columns == 6 and (not behind or 4 + classes != rows):
         return "yolo-e2e"
     if 4 + classes == rows:
         return "yolov8"
@@ -102,8 +105,9 @@ def yolo_decoder(
             "its metadata does not say whose; name the decoder in a model.toml"
         )
     raise ModelError(
-        f"{where}: output {found}: for {classes} labels expected [1, {4 + classes}, N], "
-        f"[1, N, {5 + classes}] or [1, N, 6]; segment, pose and obb networks are not supported"
+        f"{where}: output {found}: for {classes} labels expected [1, {4 + classes + behind}, N], "
+        f"[1, N, {5 + classes + behind}] or [1, N, {6 + behind}]; say what it is in a model.toml, "
+        "of which `edge-agent describe` prints a draft"
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelError
+from ..decoders import Task
 from ..manifest import MAX_LABELS
 from . import infer_layout
 from .facts import NetworkFacts
@@ -26,7 +27,16 @@ MAX_TEXT = 1024 * 1024
 _RTDETR = "RTDETRDecoder"
 _HEADS: Mapping[str, frozenset[str]] = {
     "detect": frozenset({"Detect", "v10Detect", "WorldDetect", "YOLOEDetect", _RTDETR}),
+    "segment": frozenset({"Segment", "Segment26", "YOLOESegment", "YOLOESegment26"}),
+    "pose": frozenset({"Pose", "Pose26"}),
+    "obb": frozenset({"OBB", "OBB26"}),
     "classify": frozenset({"Classify"}),
+}
+_TASKS: Mapping[str, Task] = {
+    "detect": "detection",
+    "segment": "instance-segmentation",
+    "pose": "keypoints",
+    "obb": "obb",
 }
 
 
@@ -74,38 +84,48 @@ def describe(
         "license": fields.get("license", "").strip()[:200],
     }
     if task not in _HEADS:
-        raise ModelError(f"{where}: task {task!r} is not supported; detect and classify are")
+        raise ModelError(
+            f"{where}: task {task!r} is not supported; {', '.join(_HEADS)} are: train or export "
+            "the model for one of these"
+        )
     head = fields.get("head", "").strip()
     if head and head not in _HEADS[task]:
         raise ModelError(
             f"{where}: head {head!r} is not known, and what its output means may differ; known are "
             f"{', '.join(sorted(_HEADS[task]))}; describe the model in a model.toml"
         )
-    build = _detection if task == "detect" else _classification
-    body, more = build(fields, facts, labels, where)
+    if task == "classify":
+        body, more = _classification(fields, facts, labels, where)
+    else:
+        if "task" not in fields and len(facts.outputs) == 2:
+            task = "segment"  # YOLOv5's: rows, and prototypes of masks
+        body, more = _boxes(task, fields, facts, labels, where)
     return described | body, assumed + more
 
 
-def _detection(
-    fields: Mapping[str, str], facts: NetworkFacts, labels: tuple[str, ...], where: str
+def _boxes(
+    task: str, fields: Mapping[str, str], facts: NetworkFacts, labels: tuple[str, ...], where: str
 ) -> tuple[dict[str, Any], list[str]]:
     if _is_rtdetr(fields):
         return _rtdetr(fields, facts, labels, where)
     arguments = _value(fields, "args", where)
     inside = isinstance(arguments, dict) and arguments.get("nms") is True
     older = "task" not in fields
+    behind, more = _behind(task, fields, facts, where)
+    rows = [one for one in facts.outputs if task != "segment" or len(one.shape) == 3]
     decoder = infer_layout.yolo_decoder(
-        facts.outputs,
+        rows,
         len(labels),
         where,
         end_to_end=inside or _value(fields, "end2end", where) is True,
         objectness=older,
+        behind=behind,
     )
     picture, _, assumed = _picture(fields, facts, where)
     picture |= {"resize": "letterbox", "pad": 114}
-    output: dict[str, Any] = {"decoder": decoder, "threshold": 0.25, "labels": labels}
+    output: dict[str, Any] = {"decoder": decoder, "threshold": 0.25, "labels": labels, **more}
     assumed = [
-        f"decoder: {decoder}, by the output {facts.outputs[0]}",
+        f"decoder: {decoder}, by the output {rows[0]}",
         "input: letterboxed on gray 114, RGB in 0..1, as Ultralytics' predictor does",
         "threshold: 0.25, the predictor's default",
         *assumed,
@@ -115,7 +135,34 @@ def _detection(
         yolov5 = older and (decoder == "yolov5" or "version" not in fields)
         output["iou"] = 0.45 if yolov5 else 0.7
         assumed.append(f"iou: {output['iou']}, the predictor's default")
-    return {"task": "detection", "input": picture, "output": output}, assumed
+    return {"task": _TASKS[task], "input": picture, "output": output}, assumed
+
+
+def _behind(
+    task: str, fields: Mapping[str, str], facts: NetworkFacts, where: str
+) -> tuple[int, dict[str, Any]]:
+    """Return how many numbers a task adds to a row, and its keys in [output]."""
+    if task == "segment":
+        pictures = [one.shape for one in facts.outputs if len(one.shape) == 4]
+        count = pictures[0][3 if facts.kind == "tflite" else 1] if len(pictures) == 1 else None
+        if count is None:
+            found = ", ".join(map(str, facts.outputs))
+            raise ModelError(
+                f"{where}: expected rows and the prototypes of masks [1, k, h, w], found {found}"
+            )
+        return count, {}
+    if task != "pose":
+        return int(task == "obb"), {}
+    shape = _value(fields, "kpt_shape", where)
+    if not (
+        isinstance(shape, list | tuple)
+        and len(shape) == 2
+        and all(type(each) is int and each > 0 for each in shape)
+    ):
+        raise ModelError(
+            f"{where}: kpt_shape: not in the metadata; say output.points in a model.toml"
+        )
+    return shape[0] * shape[1], {"points": shape[0]}
 
 
 def _is_rtdetr(fields: Mapping[str, str]) -> bool:

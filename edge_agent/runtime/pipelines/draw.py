@@ -10,7 +10,9 @@ import cv2
 import numpy as np
 
 from ...core.errors import SampleError
+from ...core.masks import Mask
 from ...core.types import Array, Detections, Findings
+from ...inference.likeness import SEEN
 from ...inference.preprocess.placement import Region
 from .overlay import Shape
 
@@ -100,11 +102,17 @@ def _shape(canvas: Array, shape: Shape, scale: float, thick: int) -> None:
 
 def _detections(canvas: Array, found: Detections, scale: float, thick: int) -> None:
     boxes = [tuple(round(float(side)) for side in box) for box in found.boxes]
-    for label, box in zip(found.labels, boxes, strict=True):
-        _box(canvas, box, color_of(label), thick)
+    for label, mask in zip(found.labels, found.masks or (), strict=found.masks is not None):
+        _fill(canvas, mask, color_of(label))
+    for place, (label, box) in enumerate(zip(found.labels, boxes, strict=True)):
+        if found.corners is None:
+            _box(canvas, box, color_of(label), thick)
+        else:
+            _quad(canvas, found.corners[place], color_of(label), thick)
     if found.points is not None:
-        for x, y in found.points.reshape(-1, 2):
-            cv2.circle(canvas, (round(float(x)), round(float(y))), thick + 1, (0, 255, 255), -1)
+        for x, y, *score in found.points.reshape(-1, found.points.shape[2]).tolist():
+            if not score or score[0] >= SEEN:
+                cv2.circle(canvas, (round(x), round(y)), thick + 1, (0, 255, 255), -1)
     # Above all boxes, and the best first: it has the choice of its place.
     taken: list[Rect] = []
     tracks = [0] * len(found) if found.tracks is None else found.tracks.tolist()
@@ -120,6 +128,20 @@ def _box(canvas: Array, box: tuple[int, ...], color: Color, thick: int) -> None:
     corners = (box[0], box[1]), (box[2], box[3])
     cv2.rectangle(canvas, *corners, DARK, thick + 2)
     cv2.rectangle(canvas, *corners, color, thick)
+
+
+def _quad(canvas: Array, corners: Array, color: Color, thick: int) -> None:
+    """Draw an oriented box, corners (4, 2), likewise."""
+    points = [np.round(corners).astype(np.int32)]
+    cv2.polylines(canvas, points, True, DARK, thick + 2, cv2.LINE_AA)
+    cv2.polylines(canvas, points, True, color, thick, cv2.LINE_AA)
+
+
+def _fill(canvas: Array, mask: Mask, color: Color) -> None:
+    """Tint the pixels of a mask."""
+    rows, columns = mask.bits.shape
+    part = canvas[mask.top : mask.top + rows, mask.left : mask.left + columns]
+    part[mask.bits] = part[mask.bits] // 2 + np.array(color, np.uint8) // 2
 
 
 def _lines(canvas: Array, lines: list[str], scale: float) -> None:
