@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 
 def main() -> int:
     """Run the command line; return the exit status."""
     _mind_signals(sys.argv[1:])
+    try:
+        time.time()
+    except OverflowError:
+        # Nothing that asks for the time could be imported; the service is started again.
+        sys.stderr.write(
+            "edge-agent: the clock of this machine is beyond the year 2262, which Python cannot "
+            "express; set it, e.g. with timedatectl\n"
+        )
+        return 1
     # Before the limit on open files may be reached, which keeps anything from being imported.
     from .core.errors import print_error, system_limit
 

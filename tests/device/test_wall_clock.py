@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -102,6 +104,25 @@ def set_clock(tmp_path: Path) -> tuple[dict[str, str], Callable[[str], None]]:
 def seconds_to(when: datetime) -> str:
     """Give what libfaketime adds to the clock to have it show *when*."""
     return f"{(when - datetime.now(UTC)).total_seconds():+.0f}"
+
+
+def test_a_clock_beyond_2262_is_named(
+    set_clock: tuple[dict[str, str], Callable[[str], None]],
+) -> None:
+    """Python ends there: no traceback, and a status with which the service is started again."""
+    environ, put = set_clock
+    put("@2300-01-01 00:00:00")
+    for command in ("run", "profile"):
+        said = subprocess.run(
+            [sys.executable, "-m", "edge_agent", command],
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert said.returncode == 1
+        assert said.stderr.count("\n") == 1
+        assert "beyond the year 2262" in said.stderr
 
 
 def test_a_clock_that_is_set_while_the_agent_runs(
