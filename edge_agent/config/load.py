@@ -30,6 +30,7 @@ from ..sources.spec import parse_source
 from .answer_checks import answer_problems
 from .asks import ask_problems, server_problems
 from .locations import PLACES, default_state
+from .sensor_input import sensor_problems
 from .settings import Pipeline, SecondStage, Settings, parse_route
 from .shapes import MOST_SHAPES, polygon_trouble
 from .templates import topic_trouble
@@ -383,6 +384,7 @@ def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str
             yield "model", f'"{READINGS}" is for sensors; {found}'
         if trouble is not None:
             yield "source", f"{source.redacted!r}: {trouble}"
+    yield from sensor_problems(pipeline.input, has_no_model=pipeline.has_no_model)
     try:
         if not pipeline.has_no_model:
             parse_route(pipeline.model)

@@ -10,7 +10,8 @@ from ..core.text import closest
 from ..models.decoders import BOXED
 from ..models.manifest import SCORED, ModelFolder
 from .rule_kinds import RULE_KINDS, RuleKind, kind_of
-from .settings import Action, Pipeline, Rule
+from .rules import Action, Rule
+from .settings import Pipeline
 from .shapes import MOST_SHAPES, line_trouble, polygon_trouble
 from .templates import braces_trouble, source_trouble, topic_trouble, trouble, url_trouble
 

@@ -14,7 +14,7 @@ from ..core.frozen import record
 from ..core.types import Anomaly, Classes, Outcome, Values, significant
 from ..models.decoders import BOXED, LABELED
 from ..models.drift import MOST_INDEX
-from .settings import Rule
+from .rules import Rule
 
 MUCH_DRIFT = 0.25
 """Population stability index above which a rule without bounds is true: the usual rule of thumb."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from ..core.errors import RequestError
 from ..core.json_text import HalfLetterError, read_json
 from ..core.parameters import FLAG, LABEL, Items, Kind, Number, Table, Whole, shown
-from .settings import RATES, THRESHOLDS
+from .bounds import THRESHOLDS
+from .settings import RATES
 from .shapes import MOST_POINTS, MOST_SHAPES, polygon_trouble
 
 MOST_BYTES = 64 * 1024

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from ..core.codec import storable
 from ..core.constraints import Ge, Gt, Le, Plain
@@ -20,28 +20,24 @@ from ..inference.engines.registry import WantedEngine
 from .address import Address, parse_url
 from .answers import Http, Infer
 from .asks import Ask, Server
+from .bounds import Flag, Milliseconds, Polygon, Seconds, Share, Threshold
 from .remote import Remote
+from .rules import Line, Rule, Zone
+from .sensor_input import SensorInput
+
+if TYPE_CHECKING:
+    from ..models.manifest import InputSpec
 
 R = TypeVar("R")
 
 _STRICT: Any = {"extra": "forbid"}
-# Bounded so that neither infinity nor a slip of the finger gets through; NaN is within no bounds.
-Seconds = Annotated[float, Plain(), Ge(0), Le(366 * 86400)]
-Milliseconds = Annotated[float, Plain(), Ge(0), Le(1e9)]
-Share = Annotated[float, Plain(), Ge(0), Le(1)]
-THRESHOLDS = (-1e9, 1e9)
-"""Of any task; for tasks with scores from 0 to 1 see `models.manifest.threshold_trouble`."""
 RATES = (1e-5, 100_000.0)
 """Samples a second; the least is one a day."""
-Threshold = Annotated[float, Plain(), Ge(THRESHOLDS[0]), Le(THRESHOLDS[1])]
-Flag = Annotated[bool, Plain()]
 RESTART: Any = {"restart": True}
 """Metadata of a key that takes effect at the next start only."""
 LIVE: Any = {"live": True}
 """Metadata of a key of a pipeline that takes effect while the pipeline runs."""
 Pixels = Annotated[int, Plain(), Ge(0), Le(1_000_000)]
-Polygon = tuple[tuple[Share, ...], ...]
-"""Corners x, y in 0..1 of the frame."""
 
 
 @storable
@@ -172,88 +168,6 @@ class Snapshots:
     """Least time between two of them; 0: one with every result."""
 
 
-Anchor = Literal["bottom", "center"]
-"""The point of a box that counts: the middle of its lower edge, or its center."""
-
-
-@storable
-@record(kw_only=True)
-class Zone:
-    """An area of the frame in which objects are looked for."""
-
-    __pydantic_config__ = _STRICT
-    name: str
-    polygon: Polygon
-    anchor: Anchor = "bottom"
-
-
-@storable
-@record(kw_only=True)
-class Line:
-    """A line across which objects are counted."""
-
-    __pydantic_config__ = _STRICT
-    name: str
-    points: Polygon
-    """From its first to its last; "in" is from its left to its right, seen along it."""
-    anchor: Anchor = "bottom"
-
-
-On = Literal["begin", "update", "end", "once", "all"]
-"""The state of an event at which an action is done; "begin" is also that of a moment."""
-
-
-@storable
-@record(kw_only=True)
-class Action:
-    """What is done when a rule fires."""
-
-    __pydantic_config__ = _STRICT
-    publish: str | None = None
-    """A topic, which may hold words in braces; of the payload likewise."""
-    payload: str = ""
-    """Empty: the event."""
-    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 0
-    retain: Flag = False
-    http: str | None = None
-    """A URL to post the event to."""
-    on: On = "begin"
-
-
-@storable
-@record(kw_only=True)
-class Rule:
-    """When an event occurs."""
-
-    __pydantic_config__ = _STRICT
-    name: str
-    when: str
-    """One of `rule_kinds.RULE_KINDS`."""
-    zone: str | None = None
-    """None: the whole frame."""
-    line: str | None = None
-    direction: Literal["in", "out", "any"] = "any"
-    labels: tuple[str, ...] = ()
-    """Empty: all."""
-    frames: str = "2/3"
-    """True in k of the last n results before it counts."""
-    for_s: Seconds = 0.0
-    above: Threshold | None = None
-    below: Threshold | None = None
-    """With both, the second ends what the first begins."""
-    value: str | None = None
-    cooldown_s: Seconds = 0.0
-    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 1
-    picture: Literal["none", "crop", "frame"] = "none"
-    do: tuple[Action, ...] = ()
-
-    @property
-    def needed(self) -> tuple[int, int]:
-        """Of how many results, in the last how many, it must be true."""
-        needed, _, of = self.frames.partition("/")
-        return int(needed), int(of)
-
-
 @storable
 @record(kw_only=True)
 class Pipeline:
@@ -294,6 +208,8 @@ class Pipeline:
     rules: tuple[Rule, ...] = field(default=(), metadata=LIVE)
     ask: tuple[Ask, ...] = field(default=(), metadata=LIVE)
     then: tuple[SecondStage, ...] = ()
+    input: SensorInput | None = None
+    """Of a pipeline without a model."""
     units: Mapping[str, str] = field(default_factory=dict, metadata=LIVE)
     """By name of a value in its results; for Home Assistant."""
 
@@ -306,6 +222,11 @@ class Pipeline:
     def stages(self) -> tuple[SecondStage, ...]:
         """Its second stages and all below them, each before those below it."""
         return tuple([each for stage in self.then for each in stage.whole])
+
+    @property
+    def sensor_spec(self) -> InputSpec:
+        """What of a sensor is taken where there is no model."""
+        return (self.input or SensorInput()).spec
 
     @property
     def needs_rule_engine(self) -> bool:

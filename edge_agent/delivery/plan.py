@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ..config.settings import Seconds, Share
+from ..config.bounds import Seconds, Share
 from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import MalformedError
 from ..core.frozen import record

@@ -33,6 +33,7 @@ from ..models.manifest import InputSpec, Manifest, ModelFolder
 from .engines.engine import EngineChoice
 from .folding.fold import Fold
 from .model import Model
+from .preprocess.window_stats import WindowStats
 from .preprocess.windowing import Window, Windower
 
 ONLY = "value"
@@ -83,28 +84,36 @@ class Readings(Model):
             on_names: called when values of other names have come.
         """
         super().__init__(folder_of(spec), EngineChoice(""), _NoEngine(), _AsTheyAre(), _decode)
-        self._columns: tuple[str, ...] = ()
+        self._channels: tuple[tuple[str, ...], int] = ((), 0)
+        """Names and number of the channels that came last, …"""
         self._named: tuple[str, ...] = ()
-        """The columns that came last, and what their values are called."""
+        """… and what their values are called."""
         self._on_names = on_names
 
     def windower(self, columns: tuple[str, ...]) -> Windower:
-        return EachReading(self.manifest.input, columns)
+        spec = self.manifest.input
+        return (EachReading if spec.window is None else Windower)(spec, columns)
 
     def _infer(self, request: Request) -> Outcome:
         start = time.perf_counter()
         sample = request.sample
-        row = sample.data
+        row, spec = sample.data, self.manifest.input
+        names = self._names(sample.names, sample.data.shape[-1])
+        if spec.stats is not None:
+            rate = spec.resample_hz or spec.rate_hz
+            row = WindowStats(sample.data.shape, spec.stats.of, rate)(row).reshape(-1)
         digits = DOUBLE if row.dtype == np.float64 else SINGLE
-        each = zip(self._names(sample.names, len(row)), row.tolist(), strict=True)
+        each = zip(names, row.tolist(), strict=True)
         found = Values({name: value for name, value in each if not isnan(value)}, digits)
         self.stats.add(0.0)
         return Outcome(READINGS, "", found, Timing((time.perf_counter() - start) * 1e3, 0.0, 0.0))
 
     def _names(self, columns: tuple[str, ...], count: int) -> tuple[str, ...]:
-        """Return what the values of these columns are called, each otherwise."""
-        if columns != self._columns or count != len(self._named):
-            self._columns, self._named = columns, value_names(columns, count)
+        """Return what the values of *count* channels are called, each otherwise."""
+        if (columns, count) != self._channels:
+            self._channels = columns, count
+            stats = self.manifest.input.stats
+            self._named = value_names(columns, count, () if stats is None else stats.of)
             known = self.folder.labels
             new = [name for name in self._named if name not in known]
             if new and len(known) < MOST_NAMES:
@@ -119,17 +128,30 @@ def folder_of(spec: InputSpec, names: tuple[str, ...] = ()) -> ModelFolder:
     return ModelFolder(Path(), manifest, names)
 
 
-def value_names(columns: tuple[str, ...], count: int) -> tuple[str, ...]:
+def value_names(columns: tuple[str, ...], count: int, of: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return a name for each of *count* channels: its own, else its number from 0.
 
-    Where several have the same, "[number]" follows it.
+    Where several have the same, "[number]" follows it. With the names of statistics, as many of
+    each channel: "ax.rms", or "rms" alone where there is one channel without a name.
     """
-    if not columns:
-        return (ONLY,) if count == 1 else tuple(map(str, range(count)))
-    named = [column or str(place) for place, column in enumerate(columns)]
-    return tuple(
+    if not columns and count == 1:
+        return of or (ONLY,)
+    named = [column or str(place) for place, column in enumerate(columns or [""] * count)]
+    each = tuple(
         name if named.count(name) == 1 else f"{name}[{place}]" for place, name in enumerate(named)
     )
+    return tuple(f"{channel}.{name}" for channel in each for name in of) if of else each
+
+
+def names_in(spec: InputSpec, reading: Reading) -> tuple[str, ...]:
+    """Return what the values of readings like this one are called.
+
+    Raises:
+        ModelError: it has none of the channels that are wanted.
+    """
+    of = () if spec.stats is None else spec.stats.of
+    (taken,) = (part for part in EachReading(spec).usable(reading) if isinstance(part, Reading))
+    return value_names(taken.columns, taken.data.shape[1], of)
 
 
 class EachReading(Windower):
@@ -145,10 +167,20 @@ class EachReading(Windower):
         if rows.ndim != 2:
             shape = " by ".join(str(size) for size in rows.shape[1:]) or "1"
             raise ModelError(f"it gives ready inputs of {shape}, which have no names")
+        places, wanted = list(range(rows.shape[1])), self._spec.channels
+        if wanted:
+            columns = reading.columns or tuple(map(str, places))
+            places = [place for place in places if place in wanted or columns[place] in wanted]
+            if not places:
+                expected, found = ", ".join(map(str, wanted)), ", ".join(columns[:20])
+                raise ModelError(f"input.channels: expected {expected}, found {found}")
+            rows = rows[:, places]
+            names = tuple(columns[place] for place in places)
+            reading = replace(reading, data=rows, columns=names)
         empty = np.isnan(rows).all(axis=1)
         if reading.flaw is not None:
             for row in map(int, np.flatnonzero(empty)):
-                for column in range(rows.shape[1]):
+                for column in places:
                     with suppress(ModelError):  # a column of texts is none that could be wrong
                         yield reading.flaw(row, column)
                         break

@@ -21,6 +21,7 @@ from ..core.text import half_letter
 from . import drift
 from .decoders import BOXED, DECODERS, DEFAULT, LABELED, DecoderName, Task, decoders_of
 from .logmel import LogMel
+from .stats import Stats, stats_problems
 
 if TYPE_CHECKING:
     from ..core.types import Kind
@@ -96,9 +97,11 @@ class InputSpec:
     hop: Annotated[int, Ge(1), Le(10_000_000)] | None = None
     """None: as the window, without overlap."""
     rate_hz: Annotated[float, Gt(0), Le(1e9)] | None = None
-    transform: Literal["none", "logmel", "mfcc"] = "none"
+    transform: Literal["none", "logmel", "mfcc", "stats"] = "none"
     logmel: LogMel | None = None
     """Of transform logmel and mfcc."""
+    stats: Stats | None = None
+    """Of transform stats."""
     resample_hz: Annotated[float, Ge(0), Le(1e6)] = 0.0
     """Readings are brought to this many a second; 0: as they come."""
     lead: Annotated[int, Ge(0), Le(10_000_000)] = 0
@@ -349,7 +352,7 @@ def _parse(data: Mapping[str, Any], where: str) -> Manifest:
     for key, trouble in _problems(manifest):
         raise ModelError(f"{where}: {key}: {trouble}")
     spec, rounding = manifest.input, DECODERS[manifest.decoder].rounding
-    if spec.transform != "none" and spec.logmel is None:
+    if spec.transform in {"logmel", "mfcc"} and spec.logmel is None:
         spec = replace(spec, logmel=LogMel())
     if rounding is not None and spec.resize == "letterbox" and not spec.rounding:
         spec = replace(spec, rounding=rounding)
@@ -424,6 +427,11 @@ def _input_problems(spec: InputSpec) -> Iterator[tuple[str, str]]:
     if spec.transform != "none" and not spec.is_signal:
         text = f"{spec.transform!r} is for signals; give input.window or a layout of {layouts}"
         yield "input.transform", text
+    if spec.transform == "stats":
+        rate = spec.resample_hz or spec.rate_hz
+        of = () if spec.stats is None else spec.stats.of
+        for key, text in stats_problems(of, spec.window, rate):
+            yield f"input.{key}", text
 
 
 def idle_keys(manifest: Manifest) -> str | None:
@@ -437,8 +445,10 @@ def idle_keys(manifest: Manifest) -> str | None:
         return f"{', '.join(found)}: no effect: the model takes {what}"
     if spec.max_tokens is not None and not spec.tokenizer:
         return "input.max_tokens: no effect without input.tokenizer"
-    if spec.logmel is not None and spec.transform == "none":
+    if spec.logmel is not None and spec.transform not in {"logmel", "mfcc"}:
         return 'input.logmel: no effect without input.transform = "logmel" or "mfcc"'
+    if spec.stats is not None and spec.transform != "stats":
+        return 'input.stats: no effect without input.transform = "stats"'
     return None
 
 

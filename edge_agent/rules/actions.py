@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..config.settings import Action
+from ..config.rules import Action
 from ..config.templates import fill, topic_trouble
 from ..core.errors import WebError
 from ..core.frozen import record

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config.rule_kinds import kind_of
-from ..config.settings import Rule
+from ..config.rules import Rule
 from ..core.types import Outcome
 from .event import Why
 from .event_log import UPDATE_SECONDS, EventLog, OngoingEvent

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config.settings import Action, Settings
+from ..config.rules import Action
+from ..config.settings import Settings
 from ..core.errors import SampleError
 from ..mqtt.client import Client
 from ..mqtt.topics import Topics

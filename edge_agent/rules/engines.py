@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ..config.settings import Action, Pipeline
+from ..config.rules import Action
+from ..config.settings import Pipeline
 from ..mqtt import payloads
 from ..runtime.pipelines.sinks import Sinks
 from .event import Event, Why

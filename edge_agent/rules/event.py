@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..config.asks import Ask
-from ..config.settings import Action
+from ..config.rules import Action
 from ..core.frozen import record
 from ..core.types import Array
 from ..mqtt import payloads

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..config.asks import Ask
-from ..config.settings import Rule
+from ..config.rules import Rule
 from ..core.types import Array, Sample
 from .event import Event, State, Why
 

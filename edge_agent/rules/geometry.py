@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config.settings import Line, Zone
+from ..config.rules import Line, Zone
 from ..core.frozen import record
 from .slots import grown
 

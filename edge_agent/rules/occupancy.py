@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config.rule_kinds import Trigger, kind_of
-from ..config.settings import Rule, Zone
+from ..config.rules import Rule, Zone
 from .geometry import Flags, Placed, Zones, ones
 from .slots import Slots, grown
 from .tracker import Tracker

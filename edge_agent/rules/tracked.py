@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..config.settings import Pipeline, Rule
+from ..config.rules import Rule
+from ..config.settings import Pipeline
 from ..core.frozen import record
 from ..core.types import Detections
 from .geometry import Flags, Placed, place

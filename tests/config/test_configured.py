@@ -26,7 +26,8 @@ from edge_agent.config.configured import (
 )
 from edge_agent.config.overrides import Overrides
 from edge_agent.config.remote import Remote
-from edge_agent.config.settings import Action, Pipeline, Rule, Settings, Zone
+from edge_agent.config.rules import Action, Rule, Zone
+from edge_agent.config.settings import Pipeline, Settings
 from edge_agent.core.errors import AgentError, RequestError
 
 YARD = ((0.1, 0.4), (0.9, 0.4), (0.9, 1.0))

@@ -11,7 +11,8 @@ import pytest
 import tomli_w
 
 from edge_agent.config.lint import lint_pipeline
-from edge_agent.config.settings import Action, Line, Pipeline, Rule, SecondStage, Zone
+from edge_agent.config.rules import Action, Line, Rule, Zone
+from edge_agent.config.settings import Pipeline, SecondStage
 from edge_agent.models.manifest import ModelFolder, load
 from tests.helpers.small_models import brightness, detector, plain, write_pictures
 from tests.helpers.support import (

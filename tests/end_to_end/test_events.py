@@ -469,7 +469,7 @@ def test_a_hanging_server_is_given_up_after_its_tries() -> None:
     """A server that sends a byte now and then is cut off, too."""
     import socket
 
-    from edge_agent.config.settings import Action
+    from edge_agent.config.rules import Action
     from edge_agent.rules import actions as module
     from edge_agent.rules.actions import Actions
 
@@ -514,7 +514,7 @@ def test_a_hanging_server_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch
     import socket
     from http.server import BaseHTTPRequestHandler, HTTPServer
 
-    from edge_agent.config.settings import Action
+    from edge_agent.config.rules import Action
     from edge_agent.rules.actions import Actions
 
     monkeypatch.setattr("edge_agent.rules.actions.HTTP_SECONDS", PATIENCE)
@@ -560,7 +560,7 @@ def test_a_hanging_server_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch
 
 def test_what_waits_too_long_is_named_without_its_secrets() -> None:
     """The oldest gives way, and is what is told of: no login, query or token of its URL."""
-    from edge_agent.config.settings import Action
+    from edge_agent.config.rules import Action
     from edge_agent.rules.actions import MOST, Actions
 
     acting = Actions(lambda *_: True, lambda: "edge")
@@ -576,7 +576,7 @@ def test_what_waits_too_long_is_named_without_its_secrets() -> None:
 
 def test_a_label_cannot_lead_a_message_elsewhere() -> None:
     """What a model calls its labels is one level of a topic, and never one below `in/`."""
-    from edge_agent.config.settings import Action
+    from edge_agent.config.rules import Action
     from edge_agent.rules.actions import Actions
 
     sent: list[str] = []
@@ -595,7 +595,7 @@ def test_a_label_cannot_lead_a_message_elsewhere() -> None:
 
 def test_what_a_source_reads_is_not_published_on() -> None:
     """A topic is compared as it is sent: a label may make it a source's, and go round for ever."""
-    from edge_agent.config.settings import Action
+    from edge_agent.config.rules import Action
     from edge_agent.rules.actions import MESSAGES, Actions
 
     sent: list[str] = []

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from edge_agent.core.bundled import bundled
+from tests.helpers.small_models import write_manifest
 from tests.helpers.support import (
     AgentProcess,
     Listener,
@@ -20,6 +22,7 @@ from tests.helpers.support import (
     call_cli,
     check_account,
 )
+from tests.helpers.tiny_networks import node, save_onnx
 
 Agents = Callable[..., AgentProcess]
 Listeners = Callable[..., Listener]
@@ -147,6 +150,11 @@ def test_any_sensor_gives_its_values_by_the_names_of_its_channels(
         ({"model": "readings@2"}, '"readings" is no model; alone, as model = "readings"'),
         ({"model": "readings:50,face:50"}, '"readings" is no model'),
         ({"units": {"t": 5}}, "units"),
+        ({"input": {"window": 8}}, ".input.stats: is missing"),
+        ({"input": {"hop": 8}}, ".input.window: is missing"),
+        ({"input": {"window": 8, "stats": {"of": ["band:1-2"]}}}, ".input.rate_hz: is missing"),
+        ({"input": {"windw": 8}}, "window"),
+        ({"input": {}, "model": "face"}, '.input: is for model = "readings"'),
     ],
 )
 def test_what_readings_cannot_be_is_said(tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -178,3 +186,50 @@ def test_a_model_may_not_be_called_readings_and_check_knows_the_values(
     done = call_cli("check", "--config", str(config))
     assert done.code == 0
     assert "rules[warm].value: 'temperature' has not come yet; there are flow, level" in done.out
+
+
+STATISTICS = ["rms", "peak", "kurtosis", "crest", "band:10-100", "band:1000-3200"]
+# SciPy 1.17.1, by number of the window: of 2048 samples, hop 1024, 6400 Hz.
+BY_SCIPY = {
+    0: [0.5642385, 3.66, 0.4422238, 6.486618, 0.409971, 0.33691],
+    60: [0.7837073, 5.24, 7.363077, 6.68617, 0.4190723, 0.6026575],
+}
+
+
+def test_statistics_of_the_bundled_bearing_are_those_of_scipy(
+    tmp_path: Path, broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """As published values, on which a rule fires once, and as the input of a model."""
+    folder = tmp_path / "models" / "copy"
+    folder.mkdir(parents=True)
+    shape = (1, 1, len(STATISTICS))
+    ends = [("given", "float32", shape)], [("same", "float32", shape)]
+    save_onnx(folder / "model.onnx", [node("Identity", ["given"], ["same"])], *ends)
+    windows: dict[str, Any] = {"channels": ["accel"], "window": 2048, "hop": 1024, "rate_hz": 6400}
+    windows["stats"] = {"of": STATISTICS}
+    taken = {**windows, "layout": "tc", "transform": "stats"}
+    write_manifest(folder, "1", "regression", input=taken, output={"labels": STATISTICS})
+    source = f"csv:{bundled('models')}/media/bearing.csv"
+    worn = {"name": "worn", "when": "value", "value": "accel.kurtosis", "above": 4, "below": 2}
+    pipelines: list[dict[str, Any]] = [
+        {"name": "plain", "source": source, "model": "readings", "input": windows, "rules": [worn]},
+        {"name": "copy", "source": source, "model": "copy"},
+    ]
+    heard = listen(broker.port)
+    running = agent(
+        agent_settings("box", broker.url, pipelines, models_dirs=[str(tmp_path / "models")])
+    )
+    for name, prefix in {"plain": "accel.", "copy": ""}.items():
+        found = on(heard, f"edge/box/result/{name}", 61)
+        for number, wanted in BY_SCIPY.items():
+            values = found[number]["values"]
+            assert values == {
+                f"{prefix}{key}": pytest.approx(value, rel=1e-5)
+                for key, value in zip(STATISTICS, wanted, strict=True)
+            }
+    heard.wait_state("edge/box/source/plain", state="ended")
+    heard.wait_state("edge/box/event/plain", state="end", why="lost")  # with its source
+    told = [each["state"] for each in heard.on("edge/box/event/plain")]
+    assert told == ["begin", "end"]
+    assert running.stop() == 0
+    assert "Traceback" not in running.words()

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent.config.settings import Broker, Line, Pipeline, Rule, Settings, Zone
+from edge_agent.config.rules import Line, Rule, Zone
+from edge_agent.config.settings import Broker, Pipeline, Settings
 from edge_agent.core.timeline import Timeline
 from edge_agent.core.types import Detections, Findings, Outcome, Sample, Timing
 from edge_agent.mqtt.client import Client

@@ -12,7 +12,8 @@ from typing import Any
 import paho.mqtt.client as mqtt
 import pytest
 
-from edge_agent.config.settings import HomeAssistant, Line, Pipeline, Rule, Settings, Zone
+from edge_agent.config.rules import Line, Rule, Zone
+from edge_agent.config.settings import HomeAssistant, Pipeline, Settings
 from edge_agent.core.threads import ShutdownQueue
 from edge_agent.core.timeline import Timeline
 from edge_agent.homeassistant.announcer import Announcer

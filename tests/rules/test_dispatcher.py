@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_agent.config.settings import Action, Settings
+from edge_agent.config.rules import Action
+from edge_agent.config.settings import Settings
 from edge_agent.rules.event import Event
 from tests.helpers.mqtt_client import make_client
 from tests.helpers.rule_engines import make_dispatcher

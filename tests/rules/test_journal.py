@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from edge_agent.config.settings import Action, Pipeline, Rule, Settings
+from edge_agent.config.rules import Action, Rule
+from edge_agent.config.settings import Pipeline, Settings
 from edge_agent.rules.event import Event
 from edge_agent.rules.journal import Journal
 from tests.helpers.mqtt_client import make_client

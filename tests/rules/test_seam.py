@@ -10,7 +10,8 @@ from edge_agent.cli.terminal import event_sentence
 from edge_agent.config.load import load
 from edge_agent.config.rule_checks import lint_rules
 from edge_agent.config.rule_kinds import RULE_KINDS, Measured, RuleKind
-from edge_agent.config.settings import Pipeline, Rule
+from edge_agent.config.rules import Rule
+from edge_agent.config.settings import Pipeline
 from edge_agent.core.errors import UsageError
 from edge_agent.core.types import Classes, Outcome
 from edge_agent.homeassistant.discovery import PipelineView

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from edge_agent.config.settings import Line, Pipeline
+from edge_agent.config.rules import Line
+from edge_agent.config.settings import Pipeline
 from edge_agent.rules.engines import RuleEngines
 from edge_agent.rules.totals import LineTotals, TotalsFile
 from edge_agent.runtime.pipelines.sinks import Sink, Sinks

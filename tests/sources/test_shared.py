@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent.config.settings import Polygon
+from edge_agent.config.bounds import Polygon
 from edge_agent.core.errors import SampleError, SourceError
 from edge_agent.core.types import Kind, Reading
 from edge_agent.runtime.pipelines.masks import Masks

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ...config.settings import Arm, Broker, Line, Rule, Zone
+from ...config.rules import Line, Rule, Zone
+from ...config.settings import Arm, Broker
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.errors import AgentError
 from ...core.timeline import Timeline

@@ -26,8 +26,8 @@ from ...core.errors import UsageError
 from ...core.types import Array
 from ...inference.decode.decoder import build_decoder
 from ...inference.model import default_threshold
-from ...inference.preprocess.features import features_of
 from ...inference.preprocess.inputs import constants, sample_input
+from ...inference.preprocess.signal import transform_of
 from ...models.manifest import InputSpec, load
 from ...sources.spec import SourceSpec, parse_source
 from .plain import specs
@@ -93,7 +93,7 @@ def main(source: str, model: str, port: str, topic: str) -> None:  # noqa: PLR09
     inputs, outputs = specs(session.get_inputs()), specs(session.get_outputs())
     given = sample_input(wanted, inputs)
     shape = tuple(size or 1 for size in given.shape)
-    features = None if wanted.transform == "none" else features_of(wanted)
+    features = transform_of(wanted, given)
     decode = build_decoder(folder.manifest, folder.labels, (given,), outputs, None)
     threshold = default_threshold(folder)
     client = mqtt.Client(CallbackAPIVersion.VERSION2)
@@ -106,7 +106,7 @@ def main(source: str, model: str, port: str, topic: str) -> None:  # noqa: PLR09
         feeds: dict[str, Any] = constants(wanted, inputs)
         for window in windows_of(rows_of(spec, wanted.channels), wanted):
             taken = time.time()
-            values = window if features is None else features(window.reshape(-1))
+            values = window if features is None else features(window)
             if not usual:
                 usual = [
                     np.array(wanted.per_channel(name, values.shape[-1]), np.float32)

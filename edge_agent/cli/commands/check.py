@@ -172,9 +172,8 @@ class _PipelineCheck:
         count = len(pipeline.arms)
         if pipeline.has_no_model:
             from ...inference.readings import folder_of
-            from ...models.manifest import InputSpec
 
-            found, count = [folder_of(InputSpec(), self._names)], 1
+            found, count = [folder_of(pipeline.sensor_spec, self._names)], 1
         for line in self._paces(found[:count]):
             report.line("note", f"{self._subject} source", line)
         lines = lint_pipeline(pipeline, found[:count], found[count:])
@@ -209,7 +208,10 @@ class _PipelineCheck:
             if any(self._pipeline.roi) and (why := outside(reading.data, (x1, y1, x2, y2))):
                 raise UsageError(why)
             return f"{spec.redacted}, {reading.data.shape[1]}x{reading.data.shape[0]}"
-        self._names = reading.columns
+        if self._pipeline.has_no_model:
+            from ...inference.readings import names_in
+
+            self._names = names_in(self._pipeline.sensor_spec, reading)
         size = " by ".join(map(str, reading.data.shape[1:])) or "1"
         return f"{spec.redacted}, readings of {size} value{'' if size == '1' else 's'}"
 

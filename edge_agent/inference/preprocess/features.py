@@ -55,9 +55,20 @@ class Features:
     def _padded(self) -> int:
         return self.samples + (2 * (self.fft // 2) if self.spec.center else 0)
 
+    @property
+    def window(self) -> tuple[int, int]:
+        """Rows and channels of the window."""
+        return self.samples, 1
+
+    @property
+    def words(self) -> str:
+        """What comes out."""
+        return f"{self.shape[0]} frames of {self.shape[1]} features"
+
     def __call__(self, samples: Floats) -> Floats:
-        """Return the features, (frames, features), of the samples of one channel, (samples,)."""
+        """Return the features, (frames, features), of a window of one channel."""
         spec = self.spec
+        samples = samples.reshape(-1)
         if spec.normalize != "none":
             peak = samples.max() if spec.normalize == "max" else np.abs(samples).max()
             if peak > 0:

@@ -16,6 +16,7 @@ from .inputs import constants, sample_input
 
 if TYPE_CHECKING:
     from .features import Features
+    from .window_stats import WindowStats
 
 DTYPES = (
     *("uint8", "int8", "uint16", "int16", "int32", "int64"),
@@ -38,8 +39,9 @@ class SignalPreprocessor:
     scale: NDArray[np.float32]
     """One number, or one for each of the sample's last axis."""
     constants: dict[str, Array]
-    features: Features | None = None
-    """What a window becomes first; its frames and features then are its rows and channels."""
+    features: Features | WindowStats | None = None
+    """What a window becomes first; its frames (or channels) and features (or statistics) then are
+    its rows and channels."""
     numbers: int = field(init=False)
     """Of the tensor."""
     scaled: bool = field(init=False)
@@ -82,7 +84,7 @@ class SignalPreprocessor:
         if not np.isfinite(values).all():
             raise SampleError("sample: holds values that are not finite (NaN or infinity)")
         if self.features is not None:
-            values = self.features(values.reshape(-1))
+            values = self.features(values)
         if self.window is None and self.mean.ndim:
             values = values.reshape(self.shape)
         if self.scaled:
@@ -121,8 +123,8 @@ def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> Sign
     Raises:
         ModelError: expected and found.
     """
-    features = _features(spec)
     tensor = sample_input(spec, inputs)
+    features = transform_of(spec, tensor)
     if tensor.dtype not in DTYPES:
         raise ModelError(
             f"input {tensor}: expected one of {', '.join(DTYPES)}, found {tensor.dtype}"
@@ -140,10 +142,10 @@ def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> Sign
     if features is None:
         window = made = (spec.window, _channels(spec, tensor, shape))
     else:
-        window, made = (spec.window, 1), features.shape
+        window, made = features.window, features.shape
         if prod(made) != prod(shape):
             raise ModelError(
-                f"input.transform: {spec.transform} makes {made[0]} frames of {made[1]} features "
+                f"input.transform: {spec.transform} makes {features.words} "
                 f"of a window of {spec.window} samples, found input {tensor}"
             )
     _check_layout(layout, made, tensor, shape)
@@ -154,10 +156,24 @@ def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> Sign
     return SignalPreprocessor(tensor, shape, window, ct, mean, scale, fixed, features)
 
 
-def _features(spec: InputSpec) -> Features | None:
-    """Prepare the transform of a window, if the manifest asks for one."""
+def transform_of(spec: InputSpec, tensor: TensorSpec) -> Features | WindowStats | None:
+    """Prepare the transform of a window, if the manifest asks for one.
+
+    Args:
+        spec: the manifest's `[input]`.
+        tensor: what it is made for; tells the channels where the manifest does not.
+
+    Raises:
+        ModelError: the parameters contradict each other, or do not fit.
+    """
     if spec.transform == "none":
         return None
+    if spec.transform == "stats" and spec.stats is not None and spec.window is not None:
+        from .window_stats import WindowStats
+
+        of = spec.stats.of
+        channels = len(spec.channels) or max(1, prod(n or 1 for n in tensor.shape) // len(of))
+        return WindowStats((spec.window, channels), of, spec.resample_hz or spec.rate_hz)
     if len(spec.channels) > 1:
         raise ModelError(
             f"input.channels: transform {spec.transform!r} takes 1 channel, "

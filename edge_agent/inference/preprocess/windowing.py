@@ -144,6 +144,7 @@ class Windower:
         window = self._spec.window
         if window is None:
             return [Window(_own(row), time_ns, since, None, True) for row in kept]
+        names = self._channels.names
         clocks = np.full(len(kept), time_ns, np.int64) if times is None else times
         return [
             Window(
@@ -152,6 +153,7 @@ class Windower:
                 since,
                 None if times is None else int(at[start]),
                 follows,
+                names,
             )
             for block, at, start, follows in self._cut(kept, clocks, window)
         ]
@@ -286,6 +288,13 @@ class Channels:
             return rows
         self._check(rows)
         return rows[:, self._picked] if rows.ndim == 2 and self._picked is not None else rows
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the channels that are picked, where the source has names; else the numbers of some."""
+        if self._picked is None:
+            return self._columns
+        return tuple(self._columns[n] if self._columns else str(n) for n in self._picked)
 
     def number(self, place: int) -> int:
         """Return which of the source's channels is the *place*-th that was picked."""

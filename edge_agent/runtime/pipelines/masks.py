@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from ...config.settings import Polygon
+from ...config.bounds import Polygon
 from ...core.types import Array
 from ...sources.frame_pool import FRAME_POOL
 

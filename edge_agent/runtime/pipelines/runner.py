@@ -23,7 +23,6 @@ from ...core.timeline import Timeline
 from ...core.types import Kind
 from ...device.wall_clock import WallClock
 from ...inference.model import Model
-from ...models.manifest import InputSpec
 from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.inbox import Inbox
@@ -253,7 +252,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             from ...inference.readings import Readings
 
             # Of this pipeline alone: what loads, exchanges and reports models has no part in it.
-            model = Readings(InputSpec(), self.common.on_values)
+            model = Readings(settings.sensor_spec, self.common.on_values)
             return [Serving(Arm(settings.model, None, 1), spec.kind, model)]
         return [self.active.serving_for(arm, spec.kind) for arm in settings.arms]
 

@@ -1,0 +1,93 @@
+"""Records of the settings: zones, lines, rules and what they do."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from ..core.codec import storable
+from ..core.constraints import Ge, Le, Plain
+from ..core.frozen import record
+from .bounds import Flag, Polygon, Seconds, Threshold
+
+_STRICT: Any = {"extra": "forbid"}
+
+Anchor = Literal["bottom", "center"]
+"""The point of a box that counts: the middle of its lower edge, or its center."""
+
+
+@storable
+@record(kw_only=True)
+class Zone:
+    """An area of the frame in which objects are looked for."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    polygon: Polygon
+    anchor: Anchor = "bottom"
+
+
+@storable
+@record(kw_only=True)
+class Line:
+    """A line across which objects are counted."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    points: Polygon
+    """From its first to its last; "in" is from its left to its right, seen along it."""
+    anchor: Anchor = "bottom"
+
+
+On = Literal["begin", "update", "end", "once", "all"]
+"""The state of an event at which an action is done; "begin" is also that of a moment."""
+
+
+@storable
+@record(kw_only=True)
+class Action:
+    """What is done when a rule fires."""
+
+    __pydantic_config__ = _STRICT
+    publish: str | None = None
+    """A topic, which may hold words in braces; of the payload likewise."""
+    payload: str = ""
+    """Empty: the event."""
+    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 0
+    retain: Flag = False
+    http: str | None = None
+    """A URL to post the event to."""
+    on: On = "begin"
+
+
+@storable
+@record(kw_only=True)
+class Rule:
+    """When an event occurs."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    when: str
+    """One of `rule_kinds.RULE_KINDS`."""
+    zone: str | None = None
+    """None: the whole frame."""
+    line: str | None = None
+    direction: Literal["in", "out", "any"] = "any"
+    labels: tuple[str, ...] = ()
+    """Empty: all."""
+    frames: str = "2/3"
+    """True in k of the last n results before it counts."""
+    for_s: Seconds = 0.0
+    above: Threshold | None = None
+    below: Threshold | None = None
+    """With both, the second ends what the first begins."""
+    value: str | None = None
+    cooldown_s: Seconds = 0.0
+    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 1
+    picture: Literal["none", "crop", "frame"] = "none"
+    do: tuple[Action, ...] = ()
+
+    @property
+    def needed(self) -> tuple[int, int]:
+        """Of how many results, in the last how many, it must be true."""
+        needed, _, of = self.frames.partition("/")
+        return int(needed), int(of)

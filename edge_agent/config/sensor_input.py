@@ -1,0 +1,58 @@
+"""What a pipeline without a model takes of its sensor: `[pipelines.input]`, and its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ..core.codec import storable
+from ..core.constraints import Ge, Gt, Le, Plain
+from ..core.frozen import record
+from ..core.names import READINGS
+from ..models.stats import Stats, stats_problems
+
+if TYPE_CHECKING:
+    from ..models.manifest import InputSpec
+
+_STRICT: Any = {"extra": "forbid"}
+
+
+@storable
+@record(kw_only=True)
+class SensorInput:
+    """Which values of a sensor are published: as they come, or statistics of windows."""
+
+    __pydantic_config__ = _STRICT
+    channels: tuple[int | str, ...] = ()
+    """Empty: all."""
+    window: Annotated[int, Plain(), Ge(1), Le(10_000_000)] | None = None
+    """Samples; of this and all below, as in a manifest's `[input]`."""
+    hop: Annotated[int, Plain(), Ge(1), Le(10_000_000)] | None = None
+    rate_hz: Annotated[float, Plain(), Gt(0), Le(1e9)] | None = None
+    resample_hz: Annotated[float, Plain(), Ge(0), Le(1e6)] = 0.0
+    stats: Stats | None = None
+
+    @property
+    def spec(self) -> InputSpec:
+        """The same as a manifest says it."""
+        from ..models.manifest import InputSpec
+
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        return InputSpec(**given, transform="none" if self.stats is None else "stats")
+
+
+def sensor_problems(spec: SensorInput | None, *, has_no_model: bool) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with it: key of the pipeline, and text."""
+    if spec is None:
+        return
+    if not has_no_model:
+        yield "input", f'is for model = "{READINGS}"; what a model takes is in its manifest'
+    if spec.stats is not None:
+        rate = spec.resample_hz or spec.rate_hz
+        for key, text in stats_problems(spec.stats.of, spec.window, rate):
+            yield f"input.{key}", text
+    elif spec.window is not None:
+        yield "input.stats", 'is missing; say what of a window is published, as { of = ["rms"] }'
+    elif spec.hop or spec.rate_hz or spec.resample_hz:
+        yield "input.window", "is missing; `hop`, `rate_hz` and `resample_hz` are for windows"
