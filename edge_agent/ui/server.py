@@ -120,7 +120,7 @@ class Page:
     async def _send(self, socket: WebSocket, viewer: Viewer) -> None:
         hello = {
             "version": __version__,
-            "broker": redact(str(self._broker.url)),
+            "broker": ", ".join(redact(str(node.url)) for node in self._broker.nodes),
             "operate": self._operator is not None,
         }
         frame: dict[str, Any] = {"hello": hello, **self._site.frame(viewer)}

@@ -32,7 +32,7 @@ WATCH_KINDS = (
 PROOFS = ("status", "info")
 """What every device has retained."""
 
-MOST_BYTES = 256 * 1024
+MOST_BYTES = 128 * 1024
 """Of a payload that is shown."""
 MOST_PICTURE_BYTES = 4 * 2**20
 MOST_PICTURES_BYTES = 64 * 2**20
@@ -89,11 +89,7 @@ class Site:
     """The state behind the page."""
 
     def __init__(self, root: str) -> None:
-        """Start with nothing.
-
-        Args:
-            root: first topic level.
-        """
+        """Start with nothing, below a first topic level."""
         self._root = root
         self._lock = threading.Lock()
         self._devices: dict[str, Device] = {}
@@ -265,7 +261,7 @@ class Site:
                     for name, device in self._devices.items()
                     if device.revision > viewer.revision
                 ]
-                frame["rows"] = [self._row(name, device) for name, device in changed]
+                frame["rows"] = [_row(name, device) for name, device in changed]
                 frame["gone"] = [n for n, at in self._gone.items() if at > viewer.revision]
                 viewer.revision = self._revision
             if viewer.told != self._told:
@@ -286,12 +282,6 @@ class Site:
                 self._revision += 1
                 device.revision, device.row = self._revision, {}
 
-    @staticmethod
-    def _row(name: str, device: Device) -> dict[str, Any]:
-        if not device.row:
-            device.row = _row(name, device)
-        return device.row
-
 
 def _look(name: str, device: Device) -> DeviceLook:
     status, info, health = (device.kept.get((k, ""), {}) for k in ("status", "info", "health"))
@@ -300,26 +290,28 @@ def _look(name: str, device: Device) -> DeviceLook:
 
 
 def _row(name: str, device: Device) -> dict[str, Any]:
-    """Return a device as it stands in the table."""
+    """Return a device as it stands in the table, made again where something of it has changed."""
+    if device.row:
+        return device.row
     look = _look(name, device)
     info, health = device.kept.get(("info", ""), {}), device.kept.get(("health", ""), {})
     running = [each for each in look.pipelines.values() if each.enabled and look.state != "offline"]
     odd = [kind for (kind, _), body in device.kept.items() if "odd" in body]
     words = f"{look.words}; cannot be read: {', '.join(odd)}" if odd else look.words
-    return {
+    models = [_model(about, body) for (kind, about), body in device.kept.items() if kind == "model"]
+    device.row = {
         "id": name,
         "state": look.state,
         "words": words[:MOST_WORDS],
         "groups": [text[:64] for text in texts_in(info.get("groups"))[:20]],
         "agent": str(info.get("agent") or "")[:64],
-        "models": [
-            _model(about, body) for (kind, about), body in device.kept.items() if kind == "model"
-        ][:20],
+        "models": models[:20],
         "fps": _sum(each.fps for each in running),
         "p99": max((each.p99_ms for each in running if each.p99_ms is not None), default=None),
         "temperature": number_in(health.get("temperature_c")),
         "seen": device.seen,
     }
+    return device.row
 
 
 def _model(name: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -10,7 +13,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from tests.helpers.support import Mosquitto, call_cli
+from tests.helpers.support import PATIENCE, Mosquitto, call_cli
 
 
 def ask(
@@ -94,3 +97,19 @@ def test_a_port_that_is_taken_is_named(shared_broker: Mosquitto, serve: Callable
     address = urlsplit(serve("--broker", shared_broker.url)).netloc
     ended = call_cli("ui", "--broker", shared_broker.url, "--listen", address)
     assert (ended.code, "choose another with --listen" in ended.error) == (1, True), ended
+
+
+def test_the_demo_opens_the_page() -> None:
+    """`demo --ui` serves the page of its own broker until it ends, and says where."""
+    command = [sys.executable, "-m", "edge_agent", "demo", "--ui", "--pipeline", "bearing"]
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert demo.stdout is not None
+    said = iter(demo.stdout.readline, "")
+    url = next(found[0] for line in said if (found := re.search(r"http://[\d.:]+", line)))
+    assert "<title>edge-agent</title>" in ask(url, "/")[1]
+    next(line for line in said if "bearing #" in line)
+    demo.terminate()
+    demo.communicate(timeout=PATIENCE)
+    assert demo.returncode == 0
+    with pytest.raises(ConnectionRefusedError):
+        ask(url, "/")

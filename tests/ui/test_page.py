@@ -150,6 +150,8 @@ def test_whatever_is_published_is_text(
     say("press-1", "count/door", {"zones": {SCRIPT: {"x": IMAGE}}, "lines": [1]})
     say("press-1", "result/door", {"values": {IMAGE: 3, TURNED: "x"}})
     page.locator(".events strong", has_text=SCRIPT).wait_for()
+    say("press-1", "answer/door", {"event": IMAGE, "server": SCRIPT, "text": TURNED})
+    page.locator(".answer", has_text=f"{SCRIPT}: {ESCAPED}").wait_for()
     page.get_by_text("a message of 1000012 bytes is no JSON object").wait_for()
     page.get_by_text("bytes is no JPEG that can be shown").wait_for()
     page.locator(".log li", has_text=IMAGE).wait_for()

@@ -68,7 +68,7 @@ def main(options: Options) -> int:
         shown = f"[{host}]" if ":" in host else host
         may = "changes devices" if options.operate else "read-only"
         say(f"page     http://{shown}:{listening.getsockname()[1]}  ({may})")
-        say(f"broker   {redact(str(broker.url))}")
+        say(f"broker   {', '.join(redact(str(node.url)) for node in broker.nodes)}")
         if host not in LOOPBACK:
             say("warning  the password is sent as it is; put TLS before it", sys.stderr)
         sys.stdout.flush()

@@ -31,12 +31,12 @@ export class DeviceView {
   build() {
     this.head = h("div", { class: "device-head" });
     this.pipelines = h("tbody");
-    const columns = ["Pipeline", "Source", "Model", "fps", "p99 ms", "Dropped", ""];
+    const columns = ["Pipeline", "Source", "Model", "fps", "p99 ms", "Dropped", "Problem"];
     const table = h("table", { class: "plain" }, h("thead", {}, h("tr", {}, columns.map((title) => h("th", { scope: "col" }, title)))), this.pipelines);
     this.snapshots = new Map();
     this.shots = h("div", { class: "shots" });
     this.noShot = h("p", { class: "quiet" }, "No snapshot has come yet. A pipeline publishes them with snapshot = true in its settings.");
-    this.log = h("ol", { class: "events", "aria-label": "Events, newest first" });
+    this.log = h("ol", { class: "events", tabindex: "0", "aria-label": "Events, newest first" });
     this.noEvent = h("p", { class: "quiet" }, "No event since this page's server began.");
     this.lines = h("div", { class: "charts" });
     this.noLine = h("p", { class: "quiet" }, "No values yet.");
@@ -49,7 +49,7 @@ export class DeviceView {
     ];
     this.changes = h("p", { class: "quiet", role: "status" });
     this.models = h("div", { class: "models" });
-    this.pushes = h("ol", { class: "log", "aria-label": "Pushes, newest first" });
+    this.pushes = h("ol", { class: "log", tabindex: "0", "aria-label": "Pushes, newest first" });
     this.noPush = h("p", { class: "quiet" }, "No push since this page's server began.");
     const part = (title, ...children) => h("section", { class: "part" }, h("h2", {}, title), ...children);
     this.element = h(
@@ -122,6 +122,9 @@ export class DeviceView {
         break;
       case "event":
         this.event(name, body);
+        break;
+      case "answer":
+        this.answered(body);
         break;
       case "picture":
         this.eventPicture(name);
@@ -239,9 +242,17 @@ export class DeviceView {
     const text = body.odd ?? [body.when, ...facts].filter(Boolean).map((fact) => clean(fact, 80)).join(" · ");
     const title = h("strong", {}, body.rule ?? pipeline);
     const when = h("time", {}, clock(body.began ?? body.time ?? ""));
-    entry.element.replaceChildren(h("div", {}, title, " ", h("span", { class: "quiet" }, body.state ?? ""), h("p", {}, text)), when);
+    entry.element.replaceChildren(h("div", {}, title, " ", h("span", { class: "quiet" }, body.state ?? ""), h("p", {}, text), entry.answer ?? []), when);
     entry.element.title = clean(`${pipeline} ${id}`);
     if (this.pictured.has(`${pipeline}/${id}`)) this.eventPicture(`${pipeline}/${id}`);
+  }
+
+  // What a server or a model has said of an event.
+  answered(body) {
+    const entry = this.events.get(body.event);
+    if (!entry) return;
+    entry.answer = h("p", { class: body.text ? "answer" : "wrong" }, `${clean(body.server ?? body.model)}: ${clean(body.text ?? body.error)}`);
+    entry.element.querySelector("div").append(entry.answer);
   }
 
   eventPicture(name) {

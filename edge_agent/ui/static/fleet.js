@@ -24,7 +24,6 @@ const COLUMNS = [
 const kept = { state: "all", group: "", text: "", sort: "id" }; // while devices are looked at
 
 const newer = (a, b) => a.localeCompare(b, undefined, { numeric: true }) > 0;
-const chosen = (row) => !row.behind.length && row.models.length > 0;
 
 export class FleetView {
   name = null;
@@ -170,7 +169,7 @@ export class FleetView {
   }
 
   matches(row) {
-    if (kept.state === "behind" ? chosen(row) || !row.models.length : kept.state !== "all" && row.state !== kept.state) return false;
+    if (kept.state === "behind" ? !row.behind.length : kept.state !== "all" && row.state !== kept.state) return false;
     if (kept.group && !row.groups.includes(kept.group)) return false;
     return this.lines.get(row.id).text.includes(kept.text.toLowerCase());
   }

@@ -111,18 +111,20 @@ export class Operate {
     event.preventDefault();
     const files = [];
     const read = async (entry, path) => {
+      if (entry instanceof File) return files.push([path, entry]);
       if (entry.isFile) return files.push([path, await new Promise((done, fail) => entry.file(done, fail))]);
       const reader = entry.createReader();
       for (let some; (some = await new Promise((done, fail) => reader.readEntries(done, fail))).length; )
         for (const each of some) await read(each, `${path}/${each.name}`);
     };
-    for (const entry of [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean)) await read(entry, entry.name);
+    const dropped = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry() ?? item.getAsFile());
+    for (const entry of dropped.filter(Boolean)) await read(entry, entry.name);
     this.push(files);
   }
 
   // files: [path, File]; one file is sent as it is, a folder as the tar that push takes.
   async push(files) {
-    if (!files.length) return;
+    if (!files.length) return put(this.progress, "There was no file in it.");
     const top = files[0][0].split("/")[0];
     const isFolder = files[0][0].includes("/");
     if (files.length > 1 && !isFolder) return put(this.progress, "One file or one folder at a time.");
