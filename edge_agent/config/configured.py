@@ -92,21 +92,20 @@ def overlaid(lower: Changes, upper: Changes) -> dict[str, Mapping[str, Any] | No
 
 def without_effect(changes: Changes, given: Settings) -> dict[str, Mapping[str, Any] | None]:
     """Leave out the changes to what the settings have anyway."""
-    tables = {each.name: table(each) for each in given.pipelines}
+    before = {each.name: table(each) for each in given.pipelines}
+    try:
+        after = {each.name: table(each) for each in patched(given, changes).pipelines}
+    except UsageError:
+        return dict(changes)  # some of them are not in effect
     made: dict[str, Mapping[str, Any] | None] = {}
     for name, change in changes.items():
-        if change is None:
-            if name in tables:
-                made[name] = None
+        if change is None or name not in before:
+            if name in before or name in after:
+                made[name] = change
             continue
-        there = tables.get(name)
-        left = (
-            change
-            if there is None
-            else {key: value for key, value in change.items() if there.get(key) != value}
-        )
-        if left:
-            made[name] = left
+        keys = {k: v for k, v in change.items() if before[name].get(k) != after[name].get(k)}
+        if keys:
+            made[name] = keys
     return made
 
 
@@ -164,6 +163,14 @@ def read_patch(
             continue
         if not is_name(name):
             raise RequestError(f"pipelines: {shown(name)} is not a name ({NAME_RULE})")
+        complete = isinstance(given, dict) and given.keys() >= {"source", "model"}
+        if present is None and not complete:
+            from ..core.schema import nearest
+
+            close = nearest(name, held)
+            raise RequestError(
+                f"pipelines[{name}]: there is none{close}; a new one needs `source` and `model`"
+            )
         if (given is None or present is None) and PIPELINES not in may:
             what = "removed" if given is None else "new"
             raise RequestError(f"pipelines[{name}]: is {what}; {_may_not(PIPELINES, may)}")

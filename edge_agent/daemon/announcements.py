@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..config.device_profile import unlisted
-from ..config.lint import lint_pipeline
 from ..config.rule_checks import LEAVES_NOTHING
 from ..core.callbacks import Callbacks
 from ..core.errors import ModelError
@@ -255,16 +254,8 @@ class Announcements:
 
     def _log_doubts(self) -> None:
         """Log once which settings of pipelines can have no effect."""
-        now = set()
-        for pipeline in list(self._runner.pipelines.values()):
-            firsts = [serving.model for serving in pipeline.servings]
-            seconds = [serving.model for _, serving in pipeline.seconds]
-            for line in lint_pipeline(
-                pipeline.settings,
-                [None if model is None else model.folder for model in firsts],
-                [None if model is None else model.folder for model in seconds],
-            ):
-                now.add((pipeline.name, line))
+        pipelines = list(self._runner.pipelines.values())
+        now = {(each.name, line) for each in pipelines for line in each.doubts()}
         for name, line in sorted(now - self._logged_doubts):
             log.warning("pipeline %s: %s", name, line)
         self._logged_doubts = now

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..config.configured import Patch, described, digest, read_patch
-from ..config.lint import lint_pipeline
 from ..core.errors import AgentError, ModelError, RequestError
 from ..core.frozen import record
 from ..core.parameters import Flag, Text, shown
@@ -194,14 +193,13 @@ class Configuration:
             self._return(probation, silent)
 
     def _gives(self, name: str, probation: _Probation) -> bool:
-        """Whether a pipeline has given a result of what was captured since, or lies still."""
+        """Whether a pipeline has given a result of what was captured since, or is at rest."""
         pipeline = self._runner.pipelines.get(name)
         if pipeline is None:
             return True  # taken out of the file meanwhile
         still = _still(pipeline)
-        return pipeline.stream.latest >= probation.began or (
-            still > 0 and still != probation.expected[name]
-        )
+        at_rest = pipeline.served and still > 0 and still != probation.expected[name]
+        return at_rest or pipeline.stream.latest >= probation.began
 
     def _pass(self, probation: _Probation) -> None:
         runner, patch = self._runner, probation.patch
@@ -216,7 +214,8 @@ class Configuration:
         if kept is not None:
             probation.later.tell(kept)
             return
-        doubts = [line for name in patch.touched for line in self._doubts(name)]
+        touched = [p for n, p in runner.pipelines.items() if n in patch.touched]
+        doubts = [f"pipelines[{p.name}]: {line}" for p in touched for line in p.doubts()]
         tables = self._tables()
         result = {
             "hash": digest(tables),
@@ -245,20 +244,6 @@ class Configuration:
             "time": payloads.iso(time.time_ns()),
         } | ({} if why is None else {"why": why})
         self.publish()
-
-    def _doubts(self, name: str) -> list[str]:
-        """List what of a pipeline's settings can have no effect; a line each."""
-        pipeline = self._runner.pipelines.get(name)
-        if pipeline is None:
-            return []
-        firsts = [each.model for each in pipeline.servings]
-        seconds = [serving.model for _, serving in pipeline.seconds]
-        lines = lint_pipeline(
-            pipeline.settings,
-            [None if model is None else model.folder for model in firsts],
-            [None if model is None else model.folder for model in seconds],
-        )
-        return [f"pipelines[{name}]: {line}" for line in lines]
 
 
 def _still(pipeline: Pipeline) -> int:

@@ -84,6 +84,7 @@ def test_pipelines_come_and_go_where_that_is_allowed() -> None:
         ({"door": {"zones": None}}, "rules[seen].zone"),
         ({"door": {"zones": [{"name": "yard", "polygon": [[0, 0]]}]}}, "polygon"),
         ({"door": 3}, "pipelines[door]: expected an object, found 3"),
+        ({"dor": {"rate": 1}}, "there is none; did you mean 'door'?; a new one needs `source`"),
         ({"do/or": {}}, "'do/or' is not a name"),
     ],
 )

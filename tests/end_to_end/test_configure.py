@@ -225,7 +225,8 @@ def test_what_is_kept_holds_over_kills_and_reloads(device: Device, tmp_path: Pat
     said = call_cli("configure", str(back), *to, "--persist")
     assert said.out.startswith("box: door changed")
     back.write_text('{"door": {"source": "dir:/nowhere"}}')
-    said = call_cli("configure", str(back), *to)
+    # The device tells how long its probation takes: the answer is waited for so long.
+    said = call_cli("configure", str(back), *to, "--timeout", "2")
     assert said.code == 1
     assert "the settings before are back" in said.error
     assert device.agent.stop() == 0

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from ...config.lint import lint_pipeline
 from ...config.settable import SETTABLE, read_bare
 from ...core.errors import RequestError
 from ...core.frozen import record
@@ -103,20 +102,9 @@ class PipelineCommands:
         finally:
             self._changed()
         done = {"pipeline": pipeline.name, **states(pipeline)}
-        doubts = self._doubts(pipeline, changes)
-        return {**done, "warnings": doubts} if doubts else done
-
-    @staticmethod
-    def _doubts(pipeline: Pipeline, changes: Mapping[str, Any]) -> list[str]:
-        """Return which of the values that were set can have no effect; a line each."""
-        models = [serving.model for serving in pipeline.servings]
-        lines = lint_pipeline(
-            pipeline.settings,
-            [None if model is None else model.folder for model in models],
-            [None if one.model is None else one.model.folder for _, one in pipeline.seconds],
-        )
         # What was in doubt before is in the log since then.
-        return [line for line in lines if line.startswith(tuple(changes))]
+        doubts = [line for line in pipeline.doubts() if line.startswith(tuple(changes))]
+        return {**done, "warnings": doubts} if doubts else done
 
     def set_bare(self, name: str, key: str, payload: bytes) -> Mapping[str, Any]:
         """Set one key of a pipeline to a bare value, as phones and switches send it."""

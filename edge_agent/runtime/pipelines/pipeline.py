@@ -275,6 +275,18 @@ class Pipeline:
         model = next((serving.model for serving in self.servings if serving.model), None)
         return None if model is None else self._route.path.lowest(model)
 
+    def doubts(self) -> list[str]:
+        """List which of its settings can have no effect with its models; a line each."""
+        from ...config.lint import lint_pipeline
+
+        models = [each.model for each in self.servings]
+        seconds = [serving.model for _, serving in self.seconds]
+        return lint_pipeline(
+            self.settings,
+            [None if model is None else model.folder for model in models],
+            [None if model is None else model.folder for model in seconds],
+        )
+
     def threshold_problem(self) -> str | None:
         """Return why no result of its models can pass a threshold; None: some can."""
         thresholds = [(self.threshold, serving) for serving in self.servings]
