@@ -178,12 +178,12 @@ class OneShotClient:
         topic = self._topics.get(refused.mid, "one of its topics")
         return explain_publish(self._broker, topic, refused.refusal.code, refused.refusal.reason)
 
-    def read(self, topic: str, seconds: float) -> bytes | None:
+    def read(self, topic: str, seconds: float, by: str | None = None) -> bytes | None:
         """Return what is retained on a topic; None: nothing comes within so long.
 
-        Messages that arrive meanwhile are discarded.
+        Messages that arrive meanwhile are discarded. *by* is the filter that is subscribed to.
         """
-        self.ask([topic])
+        self.ask([by or topic])
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             heard = self.next(left)

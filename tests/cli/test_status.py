@@ -286,6 +286,12 @@ def test_more_devices_than_a_stock_broker_queues_are_all_seen(fleet: Mosquitto) 
     models = call_cli("models")
     assert (models.code, models.err) == (0, "")
     assert models.out.count("  face: live 3; has 3") == FLEET
+    models = call_cli("models", "--device", "@fleet", "--json")
+    assert (models.code, models.err) == (0, "")
+    says = [json.loads(line) for line in models.out.splitlines()]
+    assert [each["device"] for each in says] == [f"box-{number:04}" for number in range(FLEET)]
+    assert all(each["models"]["face"]["live"] == "3" for each in says)
+    assert "no online device is in group @nobody" in call_cli("models", "--device", "@nobody").error
 
 
 def test_a_look_that_is_not_complete_says_so_and_no_group_command_is_sent(

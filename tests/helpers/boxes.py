@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 WINDOW = 32
+SILENCE = 10.0
 PART = 64 * 1024
 ENTRY = struct.Struct(">I32s")
 
@@ -48,6 +49,7 @@ class Simulated:
         self.live = "1"
         self.words: dict[str, dict[str, Any]] = {}
         """By roll-out: what it has said last."""
+        self.asked_again = 0
         self.received = 0
         """Bytes of blocks."""
         self._plans: dict[str, dict[str, Any]] = {}
@@ -152,13 +154,10 @@ class Simulated:
     # Packages
 
     def _progress(self, transfer: str, state: str, why: str | None) -> None:
-        says = {
-            "device": self.name,
-            "transfer": transfer,
-            "state": state,
-            "drawn": True,
-            "why": why,
-        }
+        total = self._package.get("blocks", 0)
+        have = total - len(self._missing)
+        says = {"transfer": transfer, "state": state, "drawn": True, "why": why}
+        says |= {"have": have, "total": total, "percent": 100 * have / max(total, 1)}
         self.say(f"push/{transfer}", says, retain=False)
 
     def _draw(self, transfer: str, ended: Callable[[str, str | None], None]) -> None:
@@ -201,7 +200,22 @@ class Simulated:
             new = sorted(self._missing - self._asked)[: WINDOW - len(self._asked)]
             self._asked.update(new)
             if new:
+                self._progress(transfer, "need", None)
                 self.subscribe(f"edge/@package/{transfer}/block/{n}" for n in new)
+                self._watch(self.received)
+
+    def _watch(self, received: int) -> None:
+        """Ask again after a silence, as a device does."""
+
+        def look() -> None:
+            if self._missing and self.received == received:
+                self.asked_again += 1
+                transfer = self._package["id"]
+                self.subscribe(f"edge/@package/{transfer}/block/{n}" for n in sorted(self._asked))
+            if self._missing:
+                self._watch(self.received)
+
+        self.boxes.later(SILENCE, look)
 
     def _complete(self) -> None:
         version = self._package["version"]

@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -25,7 +26,7 @@ from edge_agent.mqtt.connection import (
     is_acknowledged,
 )
 from tests.helpers.mqtt_client import STATUS, make_client
-from tests.helpers.support import Listener, Mosquitto, wait_until
+from tests.helpers.support import Listener, Mosquitto, Relay, run_cli, wait_until
 
 Listeners = Callable[..., Listener]
 CONNECTED = b"\x20\x03\x00\x00\x00"
@@ -254,6 +255,47 @@ def test_a_subscription_that_mosquitto_refuses_stays_a_problem_until_it_is_grant
     broker.start()
     wait_until(lambda: client.connected and client.counters().problem is None, "the grant")
     broker.stop()
+
+
+class TwoNodes(Relay):
+    """Leads one connection after the other to brokers in turn that share nothing."""
+
+    def __init__(self, *targets: int) -> None:
+        self._nodes = cycle(targets)
+        super().__init__(targets[0])
+
+    def first_words(self, _words: bytes) -> bytes | None:
+        self._target = next(self._nodes)
+        return None
+
+
+def test_check_says_what_a_broker_does_with_retained_messages(
+    broker: Mosquitto, tmp_path: Path
+) -> None:
+    """One that keeps them by node, and one that ends the connection; nothing of one that can."""
+    settings = tmp_path / "settings.toml"
+    settings.write_text('device_id = "box"\nstate_dir = "state"\n')
+
+    def checked(url: str, protocol: int) -> str:
+        environ = {"EDGE_AGENT_BROKER__URL": url, "EDGE_AGENT_BROKER__PROTOCOL": str(protocol)}
+        done = run_cli("check", "--config", str(settings), environ=environ)
+        (line,) = [line for line in done.stdout.splitlines() if " broker: " in line]
+        return line
+
+    assert checked(broker.url, 5).endswith("MQTT 5")
+    second = Mosquitto(tmp_path / "second", "retain_available false\n")
+    relay = TwoNodes(broker.port, second.port)
+    try:
+        assert "keeps no retained messages" in checked(second.url, 5)
+        assert "ends the connection at a retained message" in checked(second.url, 4)
+        second.stop()
+        second.conf.write_text(second.conf.read_text().replace("retain_available false", ""))
+        second.start()
+        assert "keeps retained messages from other connections" in checked(relay.url, 5)
+    finally:
+        relay.shut()
+        relay.cut()
+        second.stop()
 
 
 @pytest.mark.parametrize("protocol", [5, 4])

@@ -332,6 +332,8 @@ def _models_dir(report: _Report, folder: Path) -> None:
 def _broker(settings: Settings) -> str:
     from ...mqtt.connecting import connect
     from ...mqtt.connection import Hooks
+    from ...mqtt.probe import retained_trouble
+    from ...mqtt.topics import Topics
 
     name = f"edge-agent-check-{settings.device_id}"
     try:
@@ -344,7 +346,12 @@ def _broker(settings: Settings) -> str:
     version = "5" if connection.protocol == 5 else "3.1.1"
     limit = f", packets up to {connection.max_packet} bytes" if connection.max_packet else ""
     connection.close()
-    lacks = "".join(f"; it {words}" for words in connection.abilities.limits())
+    limits = connection.abilities.limits()
+    if connection.abilities.retain:
+        topics = Topics(settings.broker.topic_root, settings.device_id)
+        trouble = retained_trouble(settings.broker, topics.reply(name))
+        limits += [trouble] if trouble else []
+    lacks = "".join(f"; it {words}" for words in limits)
     return f"{settings.broker.address}, MQTT {version}{limit}{lacks}"
 
 

@@ -11,39 +11,47 @@ from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
 from ...mqtt.look import offline_since
 from ...mqtt.one_shot import OneShotClient
-from ..fleet import Fleet, absence, incomplete
+from ..fleet import Fleet, absence, check_target, incomplete, look_filters
 from ..options import Options, add_broker, broker_settings
+from ..terminal import printable_json
 
 EXAMPLES = (
-    "edge-agent models --device edge-01",
+    "edge-agent models --device @lab --json",
     "edge-agent models --forget edge-07  a device that is gone for good",
 )
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--device", metavar="ID", help="only this device")
+    parser.add_argument("--device", metavar="ID|@GROUP", help="only this one, or this group's")
+    parser.add_argument("--json", action="store_true", help="one JSON object a device")
     parser.add_argument("--forget", metavar="ID", help="clear what a scrapped box left retained")
     add_broker(parser)
 
 
 def main(options: Options) -> int:
     """Print a line a model, or forget a device."""
-    for given in (options.device, options.forget):
-        if given is not None and not is_name(given):
-            raise UsageError(f"{given!r} is not a name ({NAME_RULE})")
+    target: str | None = options.device
+    if target is not None:
+        check_target(target)
+    if options.forget is not None and not is_name(options.forget):
+        raise UsageError(f"{options.forget!r} is not a name ({NAME_RULE})")
     settings = broker_settings(options)
     root = settings.broker.topic_root
     if options.forget:
         return _forget(settings, options.forget)
-    kinds = ("status", "info", "health", "model/+", "source/+")
-    filters = [f"{root}/{options.device or '+'}/{kind}" for kind in kinds]
+    filters = look_filters(root, target, "info", "health", "model/+", "source/+")
     with OneShotClient(settings.broker, filters) as client:
         fleet = Fleet(client, root)
         fleet.look()
-        if options.device and options.device not in fleet.status:
-            raise AgentError(absence(fleet, options.device))
-    for name in sorted(fleet.status):
+    names = fleet.named(target) if target else sorted(fleet.status)
+    if target and not any(name in fleet.status for name in names):
+        raise AgentError(absence(fleet, target))
+    for name in names:
+        if options.json:
+            shown = {"schema": 1, "device": name, "online": fleet.online(name)}
+            print(printable_json({**shown, "models": fleet.models.get(name, {})}))
+            continue
         state = "online" if fleet.online(name) else offline_since(fleet.said(name))
         about = fleet.info.get(name, {}).get("profile")
         profile = about.get("name", "?") if isinstance(about, dict) else "?"

@@ -15,6 +15,8 @@ from ..fleet import Fleet, check_target, incomplete, look_filters, unknown
 from ..options import Options, add_broker, broker_settings
 from ..terminal import printable_json, say
 
+FEW = 50
+"""Devices, above which a terminal lists those that are not well alone."""
 EXAMPLES = (
     "edge-agent status  all devices",
     "edge-agent status --not-well  only those that are not ok",
@@ -28,6 +30,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--not-well", action="store_true", help="only devices that are not ok, after the sum of all"
     )
+    words = f"every device, also on a terminal that shows more than {FEW}"
+    parser.add_argument("--all", action="store_true", help=words)
     parser.add_argument("--json", action="store_true", help="one JSON object a device")
     add_broker(parser)
 
@@ -53,8 +57,9 @@ def main(options: Options) -> int:
     color = sys.stdout.isatty()
     if not options.json:
         say(_sum(looks))
+    short = color and len(looks) > FEW and not (options.all or options.json)
     for look in looks:
-        if options.not_well and look.state == "ok":
+        if (options.not_well or short) and look.state == "ok":
             continue
         if options.json:
             shown = asdict(look)

@@ -1,0 +1,47 @@
+"""Finds out what a broker does with retained messages, which it does not say of itself."""
+
+from __future__ import annotations
+
+import uuid
+
+from ..config.settings import Broker
+from ..core.errors import BrokerError
+from .one_shot import OneShotClient
+
+LIVE_SECONDS = 2.0
+RETAINED_SECONDS = 5.0
+
+
+def retained_trouble(broker: Broker, topic: str) -> str:
+    """Return what other connections are not given of what is retained; empty: nothing, or unknown.
+
+    Args:
+        broker: its settings.
+        topic: of the device's own, below one that tells a wildcard apart.
+
+    Raises:
+        BrokerError: it cannot be reached, or refuses the message.
+    """
+    mark = uuid.uuid4().hex.encode()
+    with OneShotClient(broker, [topic]) as client:
+        try:
+            client.publish(topic, mark, retain=True)
+            try:
+                heard = client.next(LIVE_SECONDS)
+            except BrokerError:
+                if not client.gone:
+                    raise
+                return "ends the connection at a retained message; allow them there"
+            if heard is None or heard.payload != mark:
+                return ""  # an access list lets us write there and not read
+            for by, words in (
+                (topic, "keeps retained messages from other connections (by node?)"),
+                (f"{topic.rpartition('/')[0]}/+", "sends no retained messages to wildcards"),
+            ):
+                with OneShotClient(broker, []) as other:
+                    if other.read(topic, RETAINED_SECONDS, by) != mark:
+                        return f"{words}: status, models, groups and roll-outs do not work there"
+            return ""
+        finally:
+            if not client.gone:
+                client.wait_published([client.publish(topic, b"", retain=True)])
