@@ -122,8 +122,8 @@ install_project() {
     local level=$1 stamp what=()
     case $level in
         base) what=(-e "${root}[metrics]") ;;
-        demo) what=(-e "${root}[demo,metrics,ui]") ;;
-        dev) what=(-e "${root}[demo,metrics,ui]" --group "$root/pyproject.toml:dev") ;;
+        demo) what=(-e "${root}[demo,metrics,ui,http]") ;;
+        dev) what=(-e "${root}[demo,metrics,ui,http]" --group "$root/pyproject.toml:dev") ;;
     esac
     # The environment knows the folder where it lies: after a move it is installed again.
     stamp=$(cat -- "$root/pyproject.toml" "$root/scripts/constraints.txt" "$root/scripts/environment.sh" <(printf '%s\n' "$root") | sha256sum | cut -d ' ' -f 1)

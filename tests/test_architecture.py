@@ -90,9 +90,9 @@ HOMES: Mapping[str, str] = {
     "tokenizers": "inference.preprocess.text",
     "matplotlib": "tools bench.pipeline.pipeline_bars",
     "nncf": "tools.quantizers",
-    "starlette": "ui",
+    "starlette": "ui answers.http_app",
     "torch": "tools.pytorch_model",
-    "uvicorn": "ui",
+    "uvicorn": "ui answers.http_listener answers.http_protocol",
     "ai_edge_litert": "tools.conversion_worker",
 }
 
@@ -336,6 +336,7 @@ def test_what_is_imported_is_installed() -> None:
         *extras["bench"],
         *extras["tools"],
         *extras["pytorch"],
+        *extras["http"],
         *extras["ui"],
         *extras["text"],
     ]

@@ -19,16 +19,18 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from ..config.settings import parse_route
 from ..core.containment import converted
 from ..core.errors import AgentError, RequestError, SampleError
 from ..core.frozen import record
-from ..core.types import Array, Embeddings, Kind, Outcome, Sample, Timing
+from ..core.types import Array, Embeddings, Kind, Outcome, RawTensors, Sample, Timing
 from ..inference.model import Model
 from ..models.store.catalog import Library
 from ..mqtt import payloads
 from ..runtime.pipelines.runner import Runner
 from ..runtime.scheduler.requests import RequestQueue
-from .errors import RefusedError, UnknownModelError
+from ..serving.active import Serving
+from .errors import RefusedError, StoppingError, TooLargeError, UnknownModelError
 from .workers import Workers
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ log = logging.getLogger(__name__)
 PIPELINE = "@infer"
 MOST = 32
 """Questions that are under way at a time."""
+ROOM = 1024
+"""Samples that wait for a lane; a question of several rows has several."""
 MOST_BYTES = 256 * 2**20
 """Of their pictures and tensors, beyond the first."""
 ANSWER_SECONDS = 60.0
@@ -63,11 +67,15 @@ class _Asked:
 
     name: str
     route: str
-    """As a pipeline's `model`."""
+    """As a pipeline's `model`: all of the settings, or one version of it."""
+    of: str
+    """What the settings have."""
     kind: Kind = "picture"
     queue: RequestQueue[Model] | None = None
     problem: AgentError | None = None
     """Why it could not be opened."""
+    latest: Model | None = None
+    """That served last; it says what is taken, even closed."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
     """What is to be done once it is open, or cannot be; not empty: it is being opened."""
 
@@ -77,12 +85,12 @@ class Ticket:
     """A question that was admitted; `future` gets its answer, or the reason why there is none."""
 
     model: str
+    version: str | None
+    """The only one that may answer; None: whichever serves."""
     since: float
     future: Future[Answer] = field(default_factory=Future)
-    inner: Future[Outcome] | None = None
-    """Of the lanes."""
-    found: list[Outcome] = field(default_factory=list)
-    """So far, of a question of several samples."""
+    inner: tuple[Future[Outcome], ...] = ()
+    """Of the lanes, one for each row."""
     held: int = 0
     """Bytes of its arrays."""
 
@@ -138,28 +146,28 @@ class Answers:
             gone = [
                 each
                 for each in self._models.values()
-                if routes.get(each.name) != each.route
+                if routes.get(each.name) != each.of
                 or (each.queue is not None and each.queue.priority != priority)
             ]
-            for each in gone:
-                del self._models[each.name]
+            self._models = {key: one for key, one in self._models.items() if one not in gone}
         for each in gone:
             if each.queue is not None:
                 self._runner.refuse(each.queue)
 
     # A question
 
-    def admit(self, model: str, size: int = 0) -> Ticket:
+    def admit(self, model: str, size: int = 0, version: str | None = None) -> Ticket:
         """Admit a question to a model, or refuse it at once.
 
         Args:
             model: its name.
             size: bytes of it, as far as they are known.
+            version: the only one that may answer; None: whichever serves.
 
         Raises:
             UnknownModelError: it may not be asked.
             RefusedError: too much is asked at the moment, or the agent stops.
-            RequestError: the question is too large.
+            TooLargeError: the question is too large.
         """
         with self._lock:
             self._counts["asked"] += 1
@@ -168,12 +176,12 @@ class Answers:
                 raise UnknownModelError(_unknown(model, self.names))
             self.check_size(size)
             if not self.ready:
-                raise RefusedError(STOPPING, DRAIN_SECONDS)
+                raise StoppingError(STOPPING, DRAIN_SECONDS)
             if len(self._open) >= MOST:
                 raise RefusedError(FULL, 1.0)
             self._take_credit()
             self._counts["refused"] -= 1
-            ticket = Ticket(model, self._clock())
+            ticket = Ticket(model, version, self._clock())
             self._open.add(ticket)
             return ticket
 
@@ -181,11 +189,11 @@ class Answers:
         """Check that a question is not too large.
 
         Raises:
-            RequestError: it is.
+            TooLargeError: it is.
         """
         if size > self.most_bytes:
             most = self._runner.settings.infer.max_mb
-            raise RequestError(f"larger than {most:g} MB, which infer.max_mb allows")
+            raise TooLargeError(f"larger than {most:g} MB, which infer.max_mb allows")
 
     def _take_credit(self) -> None:
         """Count one more question; as many as the settings allow in a second may come at once."""
@@ -204,14 +212,43 @@ class Answers:
             ticket: of the question; its future gets the answer.
             parse: makes the question, given the model that it is for and the kind of its samples.
         """
+        self._when_open(ticket.model, ticket.version, partial(self._put, ticket, parse))
+
+    def look(self, model: str, version: str | None) -> Future[tuple[Model, list[str]]]:
+        """Load a model, if it is not there; return one of its versions, and all that answer.
+
+        Raises:
+            UnknownModelError: it may not be asked.
+        """
+        if model not in self._routes():
+            raise UnknownModelError(_unknown(model, self.names))
+        future: Future[tuple[Model, list[str]]] = Future()
+
+        def done(asked: _Asked) -> None:
+            try:
+                found, servings = self._serving(asked)
+                versions = [s.model.manifest.version for s in servings if s.model is not None]
+                if version is not None and version not in versions:
+                    raise UnknownModelError(_no_version(model, version, versions))
+                future.set_result((found, versions))
+            except AgentError as problem:
+                future.set_exception(problem)
+
+        self._when_open(model, version, done)
+        return future
+
+    def _when_open(self, model: str, version: str | None, work: Callable[[_Asked], None]) -> None:
+        """Have a worker do something once the model is there, or cannot be."""
         with self._lock:
-            route = self._routes().get(ticket.model, ticket.model)
-            asked = self._models.setdefault(ticket.model, _Asked(ticket.model, route))
-            work = partial(self._put, ticket, asked, parse)
+            of = self._routes().get(model, model)
+            # A version of several has a queue of its own; what is live is asked like all.
+            pinned = {arm.version for arm in parse_route(of)} if "," in of else set()
+            route = f"{model}@{version}" if version in pinned else of
+            asked = self._models.setdefault(route, _Asked(model, route, of))
             if asked.queue is not None:
-                self._workers.do(work)
+                self._workers.do(partial(work, asked))
                 return
-            asked.waiting.append(work)
+            asked.waiting.append(partial(work, asked))
             if len(asked.waiting) > 1:
                 return
         # Not by a worker: others are asked meanwhile.
@@ -230,7 +267,9 @@ class Answers:
             asked.kind = known.pop() if known else kind_of(folder, inspect_network(folder.network))
             priority = self._runner.settings.infer.priority
             queue = self._runner.accept(
-                *(PIPELINE + "/" + name, asked.route, asked.kind), room=MOST, priority=priority
+                *(f"{PIPELINE}/{asked.route}", asked.route, asked.kind),
+                room=ROOM,
+                priority=priority,
             )
             asked.problem = None
         except AgentError as problem:
@@ -243,42 +282,64 @@ class Answers:
         for work in waiting:
             self._workers.do(work)
 
-    def _put(self, ticket: Ticket, asked: _Asked, parse: Callable[[Model, Kind], Question]) -> None:
+    def _put(self, ticket: Ticket, parse: Callable[[Model, Kind], Question], asked: _Asked) -> None:
         """Parse a question, and give it to the lanes."""
         try:
-            queue = asked.queue
-            if queue is None:
-                raise asked.problem or RefusedError("is being loaded; ask again", 1.0)
-            question = parse(self._model(asked, queue), asked.kind)
+            model, servings = self._serving(asked)
+            question = parse(model, asked.kind)
+            if len(servings) > 1 and (question.rows > 1 or question.more):
+                raise SampleError("of several versions: ask one at a time, or name a version")
             self._hold(ticket, question)
-            self._submit(ticket, question, queue, question.data)
+            self._submit(ticket, question, asked)
         except AgentError as problem:
             self._settle(ticket, problem)
-            return
         except Exception as problem:  # noqa: BLE001 - a stranger's bytes cost the stranger
             self._settle(ticket, converted(problem, "the question", SampleError))
 
-    def _submit(
-        self, ticket: Ticket, question: Question, queue: RequestQueue[Model], data: Array
-    ) -> None:
-        inner = queue.submit(data, tensors=question.tensors, raw=question.raw)
-        ticket.inner = inner
-        take = partial(self._take, ticket, question, queue)
-        inner.add_done_callback(lambda _: self._workers.do(take))
+    def _submit(self, ticket: Ticket, question: Question, asked: _Asked) -> None:
+        queue = asked.queue
+        if queue is None:
+            raise StoppingError(STOPPING, DRAIN_SECONDS)
+        inner: list[Future[Outcome]] = []
+        try:
+            for data, tensors in question.parts():
+                inner.append(queue.submit(data, tensors=tensors, raw=question.raw))
+        except RequestError:
+            for one in inner:
+                one.cancel()
+            raise RefusedError(FULL, 1.0) from None
+        ticket.inner = tuple(inner)
+        left = len(inner)
 
-    def _model(self, asked: _Asked, queue: RequestQueue[Model]) -> Model:
-        """Return the model that is likely to answer.
+        def take(_: object) -> None:
+            nonlocal left
+            with self._lock:
+                left -= 1
+                last = not left
+            if last:
+                self._workers.do(partial(self._take, ticket, question, asked))
+
+        for one in inner:
+            one.add_done_callback(take)
+
+    def _serving(self, asked: _Asked) -> tuple[Model, list[Serving]]:
+        """Return the model that is likely to answer, and all that may.
 
         Raises:
             AgentError: there is none.
         """
-        servings = self._runner.answering(queue)
+        if asked.queue is None:
+            raise asked.problem or StoppingError(STOPPING, DRAIN_SECONDS)
+        servings = self._runner.answering(asked.queue)
         for serving in servings:
             if serving.model is not None:
-                return serving.model
+                asked.latest = serving.model
+                return serving.model, servings
         for serving in servings:
             if serving.problem is not None:
                 raise RequestError(f"model {serving.reference}: {serving.problem}")
+        if asked.latest is not None:
+            return asked.latest, servings  # it is being exchanged; what is submitted waits
         raise RefusedError(f"model {asked.name} is being loaded; ask again", 1.0)
 
     def _hold(self, ticket: Ticket, question: Question) -> None:
@@ -290,18 +351,20 @@ class Answers:
                 raise RefusedError(FULL, 1.0)
             ticket.held = size
 
-    def _take(self, ticket: Ticket, question: Question, queue: RequestQueue[Model]) -> None:
-        """Take the answer of the lanes; give them the next text of several."""
-        assert ticket.inner is not None  # noqa: S101 - it is what was waited for
+    def _take(self, ticket: Ticket, question: Question, asked: _Asked) -> None:
+        """Take the answers of the lanes."""
         try:
-            ticket.found.append(ticket.inner.result())
-            if len(ticket.found) <= len(question.more):
-                if ticket in self._open:  # nobody waits for the rest of one that was given up
-                    self._submit(ticket, question, queue, question.more[len(ticket.found) - 1])
+            outcomes = [one.result() for one in ticket.inner]
+            if len({outcome.model for outcome in outcomes}) > 1:
+                # The model was exchanged amid the rows: one version answers all of them.
+                self._submit(ticket, question, asked)
                 return
-            outcome = _joined(ticket.found)
+            outcome = _joined(outcomes)
+            served = outcome.model.partition("@")[2]
+            if ticket.version not in {None, served}:
+                raise UnknownModelError(_no_version(ticket.model, ticket.version, [served]))
         except CancelledError:
-            self._settle(ticket, RefusedError(STOPPING, DRAIN_SECONDS))
+            self._settle(ticket, StoppingError(STOPPING, DRAIN_SECONDS))
         except AgentError as problem:
             self._settle(ticket, problem)
         else:
@@ -329,8 +392,8 @@ class Answers:
 
     def give_up(self, ticket: Ticket, why: AgentError | None = None) -> None:
         """Answer no more: whoever has asked has gone, or has sent nothing."""
-        if ticket.inner is not None:
-            ticket.inner.cancel()
+        for one in ticket.inner:
+            one.cancel()
         self._settle(ticket, why or RequestError("nobody waits for the answer any more"))
 
     # All questions
@@ -393,26 +456,35 @@ def ask_payload(payload: bytes) -> Callable[[Model, Kind], Question]:
     return parse
 
 
-def _joined(found: list[Outcome]) -> Outcome:
-    """Return the outcomes of several texts as one.
+def _joined(outcomes: list[Outcome]) -> Outcome:
+    """Return the outcomes of several rows or texts as one, joined along the first axis.
 
     Raises:
-        RequestError: versions whose vectors cannot be compared have answered.
+        SampleError: they have no such axis.
     """
-    if len(found) == 1:
-        return found[0]
+    first = outcomes[0]
+    if len(outcomes) == 1:
+        return first
     import numpy as np
 
-    if len({each.model for each in found}) > 1:
-        raise RequestError("its texts were answered by several versions of the model; ask again")
-    vectors = np.concatenate([each.findings.numbers()["embeddings"] for each in found])
-    spent = [each.timing for each in found]
+    tensors = [each.findings.numbers() for each in outcomes]
+    for name, array in tensors[0].items():
+        if array.shape[:1] != (1,):
+            raise SampleError(f"output {name} has no place for each row; ask one at a time")
+    made = {name: np.concatenate([each[name] for each in tensors]) for name in tensors[0]}
+    vectors = isinstance(first.findings, Embeddings)
+    found = Embeddings(made["embeddings"]) if vectors else RawTensors(made)
+    spent = [each.timing for each in outcomes]
     timing = Timing(
         sum(each.preprocess_ms for each in spent),
         sum(each.infer_ms for each in spent),
         sum(each.postprocess_ms for each in spent),
     )
-    return replace(found[0], findings=Embeddings(vectors), timing=timing)
+    return replace(first, findings=found, timing=timing)
+
+
+def _no_version(model: str, version: str | None, served: list[str]) -> str:
+    return f"model {model} has no version {version} that serves; there is {', '.join(served)}"
 
 
 def _unknown(model: str, names: list[str]) -> str:

@@ -15,3 +15,11 @@ class RefusedError(RequestError):
 
 class UnknownModelError(RequestError):
     """A model, or version of it, in whose name nothing is answered here."""
+
+
+class StoppingError(RefusedError):
+    """Nothing is answered any more: the agent stops, or the model may not be asked now."""
+
+
+class TooLargeError(RequestError):
+    """It is larger than the settings allow."""

@@ -38,7 +38,19 @@ class Question:
     warnings: tuple[str, ...] = ()
     """What of it was not used."""
     more: tuple[Array, ...] = ()
-    """Further texts, which follow one after the other."""
+    """Further texts."""
+    rows: int = 1
+    """How many samples the tensors hold, of a network that takes one."""
+
+    def parts(self) -> list[tuple[Array, Tensors | None]]:
+        """Return its samples, as the lanes take each."""
+        if self.rows == 1 or self.tensors is None:
+            return [(data, self.tensors) for data in (self.data, *self.more)]
+        rows = (
+            {name: array[row : row + 1].copy() for name, array in self.tensors.items()}
+            for row in range(self.rows)
+        )
+        return [(self.data, row) for row in rows]
 
 
 def read_question(payload: bytes, model: Model, kind: Kind) -> Question:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ..answers.answers import Answers
+from ..answers.http_listener import HttpListener
 from ..config.settings import Settings, keep_until_restart
 from ..core import systemd
 from ..core.errors import UsageError
@@ -38,6 +39,7 @@ class SettingsReload:
         plan_writer: PlanWriter,
         announcements: Announcements,
         metrics: MetricsPort,
+        http: HttpListener,
         reread: Callable[[], Settings],
         *,
         file: str | None,
@@ -52,6 +54,7 @@ class SettingsReload:
             plan_writer: records what the settings are made from.
             announcements: what the device publishes of itself.
             metrics: the port for Prometheus.
+            http: listens for questions.
             reread: reads the settings from where they came from.
             file: the settings file; None: there is only the environment.
             lazy: whether models of second stages are loaded when they are needed.
@@ -62,6 +65,7 @@ class SettingsReload:
         self._plan_writer = plan_writer
         self._announcements = announcements
         self._metrics = metrics
+        self._http = http
         self._reread = reread
         self._file = file
         self._lazy = lazy
@@ -191,6 +195,7 @@ class SettingsReload:
         self._announcements.pipelines()
         active = self._runner.active
         self._answers.settings_changed()
+        self._http.settings_changed()
         active.load_all()
         if self._runner.stopping():
             return

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import __version__
 from ..answers.answers import Answers
+from ..answers.http_listener import HttpListener
 from ..answers.mqtt_door import MqttDoor
 from ..config.settings import Settings
 from ..core.callbacks import Callbacks
@@ -72,15 +73,15 @@ def compose(
     """
     lazy = inventory.match.profile.unload_idle_s > 0
     runner.lazy(wanted=lazy)
-    local_requests = LocalRequests(inventory.store)
+    local = LocalRequests(inventory.store)
     ledger, deployer, transfers, rollouts = _versions(runner, inventory, lambda: health.latest)
     form_ready = Callbacks()
     plan_writer, upkeep = _upkeep(runner, inventory, ledger, form_ready, origins, lazy=lazy)
     announcements = _announcements(runner, inventory, ledger, upkeep, stops)
-    metrics = _metrics(runner, lambda: health.latest)
     answers = Answers(runner, inventory.catalog)
+    ports = _ports(runner, answers, lambda: health.latest)
     reload = SettingsReload(
-        *(runner, plan_writer, announcements, metrics, reread),
+        *(runner, plan_writer, announcements, *ports, reread),
         file=origins[0],
         lazy=lazy,
         gone=events.forget,
@@ -94,16 +95,14 @@ def compose(
         EventCommands(runner, events).commands,
         *(configuration.commands, deployer.commands.commands),
     )
-    deployment = Deployment(runner, inventory.store, deployer, local_requests, stops, origins[1])
     loop = RequestLoop(
-        *(runner.inbox, requests, transfers, local_requests, deployer, inventory.catalog),
+        *(runner.inbox, requests, transfers, local, deployer, inventory.catalog),
         rollouts=rollouts,
     )
-    background = Services([metrics, events, deployment, loop, *upkeep.threads])
+    deployment = Deployment(runner, inventory.store, deployer, local, stops, origins[1])
+    background = Services([*ports, events, deployment, loop, *upkeep.threads])
     health = _health(
-        *(runner, inventory, requests),
-        (background.problems, reload.problems, announcements.problems),
-        *(events, answers),
+        *(runner, inventory, requests), (background, reload, announcements), *(events, answers)
     )
     runner.active.on_change.add(announcements.models, plan_writer.changed, upkeep.wake)
     form_ready.add(plan_writer.write, announcements.models)
@@ -223,10 +222,15 @@ def _requests(
     )
 
 
-def _metrics(runner: Runner, latest: Callable[[], Any]) -> MetricsPort:
-    """Build the port for Prometheus, of the latest health."""
-    settings = runner.settings
-    return MetricsPort(settings.health.metrics_port, settings.device_id, __version__, latest)
+def _ports(
+    runner: Runner, answers: Answers, latest: Callable[[], Mapping[str, Any] | None]
+) -> tuple[MetricsPort, HttpListener]:
+    """Build the port for Prometheus, of the latest health, and what listens for questions."""
+    port, device = runner.settings.health.metrics_port, runner.settings.device_id
+    return (
+        MetricsPort(port, device, __version__, latest),
+        HttpListener(lambda: runner.settings.http, answers, device, latest),
+    )
 
 
 def _deliveries(runner: Runner, transfers: Router, answers: Answers) -> Handler:
@@ -245,7 +249,7 @@ def _health(
     runner: Runner,
     inventory: Inventory,
     requests: Requests,
-    told: Sequence[Callable[[], list[str]]],
+    told: Sequence[Services | SettingsReload | Announcements],
     events: EventService,
     answers: Answers,
 ) -> Health:
@@ -262,7 +266,7 @@ def _health(
             recorder.problems,
             inventory.verdicts.problems,
             runner.sinks.problems,
-            *told,
+            *(each.problems for each in told),
             lambda: inventory.other_variants(s.model.folder for s in active.all() if s.model),
         ),
         events=events.health,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..core.errors import UsageError
+from ..core.errors import RequestError, UsageError
 from ..core.logs import ANSWER
 
 if TYPE_CHECKING:
@@ -147,6 +147,22 @@ class MetricsPort:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+
+def exposition(device: str, version: str, latest: Callable[[], Health | None]) -> bytes:
+    """Return the latest health payload as Prometheus text.
+
+    Raises:
+        RequestError: the library is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+    except ModuleNotFoundError:
+        mend = f"{sys.executable} -m pip install prometheus-client"
+        raise RequestError(f"needs prometheus-client; install it with: {mend}") from None
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(device, version, latest))
+    return generate_latest(registry)
 
 
 class _Collector:

@@ -284,9 +284,26 @@ def _model(
 
 
 def _answers(report: _Report, device: _Device) -> None:
-    """Check the models that others may ask."""
+    """Check the models that others may ask, and where."""
+    from ...config.answers import parse_listen
     from ...config.settings import parse_route
 
+    if listen := device.settings.http.listen:
+        libraries = ("starlette", "uvicorn", "httptools", "prometheus_client")
+        lacking = [name.replace("_", "-") for name in libraries if find_spec(name) is None]
+        endpoint = parse_listen(listen)
+        if lacking:
+            mend = f"{sys.executable} -m pip install {' '.join(lacking)}"
+            report.line("FAIL", "http.listen", f"needs {', '.join(lacking)}: {mend}")
+        elif endpoint.port is not None and (taken := _taken(endpoint.port, endpoint.host)):
+            report.line("note", "http.listen", taken)
+        elif endpoint.port is None and not Path(endpoint.host).parent.is_dir():
+            report.line("FAIL", "http.listen", f"{listen}: its folder is not there; make it")
+        else:
+            report.line("ok", "http.listen", listen)
+        if not device.settings.infer.models:
+            text = "only health and metrics are answered; name models in infer.models"
+            report.line("note", "http.listen", text)
     for route in device.settings.infer.models:
         for arm in parse_route(route):
             look = partial(_model, device, arm, None, None, {})
@@ -361,14 +378,14 @@ def _server(server: Server) -> str:
     return f"{reach(server, SERVER_SECONDS)}, {server.kind}"
 
 
-def _taken(port: int) -> str | None:
-    """Return that a port of loopback is in use, or None if it is free."""
+def _taken(port: int, host: str = "127.0.0.1") -> str | None:
+    """Return that a port is in use, or None if it is free."""
     import socket
 
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server of it does
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError as problem:
             why = (problem.strerror or str(problem)).lower()
             return f"{port}: {why}; well, if by the agent that runs, else name another one"

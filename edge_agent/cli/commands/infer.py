@@ -1,30 +1,37 @@
-"""`edge-agent infer`: ask a model of a running agent."""
+"""`edge-agent infer`: ask a model of a running agent, over MQTT or HTTP."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import socket
 import sys
 import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from ...config.answers import UNIX
 from ...config.settings import Settings
 from ...core.errors import AgentError, BrokerError, SampleError, UsageError
 from ...core.names import NAME_RULE, is_name
-from ...core.text import printable
+from ...core.text import printable, redact
+from ...mqtt.connection import parse_object
 from ...mqtt.one_shot import OneShotClient
 from ...sources.spec import guess_source, parse_source
 from ..fleet import Fleet, look_filters, online_targets
 from ..options import Options, add_broker, broker_settings, positive
 from ..terminal import printable_json, summary
 
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
+
 EXAMPLES = (
     "edge-agent infer photo.jpg --model face-detector --device edge-01",
     "edge-agent infer vibration.csv --model bearing   the device of these settings",
-    "edge-agent infer rows.json --model fraud --json",
+    "edge-agent infer rows.json --model fraud --url http://127.0.0.1:8001 --json",
 )
 MOST_BYTES = 256 * 2**20
 """Of a file: no device takes more."""
@@ -41,7 +48,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         'or {"readings": [[…], …]}',
     )
     parser.add_argument("--model", required=True, metavar="M", help="one of its infer.models")
-    parser.add_argument("--device", metavar="ID", help="default: that of the settings")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--device", metavar="ID", help="default: that of the settings")
+    where.add_argument("--url", metavar="URL", help="over HTTP: http://host:port or unix:/path")
     parser.add_argument("--json", action="store_true", help="the answer as it is, on one line")
     parser.add_argument("--timeout", type=positive, default=60.0, metavar="S", help="default 60")
     add_broker(parser)
@@ -54,7 +63,8 @@ def main(options: Options) -> int:
             raise UsageError(f"{name}: {given!r} is not a name ({NAME_RULE})")
     settings = broker_settings(options)
     question = _question(options.file)
-    answer = _over_mqtt(settings, question, options)
+    ask = _over_mqtt if options.url is None else _over_http
+    answer = ask(settings, question, options)
     for warning in answer.get("warnings", ()):
         print(printable(f"edge-agent: {warning}"), file=sys.stderr)
     if options.json:
@@ -131,3 +141,56 @@ def _over_mqtt(settings: Settings, question: bytes, options: Options) -> Mapping
                 raise AgentError(f"device {device}: {reply.get('error')}")
             return reply
     raise AgentError(f"device {device} has not answered within {options.timeout:.0f} s")
+
+
+def _over_http(settings: Settings, question: bytes, options: Options) -> Mapping[str, Any]:
+    """Ask at a URL; the token is that of the settings."""
+    from http.client import HTTPException
+
+    headers = {"Content-Type": "application/octet-stream"}
+    if settings.http.token:
+        headers["Authorization"] = f"Bearer {settings.http.token}"
+    connection = _connection(options.url, options.timeout)
+    try:
+        connection.request("POST", f"/predict/{options.model}", question, headers)
+        response = connection.getresponse()
+        answer = parse_object(response.read())
+    except TimeoutError:
+        raise AgentError(f"{options.url} has not answered within {options.timeout:.0f} s") from None
+    except (OSError, HTTPException) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else "no answer in HTTP"
+        raise AgentError(f"{options.url}: {why or problem}") from None
+    finally:
+        connection.close()
+    if answer is None or response.status != 200:
+        why = (answer or {}).get("error", response.reason)
+        raise AgentError(f"{options.url}: {why} ({response.status})")
+    return answer
+
+
+def _connection(url: str, timeout: float) -> HTTPConnection:
+    """Prepare a connection.
+
+    Raises:
+        UsageError: it is no URL.
+    """
+    from http.client import HTTPConnection, HTTPSConnection
+
+    if url.startswith(UNIX):
+        connection = HTTPConnection("localhost", timeout=timeout)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(timeout)
+        try:
+            connection.sock.connect(url.removeprefix(UNIX))
+        except OSError as problem:
+            raise AgentError(f"{url}: {problem.strerror}") from None
+        return connection
+    try:
+        parts = urlsplit(url)
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
+    except ValueError:
+        scheme, host, port = "", None, None
+    if scheme not in {"http", "https"} or not host or parts.path not in {"", "/"}:
+        raise UsageError(f"--url: {redact(url)!r}: expected http://host:port or unix:/path")
+    kind = HTTPSConnection if scheme == "https" else HTTPConnection
+    return kind(host, port, timeout=timeout)

@@ -1,0 +1,267 @@
+"""What is answered over HTTP: `/predict`, the Open Inference Protocol (KServe v2), `/metrics`."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import zlib
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from math import ceil
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .. import __version__
+from ..core.errors import AgentError, RequestError, SampleError
+from ..core.text import one_line
+from ..core.types import Kind
+from ..inference.model import Model
+from ..mqtt import payloads
+from .answers import Answer, Answers
+from .errors import RefusedError, StoppingError, TooLargeError, UnknownModelError
+from .kserve import Inference, metadata
+from .question import Question, read_question
+
+Handler = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
+HEAD_LENGTH = "inference-header-content-length"
+
+
+def application(
+    answers: Answers, token: Callable[[], str], metrics: Callable[[], bytes]
+) -> ASGIApp:
+    """Build the application.
+
+    Args:
+        answers: answer what is asked.
+        token: returns what callers have to show; empty: nothing.
+        metrics: returns the text for Prometheus, or raises an AgentError.
+    """
+    return _Guard(_Site(answers, metrics).app, token)
+
+
+class _Guard:
+    """Lets nobody pass without the token, where there is one."""
+
+    def __init__(self, app: ASGIApp, token: Callable[[], str]) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wanted = self._token()
+        if wanted:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, f"Bearer {wanted}".encode()):
+                refusal = JSONResponse(
+                    {"error": "a token is needed: Authorization: Bearer …"},
+                    401,
+                    {"WWW-Authenticate": "Bearer", "Connection": "close"},
+                )
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class _Site:
+    def __init__(self, answers: Answers, metrics: Callable[[], bytes]) -> None:
+        self._answers = answers
+        self._metrics = metrics
+        model = "/v2/models/{model}"
+        version = f"{model}/versions/{{version}}"
+        routes = [
+            Route("/predict/{model}", self._predict, methods=["POST", "PUT"]),
+            Route("/metrics", self._exposition),
+            Route("/v2", self._server),
+            Route("/v2/", self._server),
+            Route("/v2/health/live", self._live),
+            Route("/v2/health/ready", self._ready),
+        ]
+        for path in (model, version):
+            routes += [
+                Route(path, self._model),
+                Route(f"{path}/ready", self._model_ready),
+                Route(f"{path}/infer", self._infer, methods=["POST"]),
+            ]
+        handlers: Any = {HTTPException: _refused, AgentError: _failed}
+        self.app = Starlette(routes=routes, exception_handlers=handlers)
+
+    async def _predict(self, request: Request) -> Response:
+        def parse(body: bytes, model: Model, kind: Kind) -> Question:
+            return read_question(body, model, kind)
+
+        def encode(answer: Answer) -> Response:
+            try:
+                body = payloads.encode(self._answers.result(answer))
+            except ValueError:
+                raise SampleError("the answer holds numbers that JSON has not") from None
+            return Response(body, media_type="application/json")
+
+        return await self._ask(request, parse, encode)
+
+    async def _infer(self, request: Request) -> Response:
+        asked: list[Inference] = []
+
+        def parse(body: bytes, model: Model, kind: Kind) -> Question:
+            asked.append(Inference(body, request.headers.get(HEAD_LENGTH)))
+            return asked[-1].parse(model, kind)
+
+        def encode(answer: Answer) -> Response:
+            body, head = asked[-1].encode(answer, request.path_params["model"])
+            if head is None:
+                return Response(body, media_type="application/json")
+            headers = {HEAD_LENGTH: str(head)}
+            return Response(body, headers=headers, media_type="application/octet-stream")
+
+        return await self._ask(request, parse, encode)
+
+    async def _ask(
+        self,
+        request: Request,
+        parse: Callable[[bytes, Model, Kind], Question],
+        encode: Callable[[Answer], Response],
+    ) -> Response:
+        """Admit a request before its body is read, and answer it.
+
+        Args:
+            request: to a model.
+            parse: makes the question of the body, in a worker.
+            encode: makes the response of the answer, likewise.
+        """
+        answers, most = self._answers, self._answers.most_bytes
+        length = request.headers.get("content-length", "0")
+        ticket = answers.admit(
+            request.path_params["model"],
+            int(length) if length.isdecimal() else 0,
+            request.path_params.get("version"),
+        )
+        response: Future[Response] = Future()
+        ticket.future.add_done_callback(lambda done: _encoded(done, encode, response))
+        try:
+            body = await _body(request, most)
+            coding = request.headers.get("content-encoding", "")
+            answers.ask(
+                ticket, lambda model, kind: parse(_inflated(body, coding, most), model, kind)
+            )
+            return await asyncio.wrap_future(response)
+        except ClientDisconnect:
+            answers.give_up(ticket)
+            return Response(status_code=400)
+        except BaseException as problem:
+            answers.give_up(ticket, problem if isinstance(problem, AgentError) else None)
+            raise
+
+    # The Open Inference Protocol
+
+    async def _server(self, _request: Request) -> Response:
+        extensions = ["binary_tensor_data"]
+        return JSONResponse(
+            {"name": "edge-agent", "version": __version__, "extensions": extensions}
+        )
+
+    async def _live(self, _request: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def _ready(self, _request: Request) -> Response:
+        ready = self._answers.ready
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
+
+    async def _model(self, request: Request) -> Response:
+        name, version = request.path_params["model"], request.path_params.get("version")
+        model, versions = await asyncio.wrap_future(self._answers.look(name, version))
+        return JSONResponse(metadata(name, versions, model))
+
+    async def _model_ready(self, request: Request) -> Response:
+        name, version = request.path_params["model"], request.path_params.get("version")
+        await asyncio.wrap_future(self._answers.look(name, version))
+        ready = self._answers.ready
+        return JSONResponse({"name": name, "ready": ready}, 200 if ready else 503)
+
+    # Metrics
+
+    async def _exposition(self, _request: Request) -> Response:
+        return Response(self._metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _encoded(
+    done: Future[Answer], encode: Callable[[Answer], Response], response: Future[Response]
+) -> None:
+    """Make the response of an answer; in the thread that has it."""
+    problem = done.exception()
+    try:
+        if problem is not None:
+            raise problem
+        response.set_result(encode(done.result()))
+    except Exception as failure:  # noqa: BLE001 - raised where it is waited for
+        response.set_exception(failure)
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """Read a body, as long as it is not too large.
+
+    Raises:
+        TooLargeError: it is.
+    """
+    parts: list[bytes] = []
+    left = most
+    async for part in request.stream():
+        left -= len(part)
+        if left < 0:
+            raise TooLargeError(f"larger than {most} bytes, which infer.max_mb allows")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _inflated(body: bytes, coding: str, most: int) -> bytes:
+    """Return a body as it was before it was compressed.
+
+    Raises:
+        SampleError: it is damaged, or of a compression that is not known.
+        TooLargeError: it is too large.
+    """
+    if coding in {"", "identity"}:
+        return body
+    if coding not in {"gzip", "deflate"}:
+        raise SampleError(f"Content-Encoding: {coding} is not supported; send gzip or deflate")
+    inflater = zlib.decompressobj(zlib.MAX_WBITS | (16 if coding == "gzip" else 0))
+    try:
+        made = inflater.decompress(body, most + 1)
+    except zlib.error:
+        raise SampleError(f"the body is not {coding}, or damaged") from None
+    if len(made) > most:
+        raise TooLargeError(f"larger than {most} bytes, which infer.max_mb allows")
+    if not inflater.eof:
+        raise SampleError("the body is cut short")
+    return made
+
+
+async def _refused(_request: Request, problem: HTTPException) -> Response:
+    return JSONResponse({"error": problem.detail}, problem.status_code, problem.headers)
+
+
+async def _failed(request: Request, problem: AgentError) -> Response:
+    """Answer with what is wrong."""
+    body: dict[str, Any] = {"error": one_line(str(problem))}
+    headers: dict[str, str] = {}
+    match problem:
+        case RefusedError():
+            busy = 503 if request.url.path.startswith("/v2/") else 429
+            status = 503 if isinstance(problem, StoppingError) else busy
+            headers["Retry-After"] = str(ceil(problem.retry_after_s))
+            body["retry_after_s"] = round(problem.retry_after_s, 3)
+        case UnknownModelError():
+            status = 404
+        case TooLargeError():
+            status = 413
+        case SampleError():
+            status = 400
+        case RequestError():
+            status = 503
+        case _:
+            status = 500
+    return JSONResponse(body, status, headers)

@@ -1,0 +1,196 @@
+"""The service that listens for HTTP, where `[http] listen` says so. Needs the extra `http`."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config.answers import Endpoint, Http, parse_listen
+from ..core.errors import UsageError
+from ..core.logs import ANSWER
+from .answers import Answers
+
+if TYPE_CHECKING:
+    import uvicorn
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 64
+IDLE_SECONDS = 5
+"""After which a connection without a request is closed."""
+END_SECONDS = 2
+"""For answers under way, once no more are taken."""
+
+
+class _Server:
+    """A socket that is listened on, until `close`."""
+
+    def __init__(self, http: Http, app: Any) -> None:
+        """Listen.
+
+        Raises:
+            UsageError: the extra is not installed, or the address cannot be had.
+        """
+        try:
+            import uvicorn
+
+            from .http_protocol import BoundedProtocol
+        except ModuleNotFoundError as problem:
+            raise UsageError(missing(problem.name or "uvicorn")) from None
+        self.http = http
+        self._endpoint = parse_listen(http.listen)
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        config = uvicorn.Config(
+            app,
+            http=BoundedProtocol,
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=END_SECONDS,
+        )
+        self._uvicorn: uvicorn.Server = uvicorn.Server(config)
+        try:
+            self._socket = _bind(self._endpoint)
+        except OSError as problem:
+            why = problem.strerror or str(problem)
+            raise UsageError(f"http.listen: {http.listen}: {why}") from None
+        self._thread = threading.Thread(
+            target=self._uvicorn.run, args=([self._socket],), name="http", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more; those who wait get their answer first."""
+        self._uvicorn.should_exit = True
+        self._thread.join(END_SECONDS + 1)
+        if self._endpoint.port is None:
+            Path(self._endpoint.host).unlink(missing_ok=True)
+
+
+def _bind(endpoint: Endpoint) -> socket.socket:
+    """Listen at an endpoint; a socket file that nobody listens on any more is replaced.
+
+    Raises:
+        OSError: somebody else does, or it cannot be made.
+    """
+    if endpoint.port is not None:
+        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+        return socket.create_server((endpoint.host, endpoint.port), family=family, backlog=BACKLOG)
+    path = Path(endpoint.host)
+    if path.exists():
+        with socket.socket(socket.AF_UNIX) as probe:
+            if not stat.S_ISSOCK(path.stat().st_mode) or probe.connect_ex(str(path)) == 0:
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        path.unlink()
+    listening = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o117)
+    try:
+        listening.bind(str(path))
+    finally:
+        os.umask(before)
+    listening.listen(BACKLOG)
+    return listening
+
+
+def missing(library: str) -> str:
+    """Return that a library of the extra is not installed, and how to mend it."""
+    return (
+        f"http.listen: needs {library}; install it with: "
+        f"{sys.executable} -m pip install starlette uvicorn httptools"
+    )
+
+
+class HttpListener:
+    """The service: listens as the settings have it at the moment, or says why not."""
+
+    name = "http"
+
+    def __init__(
+        self,
+        http: Callable[[], Http],
+        answers: Answers,
+        device: str,
+        latest: Callable[[], Mapping[str, Any] | None],
+    ) -> None:
+        """Prepare; nothing is listened on, or imported, before `run`.
+
+        Args:
+            http: returns the settings of the moment.
+            answers: answer what is asked.
+            device: this device's id.
+            latest: returns the latest health payload; None: none yet.
+        """
+        self._http = http
+        self._answers = answers
+        self._device = device
+        self._latest = latest
+        self._changing = threading.Lock()
+        self._server: _Server | None = None
+        self._problem: str | None = None
+        self._closed = False
+
+    def run(self) -> None:
+        """Listen, where the settings say so; a thread of its own answers."""
+        self.settings_changed()
+
+    def settings_changed(self) -> None:
+        """Listen elsewhere, or no more; where that cannot be, the present address stays."""
+        with self._changing:
+            wanted = self._http()
+            listen = "" if self._server is None else self._server.http.listen
+            if self._closed or wanted.listen == listen:
+                self._problem = None
+                return
+            self._problem = None
+            server = None
+            if wanted.listen:
+                try:
+                    server = _Server(wanted, self._app())
+                except UsageError as problem:
+                    self._problem = str(problem)
+                    log.error("%s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
+                    return
+            self._close()
+            self._server = server
+            log.info("http: %s", wanted.listen or "closed", extra=ANSWER)
+
+    def _app(self) -> Any:
+        try:
+            from .http_app import application
+        except ModuleNotFoundError as problem:
+            raise UsageError(missing(problem.name or "starlette")) from None
+        return application(self._answers, lambda: self._http().token, self._metrics)
+
+    def _metrics(self) -> bytes:
+        from .. import __version__
+        from ..health.prometheus import exposition
+
+        return exposition(self._device, __version__, self._latest)
+
+    def problems(self) -> list[str]:
+        """Return why nothing is listened on."""
+        return [] if self._problem is None else [self._problem]
+
+    def close(self) -> None:
+        """Listen no more."""
+        with self._changing:
+            self._closed = True
+            self._close()
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None

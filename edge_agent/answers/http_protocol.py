@@ -1,0 +1,153 @@
+"""One HTTP connection with the bounds that the library leaves open.
+
+uvicorn waits for ever for a slow head or body, and takes heads of any size and any number of
+connections. Content-Length together with Transfer-Encoding is refused by its parser (httptools).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MOST_CONNECTIONS = 64
+MOST_HEAD = 16 * 1024
+"""Bytes of a request's line and headers."""
+MOST_HEADERS = 64
+HEAD_SECONDS = 10.0
+BODY_SECONDS = 10.0
+SLOWEST = 128 * 1024
+"""Bytes a second of a body, beyond those seconds."""
+LONGEST = 120.0
+"""Seconds for any body."""
+WRITE_SECONDS = 30.0
+"""Without a reader, once the system's buffers are full."""
+
+
+class _TooLargeError(Exception):
+    """The head is larger than it may be; the parser gives up."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A connection from its beginning to its end; used by the event loop."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._deadline: asyncio.TimerHandle | None = None
+        """Ends the connection unless what is awaited comes."""
+        self._writing: asyncio.TimerHandle | None = None
+        self._in_head = True
+        """Whether the next byte belongs to a head."""
+        self._head = self._lines = 0
+        """Bytes and headers of the head so far."""
+        self._requests = 0
+        """That have come to their end."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= MOST_CONNECTIONS:
+            self.transport = transport
+            self._refuse(503, "too many connections")
+            return
+        super().connection_made(transport)
+        self._await(HEAD_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._settle()
+        self._writes_again()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        was_in_head, requests = self._in_head, self._requests
+        idle = self.cycle is None or self.cycle.response_complete
+        if was_in_head and idle and self._deadline is None:
+            self._await(HEAD_SECONDS)
+        super().data_received(data)
+        same = was_in_head and self._in_head and requests == self._requests
+        if same and not self.transport.is_closing():
+            # A value that is still to be ended is in none of the parser's calls.
+            self._head += len(data)
+            if self._head > MOST_HEAD:
+                self._refuse(431, "the head is too large")
+
+    def send_400_response(self, msg: str) -> None:
+        if self._head > MOST_HEAD or self._lines > MOST_HEADERS:
+            self._refuse(431, "the head is too large")
+        else:
+            super().send_400_response(msg)
+
+    # Called by the parser
+
+    def on_message_begin(self) -> None:
+        self._head = self._lines = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url), 0)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value), 1)
+
+    def _count(self, size: int, lines: int) -> None:
+        self._head += size
+        self._lines += lines
+        if self._head > MOST_HEAD or self._lines > MOST_HEADERS:
+            raise _TooLargeError
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        length = dict(self.headers).get(b"content-length", b"0")
+        size = int(length) if length.isdigit() and len(length) < 16 else 0
+        self._await(min(LONGEST, BODY_SECONDS + size / SLOWEST))
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head, self._head, self._lines = True, 0, 0
+        self._requests += 1
+        self._settle()
+        super().on_message_complete()
+
+    # Deadlines
+
+    def _await(self, seconds: float) -> None:
+        self._settle()
+        self._deadline = self.loop.call_later(seconds, self._give_up)
+
+    def _settle(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        answered = self.cycle is not None and self.cycle.response_started and not self._in_head
+        if answered:
+            self.transport.close()
+        else:
+            self._refuse(408, "the request came too slowly")
+
+    def pause_writing(self) -> None:
+        self._writing = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._writes_again()
+        super().resume_writing()
+
+    def _writes_again(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    def _refuse(self, status: int, why: str) -> None:
+        """Answer by hand, and hang up."""
+        if self.transport.is_closing():
+            return
+        body = f'{{"error": "{why}"}}'
+        self.transport.write(
+            f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\nconnection: close\r\n"
+            f"content-length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        self.transport.close()

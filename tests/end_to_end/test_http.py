@@ -1,0 +1,324 @@
+"""Models asked over HTTP: pictures, the Open Inference Protocol, hostile bytes, a swap, a stop."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.test_answers import table
+from tests.helpers.small_models import brightness, encode_jpeg, heavy, plain
+from tests.helpers.support import (
+    PATIENCE,
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    call_cli,
+    free_port,
+)
+
+pytest.importorskip("httptools")
+Agents = Callable[..., AgentProcess]
+Listeners = Callable[..., Listener]
+D = "edge/box"
+GRAY = encode_jpeg(plain(100))
+
+
+class Answered(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads(self.body)
+        return loaded
+
+
+class Caller:
+    """Somebody who asks over HTTP."""
+
+    def __init__(self, address: int | Path, token: str = "") -> None:
+        self.address = address
+        self.token = token
+
+    def connect(self) -> socket.socket:
+        if isinstance(self.address, int):
+            return socket.create_connection(("127.0.0.1", self.address), PATIENCE)
+        wire = socket.socket(socket.AF_UNIX)
+        wire.settimeout(PATIENCE)
+        wire.connect(str(self.address))
+        return wire
+
+    def __call__(
+        self, path: str, body: bytes | dict[str, Any] | None = None, **headers: str
+    ) -> Answered:
+        """Ask: a POST where there is a body, else a GET."""
+        connection = HTTPConnection("localhost")
+        connection.sock = self.connect()
+        sent = json.dumps(body).encode() if isinstance(body, dict) else body
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if self.token:
+            named["Authorization"] = f"Bearer {self.token}"
+        connection.request("GET" if sent is None else "POST", path, sent, named)
+        response = connection.getresponse()
+        lower = {name.lower(): value for name, value in response.getheaders()}
+        answered = Answered(response.status, lower, response.read())
+        connection.close()
+        return answered
+
+    def raw(self, data: bytes) -> bytes:
+        """Send bytes, and give all that comes until the end of the connection."""
+        with self.connect() as wire:
+            found = b""
+            try:
+                wire.sendall(data)
+                while part := wire.recv(65536):
+                    found += part
+            except ConnectionError:
+                pass  # it has hung up amid what was sent
+            return found
+
+
+@contextmanager
+def running(
+    broker: Mosquitto, listen: Listeners, agent: Agents, folder: Path, **tables: Any
+) -> Iterator[tuple[Caller, Listener, AgentProcess]]:
+    """Run an agent that listens, without a pipeline."""
+    brightness(folder / "models" / "light")
+    table(folder / "models" / "rows")
+    heavy(folder / "models" / "slow", 80)
+    port = free_port()
+    heard = listen(broker.port)
+    more: dict[str, Any] = {
+        "infer": {"models": ["light", "rows", "slow"], "per_s": 10_000},
+        "http": {"listen": f"127.0.0.1:{port}"},
+        "trial": {"shadow_frames": 0, "probation_s": 1},
+        **tables,
+    }
+    process = agent(
+        agent_settings("box", broker.url, [], models_dirs=[str(folder / "models")], **more)
+    )
+    heard.wait_state(f"{D}/status", state="online")
+    heard.wait_for(lambda _: "http: " in process.words() or None, "a listener")
+    yield Caller(port), heard, process
+    assert process.stop() == 0
+
+
+def tensor(name: str, array: Any, **parameters: Any) -> dict[str, Any]:
+    """Make an input of the protocol, without its data."""
+    kinds = {"float32": "FP32", "float64": "FP64"}
+    made = {"name": name, "shape": list(array.shape), "datatype": kinds[array.dtype.name]}
+    return {**made, "parameters": parameters} if parameters else made
+
+
+def test_pictures_and_tensors_are_answered(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """The same result as over MQTT; tensors as KServe v2 has them, in JSON and binary."""
+    with running(broker, listen, agent, tmp_path) as (ask, heard, _):
+        found = ask("/predict/light", GRAY)
+        assert found.status == 200
+        assert found.json["pipeline"] == "@infer"
+        heard.publish(f"{D}/in/infer/light/m", GRAY)
+        reply = heard.wait_for(lambda _: heard.last(f"{D}/reply/m"), "an answer")
+        assert found.json["values"] == reply["values"]
+        url = ["--url", f"http://127.0.0.1:{ask.address}"]
+        (tmp_path / "p.jpg").write_bytes(GRAY)
+        by_hand = call_cli("infer", str(tmp_path / "p.jpg"), "--model", "light", *url, "--json")
+        assert json.loads(by_hand.out)["values"] == reply["values"]
+        unknown = call_cli("infer", str(tmp_path / "p.jpg"), "--model", "other", *url)
+        assert (unknown.code, unknown.error.endswith("(404)")) == (1, True)
+
+        assert ask("/v2").json["extensions"] == ["binary_tensor_data"]
+        assert ask("/v2/health/live").json == {"live": True}
+        assert ask("/v2/health/ready").json == {"ready": True}
+        described = ask("/v2/models/rows").json
+        assert described["inputs"] == [{"name": "row", "datatype": "FP32", "shape": [-1, 4]}]
+        assert described["versions"] == ["1"]
+        assert ask("/v2/models/rows/versions/1/ready").status == 200
+        assert ask("/v2/models/rows/versions/2/ready").status == 404
+        assert ask("/v2/models/nothing/ready").status == 404
+
+        rows = np.random.default_rng(0).random((3, 4), np.float32)
+        data = {**tensor("row", rows), "data": rows.tolist()}
+        plain_json = ask("/v2/models/rows/infer", {"id": "7", "inputs": [data]}).json
+        assert (plain_json["id"], plain_json["model_version"]) == ("7", "1")
+        means = plain_json["outputs"][0]["data"]
+        assert means == pytest.approx(rows.mean(axis=1).tolist(), rel=1e-6)
+        wanted = [{"name": "mean", "parameters": {"binary_data": True}}]
+        declared = [tensor("row", rows, binary_data_size=rows.nbytes)]
+        head = json.dumps({"inputs": declared, "outputs": wanted}).encode()
+        binary = ask(
+            "/v2/models/rows/versions/1/infer",
+            gzip.compress(head + rows.tobytes()),
+            Content_Encoding="gzip",
+            Inference_Header_Content_Length=str(len(head)),
+        )
+        size = int(binary.headers["inference-header-content-length"])
+        assert json.loads(binary.body[:size])["outputs"][0]["shape"] == [3]
+        assert np.frombuffer(binary.body[size:], np.float32).tolist() == means
+        assert b"edge_agent_infer_answered_total" in ask("/metrics").body
+
+
+WRONG: dict[str, tuple[str, bytes | dict[str, Any] | None, int]] = {
+    "no picture": ("/predict/light", b"no picture", 400),
+    "a GET": ("/predict/light", None, 405),
+    "an unknown model": ("/predict/../../etc/passwd", GRAY, 404),
+    "an unknown path": ("/v3", None, 404),
+    "no JSON": ("/v2/models/rows/infer", b"{", 400),
+    "no inputs": ("/v2/models/rows/infer", {"inputs": []}, 400),
+    "a list": ("/v2/models/rows/infer", b"[1]", 400),
+    "no such input": ("/v2/models/rows/infer", {"inputs": [{"name": "x"}]}, 400),
+    "no data": (
+        "/v2/models/rows/infer",
+        {"inputs": [{"name": "row", "shape": [1, 4], "datatype": "FP32"}]},
+        400,
+    ),
+    "a wrong type": (
+        "/v2/models/rows/infer",
+        {"inputs": [{"name": "row", "shape": [1, 4], "datatype": "BYTES", "data": ["a"] * 4}]},
+        400,
+    ),
+    "too much": (
+        "/v2/models/rows/infer",
+        {"inputs": [{"name": "row", "shape": [2**30, 2**30], "datatype": "FP32", "data": [1]}]},
+        400,
+    ),
+    "bytes that are not there": (
+        "/v2/models/rows/infer",
+        {
+            "inputs": [
+                {
+                    "name": "row",
+                    "shape": [1, 4],
+                    "datatype": "FP32",
+                    "parameters": {"binary_data_size": 16},
+                }
+            ]
+        },
+        400,
+    ),
+    "too large": ("/predict/light", GRAY + b"0" * 2**20, 413),
+}
+POST = b"POST /predict/light HTTP/1.1\r\nHost: x\r\n"
+HOSTILE = {
+    "smuggled": (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc", b"400"),
+    "two lengths": (POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", b"400"),
+    "negative": (POST + b"Content-Length: -1\r\n\r\n", b"400"),
+    "a large header": (POST + b"X: " + b"a" * 2**20, b"431"),
+    "a header of 20 kB": (POST + b"X: " + b"a" * 20_000 + b"\r\n\r\n", b"431"),
+    "many headers": (POST + b"X: y\r\n" * 10_000 + b"\r\n", b"431"),
+    "a long path": (b"GET /" + b"a" * 2**17 + b" HTTP/1.1\r\n\r\n", b"431"),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100), b"400"),
+    "a bad chunk": (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n", b"400"),
+    "half a head": (POST, b"408"),
+    "silence": (b"", b"408"),
+    "half a body": (POST + b"Content-Length: 100\r\n\r\nabc", b"408"),
+}
+
+
+def test_what_strangers_send_gets_a_clear_status_and_costs_nobody_else(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Wrong questions, and bytes that are hardly HTTP; the slow ones are cut off meanwhile."""
+    infer = {"models": ["light", "rows"], "per_s": 10_000, "max_mb": 1}
+    with (
+        running(broker, listen, agent, tmp_path, infer=infer) as (ask, heard, process),
+        ThreadPoolExecutor(len(HOSTILE)) as strangers,
+    ):
+        sent = {name: strangers.submit(ask.raw, data) for name, (data, _) in HOSTILE.items()}
+        for name, (path, body, status) in WRONG.items():
+            answered = ask(path, body)
+            assert answered.status == status, name
+            assert "error" in answered.json, name
+        bomb = gzip.compress(bytes(2**24))
+        burst = ask("/v2/models/rows/infer", bomb, Content_Encoding="gzip")
+        assert burst.status == 413, burst.body
+        assert ask("/predict/light", GRAY, Content_Encoding="br").status == 400
+        for name, future in sent.items():
+            found = future.result(PATIENCE)
+            assert found.startswith(b"HTTP/1.1 " + HOSTILE[name][1]), (name, found[:80])
+        crowd = [ask.connect() for _ in range(64)]
+        assert ask.raw(b"").startswith(b"HTTP/1.1 503")
+        for wire in crowd:
+            wire.close()
+        heard.wait_for(lambda _: ask.raw(POST + b"\r\n")[9:12] == b"400" or None, "room again")
+        assert ask("/predict/light", GRAY).status == 200
+        assert "Traceback" not in process.words()
+        health = heard.wait_for(
+            lambda _: (h := heard.last(f"{D}/health")) and h["infer"]["answered"] and h, "a count"
+        )
+        assert (health["infer"]["waiting"], health["state"]) == (0, "ok")
+
+
+def test_a_socket_with_a_token_refuses_who_has_none_and_what_is_too_much(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """401 without it; 429 with Retry-After from `/predict`, 503 from `/v2`."""
+    path = tmp_path / "http.sock"
+    tables = {
+        "http": {"listen": f"unix:{path}", "token": "geheim"},
+        "infer": {"models": ["light"], "per_s": 0.001},
+    }
+    with running(broker, listen, agent, tmp_path, **tables) as (_, _heard, process):
+        assert Caller(path)("/predict/light", GRAY).status == 401
+        assert Caller(path, "wrong")("/v2/health/live").status == 401
+        ask = Caller(path, "geheim")
+        assert ask("/predict/light", GRAY).status == 200
+        refused = ask("/predict/light", GRAY)
+        assert refused.status == 429
+        assert 0 < int(refused.headers["retry-after"]) <= 1000
+        assert ask("/v2/models/light/infer", {"inputs": []}).status == 503
+        assert path.stat().st_mode & 0o777 == 0o660
+        assert "geheim" not in process.words()
+    assert not path.exists()
+
+
+def test_a_swap_and_a_stop_lose_no_request(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """While a new version goes live every request is answered; at a stop those under way are."""
+    with running(broker, listen, agent, tmp_path) as (ask, heard, process):
+        statuses: list[int] = []
+        served: set[str] = set()
+        done = threading.Event()
+
+        def call() -> None:
+            while not done.is_set():
+                found = ask("/predict/light", GRAY)
+                statuses.append(found.status)
+                served.add(found.json.get("model", ""))
+
+        callers = [threading.Thread(target=call) for _ in range(3)]
+        for caller in callers:
+            caller.start()
+        newer = brightness(tmp_path / "newer" / "light", "2")
+        added = call_cli("add", str(newer), "--config", str(process.config))
+        assert added.code == 0, added.err
+        heard.wait_for(lambda _: "light@2" in served or None, "the new version to answer")
+        done.set()
+        for caller in callers:
+            caller.join(PATIENCE)
+        assert set(statuses) == {200}
+        assert served == {"light@1", "light@2"}
+        ask("/predict/slow", GRAY)
+        with ThreadPoolExecutor(4) as pool:
+            under_way = [pool.submit(ask, "/predict/slow", GRAY) for _ in range(4)]
+            heard.wait_for(
+                lambda _: (h := heard.last(f"{D}/health")) and h["infer"]["waiting"] == 4, "them"
+            )
+            process.signal(signal.SIGTERM)
+            assert [one.result(PATIENCE).status for one in under_way] == [200] * 4
