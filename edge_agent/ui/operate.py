@@ -102,8 +102,9 @@ class Operator:
                     )
                 self._tell(device, path, {"ended": await child.wait()})
             finally:
-                if child.returncode is None:
+                if child.returncode is None:  # the page ends
                     child.terminate()
+                    await child.wait()
 
     def _tell(self, device: str, path: Path, body: dict[str, Any]) -> None:
         self._site.say(device, ["sent", path.name, body])

@@ -31,6 +31,7 @@ STATIC = Path(__file__).parent / "static"
 FRAME_SECONDS = 0.25
 """Between two messages to a browser, at least."""
 MOST_REQUEST_BYTES = 64 * 1024
+MOST_CONNECTIONS = 256
 END_SECONDS = 2
 """For the browsers, when the page ends."""
 
@@ -163,6 +164,7 @@ def serve(
         log_config=None,
         log_level="warning",
         access_log=False,
+        limit_concurrency=MOST_CONNECTIONS,
         lifespan="off",
         ws="websockets-sansio",
         ws_max_size=MOST_REQUEST_BYTES,

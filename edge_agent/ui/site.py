@@ -340,7 +340,7 @@ def _figures(health: dict[str, Any]) -> list[float | None]:
 
 def _sum(numbers: Iterable[float | None]) -> float | None:
     known = [each for each in numbers if each is not None]
-    return sum(known) if known else None
+    return number_in(sum(known)) if known else None
 
 
 def _body(data: bytes) -> dict[str, Any]:

@@ -119,7 +119,12 @@ def test_whatever_is_published_is_text(
         "engines": {IMAGE: {"a": 1}},
     }
     figures = {"fps": "fast", "latency_ms": {"p99": True}, "dropped": {SCRIPT: 3}}
-    health = {"state": "ok", "why": [TURNED, LONG[:1000]], "pipelines": {SCRIPT: figures}}
+    huge = {"fps": 1e308, "latency_ms": {"p99": -1e308}}
+    health = {
+        "state": "ok",
+        "why": [TURNED, LONG[:1000]],
+        "pipelines": {SCRIPT: figures, "a": huge, "b": huge},
+    }
     for device in (SCRIPT.replace("/", "|"), "press-1"):
         say(device, "status", {"state": "online", "time": SCRIPT})
         say(device, "info", info)
@@ -161,6 +166,19 @@ def test_whatever_is_published_is_text(
     text = page.locator("body").inner_text()
     assert "\u202e" not in text
     assert len(text) < 20_000, "nothing is shown at a length that fills the page"
+
+
+def test_the_password_is_asked_for(
+    page: Page, shared_broker: Mosquitto, serve: Callable[..., str]
+) -> None:
+    """A wrong password is said; the right one leads to the devices."""
+    page.goto(serve("--broker", shared_broker.url, password="blue horse"))
+    page.get_by_label("Password of this page").fill("red horse")
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_role("alert").filter(has_text="wrong password").wait_for()
+    page.get_by_label("Password of this page").fill("blue horse")
+    page.get_by_label("Password of this page").press("Enter")
+    page.get_by_label("Search").wait_for()
 
 
 def _table(body: object) -> dict[str, Any]:

@@ -35,6 +35,7 @@ export class DeviceView {
     const table = h("table", { class: "plain" }, h("thead", {}, h("tr", {}, columns.map((title) => h("th", { scope: "col" }, title)))), this.pipelines);
     this.snapshots = new Map();
     this.shots = h("div", { class: "shots" });
+    this.takes = h("p", { class: "buttons" });
     this.noShot = h("p", { class: "quiet" }, "No snapshot has come yet. A pipeline publishes them with snapshot = true in its settings.");
     this.log = h("ol", { class: "events", tabindex: "0", "aria-label": "Events, newest first" });
     this.noEvent = h("p", { class: "quiet" }, "No event since this page's server began.");
@@ -55,7 +56,7 @@ export class DeviceView {
     this.element = h(
       "article", { class: "device" }, h("p", {}, h("a", { href: "#/" }, "← all devices")), this.head, this.operate?.notice ?? [],
       h("div", { class: "columns" },
-        h("div", {}, part("Snapshots", this.noShot, this.shots), part("Over time", this.noLine, this.lines)),
+        h("div", {}, part("Snapshots", this.noShot, this.shots, this.takes), part("Over time", this.noLine, this.lines)),
         h("div", {},
           part("Pipelines", h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Pipelines" }, table)),
           part("Health", h("div", { class: "sparks" }, this.sparks.map(([, spark]) => spark.element))),
@@ -310,6 +311,7 @@ export class DeviceView {
     const figures = object(this.kept.health.pipelines);
     const serving = new Map(list(this.kept.info.models).map((each) => [object(each).name, object(each)]));
     const rows = list(this.kept.info.pipelines).map(object).filter((each) => typeof each.name === "string");
+    if (this.operate) this.takes.replaceChildren(...rows.slice(0, 20).map(({ name }) => this.operate.snapshot(name)));
     this.pipelines.replaceChildren(
       ...rows.slice(0, 100).map(({ name, source, model }) => {
         const figure = object(figures[name]);

@@ -100,6 +100,11 @@ export class Operate {
     return h("button", { type: "button", onclick: sure }, words);
   }
 
+  snapshot(pipeline) {
+    const words = `Snapshot of ${clean(pipeline)}`;
+    return h("button", { type: "button", onclick: () => this.ask("snapshot", { pipeline }, words) }, words);
+  }
+
   abort(transfer) {
     return this.button("Abort", () => {
       this.send({ do: "abort", device: this.device, id: "abort", body: { transfer } });
