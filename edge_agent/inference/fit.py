@@ -48,6 +48,16 @@ def kind_of(folder: ModelFolder, facts: NetworkFacts) -> Kind:
     return "signal" if _misfit(folder, facts, "signal") is None else kind
 
 
+def input_size(folder: ModelFolder, facts: NetworkFacts) -> tuple[int, int] | None:
+    """Return width and height of the pictures that a network gets; None: not known, or none."""
+    spec = folder.manifest.input
+    if spec.kind != "picture" or facts.kind not in READABLE:
+        return None
+    with contained(folder.manifest.id, ModelError):
+        inputs = fix_inputs(facts.inputs, fixed_shapes(spec, "picture"), folder.network)
+        return build_preprocessor(spec, inputs, "picture").size
+
+
 def _misfit(folder: ModelFolder, facts: NetworkFacts, kind: Kind) -> str | None:
     """Return what does not fit where a source gives samples of a kind, or None if all does."""
     spec = folder.manifest.input

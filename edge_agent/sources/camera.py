@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 import threading
@@ -18,6 +19,8 @@ from .hw_decode import HARDWARE
 from .opencv import check_size, load
 from .source import Source, SourceContext
 from .spec import SourceSpec
+
+log = logging.getLogger(__name__)
 
 OPEN_SECONDS = (5.0, 25.0)
 """How long a stream may take to open: as long as it may be silent, within these."""
@@ -208,18 +211,63 @@ def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Devi
     _check_device(spec, node)
     cv2 = load()
     capture = cv2.VideoCapture(str(node), cv2.CAP_V4L2)
+    _set_mode(spec, node, capture, cv2)
     # The fewest that old pictures can wait in. With 1, a driver has no buffer to fill while we
     # hold it, and gives half its rate; drivers round up to what they need.
     capture.set(cv2.CAP_PROP_BUFFERSIZE, 2)
     if not capture.isOpened():
         capture.release()
         raise SourceError(
-            f"{spec.redacted}: is not a camera that gives pictures, or another program uses it"
+            f"{spec.redacted}: is not a camera that gives pictures, or another program uses it, "
+            "or another pipeline whose source reads otherwise"
         )
     width, height = cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT
     check_size(spec.redacted, int(capture.get(width)), int(capture.get(height)))
     DEVICES.remember(path, node)
     return DeviceCamera(spec.redacted, capture, closing)
+
+
+def _set_mode(spec: SourceSpec, node: Path, capture: Any, cv2: Any) -> None:
+    """Have a device give pictures of the size, rate and format that are asked for.
+
+    Raises:
+        SourceError: it offers others, which the error lists.
+    """
+    size, fps, format_ = (spec.options[key] for key in ("size", "fps", "format"))
+    if not capture.isOpened() or not (size or fps or format_):
+        return
+    from .v4l2_modes import choose, modes, shown
+
+    offered = modes(node)
+    taken = format_ or choose(offered, size, fps)
+    if taken is not None:
+        capture.set(cv2.CAP_PROP_FOURCC, cv2.VideoWriter.fourcc(*taken.ljust(4)))
+    if size is not None:
+        capture.set(cv2.CAP_PROP_FRAME_WIDTH, size[0])
+        capture.set(cv2.CAP_PROP_FRAME_HEIGHT, size[1])
+    if fps is not None:
+        capture.set(cv2.CAP_PROP_FPS, fps)
+    now = tuple(
+        int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
+    )
+    code = int(capture.get(cv2.CAP_PROP_FOURCC))
+    named = code.to_bytes(4, "little").decode("latin-1").strip()
+    wrong = (size is not None and now != size) or (format_ is not None and named != format_)
+    if wrong:
+        capture.release()
+        wanted = " ".join(
+            [*([format_] if format_ else []), *([f"{size[0]}x{size[1]}"] if size else [])]
+        )
+        raise SourceError(
+            f"{spec.redacted}: does not give {wanted}, but {named} {now[0]}x{now[1]}; it offers "
+            f"{shown(offered)}"
+        )
+    rate = float(capture.get(cv2.CAP_PROP_FPS))
+    if fps is not None and not 0.95 * fps <= rate <= 1.05 * fps:
+        log.warning(
+            "%s: gives %.4g frames a second, not %.4g; it offers %s",
+            *(spec.redacted, rate, fps, shown(offered)),
+        )
 
 
 def _check_device(spec: SourceSpec, node: Path) -> None:

@@ -88,6 +88,20 @@ def _decimal(least: float, most: float, expected: str) -> Callable[[str], float]
     return read
 
 
+def _size(text: str) -> tuple[int, int]:
+    width, cross, height = text.lower().partition("x")
+    if not (cross and all(side.isascii() and side.isdigit() for side in (width, height))):
+        raise ValueError("expected width x height, as 1280x720")
+    return int(width[:6]), int(height[:6])
+
+
+def _four_letters(text: str) -> str:
+    name = {"MJPEG": "MJPG", "JPG": "MJPG"}.get(text.upper(), text.upper())
+    if not (name.isascii() and name.isalnum() and 3 <= len(name) <= 4):
+        raise ValueError("expected a format's four letters, as mjpg or yuyv")
+    return name
+
+
 def _separator(text: str) -> str:
     text = {"tab": "\t", "space": " "}.get(text, text)
     if text not in {",", ";", "|", "\t", " "}:
@@ -228,7 +242,12 @@ _ALL = (
     ),
     _camera("http", "http://camera/stream.mjpg"),
     _camera("https", "https://camera/stream.mjpg"),
-    _camera("v4l2", "v4l2:/dev/video0", "device"),
+    _camera(
+        *("v4l2", "v4l2:/dev/video0", "device"),
+        size=Option(_size, None),
+        fps=Option(_decimal(0.01, 1000, "frames a second, from 0.01 to 1000"), None),
+        format=Option(_four_letters, None),
+    ),
     Scheme(
         name="file",
         module="edge_agent.sources.clip",

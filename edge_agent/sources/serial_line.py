@@ -1,4 +1,4 @@
-"""Readings that a device sends as lines of text over a serial port: one CSV line a reading."""
+"""Readings that a device sends as lines of text over a serial port: CSV, labeled, or JSON."""
 
 from __future__ import annotations
 
@@ -94,6 +94,10 @@ class SerialLines:
             if self._too_long:
                 self._too_long = False
                 continue
+            if line.lstrip(b" \t\0")[:1] in {b"{", b"["}:
+                flush()
+                found += self._object(line, time_ns, since)
+                continue
             try:
                 row = self._parse(line)
                 if row is not None and rows and len(rows[-1]) != len(row):
@@ -112,6 +116,20 @@ class SerialLines:
                 found.append(SampleError(f"a line of more than {MAX_LINE} bytes, expected numbers"))
             self._rest, self._too_long = b"", True
         return found
+
+    def _object(self, line: bytes, time_ns: int, since: float) -> list[Rows | SampleError]:
+        """Return the rows of a line of JSON, of which each names its channels."""
+        from .mqtt_topic import Payload
+
+        first, self._first = self._first, False
+        if first:
+            return []
+        try:
+            data, columns, _ = Payload().read(line.strip(b" \t\0"))
+        except SampleError as problem:
+            return [problem]
+        gap, self._missing = self._missing, False
+        return [Rows(data, time_ns, since, columns, gap=gap)]
 
     def _parse(self, line: bytes) -> list[float] | None:
         """Return the numbers of a line, or None if it is empty, a header, or may be half a line."""

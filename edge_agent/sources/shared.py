@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -101,22 +101,26 @@ class Tap:
 T = TypeVar("T", bound=Tap)
 
 
-@dataclass(slots=True, eq=False)
 class Kept:
     """What is known of a source from one opening to the next."""
 
-    name: str
-    """What errors call it."""
-    twin: int
-    """How many others were called the same before it; they differ in secrets."""
-    number: int = 0
-    """Of the next reading."""
-    producer: Producer | None = None
-    """What was opened last."""
-    closing: threading.Event | None = None
-    """Set when that is closed."""
-    stuck: set[Tap] = field(default_factory=set)
-    """Whose threads hang in the driver."""
+    def __init__(self, name: str, twin: int) -> None:
+        """Begin with nothing opened.
+
+        Args:
+            name: what errors call it.
+            twin: how many others were called the same before it; they differ in secrets.
+        """
+        self.name = name
+        self.twin = twin
+        self.number = 0
+        """Of the next reading."""
+        self.producer: Producer | None = None
+        """What was opened last."""
+        self.closing: threading.Event | None = None
+        """Set when that is closed."""
+        self.stuck: set[Tap] = set()
+        """Whose threads hang in the driver."""
 
 
 class Shared:
@@ -207,16 +211,16 @@ class Shared:
             SourceError: it is lost.
         """
         with self._changed:
-            if not (tap.waiting or self.ended) and self._reader is not None:
-                self._changed.wait(TICK)
-        if tap.waiting:
-            return True
-        self.hangs()
-        with self._changed:
+            if self._reader is not None:
+                if not (tap.waiting or self.ended):
+                    self._changed.wait(TICK)
+                self.hangs()
+            if tap.waiting:
+                return True
             if self.lost is not None:
                 raise self.lost
             if self.ended or self._reader is not None:
-                return bool(tap.waiting)
+                return False
             self._reader, self._since = tap, time.monotonic()
         self._work(tap)
         return bool(tap.waiting)

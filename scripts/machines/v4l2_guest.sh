@@ -66,6 +66,13 @@ name = "cam"
 source = "v4l2:/dev/video0"
 model = "parts-inspection"
 rate = 2
+
+[[pipelines]]
+name = "beside"
+source = "v4l2:/dev/video0"
+model = "parts-inspection"
+rate = 2
+masks = [[[0.0, 0.0], [1.0, 0.0], [1.0, 0.5]]]
 END
 chgrp edge-agent /etc/edge-agent/config.toml
 chmod 0640 /etc/edge-agent/config.toml
@@ -74,6 +81,12 @@ mosquitto_sub -t edge/vm/source/cam >/root/states &
 systemctl start edge-agent || fail "the service does not start"
 await running "the hardened service ($(systemctl show edge-agent --value -p User), DevicePolicy=$(systemctl show edge-agent --value -p DevicePolicy)) reads /dev/video0"
 results
+
+# Another pipeline on the same device, which takes one reader only.
+capture=$(mosquitto_sub -t edge/vm/result/cam -C 1 -W 300 | grep -o '"capture":{"source":"[0-9a-f]*"')
+[ -n "$capture" ] || fail "results of one device do not say so"
+mosquitto_sub -t edge/vm/result/beside -C 1 -W 300 | grep -F "$capture" >/root/beside || fail "the second pipeline has no results"
+say "ok   two pipelines on one device: $(cut -c -200 /root/beside)"
 
 # Somebody holds the old device open while the camera comes back: its number is not free. Opened
 # here, not by whoever is started behind: that may come too late.
@@ -97,4 +110,26 @@ results
 systemctl stop edge-agent
 [ "$(systemctl show edge-agent --value -p NRestarts)" = 0 ] || fail "the service was restarted"
 say "ok   one session from first to last, $(wc -l </root/states) states said"
+
+# What it offers, and what it is asked for.
+modes() {
+    cat >/root/modes.toml <<END
+device_id = "vm"
+engine = "onnxruntime"
+state_dir = "/root/state"
+
+[[pipelines]]
+name = "cam"
+source = "v4l2:/dev/video0?$1"
+model = "parts-inspection"
+END
+    /opt/edge-agent/current/bin/edge-agent check --config /root/modes.toml 2>&1 | grep 'pipeline cam source'
+}
+said=$(modes 'size=640x360&format=yuyv')
+grep -q 'offers .*YUYV.*640x360' <<<"$said" || fail "what is offered is not said: $said"
+grep -q ', 640x360$' <<<"$said" || fail "the size is not set: $said"
+say "ok   $said"
+said=$(modes 'size=641x123')
+grep -q 'FAIL .*does not give 641x123, but .*it offers ' <<<"$said" || fail "a wrong size is not said: $said"
+say "ok   $said"
 echo "all is as it should be"

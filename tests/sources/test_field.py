@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ def write(
     sound: float = 0.0,
     tags: dict[str, Any] | None = None,
     matrix: Sequence[int] | None = None,
+    size: tuple[int, int] = (WIDTH, HEIGHT),
 ) -> Path:
     """Write a clip of the quarters.
 
@@ -71,17 +72,19 @@ def write(
         sound: seconds of silence beside it.
         tags: colors of the frames.
         matrix: display matrix, nine numbers.
+        size: width and height.
 
     """
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream(codec, rate=10, options=options or {})
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, pix_fmt
+        stream.width, stream.height, stream.pix_fmt = *size, pix_fmt
         stream.time_base = stream.codec_context.time_base = Fraction(1, 10)
         if matrix is not None:
             stream.set_display_matrix(matrix)
         track: Any = container.add_stream("aac", rate=8000) if sound else None
         for number in times:
-            frame = av.VideoFrame.from_ndarray(quarters(), format="bgr24").reformat(format=pix_fmt)
+            picture = quarters(*size)
+            frame = av.VideoFrame.from_ndarray(picture, format="bgr24").reformat(format=pix_fmt)
             for name, value in (tags or {}).items():
                 setattr(frame, name, value)
             frame.pts, frame.time_base = number, Fraction(1, 10)
@@ -424,3 +427,33 @@ def test_a_redirection_in_circles_ends(server: Server) -> None:
     server.answer = answer  # type: ignore[method-assign]
     with pytest.raises(SourceError, match="round in circles"):
         opened(server.url)
+
+
+def test_size_and_codec_change_in_mid_stream(server: Server, tmp_path: Path) -> None:
+    """Each picture has its own size; another codec is a loss, after which it is read anew."""
+    server.media = "video/mp2t"
+    small = write(tmp_path / "small.ts").read_bytes()
+    turned = write(tmp_path / "turned.ts", size=(HEIGHT, WIDTH)).read_bytes()
+    other = write(tmp_path / "other.ts", "mpeg2video").read_bytes()
+    server.pieces, server.again = [small, turned, small, other * 3], False
+    source = opened(server.url)
+    shapes: list[tuple[int, ...]] = []
+    lost = ""
+    try:
+        shapes.extend(
+            reading.data.shape[:2]
+            for reading in readings(source)
+            if not isinstance(reading, SampleError)
+        )
+    except SourceError as problem:
+        lost = str(problem)
+    assert "stopped sending pictures" in lost
+    source.close()
+    upright, across = (HEIGHT, WIDTH), (WIDTH, HEIGHT)
+    assert list(dict.fromkeys(pairwise(shapes))) == [
+        *((upright, upright), (upright, across), (across, across), (across, upright)),
+    ]
+    server.pieces = [other]
+    again = opened(server.url)
+    assert {picture.shape[:2] for picture in take(again, 5)} == {upright}
+    again.close()

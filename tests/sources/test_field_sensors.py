@@ -107,6 +107,24 @@ def test_victron_49357_labels_and_values(text: bytes, tmp_path: Path) -> None:
     )
 
 
+def test_lines_of_json_name_their_channels(tmp_path: Path) -> None:
+    """Objects, arrays and CSV; keys may come and go, and what is cut off costs itself."""
+    text = (
+        b'{"t": 3.2, "h": 1, "id": "a"}\r\n{"h": "1", "t": 3.5}\n'
+        b'{"t": 3.6}\n{"t": \n[1, 2]\r{"id": "b"}\n{"t": NaN}\n7,8\n'
+    )
+    found = lines(tmp_path).take(text, 0, 0.0)
+    rows = [(row.columns, row.data.tolist()) for row in found if isinstance(row, Rows)]
+    assert rows == [
+        (("t", "h"), [[3.2, 1.0]]),
+        (("t",), [[3.5]]),
+        (("t",), [[3.6]]),
+        ((), [[1.0, 2.0]]),
+        ((), [[7.0, 8.0]]),
+    ]
+    assert sum(isinstance(each, SampleError) for each in found) == 3
+
+
 @pytest.mark.parametrize("line", ["٣,٤", "1,४", "t:१,h:2"])
 def test_digits_of_other_scripts_are_no_numbers_of_a_serial_port(line: str, tmp_path: Path) -> None:
     """Such a line is refused and said, as in a CSV file; those around it are readings."""

@@ -12,6 +12,7 @@ import pytest
 
 from edge_agent.core.errors import SourceError
 from edge_agent.sources.v4l2 import Devices
+from edge_agent.sources.v4l2_modes import Mode, choose, modes, shown
 
 STANDING = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random")
 """Devices that every machine has; they lend their numbers to /dev/video0 and so on."""
@@ -143,3 +144,36 @@ def test_what_sysfs_does_not_know_is_opened_as_it_is(bench: Bench, tmp_path: Pat
     bench.devices.remember(device, device)
     assert bench.devices.locate(device) == device
     assert bench.devices.locate(tmp_path / "none") == tmp_path / "none"
+
+
+OFFERED = (
+    Mode("YUYV", (640, 480), (30.0, 15.0)),
+    Mode("YUYV", (1280, 720), (10.0,)),
+    Mode("MJPG", (640, 480), (30.0,)),
+    Mode("MJPG", (1280, 720), (30.0, 60.0)),
+    Mode("GREY", (1920, 1080), least=(16, 16)),
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "fps", "format_"),
+    [
+        ((640, 480), None, "YUYV"),
+        ((640, 480), 15.0, "YUYV"),
+        ((1280, 720), None, "MJPG"),
+        ((1280, 720), 5.0, "YUYV"),
+        (None, 60.0, "MJPG"),
+        ((4000, 3000), None, None),
+    ],
+)
+def test_the_cheapest_format_that_is_quick_enough_is_taken(
+    size: tuple[int, int] | None, fps: float | None, format_: str | None
+) -> None:
+    """Compressed only where nothing else gives the size at the rate."""
+    assert choose(OFFERED, size, fps) == format_
+
+
+def test_what_is_offered_is_one_line() -> None:
+    """By format; of what cannot be asked, nothing."""
+    assert shown(OFFERED).endswith("MJPG 640x480 at 30, 1280x720 at 60; also GREY")
+    assert modes(Path("/dev/null")) == modes(Path("/dev/no-such")) == []
