@@ -3,13 +3,15 @@
     .venv/bin/python scripts/assets/make_pictures.py
 
 They go to docs/pictures: `demo.svg` is the demo's live view, a few seconds of it;
-`conveyor.jpg` is a frame of its clip as the `snapshot` topic and `try.jpg` show it.
+`conveyor.jpg` is a frame of its clip as the `snapshot` topic and `try.jpg` show it; `page.jpg` is
+the operator's page, which needs Chromium.
 """
 
 import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,16 +31,18 @@ LINES = 19
 WARM_SECONDS = 6.5  # the bearing is damaged from the fifth second on
 FRAMES = 8
 FRAME_SECONDS = 0.75
+PAGE_SECONDS = 30.0
 
 # What rich's own template has, less the web font, which no README would load.
 PARTS = "{styles}|||{backgrounds}|||{matrix}|||{chrome}|||{height}|||{width}"
 
 
 def main() -> None:
-    """Make both."""
+    """Make all."""
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / "demo.svg").write_text(animation(list(screens())), encoding="utf-8")
     annotated(PICTURES / "conveyor.jpg")
+    look_at_page(PICTURES / "page.jpg")
     for path in sorted(PICTURES.iterdir()):
         print(f"{path.relative_to(CHECKOUT)}: {path.stat().st_size // 1024} KiB")
 
@@ -100,6 +104,29 @@ text {{ font: 20px "DejaVu Sans Mono", Menlo, Consolas, monospace; white-space: 
 </g>
 </svg>
 """
+
+
+def look_at_page(place: Path) -> None:
+    """Look at the demo in a browser, a while after its bearing has broken."""
+    from playwright.sync_api import sync_playwright
+
+    command = [sys.executable, "-m", "edge_agent", "demo", "--ui", "--json"]
+    with (
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as demo,
+        sync_playwright() as playwright,
+    ):
+        assert demo.stderr is not None
+        matches = (re.search(r"http://[\d.:]+", line.decode()) for line in demo.stderr)
+        url = next(found[0] for found in matches if found)
+        program = shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 860}, bypass_csp=True)
+        page.goto(f"{url}/#/device/demo")
+        page.wait_for_timeout(PAGE_SECONDS * 1000)
+        # Where the checkout lies is nobody's business.
+        page.screenshot(path=place, type="jpeg", quality=70, style=".plain small { display: none }")
+        browser.close()
+        demo.terminate()
 
 
 def annotated(place: Path) -> None:

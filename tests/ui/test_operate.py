@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.helpers.push import QUICK, model_folder
+from edge_agent.mqtt.payloads import iso
+from tests.helpers.push import QUICK, model_folder, plain_package
 from tests.helpers.support import (
     CHECKOUT,
     AgentProcess,
@@ -57,7 +61,18 @@ def test_settings_drawings_and_pushes_reach_the_device(
 
     _set_and_draw(page, listener)
     _push_and_return(page, listener, tmp_path)
-    assert dialogs == ["Roll back to 1 on operated?"]
+
+    package = plain_package(model_folder(tmp_path / "stuck", "3"), "level", "3", key=key)
+    offer = {
+        "schema": 1,
+        "package": base64.b64encode(package.header).decode(),
+        "signature": base64.b64encode(package.signature or b"").decode(),
+        "time": iso(time.time_ns()),
+    }
+    listener.publish(f"edge/operated/in/push/{package.transfer}/offer", json.dumps(offer))
+    page.get_by_role("button", name="Abort").click()
+    page.locator(".log li", has_text="aborted by the sender").wait_for()
+    assert dialogs == ["Roll back to 1 on operated?", "Abort on operated?"]
 
 
 def _set_and_draw(page: Page, listener: Listener) -> None:

@@ -31,7 +31,7 @@ export class DeviceView {
   build() {
     this.head = h("div", { class: "device-head" });
     this.pipelines = h("tbody");
-    const columns = ["Pipeline", "Source", "Model", "fps", "p99 ms", "Dropped", "Problem"];
+    const columns = ["Pipeline", "Source", "Model", "fps", "p99 ms", "Dropped"];
     const table = h("table", { class: "plain" }, h("thead", {}, h("tr", {}, columns.map((title) => h("th", { scope: "col" }, title)))), this.pipelines);
     this.snapshots = new Map();
     this.shots = h("div", { class: "shots" });
@@ -274,7 +274,7 @@ export class DeviceView {
     const line = h("li", {}, h("time", {}, clock(at ?? Date.now() / 1000)), " ", h("code", {}, transfer.slice(0, 8)), " ", words);
     line.of = `${transfer} ${body.state}`;
     this.aborts.get(transfer)?.remove();
-    if (this.operate && !["live", "rejected", "rolled-back"].includes(body.state)) {
+    if (this.operate && body.state === "need") {
       this.aborts.set(transfer, this.operate.abort(transfer));
       line.append(" ", this.aborts.get(transfer));
     }
@@ -321,10 +321,10 @@ export class DeviceView {
         const wrong = at.error ?? serves.problem ?? "";
         return h("tr", {},
           h("th", { scope: "row" }, name),
-          h("td", {}, state(clean(at.state ?? figure.source ?? "opening")), h("small", {}, source)),
+          h("td", {}, state(clean(at.state ?? figure.source ?? "opening")), h("small", { class: "wrong" }, wrong), h("small", {}, source)),
           h("td", {}, serves.serves ?? model ?? "", h("small", { class: "quiet" }, serves.engine ?? "")),
           h("td", {}, number(figure.fps)), h("td", {}, number(object(figure.latency_ms).p99, 0)),
-          h("td", {}, dropped.join(", ")), h("td", { class: "wrong" }, wrong));
+          h("td", {}, dropped.join(", ")));
       }),
     );
   }

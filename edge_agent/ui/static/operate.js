@@ -108,7 +108,7 @@ export class Operate {
   abort(transfer) {
     return this.button("Abort", () => {
       this.send({ do: "abort", device: this.device, id: "abort", body: { transfer } });
-      this.say("The abort was sent; a version that is live already stays.");
+      this.say("The abort was sent; it ends a package that is still arriving.");
     });
   }
 
