@@ -101,6 +101,12 @@ def _findings(payload: Mapping[str, Any]) -> str:
         return ", ".join(
             f"{_label(entry)} {entry['score']:.2f}" for entry in payload["classes"][:3]
         )
+    if "match" in payload:
+        match = payload["match"]
+        return f"{match['label']} {match['similarity']:.2f}" if match else "no match"
+    if "areas" in payload:
+        each = list(payload["areas"].items())[:6]
+        return ", ".join(f"{name} {share:.0%}" for name, share in each) or "nothing found"
     if "anomaly" in payload:
         anomaly = payload["anomaly"]
         score, threshold = anomaly["score"], anomaly["threshold"]

@@ -387,6 +387,36 @@ class Embeddings(Findings):
 
 
 @record(quick=True, eq=False)
+class Match(Classes):
+    """Whose vector a picture's is most like, with its similarity as score; or nobody's."""
+
+    vector: NDArray[np.float32]
+    """(d,) of length 1."""
+    asked: bool
+    """Whether it is published."""
+
+    def select(self, index: NDArray[np.intp]) -> Match:
+        found = super().select(index)
+        return replace(self, labels=found.labels, scores=found.scores)
+
+    def above(self, threshold: float) -> Match:
+        found = super().above(threshold)
+        return replace(self, labels=found.labels, scores=found.scores)
+
+    def as_json(self, digits: int = 1) -> dict[str, Any]:
+        del digits
+        each = zip(self.labels, self.scores, strict=True)
+        best = [{"label": name, "similarity": round(float(score), 4)} for name, score in each]
+        made: dict[str, Any] = {"match": best[0] if best else None}
+        if self.asked:
+            made["vector"] = [round(x, 7) for x in self.vector.tolist()]
+        return made
+
+    def words(self) -> list[str]:
+        return super().words() or ["no match"]
+
+
+@record(quick=True, eq=False)
 class RawTensors(Findings):
     """The network's outputs, undecoded."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..core.areas import Areas
 from ..core.containment import contained
 from ..core.frozen import record
 from ..core.types import Anomaly, Array, Classes, Detections, Findings, Tensors
@@ -199,7 +200,7 @@ def compare_answers(
 
 def _is_decoded(model: Model) -> bool:
     """Whether findings are compared; of other tasks the outputs say all."""
-    return model.manifest.task in BOXED | {"classification", "anomaly"}
+    return model.manifest.task in BOXED | {"classification", "segmentation", "anomaly"}
 
 
 def compare_findings(expected: Findings, found: Findings, margin: Margin) -> Agreement:
@@ -211,6 +212,12 @@ def compare_findings(expected: Findings, found: Findings, margin: Margin) -> Agr
     match expected, found:
         case Detections(), Detections():
             return _compare_boxes(expected, found, margin)
+        case Areas(), Areas():
+            same = expected.grid.shape == found.grid.shape
+            share = float((expected.grid == found.grid).mean()) if same else 0.0
+            words = f"{share:.0%} of all cells are of the same class, {SHARE:.0%} wanted"
+            passed = share >= SHARE
+            return Agreement(True, words, share) if passed else margin.disagreement(words, share)
         case Classes(), Classes():
             return _compare_classes(expected, found, margin)
         case Anomaly(), Anomaly():

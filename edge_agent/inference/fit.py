@@ -67,7 +67,9 @@ def _misfit(folder: ModelFolder, facts: NetworkFacts, kind: Kind) -> str | None:
         with contained(folder.manifest.id, ModelError):
             inputs = fix_inputs(facts.inputs, fixed_shapes(spec, kind), folder.network)
             prepare = build_preprocessor(spec, inputs, kind, folder=folder.path)
-            build_decoder(folder.manifest, folder.labels, inputs, outputs, prepare.size)
+            build_decoder(
+                folder.manifest, folder.labels, inputs, outputs, prepare.size, folder.gallery
+            )
     except ModelError as problem:
         return str(problem)
     return None

@@ -528,7 +528,9 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
             folder.manifest.input, engine.inputs, kind, engine.fold, folder=folder.path
         )
         outputs = result_outputs(folder.manifest.input, engine)
-        decode = build_decoder(folder.manifest, folder.labels, engine.inputs, outputs, prepare.size)
+        decode = build_decoder(
+            folder.manifest, folder.labels, engine.inputs, outputs, prepare.size, folder.gallery
+        )
     except ModelError as problem:
         raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
     return Model(folder, choice, engine, prepare, decode)

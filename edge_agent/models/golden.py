@@ -77,7 +77,7 @@ def _named(
         raise ModelError(f"{where}: is no plain file; put the file itself there")
     names = [f"input/{spec.name}" for spec in inputs]
     known = {*names, *(f"output/{spec.name}" for spec in outputs)}
-    arrays = _arrays(path, where)
+    arrays = read_npz(path, where)
     unknown = sorted(set(arrays) - known)
     missing = sorted(set(names) - set(arrays))
     if unknown or missing:
@@ -104,8 +104,12 @@ def _stacked(
     return stacked
 
 
-def _arrays(path: Path, where: str) -> dict[str, Array]:
-    """Read an archive of arrays as a stranger's file: bounded, and never pickled."""
+def read_npz(path: Path, where: str) -> dict[str, Array]:
+    """Read an archive of arrays as a stranger's file: bounded, and never pickled.
+
+    Raises:
+        ModelError: it is damaged, too large, or holds something else than numbers.
+    """
     try:
         _check_listing(path, where)
         with zipfile.ZipFile(path) as archive:

@@ -184,6 +184,8 @@ class OutputSpec:
     """Of task keypoints: how many an object has."""
     mask: Annotated[bool | None, Plain()] = None
     """Whether results hold masks. None: those of instances, not those of the whole frame."""
+    vector: Annotated[bool | None, Plain()] = None
+    """Of a picture's embedding: whether results hold it. None: only without a gallery."""
     scale: Number = 1.0
     zero_point: Number = 0.0
     names: Mapping[str, str] = field(default_factory=dict)
@@ -231,9 +233,10 @@ class Manifest:
     @property
     def decoder(self) -> DecoderName:
         """The decoder named, or the default."""
-        if self.output.decoder is None and self.task == "embedding":
-            return decoders_of(self.task)[0]
-        return DEFAULT if self.output.decoder is None else self.output.decoder
+        if self.output.decoder is not None:
+            return self.output.decoder
+        (only, *others) = decoders_of(self.task)
+        return DEFAULT if others else only
 
 
 @storable
@@ -257,6 +260,11 @@ class ModelFolder:
     def golden(self) -> Path:
         """The golden outputs, if there are any."""
         return _of_variant(self.path, GOLDEN, self.variant)
+
+    @property
+    def gallery(self) -> Path:
+        """Labeled vectors, of embeddings, if there are any."""
+        return _of_variant(self.path, "gallery.npz", self.variant)
 
     @property
     def usual_file(self) -> Path:
@@ -384,8 +392,6 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from _input_problems(manifest.input)
     if manifest.input.tokenizer and manifest.task != "embedding":
         yield "input.tokenizer", f"is for task embedding, found {manifest.task}"
-    if manifest.task == "embedding" and not manifest.input.tokenizer:
-        yield "input.tokenizer", "is missing: of embeddings, those of texts are there"
 
 
 def _decision_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:

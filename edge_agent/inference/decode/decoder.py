@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from math import isfinite, prod
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -82,6 +83,8 @@ class Network:
     outputs: tuple[TensorSpec, ...]
     size: tuple[int, int] | None
     """Width and height of the picture in the input; None where it takes none."""
+    gallery: Path | None = None
+    """Where labeled vectors are, if there are any."""
 
     def picture_size(self) -> tuple[int, int]:
         """Return width and height of the picture in the input, which a detector needs.
@@ -338,6 +341,7 @@ def build_decoder(
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
     size: tuple[int, int] | None,
+    gallery: Path | None = None,
 ) -> Decoder:
     """Make the decoder that a manifest names, having checked that it fits the network.
 
@@ -347,11 +351,12 @@ def build_decoder(
         inputs: the network's, after all sizes were settled.
         outputs: the network's; sizes may still be open.
         size: width and height of the picture in the input; None where it takes none.
+        gallery: file of labeled vectors, if there is one.
 
     Raises:
         ModelError: manifest and network do not fit each other; expected and found.
     """
-    network = Network(manifest, labels, inputs, outputs, size)
+    network = Network(manifest, labels, inputs, outputs, size, gallery)
     module, _, function = DECODERS[manifest.decoder].function.rpartition(".")
     decoder: Decoder = getattr(import_module(module, __package__), function)(network)
     return decoder

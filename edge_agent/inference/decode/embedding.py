@@ -1,12 +1,16 @@
-"""Vectors of texts, as sentence-transformers makes them of a network's outputs."""
+"""Vectors of texts, as sentence-transformers makes them of a network's outputs, and of pictures."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
-from ...core.types import Embeddings, Findings, Tensors
+from ...core.errors import ModelError, SampleError
+from ...core.types import Array, Embeddings, Findings, Match, Tensors
+from ...models.golden import read_npz
 from ..text_inputs import MASK
-from .decoder import Decoder, Network, ensure_finite
+from .decoder import Decoder, Floats, Network, Output, ensure_finite
 
 SMALLEST = 1e-9
 """Least count of tokens, so that nothing is divided by 0."""
@@ -15,17 +19,26 @@ SMALLEST = 1e-9
 def pooled(network: Network) -> Decoder:
     """One vector of length 1: of the tokens' vectors their mean or the first, or as it is.
 
-    Role `vectors`: (1, tokens, n), or (1, n) where the network has pooled them itself.
+    Role `vectors`: (1, tokens, n), or (1, n) where the network has pooled them itself; of pictures
+    also (1, n, 1, 1). That of a picture is compared with the vectors of a gallery.
     """
     network.check_roles("vectors")
+    patterns: list[tuple[int | None, ...]] = [(1, None, None), (1, None)]
+    if not network.manifest.input.tokenizer:
+        network.picture_size()
+        patterns += [(1, None, 1, 1)]
     output = network.need(
         "vectors",
-        [(1, None, None), (1, None)],
-        names=("sentence_embedding", "last_hidden_state", "token_embeddings"),
+        patterns,
+        names=(
+            *("sentence_embedding", "last_hidden_state", "token_embeddings"),
+            *("image_embeds", "embedding", "embeddings"),
+        ),
     )
     mean = network.manifest.output.pooling == "mean"
+    matched = None if network.manifest.input.tokenizer else _Gallery(network, output)
 
-    def decode(outputs: Tensors, inputs: Tensors, _threshold: float) -> Findings:
+    def decode(outputs: Tensors, inputs: Tensors, threshold: float) -> Findings:
         found = output.read(outputs)[0]
         ensure_finite(output.spec.name, found)
         if found.ndim == 2 and mean:
@@ -35,6 +48,63 @@ def pooled(network: Network) -> Decoder:
         elif found.ndim == 2:
             found = found[0]
         length = float(np.linalg.norm(found))
-        return Embeddings((found / max(length, SMALLEST)).astype(np.float32)[None])
+        vector = (found / max(length, SMALLEST)).astype(np.float32).reshape(-1)
+        return Embeddings(vector[None]) if matched is None else matched.find(vector, threshold)
 
     return decode
+
+
+class _Gallery:
+    """Labeled vectors, and whose of them another one is like."""
+
+    def __init__(self, network: Network, output: Output) -> None:
+        """Read the gallery of a model.
+
+        Raises:
+            ModelError: it is damaged, its vectors are not the network's, or no similarity is said
+                below which they are nobody's.
+        """
+        self._names: list[str] = []
+        self._vectors: Floats | None = None
+        path, spec = network.gallery, network.manifest.output
+        if path is not None and path.exists():
+            sizes = output.spec.shape[1:]
+            self._vectors = self._read(path, sizes[1] if len(sizes) == 2 else sizes[0])
+            if spec.threshold is None:
+                raise ModelError(
+                    f"output.threshold: is missing; it is the least similarity to {path.name}, "
+                    "without which everything would be somebody in it"
+                )
+        self._asked = self._vectors is None if spec.vector is None else spec.vector
+
+    def _read(self, path: Path, width: int | None) -> Floats:
+        vectors: list[Array] = []
+        for label, array in read_npz(path, str(path)).items():
+            each = np.atleast_2d(array.astype(np.float32))
+            lengths = np.linalg.norm(each, axis=-1, keepdims=True)
+            if each.ndim != 2 or each.shape[1] != (width or (*vectors, each)[0].shape[1]):
+                raise ModelError(
+                    f"{path}: {label}: expected vectors of {width or 'the same'} numbers, "
+                    f"found {list(array.shape)}"
+                )
+            if not np.isfinite(lengths).all() or not lengths.all():
+                raise ModelError(f"{path}: {label}: a vector is of zeros, or not finite")
+            vectors.append(each / lengths)
+            self._names += [label] * len(each)
+        if not vectors:
+            raise ModelError(f"{path}: holds no vectors; an array for each label, (n, d)")
+        return np.concatenate(vectors)
+
+    def find(self, vector: Floats, threshold: float) -> Match:
+        """Return the label of the vector that is most like this one (d,), if any is enough."""
+        if self._vectors is None:
+            return Match((), (), vector, self._asked)
+        if len(vector) != self._vectors.shape[1]:
+            raise SampleError(
+                f"the network gives {len(vector)} numbers, the vectors of its gallery have "
+                f"{self._vectors.shape[1]}"
+            )
+        alike = self._vectors @ vector
+        best = int(alike.argmax())
+        match = Match((self._names[best],), (float(alike[best]),), vector, self._asked)
+        return match.above(threshold)

@@ -30,6 +30,7 @@ _HEADS: Mapping[str, frozenset[str]] = {
     "segment": frozenset({"Segment", "Segment26", "YOLOESegment", "YOLOESegment26"}),
     "pose": frozenset({"Pose", "Pose26"}),
     "obb": frozenset({"OBB", "OBB26"}),
+    "semantic": frozenset({"SemanticSegment"}),
     "classify": frozenset({"Classify"}),
 }
 _TASKS: Mapping[str, Task] = {
@@ -94,7 +95,9 @@ def describe(
             f"{where}: head {head!r} is not known, and what its output means may differ; known are "
             f"{', '.join(sorted(_HEADS[task]))}; describe the model in a model.toml"
         )
-    if task == "classify":
+    if task == "semantic":
+        body, more = _semantic(fields, facts, labels, where)
+    elif task == "classify":
         body, more = _classification(fields, facts, labels, where)
     else:
         if "task" not in fields and len(facts.outputs) == 2:
@@ -205,6 +208,21 @@ def _classification(
         "input": picture,
         "output": {"decoder": "softmax", "labels": labels},
     }, [f"input: {how}, antialiased, RGB in 0..1, as Ultralytics' predictor does", *assumed]
+
+
+def _semantic(
+    fields: Mapping[str, str], facts: NetworkFacts, labels: tuple[str, ...], where: str
+) -> tuple[dict[str, Any], list[str]]:
+    picture, _, assumed = _picture(fields, facts, where)
+    # Of a single class its exporter gives 0 and 1: 1 is the class.
+    output = {"decoder": "semantic", "labels": labels} | (
+        {"first_label": 1} if len(labels) == 1 else {}
+    )
+    return {
+        "task": "segmentation",
+        "input": picture | {"resize": "letterbox", "pad": 114},
+        "output": output,
+    }, ["input: letterboxed on gray 114, RGB in 0..1, as Ultralytics' predictor does", *assumed]
 
 
 def _picture(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import cv2
 import numpy as np
 
+from ...core.areas import Areas
 from ...core.errors import SampleError
 from ...core.masks import Mask
 from ...core.types import Array, Detections, Findings
@@ -54,6 +55,10 @@ def annotate(
         _shape(canvas, shape, scale, thick)
     if isinstance(found, Detections):
         _detections(canvas, found, scale, thick)
+    elif isinstance(found, Areas):
+        for label, mask in found.masks().items():
+            _fill(canvas, mask, color_of(label))
+        _lines(canvas, found.words(), scale)
     elif found is not None:
         _lines(canvas, found.words(), scale)
     return canvas

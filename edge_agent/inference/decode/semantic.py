@@ -1,0 +1,83 @@
+"""What each pixel is: class numbers, or a score for each class."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...core.areas import Areas
+from ...core.errors import ModelError, SampleError
+from ...core.types import Array, Tensors
+from .decoder import Decoder, Labels, Network, Output, check_classes, ensure_finite, labels_of
+
+MOST_CLASSES = 65536
+
+
+def semantic(network: Network) -> Decoder:
+    """Semantic segmentation, as Ultralytics, torchvision, PaddleSeg and others export it.
+
+    Role `map`: class numbers [1, H, W] or [1, 1, H, W], or scores [1, C, H, W] or [1, H, W, C], of
+    which the best counts.
+    """
+    network.check_roles("map")
+    size, labels = network.picture_size(), labels_of(network)
+    output = network.need(
+        "map",
+        [(1, None, None), (1, None, None, None)],
+        names=("output0", "output", "out", "logits"),
+    )
+    axis = _class_axis(network, output, labels)
+    if axis is not None:
+        check_classes(labels, output.spec.shape[axis], f"output {output.spec}")
+    ends = np.array([(0, 0), size], np.float32)
+    asked = bool(network.manifest.output.mask)
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Areas:
+        grid = _numbers(output, output.array(outputs), axis)
+        present = np.unique(grid)
+        present = present[labels.is_named(present)]
+        names, each = labels.of(present), tuple(present.tolist())
+        found = Areas(names, (0.0,) * len(names), each, grid, ends, size, asked)
+        return found.counted().above(threshold)
+
+    return decode
+
+
+def _class_axis(network: Network, output: Output, labels: Labels) -> int | None:
+    """Return the axis of the classes; None: the output holds their numbers.
+
+    Raises:
+        ModelError: it is a single score for each pixel.
+    """
+    shape = output.spec.shape
+    if len(shape) == 3:
+        return None
+    axis = 3 if network.manifest.input.layout == "nhwc" else 1
+    others = [place for place in (1, 3) if shape[place] == labels.classes is not None]
+    axis = others[0] if len(others) == 1 else axis
+    if shape[axis] != 1:
+        return axis
+    if "int" in output.spec.dtype:
+        return None
+    raise ModelError(
+        f"output {output.spec}: a single score for each pixel, and no word of where it divides; "
+        "export the network with an ArgMax, or with a score for each class, the background too"
+    )
+
+
+def _numbers(output: Output, array: Array, axis: int | None) -> Array:
+    """Return the class of each cell (h, w).
+
+    Raises:
+        SampleError: numbers that are none of classes.
+    """
+    if array.dtype.kind == "f":
+        ensure_finite(output.spec.name, array)
+    if axis is not None:
+        return np.asarray(array.argmax(axis=axis)[0], np.int64)
+    grid = np.rint(array).astype(np.int64).reshape(array.shape[-2:] if array.ndim == 3 else -1)
+    if array.ndim == 4:
+        sizes = [size for size in array.shape[1:] if size != 1]
+        grid = grid.reshape(sizes if len(sizes) == 2 else array.shape[2:])
+    if grid.min(initial=0) < 0 or grid.max(initial=0) >= MOST_CLASSES:
+        raise SampleError(f"output {output.spec.name}: holds numbers that are none of classes")
+    return grid
