@@ -561,7 +561,7 @@ def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
     from edge_agent.core import schema
     from edge_agent.delivery import plan, protocol
     from edge_agent.delivery.receive.rollouts import MOST_KNOWN
-    from edge_agent.models import golden, manifest
+    from edge_agent.models import manifest, npz
     from edge_agent.models.files import check_ir, check_onnx, strip_weights
     from edge_agent.models.packages import package, ustar
     from edge_agent.mqtt import inbox
@@ -582,7 +582,7 @@ def test_the_bounds_in_the_threat_model_are_those_of_the_code() -> None:
         f"{check_onnx.MAX_NODES:,} nodes, {strip_weights.MAX_PARTS:,} parts |",
         f"| {check_ir.MAX_XML_BYTES // mib} MiB of XML, {check_ir.MAX_LAYERS:,} layers, ",
         f"| {manifest.MAX_LABEL_BYTES // mib} MiB, {manifest.MAX_LABELS:,} |",
-        f"| {golden.MAX_ARRAYS:,} arrays, {golden.MAX_GOLDEN_BYTES // mib} MiB unpacked |",
+        f"| {npz.MAX_ARRAYS:,} arrays, {npz.MAX_BYTES // mib} MiB unpacked |",
         f"| {opencv.MAX_PIXELS // mib} megapixels, {pictures.MAX_BYTES // mib} MiB |",
     ):
         assert words in page, words

@@ -97,16 +97,8 @@ def _findings(payload: Mapping[str, Any]) -> str:
             f"{_label(entry)} {entry['score']:.2f}{_nested(entry)}" for entry in found[:6]
         )
         return shown + (f" and {len(found) - 6} more" if len(found) > 6 else "")
-    if "classes" in payload:
-        return ", ".join(
-            f"{_label(entry)} {entry['score']:.2f}" for entry in payload["classes"][:3]
-        )
-    if "match" in payload:
-        match = payload["match"]
-        return f"{match['label']} {match['similarity']:.2f}" if match else "no match"
-    if "areas" in payload:
-        each = list(payload["areas"].items())[:6]
-        return ", ".join(f"{name} {share:.0%}" for name, share in each) or "nothing found"
+    if (named := _named(payload)) is not None:
+        return named
     if "anomaly" in payload:
         anomaly = payload["anomaly"]
         score, threshold = anomaly["score"], anomaly["threshold"]
@@ -121,6 +113,21 @@ def _findings(payload: Mapping[str, Any]) -> str:
         "tensors", {name: payload[name] for name in payload if name == "embeddings"}
     )
     return ", ".join(f"{name} {_shape(value)}" for name, value in arrays.items())
+
+
+def _named(payload: Mapping[str, Any]) -> str | None:
+    """Return what the whole picture is, in a few words; None: a result of another kind."""
+    if "classes" in payload:
+        return ", ".join(
+            f"{_label(entry)} {entry['score']:.2f}" for entry in payload["classes"][:3]
+        )
+    if "areas" in payload:
+        each = list(payload["areas"].items())[:6]
+        return ", ".join(f"{name} {share:.0%}" for name, share in each) or "nothing found"
+    if "match" in payload:
+        match = payload["match"]
+        return f"{match['label']} {match['similarity']:.2f}" if match else "no match"
+    return None
 
 
 def brief(payload: Mapping[str, Any]) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..models.decoders import BOXED
-from ..models.manifest import ModelFolder, idle_keys
+from ..models.idle_keys import idle_keys
+from ..models.manifest import ModelFolder
 from .settings import Pipeline, SecondStage
 
 WITHOUT_THRESHOLD = frozenset({"regression", "raw"})

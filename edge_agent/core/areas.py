@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from .columns import WayBack
 from .frozen import record
@@ -33,12 +33,11 @@ class Areas(Classes):
     asked: bool
     """Whether masks are published."""
 
-    def select(self, index: NDArray[np.intp]) -> Areas:
+    def select(self, index: NDArray[np.intp]) -> Self:
         kept = [self.numbers_of[place] for place in index.tolist()]
-        picked = Classes(self.labels, self.scores).select(index)
-        return replace(self, labels=picked.labels, scores=picked.scores, numbers_of=tuple(kept))
+        return replace(Classes.select(self, index), numbers_of=tuple(kept))
 
-    def above(self, threshold: float) -> Areas:
+    def above(self, threshold: float) -> Self:
         import numpy as np
 
         return self.select(

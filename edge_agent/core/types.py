@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from .columns import COLUMNS, Column, Masks, WayBack
 from .errors import SampleError
@@ -277,13 +277,13 @@ class Classes(Findings):
     labels: tuple[str, ...]
     scores: tuple[float, ...]
 
-    def select(self, index: NDArray[np.intp]) -> Classes:
+    def select(self, index: NDArray[np.intp]) -> Self:
         """Return some of the classes, by their numbers (m,)."""
-        return Classes(_taken(self.labels, index), _taken(self.scores, index))
+        return replace(self, labels=_taken(self.labels, index), scores=_taken(self.scores, index))
 
-    def above(self, threshold: float) -> Classes:
+    def above(self, threshold: float) -> Self:
         count = sum(score >= threshold for score in self.scores)
-        return Classes(self.labels[:count], self.scores[:count])
+        return replace(self, labels=self.labels[:count], scores=self.scores[:count])
 
     def as_json(self, digits: int = 1) -> dict[str, Any]:
         del digits
@@ -395,14 +395,6 @@ class Match(Classes):
     asked: bool
     """Whether it is published."""
 
-    def select(self, index: NDArray[np.intp]) -> Match:
-        found = super().select(index)
-        return replace(self, labels=found.labels, scores=found.scores)
-
-    def above(self, threshold: float) -> Match:
-        found = super().above(threshold)
-        return replace(self, labels=found.labels, scores=found.scores)
-
     def as_json(self, digits: int = 1) -> dict[str, Any]:
         del digits
         each = zip(self.labels, self.scores, strict=True)
@@ -413,7 +405,7 @@ class Match(Classes):
         return made
 
     def words(self) -> list[str]:
-        return super().words() or ["no match"]
+        return Classes.words(self) or ["no match"]
 
 
 @record(quick=True, eq=False)

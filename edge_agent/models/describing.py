@@ -17,8 +17,9 @@ from .files.check_onnx import inspect
 from .files.facts import NetworkFacts
 from .files.guess import draft_of
 from .golden import check_file
+from .idle_keys import idle_keys
 from .importing import BARE, draft_text, import_model
-from .manifest import GOLDEN, MANIFEST, SCORED, Manifest, ModelFolder, idle_keys
+from .manifest import GOLDEN, MANIFEST, SCORED, Manifest, ModelFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def inspect_network(network: Path) -> NetworkFacts:
 
 def missing_labels(folder: ModelFolder) -> Iterator[str]:
     """Yield how to give labels to a model that has none, but finds what has names."""
-    if folder.manifest.task in SCORED and not folder.labels:
+    if folder.manifest.task in SCORED - {"embedding"} and not folder.labels:
         yield (
             "labels: results carry numbers for names; in a model folder (`try --save` makes one) "
             f"write a labels.txt, one a line, and in {MANIFEST}, below [output], "

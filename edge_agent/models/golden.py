@@ -5,24 +5,18 @@ Whether a network gives these outputs is `inference.golden`'s to find.
 
 from __future__ import annotations
 
-import struct
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ..core.containment import contained, words
+from ..core.containment import contained
 from ..core.errors import ModelError
 from ..core.types import Array, TensorSpec
 from .files.facts import NetworkFacts
 from .manifest import ModelFolder
-
-MAX_GOLDEN_BYTES = 256 * 2**20
-"""Of all its arrays, unpacked."""
-MAX_ARRAYS = 1000
+from .npz import read_npz
 
 
 def check_file(folder: ModelFolder, facts: NetworkFacts) -> None:
@@ -102,62 +96,6 @@ def _stacked(
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise ModelError(f"{where}: every array needs the same number of cases, found {counts}")
     return stacked
-
-
-def read_npz(path: Path, where: str) -> dict[str, Array]:
-    """Read an archive of arrays as a stranger's file: bounded, and never pickled.
-
-    Raises:
-        ModelError: it is damaged, too large, or holds something else than numbers.
-    """
-    try:
-        _check_listing(path, where)
-        with zipfile.ZipFile(path) as archive:
-            # What it unpacks to counts, not what it is packed to.
-            total = sum(member.file_size for member in archive.infolist())
-        if total > MAX_GOLDEN_BYTES:
-            raise ModelError(
-                f"{where}: {total >> 20} MiB of arrays, expected at most {MAX_GOLDEN_BYTES >> 20}"
-            )
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        MemoryError,
-        # Encrypted, or packed by a method that this Python has not.
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as problem:
-        raise ModelError(f"{where}: cannot be read: {words(problem)}") from None
-    for name, array in arrays.items():
-        # NumPy gives a member that is no array as bytes.
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-            raise ModelError(f"{where}: {name}: is not an array of numbers")
-    return arrays
-
-
-def _check_listing(path: Path, where: str) -> None:
-    """Check that an archive lists few members, before the listing is read.
-
-    46 bytes list a member, and ten times as many are taken to remember it. Source: PKWARE,
-    APPNOTE.TXT, 4.3.16; the end record is looked for where Python's zipfile does.
-    """
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - 22 - 0xFFFF))
-        tail = file.read()
-    plain = tail[-22:-18] == b"PK\5\6" and tail[-2:] == b"\0\0"
-    at = len(tail) - 22 if plain else tail.rfind(b"PK\5\6")
-    if at < 0 or len(tail) - at < 22:
-        raise zipfile.BadZipFile("File is not a zip file")
-    _, _, _, _, count, listing = struct.unpack_from("<4s4HL", tail, at)
-    # What needs more room than that writes another record before this one (zip64).
-    larger = tail[max(0, at - 20) : max(0, at - 16)] == b"PK\6\7"
-    if larger or count > MAX_ARRAYS or listing > MAX_ARRAYS * 1024:
-        raise ModelError(f"{where}: more than {MAX_ARRAYS} arrays")
 
 
 def _stack(array: Array, spec: TensorSpec, where: str) -> Array:

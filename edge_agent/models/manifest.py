@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MANIFEST = "model.toml"
 GOLDEN = "golden.npz"
 """Inputs and what they give, in a model's folder; see `models.golden`."""
+GALLERY = "gallery.npz"
+"""Vectors by label, of embeddings."""
 GOLDENS = "golden*.npz"
 """These, and those of variants."""
 KEPT = ".package/variant"
@@ -46,12 +48,6 @@ SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
 SCORED: frozenset[Task] = BOXED | LABELED
 """Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
 
-_OF_PICTURES: tuple[str, ...] = (
-    *("color", "width", "height", "resize", "crop_ratio", "interpolation"),
-    *("antialias", "rounding", "anchor", "pad"),
-)
-_OF_SIGNALS: tuple[str, ...] = ("every", "hop", "lead", "resample_hz")
-"""Keys of `[input]` that are looked at for one kind of sample only."""
 _ELSEWHERE = {
     "mfcc": 'the parameters of transform = "mfcc" go below [input.logmel]',
     "std": "what is divided by is `scale`, in the units of `mean`",
@@ -264,7 +260,7 @@ class ModelFolder:
     @property
     def gallery(self) -> Path:
         """Labeled vectors, of embeddings, if there are any."""
-        return _of_variant(self.path, "gallery.npz", self.variant)
+        return _of_variant(self.path, GALLERY, self.variant)
 
     @property
     def usual_file(self) -> Path:
@@ -440,24 +436,6 @@ def _input_problems(spec: InputSpec) -> Iterator[tuple[str, str]]:
             yield f"input.{key}", text
 
 
-def idle_keys(manifest: Manifest) -> str | None:
-    """Return which keys of `[input]` have no effect, and why; None: all that are given have one."""
-    spec, default = manifest.input, InputSpec()
-    keys, what = _OF_SIGNALS, "pictures, these are for windows of sensor data: give `window`"
-    if spec.is_signal:
-        keys, what = _OF_PICTURES, "windows of sensor data, these are for pictures"
-    found = [f"input.{key}" for key in keys if getattr(spec, key) != getattr(default, key)]
-    if found:
-        return f"{', '.join(found)}: no effect: the model takes {what}"
-    if spec.max_tokens is not None and not spec.tokenizer:
-        return "input.max_tokens: no effect without input.tokenizer"
-    if spec.logmel is not None and spec.transform not in {"logmel", "mfcc"}:
-        return 'input.logmel: no effect without input.transform = "logmel" or "mfcc"'
-    if spec.stats is not None and spec.transform != "stats":
-        return 'input.stats: no effect without input.transform = "stats"'
-    return None
-
-
 def threshold_trouble(task: Task, threshold: float) -> str | None:
     """Return why a threshold makes no sense for a task, or None if it does. `set` asks too."""
     if task not in SCORED or 0 <= threshold <= 1:
@@ -481,7 +459,7 @@ def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:
     if isinstance(labels, str):
         text = path_inside(folder, labels, f"{where}: output.labels")
         try:
-            lines = _read(text, MAX_LABEL_BYTES, "labels").decode().splitlines()
+            lines = _read(text, MAX_LABEL_BYTES, "labels").decode("utf-8-sig").splitlines()
         except UnicodeDecodeError:
             raise ModelError(f"{text}: is not UTF-8 text") from None
         while lines and not lines[-1].strip():
@@ -491,6 +469,11 @@ def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:
             raise ModelError(
                 f"{text}: {len(labels)} labels, expected 1 to {MAX_LABELS}, one a line"
             )
+    gallery = _of_variant(folder, GALLERY, variant)
+    if manifest.task == "embedding" and not labels and gallery.exists():
+        from .npz import read_npz
+
+        labels = tuple(read_npz(gallery, str(gallery)))
     usual, path = None, _of_variant(folder, drift.DRIFT, variant)
     if path.exists():
         data = _read(path_inside(folder, path.name, str(path)), drift.MAX_BYTES, "distributions")

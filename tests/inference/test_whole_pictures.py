@@ -160,7 +160,7 @@ def test_a_single_score_and_wrong_labels_are_refused(tmp_path: Path) -> None:
         [("images", "float32", (1, 3, 64, 96))],
         [("out", "float32", (1, 1, 64, 96))],
     )
-    with pytest.raises(ModelError, match="single score for each pixel.*ArgMax"):
+    with pytest.raises(ModelError, match=r"single score for each pixel.*ArgMax"):
         loaded(folder(single, "segmentation", 'labels = ["a", "b"]'))
     with pytest.raises(ModelError, match="expected 3 labels for the 3 classes"):
         loaded(folder(scores(tmp_path / "m.onnx"), "segmentation", 'labels = ["a", "b"]'))
@@ -217,7 +217,7 @@ def test_a_vector_is_published_where_asked_or_nothing_else_is_there(tmp_path: Pa
 @pytest.mark.parametrize(
     ("arrays", "output", "words"),
     [
-        ({"a": np.ones(4)}, "threshold = 0.5", "a: expected vectors of 3 numbers, found \\[4\\]"),
+        ({"a": np.ones(4)}, "threshold = 0.5", "a: expected vectors of 3 numbers, found"),
         ({"a": np.zeros((2, 3))}, "threshold = 0.5", "a: a vector is of zeros"),
         ({"a": np.array([1, np.nan, 0])}, "threshold = 0.5", "not finite"),
         ({"a": np.array(["x"], object)}, "threshold = 0.5", "cannot be read"),

@@ -26,8 +26,8 @@ from edge_agent.models.files.check_ir import MAX_REMEMBERED
 from edge_agent.models.files.check_onnx import check_network
 from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.files.strip_weights import MAX_PARTS, place_of, without_weights
-from edge_agent.models.golden import MAX_ARRAYS
 from edge_agent.models.manifest import MAX_LABEL_BYTES, MAX_LABELS, load
+from edge_agent.models.npz import MAX_ARRAYS
 from edge_agent.serving.choice import DeviceEngines
 from edge_agent.serving.loader import ModelLoader
 from edge_agent.sources.source import open_source

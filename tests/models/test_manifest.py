@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from edge_agent.core.errors import ModelError
 from edge_agent.models.decoders import DECODERS, DecoderName, Task
+from edge_agent.models.idle_keys import idle_keys
 from edge_agent.models.importing import write_manifest
-from edge_agent.models.manifest import InputSpec, Manifest, idle_keys, load, parse
+from edge_agent.models.manifest import InputSpec, Manifest, load, parse
 
 GOOD: dict[str, Any] = {
     "name": "face",
@@ -329,3 +330,17 @@ def test_any_manifest_is_read_or_refused_in_one_line(changes: dict[str, Any], wh
     except ModelError as problem:
         line = str(problem)
     assert (made is None) == line.startswith("here: ")
+
+
+def test_labels_of_windows_begin_with_no_mark(tmp_path: Path) -> None:
+    """An editor's byte order mark is no part of the first label."""
+    made = folder(tmp_path, output={**GOOD["output"], "labels": "labels.txt"})
+    (made / "labels.txt").write_bytes(b"\xef\xbb\xbfcat\r\ndog\r\n")
+    assert load(made).labels == ("cat", "dog")
+
+
+def test_keys_of_another_task_are_said_to_be_idle() -> None:
+    """A mask that a detector cannot give is not asked for in silence."""
+    said = idle_keys(parse(merged(GOOD, {"output": {"mask": True}}), "model.toml"))
+    assert said is not None
+    assert said.startswith("output.mask: no effect")

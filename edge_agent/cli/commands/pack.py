@@ -11,8 +11,8 @@ from typing import Any
 
 from ...core.errors import ModelError, UsageError
 from ...core.text import counted
+from ...models.idle_keys import idle_keys
 from ...models.importing import import_model
-from ...models.manifest import idle_keys
 from ...models.packages.build import pack
 from ...models.packages.keys import load_private
 from ...models.packages.package import check_target_form

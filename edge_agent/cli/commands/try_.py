@@ -26,8 +26,8 @@ from ...core.types import Array, Outcome, Sample
 from ...inference.engines.registry import engine_words
 from ...inference.model import Model
 from ...models.describing import missing_labels
+from ...models.idle_keys import idle_keys
 from ...models.importing import BARE, ImportedModel, file_of, import_model
-from ...models.manifest import idle_keys
 from ...mqtt import payloads
 from ...runtime.pipelines.overlay import Shape
 from ...sources.spec import SourceSpec, guess_source, parse_source

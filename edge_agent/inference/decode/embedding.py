@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Array, Embeddings, Findings, Match, Tensors
-from ...models.golden import read_npz
+from ...models.npz import read_npz
 from ..text_inputs import MASK
 from .decoder import Decoder, Floats, Network, Output, ensure_finite
 

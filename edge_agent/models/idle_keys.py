@@ -1,0 +1,41 @@
+"""Keys of a manifest that are given in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .manifest import InputSpec, Manifest
+
+_OF_PICTURES: tuple[str, ...] = (
+    *("color", "width", "height", "resize", "crop_ratio", "interpolation"),
+    *("antialias", "rounding", "anchor", "pad"),
+)
+_OF_SIGNALS: tuple[str, ...] = ("every", "hop", "lead", "resample_hz")
+"""Keys of `[input]` that are looked at for one kind of sample only."""
+_OF_TASKS: Mapping[str, frozenset[str]] = {
+    "points": frozenset({"keypoints"}),
+    "mask": frozenset({"instance-segmentation", "segmentation"}),
+    "vector": frozenset({"embedding"}),
+}
+"""Keys of `[output]` that are looked at for some tasks only."""
+
+
+def idle_keys(manifest: Manifest) -> str | None:
+    """Return which keys have no effect, and why; None: all that are given have one."""
+    spec, default = manifest.input, InputSpec()
+    for key, tasks in _OF_TASKS.items():
+        if getattr(manifest.output, key) and manifest.task not in tasks:
+            return f"output.{key}: no effect: it is for task {' and '.join(sorted(tasks))}"
+    keys, what = _OF_SIGNALS, "pictures, these are for windows of sensor data: give `window`"
+    if spec.is_signal:
+        keys, what = _OF_PICTURES, "windows of sensor data, these are for pictures"
+    found = [f"input.{key}" for key in keys if getattr(spec, key) != getattr(default, key)]
+    if found:
+        return f"{', '.join(found)}: no effect: the model takes {what}"
+    if spec.max_tokens is not None and not spec.tokenizer:
+        return "input.max_tokens: no effect without input.tokenizer"
+    if spec.logmel is not None and spec.transform not in {"logmel", "mfcc"}:
+        return 'input.logmel: no effect without input.transform = "logmel" or "mfcc"'
+    if spec.stats is not None and spec.transform != "stats":
+        return 'input.stats: no effect without input.transform = "stats"'
+    return None
