@@ -22,6 +22,7 @@ from ..daemon.configure import Configure
 from ..daemon.event_commands import Picture, Reset
 from ..delivery.rollout.commands import Activate, Delete, Rollback
 from ..runtime.pipelines.commands import Set, Snapshot
+from ..runtime.pipelines.device_mode import DEVICE
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 COMMANDS: Mapping[str, type] = {
@@ -143,6 +144,8 @@ def asyncapi(root: str = "edge") -> dict[str, Any]:
     for key in SETTABLE:
         bare = {"contentType": "text/plain", "payload": {"type": "string"}}
         add(f"set.{key}", f"{{device}}/in/set/{{pipeline}}/{key}", "receive", bare, qos=1)
+    mode = {"contentType": "text/plain", "payload": {"type": "string"}}
+    add("set.mode", f"{{device}}/in/set/{DEVICE}/mode", "receive", mode, qos=1)
     whole = {"contentType": "application/x-tar", "summary": "A whole packed model."}
     add("in.model", "{device}/in/model", "receive", whole, qos=1)
     return {

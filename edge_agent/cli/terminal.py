@@ -261,7 +261,8 @@ def _body(kind: str, payload: Mapping[str, Any]) -> str:  # noqa: PLR0911 - one 
 def event_sentence(payload: Mapping[str, Any]) -> str:
     """Return an event as a sentence: "intruder: person 7 has been in yard for 3 s"."""
     kind = RULE_KINDS.get(payload["when"])
-    what = str(payload["when"]) if kind is None else kind.sentence.format_map(_words(payload))
+    what = " and ".join(payload.get("events", ())) or str(payload["when"])
+    what = what if kind is None else kind.sentence.format_map(_words(payload))
     score = f" ({payload['score']:.2f})" if "score" in payload else ""
     match payload["state"]:
         case "update":

@@ -350,6 +350,11 @@ def _check_pipelines(settings: Settings, origins: Origins) -> None:
             raise error(text, "pipelines", key=f"pipelines[{pipeline.name}].name")
         for key, text in _problems(pipeline, settings):
             raise error(text, "pipelines", key=f"pipelines[{pipeline.name}].{key}")
+    if settings.rules:
+        from .rule_checks import combined_problems
+
+        for key, text in combined_problems(settings):
+            raise error(text, "rules", key=key)
 
 
 def _unreadable(path: Path) -> str | None:

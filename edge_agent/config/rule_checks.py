@@ -10,8 +10,9 @@ from ..core.text import closest
 from ..models.decoders import BOXED
 from ..models.manifest import SCORED, ModelFolder
 from .rule_kinds import RULE_KINDS, RuleKind, kind_of
-from .rules import Action, Rule
-from .settings import Pipeline
+from .rules import Action, CombinedRule, Rule
+from .schedule import parse_during
+from .settings import Pipeline, Settings
 from .shapes import MOST_SHAPES, line_trouble, polygon_trouble
 from .templates import braces_trouble, source_trouble, topic_trouble, trouble, url_trouble
 
@@ -62,7 +63,20 @@ def rule_problems(
                 yield f"rules[{rule.name}].do[{index}]{key}", text
 
 
+def _time_problems(rule: Rule | CombinedRule) -> Iterator[Problem]:
+    """Yield what is wrong with when a rule holds."""
+    if rule.during:
+        try:
+            parse_during(rule.during)
+        except ValueError as problem:
+            yield "during", str(problem)
+    for mode in rule.modes:
+        if not is_name(mode):
+            yield "modes", f"{mode!r} is not a name ({NAME_RULE})"
+
+
 def _rule_problems(rule: Rule, pipeline: Pipeline) -> Iterator[Problem]:
+    yield from _time_problems(rule)
     found = re.fullmatch(r"([0-9]{1,2})/([0-9]{1,2})", rule.frames)
     if not found or not 1 <= int(found[1]) <= int(found[2]) <= MOST_OF:
         yield "frames", f'expected "k/n" with 1 ≤ k ≤ n ≤ {MOST_OF}, found {rule.frames!r}'
@@ -94,6 +108,41 @@ def _rule_problems(rule: Rule, pipeline: Pipeline) -> Iterator[Problem]:
                 f"found {rule.below:g}"
             ),
         )
+
+
+def combined_problems(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the rules over pipelines: key and text."""
+    there = {pipeline.name: pipeline for pipeline in settings.pipelines}
+    names = [rule.name for rule in settings.rules]
+    for index, rule in enumerate(settings.rules):
+        where = f"rules[{rule.name}]"
+        if not is_name(rule.name):
+            yield f"rules[{index}].name", f"{rule.name!r} is not a name ({NAME_RULE})"
+        if len(set(rule.all)) < max(2, len(rule.all)) or len(rule.all) > MOST_RULES:
+            yield f"{where}.all", 'expected several unlike ones, as ["door/enter", "yard/count"]'
+        if rule.name in names[:index]:
+            yield f"{where}.name", "another one has this name; each needs its own"
+        if rule.pipeline in there and rule.name in [own.name for own in there[rule.pipeline].rules]:
+            text = f"{rule.pipeline}, on whose topic its events are, has a rule of this name"
+            yield f"{where}.name", text
+        for name, wanted in rule.members:
+            rules = there[name].rules if name in there else ()
+            known = {rule.name for rule in rules} | {rule.when for rule in rules}
+            if name not in there:
+                pipelines = ", ".join(there) or "none"
+                text = f"{name!r} is no pipeline; there are {pipelines}"
+                yield f"{where}.all", f'{text}; write "pipeline/rule"'
+            elif wanted not in known:
+                found = ", ".join(sorted(known)) or "none"
+                yield f"{where}.all", f"{name} has no rule {wanted!r}; there are {found}"
+        for key, text in _time_problems(rule):
+            yield f"{where}.{key}", text
+        values = {"rule": rule.name, "pipeline": rule.pipeline, "device": settings.device_id}
+        for place, action in enumerate(rule.do):
+            if action.on in {"update", "end"}:
+                yield f"{where}.do[{place}].on", f'"{action.on}" never occurs; it is of a moment'
+            for key, text in _action_problems(action, settings.broker.topic_root, values, None):
+                yield f"{where}.do[{place}]{key}", text
 
 
 def _one_of(names: Iterable[str]) -> str:

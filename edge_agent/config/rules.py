@@ -81,6 +81,10 @@ class Rule:
     below: Threshold | None = None
     """With both, the second ends what the first begins."""
     value: str | None = None
+    during: str = ""
+    """Local time, as "mon-fri 22:00-06:00"; empty: always."""
+    modes: tuple[str, ...] = ()
+    """Of the device, in which it holds; empty: in all."""
     cooldown_s: Seconds = 0.0
     qos: Annotated[int, Plain(), Ge(0), Le(1)] = 1
     picture: Literal["none", "crop", "frame"] = "none"
@@ -91,3 +95,31 @@ class Rule:
         """Of how many results, in the last how many, it must be true."""
         needed, _, of = self.frames.partition("/")
         return int(needed), int(of)
+
+
+@storable
+@record(kw_only=True)
+class CombinedRule:
+    """A rule over pipelines: all of several events within seconds of each other."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    all: tuple[str, ...]
+    """Each a pipeline's name, "/" and the name of one of its rules, or a kind of them."""
+    within_s: Seconds = 30.0
+    during: str = ""
+    modes: tuple[str, ...] = ()
+    cooldown_s: Seconds = 0.0
+    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 1
+    do: tuple[Action, ...] = ()
+
+    @property
+    def members(self) -> tuple[tuple[str, str], ...]:
+        """Pipeline and rule, or kind, of each."""
+        parts = [member.partition("/") for member in self.all]
+        return tuple((pipeline, rule) for pipeline, _, rule in parts)
+
+    @property
+    def pipeline(self) -> str:
+        """On whose topic its events are published: that of the first."""
+        return self.members[0][0]

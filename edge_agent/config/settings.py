@@ -22,7 +22,7 @@ from .answers import Http, Infer
 from .asks import Ask, Server
 from .bounds import Flag, Milliseconds, Polygon, Seconds, Share, Threshold
 from .remote import Remote
-from .rules import Line, Rule, Zone
+from .rules import CombinedRule, Line, Rule, Zone
 from .sensor_input import SensorInput
 
 if TYPE_CHECKING:
@@ -312,6 +312,8 @@ class Settings:
     infer: Infer = field(default_factory=Infer)
     http: Http = field(default_factory=Http)
     pipelines: tuple[Pipeline, ...] = ()
+    rules: tuple[CombinedRule, ...] = ()
+    """Over pipelines."""
     base: Path = field(default_factory=Path.cwd, metadata={"key": False})
     """Not a key: the folder that relative paths count from."""
 

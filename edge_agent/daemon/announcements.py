@@ -19,6 +19,7 @@ from ..inference.prepared.fallback import is_streaming
 from ..models.packages.blocks import MAX_BLOCK
 from ..mqtt import payloads
 from ..runtime.pipelines.commands import states
+from ..runtime.pipelines.device_mode import DEVICE
 
 if TYPE_CHECKING:
     from ..delivery.rollout.ledger import Ledger
@@ -87,7 +88,7 @@ class Announcements:
         self._retained.register(runner.topics.model(""), lambda: self._model_topics)
         self._retained.register(
             runner.topics.pipeline(""),
-            lambda: [runner.topics.pipeline(name) for name in list(runner.pipelines)],
+            lambda: [runner.topics.pipeline(name) for name in (*list(runner.pipelines), DEVICE)],
         )
         self.on_pipelines = Callbacks()
         """Called after what can be set of the pipelines was published."""
@@ -168,6 +169,10 @@ class Announcements:
                 enabled = "ON" if held["enabled"] else "OFF"
                 payload = {"schema": payloads.SCHEMA, **held, "enabled": enabled}
                 self._retained.publish(self._runner.topics.pipeline(pipeline.name), payload)
+            runner = self._runner
+            if runner.common.mode.is_used(runner.settings):
+                mode = {"schema": payloads.SCHEMA, "mode": runner.common.mode.current}
+                self._retained.publish(runner.topics.pipeline(DEVICE), mode)
             self.on_pipelines()
 
     # Models

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from ..config.schedule import holds
 from ..config.settings import Pipeline as PipelineSettings
 from ..runtime.pipelines.runner import Runner
 from ..runtime.pipelines.sinks import ResultStage
@@ -64,6 +65,7 @@ class EventService:
                     runner.identity.session,
                     lambda: runner.settings,
                     runner.identity.credible,
+                    lambda rule, at: holds(rule, at, runner.common.mode.current),
                 )
                 self._made.notify_all()
             return self.dispatcher

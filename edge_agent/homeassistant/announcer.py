@@ -11,6 +11,7 @@ from ..core.names import READINGS
 from ..core.state_file import StateFile
 from ..device.thermal import Thermometer
 from ..models.manifest import SCORED
+from ..runtime.pipelines.device_mode import modes_of
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.pipelines.runner import Runner
 from .discovery import PipelineView, object_id, payload
@@ -84,6 +85,8 @@ class Announcer:
             [_view(pipeline) for pipeline in pipelines],
             sorted({serving.arm.name for serving in runner.active.all()}),
             temperature=Thermometer().read().celsius is not None,
+            rules=runner.settings.rules,
+            modes=modes_of(runner.settings),
         )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config.rule_kinds import kind_of
+from ..config.rules import CombinedRule
 from ..config.settings import Pipeline
 from ..core.frozen import record
 from ..mqtt.topics import Topics
@@ -56,6 +57,8 @@ def payload(
     models: Sequence[str],
     *,
     temperature: bool,
+    rules: Sequence[CombinedRule] = (),
+    modes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the discovery payload.
 
@@ -66,10 +69,13 @@ def payload(
         pipelines: that there are.
         models: names of those that pipelines use.
         temperature: whether the device has a sensor.
+        rules: those over pipelines.
+        modes: that rules name.
     """
     name = identifier(topics)
     entities = [*_of_device(topics, temperature=temperature)]
     entities += [_of_model(topics, model) for model in models]
+    entities += _over_pipelines(topics, rules, modes)
     for view in pipelines:
         pipeline = view.settings.name
         parts = (_controls, _figures, _findings, _pictures, _counts, _rules, _answers)
@@ -212,22 +218,39 @@ def _pictures(topics: Topics, view: PipelineView) -> Iterator[Entity]:
 
 def _rules(topics: Topics, view: PipelineView) -> Iterator[Entity]:
     """Yield whether the rules of a pipeline are true, with their latest event as attributes."""
+    topic = topics.event(view.settings.name)
     for rule in view.settings.rules:
-        mine = f"value_json.rule == {_text(rule.name)}"
-        more: Component = {}
-        if kind_of(rule).lasts:
-            now = "'OFF' if value_json.state == 'end' else 'ON'"
-            on = f"{{{{ ({now}) if {mine} else '' }}}}"
-        else:
-            # One that waited out a broken connection is no news.
-            on = f"{{{{ 'ON' if {mine} and value_json.replayed is not defined else '' }}}}"
-            more = {"off_delay": OFF_SECONDS}
-        topic = topics.event(view.settings.name)
-        # Every message of the topic gives all attributes: at another rule's, those that there are.
-        kept = f"{{{{ (value_json if {mine} else this.attributes) | tojson }}}}"
-        more |= {"json_attributes_topic": topic, "json_attributes_template": kept}
-        sensor = {"state_topic": topic, "value_template": on, **more}
+        sensor = _rule(topic, rule.name, lasts=kind_of(rule).lasts)
         yield "binary_sensor", f"rule_{rule.name}", rule.name, sensor
+
+
+def _rule(topic: str, name: str, *, lasts: bool) -> Component:
+    mine = f"value_json.rule == {_text(name)}"
+    more: Component = {}
+    if lasts:
+        now = "'OFF' if value_json.state == 'end' else 'ON'"
+        on = f"{{{{ ({now}) if {mine} else '' }}}}"
+    else:
+        # One that waited out a broken connection is no news.
+        on = f"{{{{ 'ON' if {mine} and value_json.replayed is not defined else '' }}}}"
+        more = {"off_delay": OFF_SECONDS}
+    # Every message of the topic gives all attributes: at another rule's, those that there are.
+    kept = f"{{{{ (value_json if {mine} else this.attributes) | tojson }}}}"
+    more |= {"json_attributes_topic": topic, "json_attributes_template": kept}
+    return {"state_topic": topic, "value_template": on, **more}
+
+
+def _over_pipelines(
+    topics: Topics, rules: Sequence[CombinedRule], modes: Sequence[str]
+) -> Iterator[Entity]:
+    """Yield the rules over pipelines, and the modes that rules name."""
+    for rule in rules:
+        sensor = _rule(topics.event(rule.pipeline), rule.name, lasts=False)
+        # No name of a pipeline holds a colon: none ends in the beginning of this key.
+        yield "binary_sensor", f"rule:{rule.name}", rule.name, sensor
+    if modes:
+        setting = _setting(topics, "@device", "mode")
+        yield "select", "mode", "Mode", {**setting, "options": list(modes)}
 
 
 def _answers(topics: Topics, view: PipelineView) -> Iterator[Entity]:

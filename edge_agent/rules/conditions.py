@@ -157,6 +157,8 @@ class Conditions:
     def _tell(self, entry: _Entry, change: Change | None) -> None:
         """Begin, update or end the event of a condition."""
         event, facts = entry.event, entry.facts
+        if event is not None and change is None and not self._log.holds(entry.rule):
+            change = "end"  # its hours are over; what it is about may go on
         if event is None:
             # Also where the cooldown ends while the condition still holds.
             if entry.condition.active:

@@ -24,8 +24,10 @@ from ..mqtt.topics import Topics
 from ..runtime.pipelines.sinks import Sinks
 from .actions import MESSAGES, Actions
 from .asking import Asking
+from .combined import CombinedRules
 from .engines import RuleEngines
 from .event import Event, payload
+from .event_log import Holds, always
 from .journal import Entry, Journal, Payload
 from .pictures import Evidence, render
 from .totals import TotalsFile
@@ -119,6 +121,7 @@ class EventDispatcher:
         session: str,
         settings: Callable[[], Settings],
         credible: Callable[[int], bool],
+        holds: Holds = always,
     ) -> None:
         """Read what the last run has left.
 
@@ -129,6 +132,7 @@ class EventDispatcher:
             session: of this run.
             settings: returns those that hold.
             credible: whether a time, in nanoseconds since 1970, can be right.
+            holds: whether a rule holds at a time, by its hours and modes.
         """
         self.actions = Actions(
             lambda topic, data, qos, retain: client.publish(topic, data, qos=qos, retain=retain),
@@ -147,6 +151,8 @@ class EventDispatcher:
             sinks,
             name_event=self.name_event,
             emit=lambda events: self.submit(*events),
+            holds=holds,
+            combined=CombinedRules(settings, self.name_event, holds),
         )
         self._queue = EventQueue()
         self._sinks = sinks
@@ -178,6 +184,7 @@ class EventDispatcher:
         `rule` and `when` are whatever its sender calls them. It is published on `event/<pipeline>`
         with its QoS, and its actions are done.
         """
+        events += tuple(self.engines.completed(events))
         made = [
             (payload(each, *self._origin, clock=self._credible(each.time_ns)), each)
             for each in events

@@ -10,7 +10,9 @@ from ..config.rules import Action
 from ..config.settings import Pipeline
 from ..mqtt import payloads
 from ..runtime.pipelines.sinks import Sinks
+from .combined import CombinedRules
 from .event import Event, Why
+from .event_log import Holds, always
 from .rule_engine import RuleEngine
 from .totals import TotalsFile
 
@@ -28,6 +30,8 @@ class RuleEngines:
         *,
         name_event: Callable[[], str],
         emit: Callable[[Sequence[Event]], None],
+        holds: Holds = always,
+        combined: CombinedRules | None = None,
     ) -> None:
         """Begin without engines.
 
@@ -36,7 +40,11 @@ class RuleEngines:
             sinks: take counts.
             name_event: returns another name for an event.
             emit: takes the events of one moment, and keeps them.
+            holds: whether a rule holds at a time.
+            combined: the rules over pipelines; None: there are none.
         """
+        self._holds = holds
+        self._combined = combined
         self._totals = totals
         self._sinks = sinks
         self._name_event = name_event
@@ -55,6 +63,7 @@ class RuleEngines:
             name_event=self._name_event,
             emit=self._emit,
             totals=self._totals.of(settings.name),
+            holds=self._holds,
         )
         self._engines[settings.name] = (engine, settings)
         return engine
@@ -84,8 +93,13 @@ class RuleEngines:
         engines = list(self._engines.values())
         return [settings.name for _, settings in engines if settings.zones or settings.lines]
 
+    def completed(self, events: Sequence[Event]) -> list[Event]:
+        """Return the events of rules over pipelines that these complete."""
+        return [] if self._combined is None else list(self._combined.step(events))
+
     def actions(self) -> Iterator[Action]:
         """Yield what the rules do."""
+        yield from () if self._combined is None else self._combined.actions()
         for _, settings in list(self._engines.values()):
             for rule in settings.rules:
                 yield from rule.do

@@ -6,13 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..config.asks import Ask
-from ..config.rules import Rule
+from ..config.rules import CombinedRule, Rule
 from ..core.types import Array, Sample
 from .event import Event, State, Why
 
 UPDATE_SECONDS = 1.0
 BETTER_SCORE = 0.05
 """An update is due where the score is so much better than in the message before."""
+
+
+Holds = Callable[[Rule | CombinedRule, int], bool]
+
+
+def always(rule: Rule | CombinedRule, time_ns: int) -> bool:
+    """Let a rule hold at all times."""
+    del rule, time_ns
+    return True
 
 
 class OngoingEvent:
@@ -46,6 +55,7 @@ class EventLog:
         name_event: Callable[[], str],
         emit: Callable[[Sequence[Event]], None],
         asks: Sequence[Ask] = (),
+        holds: Holds = always,
     ) -> None:
         """Begin without events.
 
@@ -54,7 +64,9 @@ class EventLog:
             name_event: returns another name for an event.
             emit: takes the events of one moment. All that leave the engine pass here.
             asks: what is asked about them.
+            holds: whether a rule holds at a time, ns since 1970.
         """
+        self._holds = holds
         self.seq = -1
         """Of the latest sample, …"""
         self.now = 0.0
@@ -82,8 +94,14 @@ class EventLog:
             self._emit(made)
 
     def is_silent(self, rule: Rule, facts: Mapping[str, Any]) -> bool:
-        """Whether the cooldown of a rule goes on, for this label."""
+        """Whether a rule does not hold now, or its cooldown goes on, for this label."""
+        if not self.holds(rule):
+            return True
         return self.now < self._silent_until.get(_key(rule, facts), 0.0)
+
+    def holds(self, rule: Rule) -> bool:
+        """Whether a rule holds now, by its hours and modes."""
+        return self._holds(rule, self.time_ns)
 
     def once(self, rule: Rule, facts: dict[str, Any]) -> None:
         """Tell of a moment."""

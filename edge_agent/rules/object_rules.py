@@ -129,6 +129,9 @@ class Stays:
         """Begin the events of objects that have stayed for long enough by now."""
         if not self._columns.size:
             return
+        for (column, slot), ongoing in list(self._ongoing.items()):
+            if not self._log.holds(ongoing.rule):
+                self._end(column, slot, "over")
         occupancy = self._objects.occupancy
         stayed = self._log.now - occupancy.since.take(self._columns, axis=1)
         due = occupancy.held.take(self._columns, axis=1) & (stayed >= self._for_s)

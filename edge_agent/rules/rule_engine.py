@@ -17,7 +17,7 @@ from ..core.types import Detections, Outcome, Sample
 from ..runtime.pipelines.overlay import Shape
 from .conditions import Conditions
 from .event import Event, Why
-from .event_log import UPDATE_SECONDS, EventLog
+from .event_log import UPDATE_SECONDS, EventLog, Holds, always
 from .object_rules import Crossings, Moves, Stays, Totals
 from .tracked import TrackedObjects, View
 from .tracker import LOWEST_SCORE
@@ -39,6 +39,7 @@ class RuleEngine:
         name_event: Callable[[], str],
         emit: Callable[[Sequence[Event]], None],
         totals: Totals,
+        holds: Holds = always,
     ) -> None:
         """Start with nothing seen.
 
@@ -49,12 +50,13 @@ class RuleEngine:
             name_event: returns another name for an event.
             emit: takes the events of one moment, and keeps them.
             totals: of the lines.
+            holds: whether a rule holds at a time, ns since 1970.
         """
         self._settings = settings
         self._lossless = lossless
         self._totals = totals
         self._lock = threading.Lock()
-        self._log = EventLog(settings.name, name_event, emit, settings.ask)
+        self._log = EventLog(settings.name, name_event, emit, settings.ask, holds)
         self._objects = objects = TrackedObjects(settings)
         self._crossings = Crossings(settings, objects, self._log, totals)
         self._moves = Moves(objects, self._log)

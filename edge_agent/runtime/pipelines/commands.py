@@ -12,6 +12,7 @@ from ...core.frozen import record
 from ...core.parameters import CLEARED, Clearable, Flag, Text, parse
 from ...models.manifest import threshold_trouble
 from ...mqtt.requests import Command
+from .device_mode import DEVICE, modes_of
 from .pipeline import Pipeline
 from .runner import Runner
 
@@ -107,7 +108,17 @@ class PipelineCommands:
         return {**done, "warnings": doubts} if doubts else done
 
     def set_bare(self, name: str, key: str, payload: bytes) -> Mapping[str, Any]:
-        """Set one key of a pipeline to a bare value, as phones and switches send it."""
+        """Set one key of a pipeline, or of the device, to a bare value."""
+        if name == DEVICE:
+            mode = self._runner.common.mode
+            mode.set_bare(key, payload)
+            self._changed()
+            known = modes_of(self._runner.settings)
+            if mode.current in {None, *known}:
+                return {}
+            return {
+                "warnings": [f"no rule names this mode; there are {', '.join(known) or 'none'}"]
+            }
         return self.set(parse(Set, {"pipeline": name, key: read_bare(key, payload)}))
 
     def snapshot(self, request: Snapshot) -> Mapping[str, Any]:

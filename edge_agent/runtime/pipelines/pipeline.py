@@ -23,6 +23,7 @@ from ...sources.source import SourceContext
 from ...sources.spec import SourceSpec
 from ..scheduler.board import Board, FrameQueue
 from .capture import Capture
+from .device_mode import DeviceMode
 from .learned import LearnedValues
 from .overlay import Shape
 from .route import PipelineRoute
@@ -79,6 +80,8 @@ class Common:
     made for this pipeline before; None: nothing does."""
     learned: LearnedValues | None = None
     """Keeps what is learned."""
+    mode: DeviceMode = field(default_factory=lambda: DeviceMode(None))
+    """Of the device."""
     on_values: Callbacks = field(default_factory=Callbacks)
     """Called, by a lane, when a pipeline without a model has values of other names."""
     losses: dict[str, str] = field(default_factory=dict)

@@ -32,6 +32,7 @@ from ...serving.active import ActiveModels, Serving
 from ...sources.source import SourceContext
 from ...sources.spec import SourceSpec, parse_source
 from ..scheduler.board import Board
+from .device_mode import DeviceMode
 from .lane import Lane
 from .learned import LearnedValues
 from .mqtt_sink import MqttSink
@@ -103,6 +104,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             self.active.load,
             lambda made, spec: stages(self, made, spec) if stages else None,
             self.learned,
+            DeviceMode(settings.state),
         )
         client.retained.register(topics.source(""), self._source_topics)
         self.overrides = overrides or Overrides(settings.state / FILE)

@@ -1,0 +1,70 @@
+"""The mode of the device, as "night": set on `in/set/@device/mode`, kept over restarts.
+
+Rules may name the modes in which they hold.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...config.settings import Settings
+from ...core.errors import RequestError
+from ...core.names import NAME_RULE, is_name
+from ...core.parameters import shown
+from ...core.state_file import StateFile
+
+DEVICE = "@device"
+"""Stands where a pipeline is named otherwise."""
+
+
+class DeviceMode:
+    """Any thread may read it."""
+
+    def __init__(self, state: Path | None) -> None:
+        """Read what was set before when it is first asked for; *state* None: nothing is kept."""
+        self._file = None if state is None else StateFile(state / "mode.json", "the device's mode")
+        self._known: tuple[str | None] | None = None
+
+    @property
+    def current(self) -> str | None:
+        """The mode; None: there is none."""
+        known = self._known
+        if known is None:
+            found = None if self._file is None else self._file.read(_checked)
+            known = self._known = (found,)
+        return known[0]
+
+    def is_used(self, settings: Settings) -> bool:
+        """Whether there is one, or some rule asks for one."""
+        return self.current is not None or bool(modes_of(settings))
+
+    def set_bare(self, key: str, payload: bytes) -> None:
+        """Take a bare value, as phones and switches send it; `null` takes back what was set.
+
+        Raises:
+            RequestError: it is no mode.
+        """
+        if key != "mode":
+            raise RequestError(f"{shown(key)} cannot be set of {DEVICE}; what can: mode")
+        text = payload[:1024].decode(errors="replace").strip()
+        mode = None if text == "null" else text
+        if mode is not None and not is_name(mode):
+            raise RequestError(f"mode: {shown(mode)} is not a name ({NAME_RULE})")
+        if mode == self.current:
+            return
+        self._known = (mode,)
+        if self._file is not None:
+            self._file.save(mode)
+
+
+def modes_of(settings: Settings) -> list[str]:
+    """List the modes that rules name."""
+    over = {mode for rule in settings.rules for mode in rule.modes}
+    each = (rule for pipeline in settings.pipelines for rule in pipeline.rules)
+    return sorted(over.union(*(rule.modes for rule in each)))
+
+
+def _checked(content: object) -> str | None:
+    if content is None or (isinstance(content, str) and is_name(content)):
+        return content
+    raise ValueError(content)
