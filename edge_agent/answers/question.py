@@ -148,6 +148,8 @@ def _window(given: Any, columns: Any, spec: InputSpec) -> Question:
         raise SampleError("readings: expected rows of equally many numbers, [[…], …]")
     if columns and len(columns) != rows.shape[1]:
         raise SampleError(f"columns: {len(columns)} names for rows of {rows.shape[1]} values")
+    if not columns and rows.shape[1] == len(spec.channels):
+        columns = [name for name in spec.channels if isinstance(name, str)]  # in this order
     needed = 1 if spec.window is None else (spec.window - 1) * spec.every + 1
     if len(rows) < needed or (needed == 1 and len(rows) > 1):
         raise SampleError(f"readings: expected {needed} rows, found {len(rows)}")

@@ -148,6 +148,10 @@ def asyncapi(root: str = "edge") -> dict[str, Any]:
     add("set.mode", f"{{device}}/in/set/{DEVICE}/mode", "receive", mode, qos=1)
     whole = {"contentType": "application/x-tar", "summary": "A whole packed model."}
     add("in.model", "{device}/in/model", "receive", whole, qos=1)
+    asked = {
+        "summary": "A JPEG, a PNG, or JSON with tensors, readings or texts; answered on reply."
+    }
+    add("in.infer", "{device}/in/infer/{model}/{request}", "receive", asked, qos=1)
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "edge-agent", "version": __version__},

@@ -40,7 +40,7 @@ Listeners = Callable[..., Listener]
 D = "edge/box"
 
 
-def table(folder: Path) -> Path:
+def table(folder: Path, **entries: Any) -> Path:
     """Make a model of rows of four numbers, as converters of scikit-learn leave them."""
     folder.mkdir(parents=True)
     save_onnx(
@@ -49,7 +49,8 @@ def table(folder: Path) -> Path:
         [("row", "float32", (None, 4))],
         [("mean", "float32", (None,))],
     )
-    return write_manifest(folder, "1", "regression", output={"decoder": "raw"})
+    more = {"input": entries} if entries else {}
+    return write_manifest(folder, "1", "regression", output={"decoder": "raw"}, **more)
 
 
 @pytest.fixture
@@ -59,6 +60,7 @@ def models(tmp_path: Path) -> str:
     brightness(folder / "light")
     loudness(folder / "loud", 4)
     table(folder / "rows")
+    table(folder / "named", channels=["a", "b", "c", "d"], window=1, mean=[0, 0, 0, 8])
     detector(folder / "finder-1", [(0, 0.9, 0.0, 0.0, 0.5, 0.5)], ["box"])
     detector(folder / "finder-2", [(0, 0.8, 0.0, 0.0, 0.5, 0.5)], ["box"], "2")
     return str(folder)
@@ -88,7 +90,7 @@ class Asker:
         return self.reply(self.send(model, payload))
 
 
-ASKED = ["light", "loud", "rows", "finder@1:1,finder@2:1", "absent"]
+ASKED = ["light", "loud", "rows", "named", "finder@1:1,finder@2:1", "absent"]
 
 
 def started(
@@ -125,6 +127,10 @@ def test_pictures_windows_rows_and_tensors_are_answered(
     assert loud["warnings"] == ["readings: of 5 rows the last 4 were used"]
     assert asker.ask("rows", {"readings": [[1, 2, 3, 6]]})["values"] == {"mean": 3.0}
     assert asker.ask("rows", {"tensors": {"row": [[1, 2, 3, 6]]}})["values"] == {"mean": 3.0}
+    assert asker.ask("named", {"readings": [[1, 2, 3, 6]]})["values"] == {"mean": 1.0}
+    columns = ["d", "other", "c", "b", "a"]
+    row = {"readings": [[6, 99, 3, 2, 1]], "columns": columns}
+    assert asker.ask("named", row)["values"] == {"mean": 1.0}
     served = [asker.ask("finder", GRAY)["model"] for _ in range(4)]
     assert sorted(served) == ["finder@1", "finder@1", "finder@2", "finder@2"]
     numbers = [asker.heard.on(f"{D}/reply/q{n}")[0]["seq"] for n in range(1, asker.count + 1)]
