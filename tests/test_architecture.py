@@ -71,8 +71,9 @@ HOMES: Mapping[str, str] = {
     "onnx": "models.files inference.prepared.compile tools bench",
     "google": "models.files.check_onnx",
     "cv2": (
-        "sources.opencv inference.preprocess inference.decode.boxes runtime.pipelines.draw "
-        "runtime.pipelines.motion_gate runtime.pipelines.masks cli.signal_plot bench"
+        "sources.opencv inference.preprocess inference.decode.boxes inference.decode.text "
+        "runtime.pipelines.draw runtime.pipelines.motion_gate runtime.pipelines.masks "
+        "cli.signal_plot bench"
     ),
     "PIL": "inference.preprocess.resize",
     "av": "sources.video sources.hw_decode sources.camera sources.clip",

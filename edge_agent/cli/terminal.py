@@ -94,7 +94,8 @@ def _findings(payload: Mapping[str, Any]) -> str:
         if not found:
             return "nothing found"
         shown = ", ".join(
-            f"{_label(entry)} {entry['score']:.2f}{_nested(entry)}" for entry in found[:6]
+            f"{_label(entry)} {entry['score']:.2f}{_read(entry)}{_nested(entry)}"
+            for entry in found[:6]
         )
         return shown + (f" and {len(found) - 6} more" if len(found) > 6 else "")
     if (named := _named(payload)) is not None:
@@ -180,6 +181,10 @@ def _label(entry: Mapping[str, Any]) -> str:
     # As ImageNet has them: "tabby, tabby cat".
     name = label.partition(", ")[0] or label
     return f"class {name}" if name.isdecimal() else name
+
+
+def _read(entry: Mapping[str, Any]) -> str:
+    return f" {entry['text']!r}" if entry.get("text") else ""
 
 
 def _nested(entry: Mapping[str, Any]) -> str:

@@ -91,9 +91,9 @@ def _idle(stage: SecondStage, firsts: Sequence[ModelFolder]) -> Iterator[str]:
         task = firsts[0].manifest.task
         yield f": never acts: it looks at detections, and {names} is of task {task}"
         return
-    if not all(folder.labels for folder in finders):
+    if not all(folder.finds for folder in finders):
         return  # classes without names are called by their numbers, however many there are
-    found = {label for folder in finders for label in folder.labels}
+    found = {label for folder in finders for label in folder.finds}
     absent = [label for label in stage.labels if label not in found]
     if not absent:
         return

@@ -189,10 +189,10 @@ def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> It
         given = []
     if any(pipeline.min_box) and not tasks & BOXED:
         yield f"min_box has no effect: {names} finds no boxes"
-    found = {label for folder in known for label in folder.labels}
+    found = {label for folder in known for label in folder.finds}
     for key in given:
         labels = list(getattr(pipeline, key))
-        if not all(folder.labels for folder in known):
+        if not all(folder.finds for folder in known):
             # Classes without names are called by their numbers, however many there are.
             absent = [label for label in labels if label not in found and not label.isdecimal()]
             why = (
@@ -257,8 +257,8 @@ def _lint_rule(
         measured = [*map(str, channels), "score"]
         if channels and rule.value not in measured:
             yield f".value: never acts: {rule.when} is measured of {', '.join(measured)}"
-    if "value" in kind.needs and known and all(folder.labels for folder in known):
-        there = {label for folder in known for label in folder.labels}
+    if "value" in kind.needs and known and all(folder.finds for folder in known):
+        there = {label for folder in known for label in folder.finds}
         if rule.value not in there:
             # What else a sensor says may yet come.
             how = "has not come yet" if pipeline.has_no_model else f"never acts: not of {names}"
@@ -285,7 +285,7 @@ def _labels(
         for folder in seconds
         if folder is None or folder.manifest.task in {"detection", "classification"}
     ]
-    found = [None if folder is None else folder.labels for folder in (*firsts, *labelled)]
+    found = [None if folder is None else folder.finds for folder in (*firsts, *labelled)]
     if not firsts or not all(found):
         return None
     return frozenset(label for labels in found for label in labels or ())

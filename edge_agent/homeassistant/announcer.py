@@ -97,7 +97,7 @@ def _loads(pipeline: Pipeline) -> bool:
 
 def _view(pipeline: Pipeline) -> PipelineView:
     models = [serving.model for serving in pipeline.servings if serving.model is not None]
-    labels = models[0].folder.labels if models else ()
+    labels = models[0].folder.finds if models else ()
     return PipelineView(
         pipeline.settings,
         tuple(labels),

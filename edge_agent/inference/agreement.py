@@ -200,7 +200,7 @@ def compare_answers(
 
 def _is_decoded(model: Model) -> bool:
     """Whether findings are compared; of other tasks the outputs say all."""
-    return model.manifest.task in BOXED | {"classification", "segmentation", "anomaly"}
+    return model.manifest.task in BOXED - {"text"} | {"classification", "segmentation", "anomaly"}
 
 
 def compare_findings(expected: Findings, found: Findings, margin: Margin) -> Agreement:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 # fmt: off
 Task = Literal[
     "detection", "classification", "anomaly", "regression", "raw",
-    "instance-segmentation", "keypoints", "obb", "segmentation", "embedding",
+    "instance-segmentation", "keypoints", "obb", "segmentation", "text", "embedding",
 ]
 # fmt: on
-BOXED: frozenset[Task] = frozenset({"detection", "instance-segmentation", "keypoints", "obb"})
+BOXED: frozenset[Task] = frozenset(
+    {"detection", "instance-segmentation", "keypoints", "obb", "text"}
+)
 """Tasks whose findings are detections."""
 LABELED: frozenset[Task] = frozenset({"classification", "segmentation", "embedding"})
 """Tasks whose findings are labels of the whole, with scores."""
@@ -55,6 +57,8 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "reconstruction": DecoderSpec(".values.reconstruction", ("anomaly",), compares_input=True),
     "raw": DecoderSpec(".values.raw", ("regression", "raw")),
     "score": DecoderSpec(".values.score", ("anomaly", "regression")),
+    "ctc": DecoderSpec(".text.ctc", ("text",)),
+    "db": DecoderSpec(".text.db", ("detection", "obb")),
     "semantic": DecoderSpec(".semantic.semantic", ("segmentation",)),
     "pooled": DecoderSpec(".embedding.pooled", ("embedding",)),
 }

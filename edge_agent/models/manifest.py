@@ -258,6 +258,11 @@ class ModelFolder:
         return _of_variant(self.path, GOLDEN, self.variant)
 
     @property
+    def finds(self) -> tuple[str, ...]:
+        """The labels of what it finds; none where they are not known."""
+        return ("text",) if self.manifest.task == "text" else self.labels
+
+    @property
     def gallery(self) -> Path:
         """Labeled vectors, of embeddings, if there are any."""
         return _of_variant(self.path, GALLERY, self.variant)

@@ -114,7 +114,7 @@ class Evaluator:
 def metric_of(folder: ModelFolder) -> Metric | None:
     """Return how a model's findings are compared with the truth, or None if they are not."""
     by_task: dict[str, Metric] = {"classification": "top-1", "anomaly": "AUC"}
-    by_task |= dict.fromkeys(BOXED, "mAP")
+    by_task |= dict.fromkeys(BOXED - {"text"}, "mAP")
     return by_task.get(folder.manifest.task)
 
 

@@ -121,9 +121,10 @@ def _detections(canvas: Array, found: Detections, scale: float, thick: int) -> N
     # Above all boxes, and the best first: it has the choice of its place.
     taken: list[Rect] = []
     tracks = [0] * len(found) if found.tracks is None else found.tracks.tolist()
-    each = zip(found.labels, found.scores, boxes, tracks, strict=True)
-    for label, score, box, track in each:
-        text = f"{label} {score:.2f}" + (f" #{track}" if track else "")
+    texts = found.texts or ("",) * len(found)
+    each = zip(found.labels, found.scores, boxes, tracks, texts, strict=True)
+    for label, score, box, track, read in each:
+        text = f"{label} {score:.2f}" + (f" #{track}" if track else "") + (read and f" {read}")
         taken.append(_place(canvas, text, box, scale, taken))
         _tag(canvas, text, taken[-1], scale, color_of(label))
 

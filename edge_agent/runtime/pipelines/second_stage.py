@@ -34,7 +34,17 @@ def add(outcome: Outcome, sample: Sample, stages: Iterable[tuple[SecondStage, Mo
     below = {id(each) for stage, _ in known for each in stage.then}
     first_ones = [stage for stage, _ in known if id(stage) not in below]
     then = _infer_all(first_ones, {id(stage): model for stage, model in known}, sample, first)
-    return replace(outcome, then=then) if then else outcome
+    return replace(outcome, findings=_read(first, then), then=then) if then else outcome
+
+
+def _read(first: Detections, then: Mapping[str, Second]) -> Detections:
+    """Return detections with the text that stages have read in them."""
+    texts = [""] * len(first)
+    for second in then.values():
+        for place, found in enumerate(second.found):
+            if isinstance(found, Detections) and found.texts:
+                texts[place] = found.texts[0]
+    return replace(first, texts=tuple(texts)) if any(texts) else first
 
 
 def _infer_all(

@@ -1,0 +1,104 @@
+"""Text: what is written in a picture of one line, and where in a picture there are lines."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+
+from ...core.errors import ModelError
+from ...core.types import Array, Detections, Tensors
+from .boxes import Hits, detections, selection_of
+from .decoder import Decoder, Floats, Labels, Network, ensure_finite, softmax
+
+WITHIN = 0.3
+"""Chance from which on a pixel is one of a line …"""
+GROWTH = 1.5
+"""… and how far lines are grown again, as a share of area by perimeter: networks are trained on
+shrunken ones. Both are PaddleOCR's."""
+LEAST_SIDE = 3
+"""Of a line, cells of the map."""
+MOST_LINES = 1000
+_ROUNDING = 0.02
+"""Of chances in float16 or eight bits."""
+
+
+def ctc(network: Network) -> Decoder:
+    """Characters of one line, as PP-OCR's recognition gives them: a class for each step.
+
+    Role `steps`: [1, T, C] chances or logits, of which class 0 is the blank. Labels are the
+    characters, from class 1 on; PaddleOCR adds a space behind those of its dictionary.
+    """
+    network.check_roles("steps")
+    output = network.need("steps", [(1, None, None)], names=("output", "output0"))
+    count, given = output.spec.shape[2], len(network.labels)
+    if not given or (count is not None and count - given not in {1, 2}):
+        raise ModelError(
+            f"output.labels: expected the characters in the order of the dictionary, "
+            f"{'one a line' if count is None else f'{count - 2} or {count - 1}'}, for output "
+            f"{output.spec}, whose class 0 is the blank; found {given}"
+        )
+    # An empty line, or one of the wide space, is a space, too.
+    letters = ("", *(label or " " for label in network.labels), " ")
+    whole = np.array([[0, 0, *network.picture_size()]], np.float32)
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        steps = output.read(outputs)[0]
+        ensure_finite(output.spec.name, steps)
+        if steps.size and (steps.min() < -_ROUNDING or steps.max() > 1 + _ROUNDING):
+            steps = softmax(steps)
+        best = steps.argmax(axis=1)
+        # The same class again, without a blank between, is the same character.
+        kept = np.flatnonzero((best != 0) & (np.diff(best, prepend=0) != 0))
+        text = "".join(letters[number] for number in best[kept].tolist()).strip()
+        scores = steps[kept, best[kept]].mean(keepdims=True) if text else np.zeros(0, np.float32)
+        scores = scores[scores >= threshold]
+        texts, labels = ((word,) * len(scores) for word in (text, "text"))
+        return Detections(whole[: len(scores)], scores, labels, texts=texts)
+
+    return decode
+
+
+def db(network: Network) -> Decoder:
+    """Lines of text, as PP-OCR's detection gives them (DB; Liao et al. 2019, arXiv 1911.08947).
+
+    Role `map`: [1, 1, H, W], the chance of each pixel to be within a line.
+    """
+    network.check_roles("map")
+    width, height = network.picture_size()
+    output = network.need("map", [(1, 1, None, None)], names=("output", "output0"))
+    labels, selection = Labels(network.labels or ("text",), 0), selection_of(network, iou=None)
+    oriented = network.manifest.task == "obb"
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        chances = output.read(outputs)[0, 0]
+        ensure_finite(output.spec.name, chances)
+        quads, scores = _lines(chances, threshold)
+        quads *= np.array([width, height], np.float32) / chances.shape[::-1]
+        boxes = np.concatenate((quads.min(axis=1), quads.max(axis=1)), axis=1)
+        hits = Hits(np.arange(len(quads)), np.zeros(len(quads), np.intp), scores)
+        columns = {"corners": quads} if oriented else {}
+        return detections(output.spec.name, boxes, hits, labels, selection, columns)
+
+    return decode
+
+
+def _lines(chances: Floats, threshold: float) -> tuple[Floats, Floats]:
+    """Return corners (n, 4, 2) of lines in a map (h, w), in its cells, and their scores (n,)."""
+    quads: list[Array] = []
+    scores: list[float] = []
+    sure = (chances > WITHIN).astype(np.uint8)
+    contours, _ = cv2.findContours(sure, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
+    for contour in contours[:MOST_LINES]:
+        middle, (wide, high), angle = cv2.minAreaRect(contour)
+        if min(wide, high) < LEAST_SIDE:
+            continue
+        corners = np.rint(cv2.boxPoints((middle, (wide, high), angle))).astype(np.int32)
+        corners = corners.clip(0, (chances.shape[1] - 1, chances.shape[0] - 1))
+        left, top, columns, rows = cv2.boundingRect(corners)
+        within = cv2.fillPoly(np.zeros((rows, columns), np.uint8), [corners - (left, top)], 1)
+        score = float(cv2.mean(chances[top : top + rows, left : left + columns], within)[0])
+        if score >= threshold:
+            grown = wide * high * GROWTH / (wide + high)  # twice area by perimeter
+            quads.append(cv2.boxPoints((middle, (wide + grown, high + grown), angle)))
+            scores.append(score)
+    return np.array(quads, np.float32).reshape(-1, 4, 2), np.array(scores, np.float32)

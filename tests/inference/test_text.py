@@ -1,0 +1,158 @@
+"""What is written in a picture: alone, and in what a detector has found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge_agent.config.settings import SecondStage
+from edge_agent.core.errors import ModelError
+from edge_agent.core.types import Detections, Outcome, Sample, Timing
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import Model, load_model
+from edge_agent.models.manifest import load
+from edge_agent.mqtt import payloads
+from edge_agent.runtime.pipelines.draw import annotate
+from edge_agent.runtime.pipelines.second_stage import add
+from tests.helpers.tiny_networks import node, save_onnx
+
+ENGINES = ("onnxruntime", "openvino")
+LEVELS = (0.5, 0.0, 1.0, 0.25, 0.75)
+"""Gray of the blank, of A, B and C, and of the space that PaddleOCR adds."""
+READER = """
+name = "reader"
+version = "1"
+task = "text"
+file = "model.onnx"
+[input]
+color = "gray"
+resize = "letterbox"
+anchor = "top-left"
+pad = 128
+scale = 255
+[output]
+labels = ["A", "B", "C"]
+"""
+
+
+def reader(folder: Path, *, logits: bool = False) -> Path:
+    """Make a recognizer whose 40 steps are of what gray 8 columns have."""
+    folder.mkdir(parents=True)
+    (folder / "model.toml").write_text(READER)
+    end = ("Identity", {}) if logits else ("Softmax", {"axis": 2})
+    save_onnx(
+        folder / "model.onnx",
+        [
+            node("ReduceMean", ["x"], ["columns"], axes=[1, 2], keepdims=0),
+            node("Reshape", ["columns", "steps"], ["apart"]),
+            node("ReduceMean", ["apart"], ["gray"], axes=[2], keepdims=1),
+            node("Sub", ["gray", "levels"], ["away"]),
+            node("Mul", ["away", "away"], ["far"]),
+            node("Mul", ["far", "sharp"], ["logits"]),
+            node(end[0], ["logits"], ["out"], **end[1]),
+        ],
+        [("x", "float32", (1, 1, 48, 320))],
+        [("out", "float32", (1, 40, 5))],
+        {
+            "steps": np.array([1, 40, 8]),
+            "levels": np.array(LEVELS, np.float32),
+            "sharp": np.array(-400, np.float32),
+        },
+    )
+    return folder
+
+
+def written(*letters: int) -> NDArray[np.uint8]:
+    """Draw stripes of the levels, 16 wide, on a line of 48 by 320."""
+    line = np.full((48, 320, 3), 128, np.uint8)
+    for place, letter in enumerate(letters):
+        line[:, place * 16 : (place + 1) * 16] = round(LEVELS[letter] * 255)
+    return line
+
+
+def loaded(folder: Path, engine: str = "onnxruntime") -> Model:
+    return load_model(load(folder), [EngineChoice(engine)], "picture")[0]
+
+
+@pytest.mark.parametrize("logits", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_line_is_read(tmp_path: Path, engine: str, logits: bool) -> None:
+    """Blanks and repeats are left out, the space is added; nothing is nothing."""
+    model = loaded(reader(tmp_path / "m", logits=logits), engine)
+    picture = written(1, 2, 2, 0, 2, 4, 3)
+    (found,) = model.infer(Sample(picture, 0, 0, 0.0)).findings.as_json()["detections"]
+    assert found == {
+        "label": "text",
+        "score": pytest.approx(1, abs=0.05),
+        "box": [0, 0, 320, 48],
+        "text": "ABB C",
+    }
+    assert model.infer(Sample(written(), 0, 0, 0.0)).findings.as_json() == {"detections": []}
+    model.close()
+
+
+def test_what_is_read_in_a_detection_is_its_text(tmp_path: Path) -> None:
+    """As a second stage: nested as always, and on the detection itself, drawn and published."""
+    frame = np.full((200, 400, 3), 90, np.uint8)
+    frame[100:148, 40:360] = written(3, 1, 2)
+    boxes = np.array([[40, 100, 360, 148], [0, 0, 30, 30]], np.float32)
+    found = Detections(boxes, np.array([0.9, 0.8], np.float32), ("plate", "sign"))
+    sample = Sample(frame, 0, 0, 0.0)
+    outcome = Outcome("finder@1", "onnxruntime:CPU", found, Timing(0, 0, 0))
+    model = loaded(reader(tmp_path / "m"))
+    stage = SecondStage(name="read", model="reader", labels=("plate",))
+    outcome = add(outcome, sample, [(stage, model)])
+    model.close()
+    plate, sign = payloads.result("d", "s", "p", sample, outcome, 0.0)["detections"]
+    assert plate["text"] == "CAB"
+    assert plate["then"]["read"]["detections"][0]["text"] == "CAB"
+    assert "text" not in sign
+    assert (annotate(frame, outcome.findings) != annotate(frame, found)).any()
+
+
+@pytest.mark.parametrize("labels", ['["A"]', "[]", '["A", "B", "C", "D", "E"]'])
+def test_a_dictionary_that_does_not_fit_is_refused(tmp_path: Path, labels: str) -> None:
+    """Another dictionary would read other characters without a word."""
+    folder = reader(tmp_path / "m")
+    text = READER.replace('["A", "B", "C"]', labels)
+    (folder / "model.toml").write_text(text)
+    with pytest.raises(
+        ModelError, match="expected the characters in the order of the dictionary, 3 or 4"
+    ):
+        loaded(folder)
+
+
+@pytest.mark.parametrize("task", ["detection", "obb"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_lines_are_found_where_they_are(tmp_path: Path, engine: str, task: str) -> None:
+    """A map of chances becomes rectangles, grown by what the training has shrunk them."""
+    save_onnx(
+        tmp_path / "model.onnx",
+        [node("ReduceMean", ["x"], ["out"], axes=[1], keepdims=1)],
+        [("x", "float32", (1, 3, 160, 320))],
+        [("out", "float32", (1, 1, 160, 320))],
+    )
+    (tmp_path / "model.toml").write_text(
+        f'name = "lines"\nversion = "1"\ntask = "{task}"\nfile = "model.onnx"\n'
+        '[input]\nscale = 255\n[output]\ndecoder = "db"\nthreshold = 0.6\n'
+    )
+    frame = np.zeros((320, 640, 3), np.uint8)
+    quad = cv2.boxPoints(((200.0, 160.0), (160.0, 20.0), 30.0))
+    cv2.fillPoly(frame, [quad.astype(np.int32)], (250, 250, 250))
+    cv2.rectangle(frame, (400, 40), (599, 79), (130, 130, 130), -1)  # not sure enough
+    model = loaded(tmp_path, engine)
+    found = model.infer(Sample(frame, 0, 0, 0.0)).findings
+    model.close()
+    assert isinstance(found, Detections)
+    assert found.labels == ("text",)
+    grown = 160 * 20 * 1.5 / 180
+    wanted = cv2.boxPoints(((200.0, 160.0), (160 + grown, 20 + grown), 30.0))
+    assert np.abs(found.boxes[0] - [*wanted.min(axis=0), *wanted.max(axis=0)]).max() < 4
+    if task == "obb":
+        assert found.corners is not None
+        away = np.linalg.norm(found.corners[0][:, None] - wanted, axis=2)
+        assert away.min(axis=1).max() < 4
