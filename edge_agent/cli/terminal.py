@@ -165,7 +165,7 @@ def verdict(payload: Mapping[str, Any]) -> str | None:
 
 
 def _verdict(anomaly: Mapping[str, Any]) -> str:
-    return "ANOMALY" if anomaly["anomalous"] else "normal"
+    return printable(anomaly.get("label", "ANOMALY")) if anomaly["anomalous"] else "normal"
 
 
 def _learning(anomaly: Mapping[str, Any]) -> str:
@@ -289,6 +289,7 @@ def _words(payload: Mapping[str, Any]) -> dict[str, Any]:
         who += f" {payload['track']}"
     words: dict[str, Any] = dict.fromkeys(("line", "direction", "channel", "count"))
     words |= {"value": 0, **payload, "who": who, "anomaly_score": ""}
+    words["anomalous"] = label or "anomalous"
     words["counted"] = f"{words['count']} {label}" if label else words["count"]
     words["nobody"] = f"no {who}" if label else "nobody"
     words["there"] = f"in {zone}" if zone else "in the picture"

@@ -100,7 +100,8 @@ def _anomaly(rule: Rule, outcome: Outcome, count: int) -> Measured:
         "threshold": None if found.threshold is None else float(f"{found.threshold:.6g}"),
         "anomalous": found.anomalous,
     }
-    return found.score, found.anomalous, {"anomaly": facts}
+    label = {"label": found.label} if found.label else {}
+    return found.score, found.anomalous, {**label, "anomaly": facts}
 
 
 def _value(rule: Rule, outcome: Outcome, count: int) -> Measured:
@@ -151,7 +152,7 @@ RULE_KINDS: dict[str, RuleKind] = {
     ),
     "anomaly": RuleKind(
         trigger="result",
-        sentence="anomalous{anomaly_score}",
+        sentence="{anomalous}{anomaly_score}",
         measure=_anomaly,
         tasks=("anomaly",),
         bounded=True,

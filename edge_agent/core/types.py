@@ -310,6 +310,8 @@ class Anomaly(Findings):
     """How much of what it is learned from has been seen, 0 to 1."""
     held: bool = False
     """It is not reported yet: too few of the latest windows were anomalous."""
+    label: str = ""
+    """What it means that it is anomalous, as "speech"; empty: nothing but that."""
 
     @property
     def anomalous(self) -> bool:
@@ -324,10 +326,14 @@ class Anomaly(Findings):
         }
         if self.learning is not None:
             anomaly["learning"] = round(self.learning, 3)
+        if self.label and self.anomalous:
+            anomaly["label"] = self.label
         return {"anomaly": anomaly}
 
     def words(self) -> list[str]:
-        return [f"{'ANOMALY' if self.anomalous else 'normal'} {self.score:.3g}"]
+        named = self.label or "ANOMALY"
+        quiet = f"no {self.label}" if self.label else "normal"
+        return [f"{named if self.anomalous else quiet} {self.score:.3g}"]
 
     @property
     def best_score(self) -> float:

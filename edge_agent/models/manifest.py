@@ -17,7 +17,7 @@ from ..core.errors import ModelError
 from ..core.files import path_inside, read_plain_file
 from ..core.frozen import record
 from ..core.names import NAME_RULE, READINGS, is_name, is_version
-from ..core.text import half_letter
+from ..core.text import half_letter, label_trouble
 from . import drift
 from .decoders import BOXED, DECODERS, DEFAULT, LABELED, DecoderName, Task, decoders_of
 from .logmel import LogMel
@@ -161,6 +161,8 @@ class OutputSpec:
     decoder: DecoderName | None = None
     threshold: Number | str | None = None
     """A text "p99": that quantile of the scores of the first windows."""
+    label_above: str = ""
+    """What a score above it means, as "speech"; of anomalies."""
     learn: Annotated[int, Ge(2), Le(1_000_000)] = 500
     """Windows from which a quantile is learned, results from which what is usual is."""
     smooth: str | None = None
@@ -406,6 +408,10 @@ def _decision_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield "output.threshold", text
     elif threshold is not None and (trouble := threshold_trouble(task, threshold)):
         yield "output.threshold", trouble
+    if (above := manifest.output.label_above) and task != "anomaly":
+        yield "output.label_above", f"is for task anomaly only, found {task}"
+    if (trouble := label_trouble(above)) is not None:
+        yield "output.label_above", trouble
     if smooth is not None:
         if task not in {"anomaly", "classification"}:
             yield "output.smooth", f"is for tasks anomaly and classification, found {task}"

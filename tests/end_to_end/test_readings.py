@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edge_agent.core.bundled import bundled
-from tests.helpers.small_models import write_manifest
+from tests.helpers.small_models import loudness, write_manifest
 from tests.helpers.support import (
     AgentProcess,
     Listener,
@@ -231,5 +231,32 @@ def test_statistics_of_the_bundled_bearing_are_those_of_scipy(
     heard.wait_state("edge/box/event/plain", state="end", why="lost")  # with its source
     told = [each["state"] for each in heard.on("edge/box/event/plain")]
     assert told == ["begin", "end"]
+    assert running.stop() == 0
+    assert "Traceback" not in running.words()
+
+
+def test_what_a_score_means_is_said_in_results_events_and_actions(
+    tmp_path: Path, broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """`label_above` is the label of what is above the threshold, and of nothing else."""
+    loudness(tmp_path / "models" / "loud", window=1, label_above="speech")
+    siren = {"publish": "siren/{label}", "payload": "{label} {score}"}
+    rule = {"name": "any", "when": "anomaly", "frames": "1/1", "do": [siren]}
+    pipeline = {"name": "hall", "source": "mqtt:hall/sound", "model": "loud", "rules": [rule]}
+    heard = listen(broker.port, "#")
+    running = agent(
+        agent_settings("box", broker.url, [pipeline], models_dirs=[str(tmp_path / "models")])
+    )
+    heard.wait_state("edge/box/source/hall", state="running")
+    for level in (50, 200):
+        heard.publish("hall/sound", str(level))
+    quiet, loud = [each["anomaly"] for each in on(heard, "edge/box/result/hall", 2)]
+    assert quiet == {"score": 50.0, "threshold": 100.0, "anomalous": False}
+    assert loud == {"score": 200.0, "threshold": 100.0, "anomalous": True, "label": "speech"}
+    assert heard.wait_state("edge/box/event/hall", state="begin")["label"] == "speech"
+    heard.wait_for(
+        lambda all_: [h.payload for h in all_ if h.topic == "siren/speech"] == [b"speech 200.0"],
+        "the siren",
+    )
     assert running.stop() == 0
     assert "Traceback" not in running.words()

@@ -218,9 +218,9 @@ def check_rows(output: Output, found: int, other: Output, count: int) -> None:
         )
 
 
-def judged(score: float, threshold: float) -> Anomaly:
+def judged(score: float, threshold: float, label: str = "") -> Anomaly:
     """Judge a score by a threshold; an infinite one is still to be learned."""
-    return Anomaly(score, threshold if isfinite(threshold) else None)
+    return Anomaly(score, threshold if isfinite(threshold) else None, label=label)
 
 
 def ensure_finite(name: str, *parts: Array) -> None:

@@ -34,12 +34,13 @@ def score(network: Network) -> Decoder:
             f"output.labels: expected at most 1 label for one number, found {len(labels)}"
         )
     name = labels[0] if labels else output.spec.name
+    above = network.manifest.output.label_above
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Anomaly | Values:
         value = output.read(outputs)
         ensure_finite(output.spec.name, value)
         number = float(value.reshape(()))
-        return judged(number, threshold) if task == "anomaly" else Values({name: number})
+        return judged(number, threshold, above) if task == "anomaly" else Values({name: number})
 
     return decode
 
@@ -112,6 +113,7 @@ def reconstruction(network: Network) -> Decoder:
     output = _find_output(network, fed)
     total = prod(size or 1 for size in fed.shape)
     scale, offset = _units(network, total)
+    above = network.manifest.output.label_above
     source_units = "float" not in output.spec.dtype or "float" not in fed.dtype
 
     def decode(outputs: Tensors, inputs: Tensors, threshold: float) -> Anomaly:
@@ -128,7 +130,7 @@ def reconstruction(network: Network) -> Decoder:
             raise SampleError(
                 f"output {output.spec.name}: holds values that are not finite (NaN or infinity)"
             )
-        return judged(score, threshold)
+        return judged(score, threshold, above)
 
     return decode
 

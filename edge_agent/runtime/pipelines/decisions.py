@@ -81,14 +81,15 @@ class Decisions:
         if memory.threshold is None:
             memory.scores.append(found.score)
             if len(memory.scores) < spec.learn:
-                return Anomaly(found.score, None, learning=len(memory.scores) / spec.learn)
+                learning = len(memory.scores) / spec.learn
+                return replace(found, threshold=None, learning=learning)
             memory.threshold = quantile(memory.scores, str(spec.threshold))
             memory.scores.clear()
             words = "%s: has learned the threshold of %s: %g"
             log.info(words, self._pipeline, memory.model, memory.threshold)
             if self._learned is not None:
                 self._learned.put(self._pipeline, memory.model, _rule(spec), memory.threshold)
-        return Anomaly(found.score, memory.threshold)
+        return replace(found, threshold=memory.threshold)
 
 
 def _rule(spec: OutputSpec) -> str:
