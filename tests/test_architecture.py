@@ -76,7 +76,7 @@ HOMES: Mapping[str, str] = {
         "cli.signal_plot bench"
     ),
     "PIL": "inference.preprocess.resize",
-    "av": "sources.video sources.hw_decode sources.camera sources.clip",
+    "av": "sources.video sources.packet_ring sources.hw_decode sources.camera sources.clip",
     "cryptography": "models.packages",
     "pydantic": "core.schema config.load",
     "pydantic_core": "core.schema",

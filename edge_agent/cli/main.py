@@ -51,6 +51,7 @@ GROUPS = (
             ),
             Command("status", "one look: a line a device, a line a pipeline; 1 if one is not well"),
             Command("tail", "follow what devices publish, one line a message"),
+            Command("evidence", "clips and pictures of events: list them, save them"),
             Command("ui", "the operator's page in a browser, fed by the broker alone"),
             Command("configure", "change pipelines of devices from a file, on probation"),
             Command("set", "change what can be set of a pipeline while it runs", "set_"),

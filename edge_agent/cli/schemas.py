@@ -19,7 +19,7 @@ from ..core.parameters import json_schema as parameter_schema
 from ..core.schema import json_schema
 from ..daemon.commands import Ping, Restart
 from ..daemon.configure import Configure
-from ..daemon.event_commands import Picture, Reset
+from ..daemon.event_commands import Fetch, ListEvidence, Picture, Reset
 from ..delivery.rollout.commands import Activate, Delete, Rollback
 from ..runtime.pipelines.commands import Set, Snapshot
 from ..runtime.pipelines.device_mode import DEVICE
@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, type] = {
         Activate,
         Configure,
         Delete,
+        Fetch,
         Picture,
         Ping,
         Reset,
@@ -39,7 +40,7 @@ COMMANDS: Mapping[str, type] = {
         Set,
         Snapshot,
     )
-}
+} | {"evidence": ListEvidence}
 _RETAINED = {
     "status",
     "info",
@@ -62,6 +63,7 @@ _BELOW = {
 _BINARY = {
     "snapshot": ("snapshot/{pipeline}", "image/jpeg", "A frame with what was found in it."),
     "picture": ("picture/{pipeline}/{event}", "image/jpeg", "The picture of an event."),
+    "clip": ("clip/{pipeline}/{event}/{n}", "video/mp4", "A block of the clip of an event."),
 }
 
 

@@ -175,6 +175,10 @@ LEAVES_NOTHING = "leaves nothing to publish"
 """Of a filter: not only without effect, but silent for ever."""
 
 
+WITH_PACKETS = ("rtsp:", "rtsps:", "http:", "https:", "file:")
+"""How sources begin whose packets can be kept as clips."""
+
+
 def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iterator[str]:
     """Yield which filters of a pipeline can have no effect, or leave nothing; as `lint_rules`."""
     known = [folder for folder in firsts if folder is not None]
@@ -266,6 +270,8 @@ def _lint_rule(
     yield from _lint_bounds(rule, kind)
     if rule.for_s and not kind.lasts:
         yield f".for_s has no effect: {when} is of a moment"
+    if rule.clip and not pipeline.source.startswith(WITH_PACKETS):
+        yield ".clip keeps nothing: there are packets of network cameras and video files only"
     if rule.line is not None and kind.trigger != "crosses":
         yield f".line has no effect on {when}"
     if rule.zone is not None and not kind.in_zone:

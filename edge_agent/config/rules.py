@@ -88,6 +88,8 @@ class Rule:
     cooldown_s: Seconds = 0.0
     qos: Annotated[int, Plain(), Ge(0), Le(1)] = 1
     picture: Literal["none", "crop", "frame"] = "none"
+    clip: Flag = False
+    """Whether a clip is kept, as `evidence` says."""
     do: tuple[Action, ...] = ()
 
     @property

@@ -279,11 +279,14 @@ class HomeAssistant:
 @storable
 @record(kw_only=True)
 class Evidence:
-    """Pictures of events, kept in the state folder."""
+    """Pictures and clips of events, kept in the state folder."""
 
     __pydantic_config__ = _STRICT
     keep_mb: Annotated[int, Plain(), Ge(0), Le(2**20)] = 0
     """The oldest go first; 0: none is kept."""
+    before_s: Annotated[float, Plain(), Ge(0), Le(60)] = 5.0
+    """Of a clip, before its event; kept in memory all along."""
+    after_s: Annotated[float, Plain(), Ge(0), Le(300)] = 10.0
 
 
 @storable

@@ -1,17 +1,26 @@
-"""The commands about events: reset, picture. Section 3 of the interface."""
+"""The commands about events: reset, picture, fetch, evidence. Section 3 of the interface."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from threading import Thread
+from typing import Annotated, Any
 
 from ..core.errors import RequestError
 from ..core.frozen import record
-from ..core.parameters import Name, Text
+from ..core.parameters import Name, Number, Text, Whole
+from ..mqtt import payloads
 from ..mqtt.requests import Command
 from ..runtime.pipelines.commands import find_pipeline
 from ..runtime.pipelines.runner import Runner
 from .event_service import EventService
+
+BLOCK_BYTES = 32 * 1024
+"""Of a clip in one message; small enough for any broker."""
+BYTES_PER_SECOND = 2 * 2**20
+MOST_LISTED = 500
 
 
 @record
@@ -28,15 +37,38 @@ class Picture:
     event: Name
 
 
+@record
+class Fetch:
+    """Publish the clip of an event that was kept, in blocks."""
+
+    event: Name
+    first: Annotated[int, Whole(0, 1_000_000)] = 0
+    """Block to begin with."""
+    count: Annotated[int, Whole(1, 1_000_000)] | None = None
+    """Blocks; None: all that follow."""
+
+
+@record
+class ListEvidence:
+    """List the pictures and clips that are kept, the latest first."""
+
+    pipeline: Text | None = None
+    since: Annotated[float, Number(0, 1e11)] = 0.0
+    """Seconds since 1970."""
+
+
 class EventCommands:
     """Carried out by the thread of requests."""
 
     def __init__(self, runner: Runner, events: EventService) -> None:
         self._runner = runner
         self._events = events
+        self._sending: Thread | None = None
         self.commands: tuple[Command[Any], ...] = (
             Command("reset", Reset, self.reset),
             Command("picture", Picture, self.picture, changes=False),
+            Command("fetch", Fetch, self.fetch, changes=False),
+            Command("evidence", ListEvidence, self.list_evidence, changes=False),
         )
 
     def reset(self, request: Reset) -> Mapping[str, Any]:
@@ -49,14 +81,57 @@ class EventCommands:
 
     def picture(self, request: Picture) -> Mapping[str, Any]:
         """Publish a picture again; return its topic."""
-        dispatcher = self._events.dispatcher
-        kept = None if dispatcher is None else dispatcher.evidence.find(request.event)
-        if kept is None:
-            raise RequestError(
-                f"event: there is no picture of {request.event}; "
-                "those that are kept are bounded by evidence.keep_mb"
-            )
-        pipeline, data = kept
+        pipeline, data = self._find(request.event, "picture")
         topic = self._runner.topics.picture(pipeline, request.event)
         self._runner.client.publish(topic, data)
         return {"topic": topic}
+
+    def fetch(self, request: Fetch) -> Mapping[str, Any]:
+        """Have a thread publish a clip in blocks; return their topic."""
+        pipeline, data = self._find(request.event, "clip")
+        blocks = [data[at : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES)]
+        stop = len(blocks) if request.count is None else request.first + request.count
+        topic = self._runner.topics.clip(pipeline, request.event)
+        chosen = list(enumerate(blocks))[request.first : stop]
+        if self._sending is not None and self._sending.is_alive():
+            raise RequestError("fetch: another clip is being sent; ask again when it has come")
+        self._sending = Thread(target=self._send, args=(topic, chosen), name="fetch", daemon=True)
+        self._sending.start()
+        return {
+            "topic": topic,
+            "blocks": len(blocks),
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+
+    def list_evidence(self, request: ListEvidence) -> Mapping[str, Any]:
+        """List what is kept of events."""
+        dispatcher = self._events.open(self._runner)
+        kept = [
+            {
+                "pipeline": pipeline,
+                "event": event,
+                "kind": kind,
+                "bytes": size,
+                "time": payloads.iso(int(at * 1e9)),
+            }
+            for pipeline, event, kind, at, size in dispatcher.evidence.list(MOST_LISTED)
+            if at >= request.since and request.pipeline in {None, pipeline}
+        ]
+        return {"kept": kept}
+
+    def _find(self, event: str, kind: str) -> tuple[str, bytes]:
+        kept = self._events.open(self._runner).evidence.find(event, kind)
+        if kept is None:
+            raise RequestError(
+                f"event: there is no {kind} of {event}; "
+                "those that are kept are bounded by evidence.keep_mb"
+            )
+        return kept
+
+    def _send(self, topic: str, blocks: Sequence[tuple[int, bytes]]) -> None:
+        for number, block in blocks:
+            if not self._runner.client.publish(f"{topic}/{number}", block, qos=1):
+                return  # whoever wants it asks again for what is missing
+            # So that results and health go between.
+            time.sleep(len(block) / BYTES_PER_SECOND)

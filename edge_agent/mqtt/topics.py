@@ -46,6 +46,9 @@ class Topics:
     def picture(self, pipeline: str, event: str) -> str:
         return self._own("picture", pipeline, event)
 
+    def clip(self, pipeline: str, event: str) -> str:
+        return self._own("clip", pipeline, event)
+
     def snapshot(self, pipeline: str) -> str:
         return self._own("snapshot", pipeline)
 

@@ -24,6 +24,7 @@ from ..mqtt.topics import Topics
 from ..runtime.pipelines.sinks import Sinks
 from .actions import MESSAGES, Actions
 from .asking import Asking
+from .clips import Clips
 from .combined import CombinedRules
 from .engines import RuleEngines
 from .event import Event, payload
@@ -143,7 +144,8 @@ class EventDispatcher:
             settings, lambda name, said: sinks.give(lambda sink: sink.answer(name, said))
         )
         state = settings().state
-        self.evidence = Evidence(state / "evidence")
+        self.clips = Clips(Evidence(state / "evidence"), settings)
+        self.clips.follow_settings()  # before their sources are opened
         self._journal = Journal(state / "events.json")
         self._totals = TotalsFile(state / "counts.json", self._journal.totals)
         self.engines = RuleEngines(
@@ -168,6 +170,11 @@ class EventDispatcher:
         client.retained.register(
             topics.count(""), lambda: [topics.count(name) for name in self.engines.counting()]
         )
+
+    @property
+    def evidence(self) -> Evidence:
+        """What is kept of events."""
+        return self.clips.evidence
 
     # What any thread may call
 
@@ -205,6 +212,7 @@ class EventDispatcher:
         until = time.monotonic() + POST_SECONDS
         self.actions.close(POST_SECONDS)
         self.asking.close(max(0.0, until - time.monotonic()))
+        self.clips.close(END_SECONDS)
         self.evidence.close(END_SECONDS)
         self._journal.close(delivered=self._is_delivered(END_SECONDS))
 
@@ -215,6 +223,7 @@ class EventDispatcher:
         self._publish_left()
         keep_mb = self._settings().evidence.keep_mb
         self.evidence.limit(keep_mb)
+        self.clips.follow_settings()
         self._publish(events, keep_mb)
         self.engines.publish_counts(at_once=self._queue.closing)
         self.actions.flush()
@@ -261,6 +270,7 @@ class EventDispatcher:
             if each.entry is not None:
                 each.entry.published_at = time.monotonic()
             self._act(each.event.actions, each.payload)
+            self.clips.take(each.event)
         self._behind = None
         for each in events:
             data = self._picture(each.event, keep_mb)
@@ -306,6 +316,7 @@ class EventDispatcher:
         return [
             *([f"action: {why}"] if why else []),
             *self.asking.problems(),
+            *self.clips.problems(),
             *([f"events: {lost} were lost for want of room"] if lost else []),
             *([f"events: {late:.0f} s late; {LATE_HINT}"] if late > LATE_SECONDS else []),
         ]

@@ -45,6 +45,10 @@ class Event:
     """Whether the picture is to be published."""
     asks: tuple[Ask, ...] = ()
     """What is asked about it."""
+    clip: bool = False
+    """Whether a clip of it is to be kept, …"""
+    since: float = 0.0
+    """… around this moment, monotonic seconds."""
     unseen: bool = False
     """There was no room for its picture."""
 

@@ -160,6 +160,8 @@ class EventLog:
                 rule.picture == "crop",
                 shown,
                 asks,
+                rule.clip,
+                self.now,
             )
         )
 

@@ -1,9 +1,11 @@
-"""Pictures of events: made, and kept on disk up to a limit."""
+"""Pictures of events, and what is kept of events on disk up to a limit."""
 
 from __future__ import annotations
 
+import heapq
 import logging
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +20,8 @@ log = logging.getLogger(__name__)
 AROUND = 0.5
 """Of a box's larger side, what a crop shows around it, at most."""
 QUALITY = 85
+KEPT = {"picture": ".jpg", "clip": ".mp4"}
+"""What is kept of an event, and with which suffix."""
 PART = ".part"
 """Ending of what is half written."""
 FULL_SHARE = 0.9
@@ -52,25 +56,26 @@ def crop(picture: Array, box: tuple[float, float, float, float]) -> Array:
 
 
 class Evidence:
-    """Pictures of events in a folder. Kept by one thread; any may call `find`.
+    """Pictures and clips of events in a folder. One thread adds pictures; any may call the rest.
 
     The folder is read through once at the start, and again each time that it is full: in a thread,
     because a million files take seconds.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._failing = Latch()
         self._keep_mb: int | None = None
         self._found = self._added = 0
         """Bytes when the folder was read, and written since."""
+        self._began = time.time()
         self._writing: Path | None = None
         """Half written, by `keep`."""
         self._pruning: threading.Thread | None = None
 
     def keep(self, pipeline: str, event: str, data: bytes, keep_mb: int) -> None:
         """Keep a picture; the oldest go first."""
-        folder = self._folder / pipeline
+        folder = self.folder / pipeline
         self._writing = part = folder / f".{event}{PART}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +87,11 @@ class Evidence:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
         else:
-            self._added += len(data)
+            self.added(len(data), keep_mb)
+
+    def added(self, size: int, keep_mb: int) -> None:
+        """Count what was added, bytes; the oldest go where that is too much."""
+        self._added += size
         if self._found + self._added > keep_mb * 2**20:
             self._prune_behind(keep_mb, FULL_SHARE)
 
@@ -116,10 +125,10 @@ class Evidence:
         """
         found = []
         try:
-            for path in self._folder.glob("*/*"):
-                if path.suffix == PART and path != self._writing:
-                    path.unlink(missing_ok=True)
-                elif path.suffix == ".jpg":
+            for path in self.folder.glob("*/*"):
+                if path.suffix == PART:
+                    self._rescue(path)
+                elif path.suffix in KEPT.values():
                     state = path.stat()
                     found.append((state.st_mtime_ns, state.st_size, path))
             self._found = sum(size for _, size, _ in found)
@@ -134,19 +143,45 @@ class Evidence:
         except OSError as problem:
             self._report("cleared", problem)
 
+    def _rescue(self, path: Path) -> None:
+        """Keep what a kill has left of a clip, and remove what it has left of a picture."""
+        if path.stat().st_mtime > self._began or path == self._writing:
+            return  # of this run
+        if path.name.endswith(f".mp4{PART}"):
+            path.replace(path.with_name(path.name.removeprefix(".").removesuffix(PART)))
+        else:
+            path.unlink(missing_ok=True)
+
     def _report(self, what: str, problem: OSError) -> None:
         """Log the first failure of a row."""
         if self._failing.begins(True):
             why = problem.strerror or problem
-            log.warning("%s: cannot be %s: %s; pictures are not kept", self._folder, what, why)
+            log.warning("%s: cannot be %s: %s; pictures are not kept", self.folder, what, why)
 
-    def find(self, event: str) -> tuple[str, bytes] | None:
-        """Return the pipeline and the picture of an event, or None."""
+    def find(self, event: str, kind: str) -> tuple[str, bytes] | None:
+        """Return the pipeline and the picture, or clip, of an event, or None."""
         if not is_name(event):
             return None
-        for path in self._folder.glob(f"*/{event}.jpg"):
+        for path in self.folder.glob(f"*/{event}{KEPT[kind]}"):
             try:
                 return path.parent.name, path.read_bytes()
             except FileNotFoundError:
                 continue
         return None
+
+    def list(self, most: int) -> list[tuple[str, str, str, float, int]]:
+        """List what is kept, the latest first: pipeline, event, kind, seconds since 1970, bytes.
+
+        Args:
+            most: how many.
+        """
+        found = []
+        for kind, suffix in KEPT.items():
+            for path in self.folder.glob(f"*/[!.]*{suffix}"):
+                with suppress(OSError):
+                    state = path.stat()
+                    found.append((state.st_mtime, state.st_size, kind, path))
+        return [
+            (path.parent.name, path.stem, kind, at, size)
+            for at, size, kind, path in heapq.nlargest(most, found)
+        ]

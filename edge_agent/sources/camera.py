@@ -66,6 +66,7 @@ class StreamCamera:
                 keys=spec.options.get("frames") == "key",
                 timeouts=(patience, spec.stall_seconds / 2),
                 decode=spec.options.get("decoder") or context.decode,
+                source=spec.text,
             )
         except av.FFmpegError as problem:
             why = _why_closed(problem, spec.text, patience)

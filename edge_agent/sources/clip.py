@@ -125,6 +125,7 @@ class Clip:
                 threads=1 if usable_cpus() < FEW_CORES else 0,
                 keys=self._spec.options["frames"] == "key",
                 decode=self._spec.options["decoder"] or self._context.decode,
+                source=self._spec.text,
             )
         except av.FFmpegError:
             raise SourceError(

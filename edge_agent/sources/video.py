@@ -15,6 +15,7 @@ from ..core.types import Array
 from .frame_pool import FRAME_POOL
 from .hw_decode import HARDWARE
 from .opencv import MAX_PIXELS, check_size, load
+from .packet_ring import PACKETS
 
 FEW_CORES = 4
 """With fewer, a stream is decoded by one thread: each further one costs, on two busy cores a sixth
@@ -46,6 +47,7 @@ class Video:
         keys: bool = False,
         timeouts: tuple[float, float] | None = None,
         decode: str = "auto",
+        source: str = "",
     ) -> None:
         """Open it; nothing is decoded yet.
 
@@ -57,6 +59,7 @@ class Video:
             keys: whether to decode key frames only.
             timeouts: of opening and of reading, seconds.
             decode: by what: auto, software, or hardware of this name.
+            source: by which its packets are wanted elsewhere, see `packet_ring`.
 
         Raises:
             av.FFmpegError: it cannot be opened.
@@ -68,7 +71,7 @@ class Video:
 
         self._error = av.FFmpegError
         self._name = name
-        self._keys = keys
+        self._keys, self._source = keys, source
         self._container: Any = av.open(
             address, options=dict(options), timeout=timeouts, metadata_errors="replace"
         )
@@ -167,6 +170,9 @@ class Video:
         """Yield the frames, and a SampleError for each piece that cannot be decoded."""
         for packet in self._container.demux(self._stream):
             self.packets += packet.size > 0
+            ring = PACKETS.ring(self._source)
+            if ring is not None:
+                ring.add(self, self._stream, packet)
             if self._keys and packet.size and not packet.is_keyframe:
                 continue
             try:

@@ -629,9 +629,9 @@ def test_pictures_are_kept_up_to_the_limit_and_the_oldest_go_first(tmp_path: Pat
     for number in range(6):
         evidence.keep("p", f"e-{number}", bytes(300_000), 1)
         evidence.close(PATIENCE)
-    assert evidence.find("e-0") is None
-    assert evidence.find("../../e-5") is None
-    kept = evidence.find("e-5")
+    assert evidence.find("e-0", "picture") is None
+    assert evidence.find("../../e-5", "picture") is None
+    kept = evidence.find("e-5", "picture")
     assert kept is not None
     assert kept[0] == "p"
     assert len(list((tmp_path / "evidence").glob("*/*"))) == 3

@@ -1,0 +1,204 @@
+"""`edge-agent evidence`: clips and pictures of events, of a device or in this state folder."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+from ...core.errors import AgentError, UsageError
+from ...core.files import replace_file
+from ...core.names import is_name
+from ...core.text import printable
+from ...mqtt import payloads
+from ...mqtt.one_shot import OneShotClient
+from ..options import Options, add_broker, broker_settings, load_settings, positive
+
+EXAMPLES = (
+    "edge-agent evidence list --device edge-01 --since 2h",
+    "edge-agent evidence get EVENT --device edge-01 -o clips/",
+    "edge-agent evidence export --device edge-01 --pipeline door -o clips/",
+)
+
+SUFFIXES = {"picture": ".jpg", "clip": ".mp4"}
+UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+WINDOW = 32
+"""Blocks of a clip that are asked for at a time."""
+
+Kept = Mapping[str, Any]
+"""pipeline, event, kind, bytes, time."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("action", choices=("list", "get", "export"))
+    parser.add_argument("event", nargs="?", help="of `get`, as `list` has it")
+    parser.add_argument("--device", metavar="ID", help="default: what is kept on this device")
+    parser.add_argument("--pipeline", metavar="P")
+    parser.add_argument("--since", metavar="T", help="30m, 2h, 7d, or 2026-11-25T08:00")
+    parser.add_argument("-o", dest="out", metavar="DIR", type=Path, default=Path())
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--timeout", type=positive, default=60.0, metavar="S", help="default 60")
+    add_broker(parser)
+
+
+def main(options: Options) -> int:
+    """List, or save in a folder; 1 where something that was to be saved is not there."""
+    if (options.action == "get") != (options.event is not None):
+        raise UsageError("get takes one EVENT, list and export take none")
+    since = 0.0 if options.since is None else _moment(options.since)
+    if options.device is None:
+        return _finish(options, _Folder(load_settings(options).state / "evidence"), since)
+    if not is_name(options.device):
+        raise UsageError(f"--device: {options.device!r} is no name of a device")
+    settings = broker_settings(options)
+    with _Device(settings.broker, options.device, options.timeout) as device:
+        return _finish(options, device, since)
+
+
+def _finish(options: Options, place: _Folder | _Device, since: float) -> int:
+    kept = [
+        each
+        for each in place.kept(options.pipeline, since)
+        if options.event in {None, each["event"]}
+    ]
+    if options.action != "list" and not kept:
+        raise AgentError("nothing is kept of that; the oldest go when evidence.keep_mb is full")
+    for each in kept:
+        if options.action != "list":
+            name = f"{each['pipeline']}-{each['event']}{SUFFIXES[each['kind']]}"
+            options.out.mkdir(parents=True, exist_ok=True)
+            replace_file(options.out / name, place.read(each))
+            each = {**each, "file": str(options.out / name)}  # noqa: PLW2901 - and where it is
+        if options.json:
+            print(json.dumps(each), flush=True)
+        else:
+            words = (each["time"], each["pipeline"], each["event"], each["kind"])
+            print(printable(f"{'  '.join(words)}  {each['bytes'] / 1e6:.2f} MB"), flush=True)
+    return 0
+
+
+class _Folder:
+    """What is kept on this device."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def kept(self, pipeline: str | None, since: float) -> Iterator[Kept]:
+        """Yield what is kept, the latest first."""
+        from ...rules.pictures import Evidence
+
+        for name, event, kind, at, size in Evidence(self._folder).list(1_000_000):
+            if at >= since and pipeline in {None, name}:
+                shown = payloads.iso(int(at * 1e9))
+                yield {
+                    "pipeline": name,
+                    "event": event,
+                    "kind": kind,
+                    "bytes": size,
+                    "time": shown,
+                }
+
+    def read(self, kept: Kept) -> bytes:
+        """Return a file."""
+        name = f"{kept['event']}{SUFFIXES[kept['kind']]}"
+        return (self._folder / str(kept["pipeline"]) / name).read_bytes()
+
+
+class _Device:
+    """What is kept on a device, over the broker."""
+
+    def __init__(self, broker: Any, device: str, timeout: float) -> None:
+        self._root = f"{broker.topic_root}/{device}"
+        self._device = device
+        self._timeout = timeout
+        self._reply = f"{self._root}/reply/{uuid.uuid4().hex}"
+        topics = [f"{self._root}/{each}/#" for each in ("picture", "clip")]
+        self._client = OneShotClient(broker, [self._reply, *topics])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def kept(self, pipeline: str | None, since: float) -> list[Kept]:
+        """Return what is kept, the latest first."""
+        body = {"since": since, **({} if pipeline is None else {"pipeline": pipeline})}
+        kept: list[Kept] = self._ask("evidence", body)[0]["kept"]
+        return kept
+
+    def read(self, kept: Kept) -> bytes:
+        """Return a picture or clip.
+
+        Raises:
+            AgentError: it does not come, is gone, or comes damaged.
+        """
+        event = kept["event"]
+        topic = f"{self._root}/{kept['kind']}/{kept['pipeline']}/{event}"
+        if kept["kind"] == "picture":
+            return self._ask("picture", {"event": event}, lambda _: [topic])[1][topic]
+        blocks: dict[str, bytes] = {}
+        while True:
+            first = len(blocks)
+
+            def window(said: Kept, first: int = first) -> list[str]:
+                return [f"{topic}/{n}" for n in range(first, min(first + WINDOW, said["blocks"]))]
+
+            body = {"event": event, "first": first, "count": WINDOW}
+            said, came = self._ask("fetch", body, window)
+            blocks |= came
+            if len(blocks) >= said["blocks"]:
+                break
+        data = b"".join(blocks[f"{topic}/{number}"] for number in range(said["blocks"]))
+        if hashlib.sha256(data).hexdigest() != said["sha256"]:
+            raise AgentError(f"device {self._device}: the clip of {event} came damaged; try again")
+        return data
+
+    def _ask(
+        self, verb: str, body: Kept, topics: Callable[[Kept], list[str]] = lambda _: []
+    ) -> tuple[Kept, dict[str, bytes]]:
+        """Send a command; return its result, and what came on the topics that follow from it.
+
+        Raises:
+            AgentError: it was refused, or not answered in time.
+        """
+        sent = {"id": self._reply.rpartition("/")[2], **body}
+        self._client.publish(f"{self._root}/in/command/{verb}", json.dumps(sent).encode())
+        said: Kept | None = None
+        came: dict[str, bytes] = {}
+        deadline = time.monotonic() + self._timeout
+        while (left := deadline - time.monotonic()) > 0:
+            if said is not None and came.keys() >= {*topics(said)}:
+                return said, {name: came[name] for name in topics(said)}
+            heard = self._client.next(left)
+            if heard is None or heard.retained:
+                continue
+            if heard.topic != self._reply:
+                came[heard.topic] = heard.payload
+            elif heard.body is not None and heard.body.get("ok"):
+                said = heard.body["result"]
+            elif heard.body is not None:
+                raise AgentError(f"device {self._device}: {heard.body.get('error')}")
+        raise AgentError(f"device {self._device} has not answered within {self._timeout:.0f} s")
+
+
+def _moment(text: str) -> float:
+    """Read a time of the past, in seconds since 1970."""
+    span = re.fullmatch(r"(\d{1,6})([mhd])", text)
+    try:
+        if span is not None:
+            ago = timedelta(**{UNITS[span[2]]: int(span[1])})
+            return (datetime.now(UTC) - ago).timestamp()
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"--since: {text!r} is no time; write 30m, 2h, 7d, or 2026-11-25T08:00"
+        ) from None

@@ -1,0 +1,213 @@
+"""The last seconds of a camera's own packets, for clips of events: nothing is encoded anew."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from ..core.errors import AgentError
+
+MOST_BYTES = 64 * 2**20
+"""Of one source. Beyond, the oldest group of pictures goes first."""
+SLACK = 1.0
+"""Seconds that are kept beyond what is wanted: events come later than their frames."""
+
+
+class Packet(NamedTuple):
+    """A piece of a stream, as the camera has sent it."""
+
+    number: int
+    """Rises by one, from 0 in each session."""
+    since: float
+    """When it came, monotonic seconds."""
+    key: bool
+    """Whether decoding can begin with it."""
+    data: bytes
+    pts: int | None
+    dts: int
+    time_base: Any
+    """Of both, a fraction of a second."""
+
+
+class PacketRing:
+    """Packets of one session of a source. Filled by its reader, read by any thread."""
+
+    def __init__(self, seconds: float) -> None:
+        """Keep so many *seconds*, back to the key frame before them."""
+        self.seconds = seconds
+        self.template: bytes | None = None
+        """A Matroska file of one packet, for what a muxer has to know of the stream."""
+        self.session: object = None
+        """Whose packets these are; another one begins anew."""
+        self._packets: deque[Packet] = deque()
+        self._bytes = 0
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def add(self, session: object, stream: Any, packet: Any) -> None:
+        """Take a packet that was read.
+
+        Args:
+            session: of the reader; the one that has begun last counts.
+            stream: of PyAV, that it is of.
+            packet: of PyAV; nothing of it is kept but a copy of its bytes.
+        """
+        if packet.dts is None or not packet.size:
+            return
+        if session is not self.session or self.template is None:
+            if not packet.is_keyframe:
+                return
+            self._begin(session, stream, packet)
+        with self._lock:
+            made = Packet(
+                self._next,
+                time.monotonic(),
+                packet.is_keyframe,
+                bytes(packet),
+                packet.pts,
+                packet.dts,
+                packet.time_base,
+            )
+            self._next += 1
+            self._packets.append(made)
+            self._bytes += len(made.data)
+            self._trim(made.since)
+
+    def read(self, number: int) -> list[Packet]:
+        """Return the packets that are there from a number on."""
+        with self._lock:
+            return [packet for packet in self._packets if packet.number >= number]
+
+    def start(self, at: float) -> int | None:
+        """Return the number of the last key frame before a time, monotonic seconds.
+
+        Where that is gone, the oldest there is; None: there is none.
+        """
+        with self._lock:
+            keys = [packet for packet in self._packets if packet.key]
+        before = [packet.number for packet in keys if packet.since <= at]
+        return before[-1] if before else keys[0].number if keys else None
+
+    def _begin(self, session: object, stream: Any, packet: Any) -> None:
+        import av
+
+        file = io.BytesIO()
+        with av.open(file, "w", format="matroska") as output:
+            copy = output.add_stream_from_template(stream)
+            made = _copied(bytes(packet), packet.dts, packet.dts, packet.time_base)
+            made.is_keyframe, made.stream = True, copy
+            output.mux(made)
+        with self._lock:
+            self.session, self.template = session, file.getvalue()
+            self._packets.clear()
+            self._bytes = 0
+
+    def _trim(self, now: float) -> None:
+        """Drop whole groups of pictures from the front that nobody wants any more."""
+        while True:
+            keys = [n for n, packet in enumerate(self._packets) if packet.key][:2]
+            if len(keys) < 2:
+                return
+            wanted = self._packets[keys[1]].since > now - self.seconds - SLACK
+            if wanted and self._bytes <= MOST_BYTES:
+                return
+            for _ in range(keys[1]):
+                self._bytes -= len(self._packets.popleft().data)
+
+
+class PacketRings:
+    """The rings that are wanted, by source."""
+
+    def __init__(self) -> None:
+        self._rings: dict[str, PacketRing] = {}
+
+    def want(self, seconds: Mapping[str, float]) -> None:
+        """Keep packets of these sources, each so many seconds, and of no others."""
+        rings = {}
+        for source, each in seconds.items():
+            ring = self._rings.get(source) or PacketRing(each)
+            ring.seconds = each
+            rings[source] = ring
+        self._rings = rings
+
+    def ring(self, source: str) -> PacketRing | None:
+        """Return the ring of a source; None: its packets are not wanted."""
+        return self._rings.get(source)
+
+
+def _copied(data: bytes, pts: int, dts: int, time_base: Any) -> Any:
+    import av
+
+    made = av.Packet(data)
+    made.pts, made.dts, made.time_base = pts, dts, time_base
+    return made
+
+
+class ClipWriter:
+    """Writes packets of a ring into an MP4 file, in fragments: what a kill leaves can be played."""
+
+    def __init__(self, path: str, ring: PacketRing) -> None:
+        """Open the file.
+
+        Raises:
+            AgentError: it cannot be written, or MP4 does not take what the camera sends.
+        """
+        import av
+
+        self.session = ring.session
+        self._base: int | None = None
+        self._last = -1
+        options = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
+        with _errors():
+            self._template = av.open(io.BytesIO(ring.template or b""))
+            self._file = av.open(path, "w", format="mp4", options=options)
+            self._stream = self._file.add_stream_from_template(self._template.streams.video[0])
+
+    def write(self, packet: Packet) -> None:
+        """Append a packet, unless its time does not go on.
+
+        Raises:
+            AgentError: it cannot be written.
+        """
+        if self._base is None:
+            self._base = packet.dts
+        dts = packet.dts - self._base
+        if dts <= self._last:
+            return
+        self._last = dts
+        pts = dts if packet.pts is None else packet.pts - self._base
+        made = _copied(packet.data, pts, dts, packet.time_base)
+        made.is_keyframe, made.stream = packet.key, self._stream
+        with _errors():
+            self._file.mux(made)
+
+    def close(self) -> None:
+        """End the file.
+
+        Raises:
+            AgentError: it cannot be written.
+        """
+        with _errors():
+            try:
+                self._file.close()
+            finally:
+                self._template.close()
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    import av
+
+    try:
+        yield
+    except (av.FFmpegError, OSError, ValueError) as problem:
+        raise AgentError(str(getattr(problem, "strerror", None) or problem)) from None
+
+
+PACKETS = PacketRings()
+"""Of this process."""

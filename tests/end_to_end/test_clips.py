@@ -1,0 +1,124 @@
+"""Clips of events: the source's own packets, from before the event to after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+
+from tests.helpers.support import (
+    CHECKOUT,
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    run_cli,
+)
+
+Agents = Callable[..., AgentProcess]
+Listeners = Callable[..., Listener]
+D = "edge/box"
+CONVEYOR = CHECKOUT / "models" / "media" / "conveyor.mp4"
+SEEN = {"name": "seen", "when": "count", "above": 0, "clip": True, "picture": "frame"}
+
+
+def packets(path: Path) -> list[bytes]:
+    """Read the packets of a video, as they are coded."""
+    with av.open(str(path)) as container:
+        return [bytes(packet) for packet in container.demux(video=0) if packet.size]
+
+
+def running(broker: Mosquitto, agent: Agents, source: str, **evidence: Any) -> AgentProcess:
+    """Run an agent that keeps clips of the parts it sees."""
+    belt = {"name": "belt", "source": source, "model": "parts-inspection", "rules": [SEEN]}
+    settings = agent_settings(
+        "box",
+        broker.url,
+        [belt],
+        evidence={"keep_mb": 20, "before_s": 1.0, "after_s": 1.0, **evidence},
+    )
+    return agent(settings)
+
+
+def wait_kept(heard: Listener, box: AgentProcess) -> Path:
+    """Wait until a clip is kept; give its file."""
+    folder = box.folder / "state" / "evidence" / "belt"
+    heard.wait_for(lambda _: list(folder.glob("[!.]*.mp4")), "a clip")
+    return min(folder.glob("[!.]*.mp4"))
+
+
+def test_a_clip_is_what_the_source_has_sent(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Nothing is encoded anew, nothing is missing between; it is listed, saved, and fetched."""
+    heard = listen(broker.port)
+    box = running(broker, agent, f"file:{CONVEYOR}?loop=1")
+    clip = wait_kept(heard, box)
+    came, whole = packets(clip), packets(CONVEYOR)
+    assert len(came) > 10
+    begin = whole.index(came[0])
+    assert came == whole[begin : begin + len(came)]
+    with av.open(str(clip)) as container:
+        assert next(container.decode(video=0)).key_frame
+    common = ("--device", "box", "--broker", broker.url)
+    listed = run_cli("evidence", "list", *common, "--json")
+    kept = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert {each["kind"] for each in kept} == {"clip", "picture"}
+    got = run_cli("evidence", "get", clip.stem, *common, "-o", str(tmp_path / "out"))
+    assert got.returncode == 0, got.stderr
+    saved = tmp_path / "out" / f"belt-{clip.stem}.mp4"
+    assert saved.read_bytes() == clip.read_bytes()
+    picture = saved.with_suffix(".jpg").read_bytes()
+    assert picture.startswith(b"\xff\xd8")
+    heard.publish(f"{D}/in/command/fetch", json.dumps({"id": "f", "event": clip.stem}))
+    said = heard.wait_state(f"{D}/reply/f", ok=True)["result"]
+    topic = f"{D}/clip/belt/{clip.stem}"
+    heard.wait_for(
+        lambda all_: len({h.topic for h in all_ if h.topic.startswith(topic)}) == said["blocks"],
+        "its blocks",
+    )
+    blocks = {h.topic: h for h in heard.heard if h.topic.startswith(topic)}
+    data = b"".join(blocks[f"{topic}/{number}"].payload for number in range(said["blocks"]))
+    assert data == clip.read_bytes()
+    assert {h.qos for h in blocks.values()} == {1}
+    assert box.stop() == 0
+    here = run_cli("evidence", "export", "--config", str(box.config), "-o", str(tmp_path / "all"))
+    assert here.returncode == 0, here.stderr
+    assert (tmp_path / "all" / saved.name).read_bytes() == clip.read_bytes()
+
+
+def test_what_a_kill_leaves_of_a_clip_is_kept_at_the_next_start(
+    broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """It is written in fragments: what is there can be played."""
+    heard = listen(broker.port)
+    box = running(broker, agent, f"file:{CONVEYOR}?loop=1", after_s=60.0)
+    folder = box.folder / "state" / "evidence" / "belt"
+    heard.wait_for(
+        lambda _: any(p.stat().st_size > 20_000 for p in folder.glob(".*.mp4.part")), "half a clip"
+    )
+    box.process.kill()
+    box.wait()
+    left = {path.name[1:].removesuffix(".part") for path in folder.glob(".*.mp4.part")}
+    box.restart()
+    heard.wait_for(lambda _: {p.name for p in folder.glob("[!.]*.mp4")} >= left, "what was left")
+    clip = folder / min(left)
+    # The last one may be cut off.
+    assert set(packets(clip)[:-1]) <= set(packets(CONVEYOR))
+    assert box.stop() == 0
+
+
+@pytest.mark.parametrize("wrong", ["../../etc/passwd", "nothing-of-that-name", ""])
+def test_only_clips_are_fetched(
+    broker: Mosquitto, listen: Listeners, agent: Agents, wrong: str
+) -> None:
+    """An event that is none, or is gone, is an answer of one line."""
+    heard = listen(broker.port)
+    running(broker, agent, f"file:{CONVEYOR}?loop=1")
+    heard.wait_for(lambda _: heard.last(f"{D}/result/belt"), "a result")
+    heard.publish(f"{D}/in/command/fetch", json.dumps({"id": "f", "event": wrong}))
+    assert "event" in heard.wait_state(f"{D}/reply/f", ok=False)["error"]
