@@ -89,6 +89,7 @@ HOMES: Mapping[str, str] = {
     "prometheus_client": "health.prometheus health.bounded_server",
     "serial": "sources.serial_line",
     "tokenizers": "inference.preprocess.text",
+    "openvino_genai": "inference.engines.generator",
     "matplotlib": "tools bench.pipeline.pipeline_bars",
     "nncf": "tools.quantizers",
     "starlette": "ui answers.http_app",
@@ -112,7 +113,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
 HEAVY = (
     *("openvino", "onnxruntime", "onnx", "cv2", "av", "pydantic", "pydantic_settings"),
     *("paho", "cryptography", "rich", "psutil", "amqtt", "prometheus_client", "matplotlib"),
-    *("lap", "torch", "PIL", "starlette", "uvicorn", "tokenizers"),
+    *("lap", "torch", "PIL", "starlette", "uvicorn", "tokenizers", "openvino_genai"),
 )
 """What a command that does not use it must not wait for."""
 

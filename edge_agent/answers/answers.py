@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -22,15 +22,26 @@ from typing import TYPE_CHECKING, Any
 from ..config.settings import parse_route
 from ..core.containment import converted
 from ..core.errors import AgentError, RequestError, SampleError
-from ..core.frozen import record
-from ..core.types import Array, Embeddings, Kind, Outcome, RawTensors, Sample, Timing
+from ..core.types import Array, Kind, Outcome, Sample
+from ..inference.engines.generator import UNLOAD_SECONDS, FullError, Generator
+from ..inference.engines.registry import engine_order
 from ..inference.model import Model
+from ..models.manifest import ModelFolder
 from ..models.store.catalog import Library
 from ..mqtt import payloads
 from ..runtime.pipelines.runner import Runner
 from ..runtime.scheduler.requests import RequestQueue
 from ..serving.active import Serving
-from .errors import RefusedError, StoppingError, TooLargeError, UnknownModelError
+from .errors import (
+    RefusedError,
+    StoppingError,
+    TooLargeError,
+    UnknownModelError,
+    no_version,
+    unknown,
+)
+from .joining import joined, submit_parts
+from .ticket import Answer, Ticket
 from .workers import Workers
 
 if TYPE_CHECKING:
@@ -52,15 +63,6 @@ STOPPING = "this model takes no questions at the moment; ask again later"
 FULL = f"{MOST} questions are being answered; ask again later"
 
 
-@record
-class Answer:
-    """What a model has found."""
-
-    sample: Sample
-    outcome: Outcome
-    warnings: tuple[str, ...]
-
-
 @dataclass(slots=True, eq=False)
 class _Asked:
     """A model that may be asked."""
@@ -71,28 +73,13 @@ class _Asked:
     of: str
     """What the settings have."""
     kind: Kind = "picture"
-    queue: RequestQueue[Model] | None = None
+    queue: RequestQueue[Model] | Generator | None = None
     problem: AgentError | None = None
     """Why it could not be opened."""
     latest: Model | None = None
     """That served last; it says what is taken, even closed."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
     """What is to be done once it is open, or cannot be; not empty: it is being opened."""
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A question that was admitted; `future` gets its answer, or the reason why there is none."""
-
-    model: str
-    version: str | None
-    """The only one that may answer; None: whichever serves."""
-    since: float
-    future: Future[Answer] = field(default_factory=Future)
-    inner: tuple[Future[Outcome], ...] = ()
-    """Of the lanes, one for each row."""
-    held: int = 0
-    """Bytes of its arrays."""
 
 
 class Answers:
@@ -147,11 +134,13 @@ class Answers:
                 each
                 for each in self._models.values()
                 if routes.get(each.name) != each.of
-                or (each.queue is not None and each.queue.priority != priority)
+                or (isinstance(each.queue, RequestQueue) and each.queue.priority != priority)
             ]
             self._models = {key: one for key, one in self._models.items() if one not in gone}
         for each in gone:
-            if each.queue is not None:
+            if isinstance(each.queue, Generator):
+                each.queue.close()
+            elif each.queue is not None:
                 self._runner.refuse(each.queue)
 
     # A question
@@ -173,7 +162,7 @@ class Answers:
             self._counts["asked"] += 1
             self._counts["refused"] += 1  # taken back below
             if model not in self._routes():
-                raise UnknownModelError(_unknown(model, self.names))
+                raise UnknownModelError(unknown(model, self.names))
             self.check_size(size)
             if not self.ready:
                 raise StoppingError(STOPPING, DRAIN_SECONDS)
@@ -184,6 +173,14 @@ class Answers:
             ticket = Ticket(model, version, self._clock())
             self._open.add(ticket)
             return ticket
+
+    def admit_own(self, model: str) -> Ticket:
+        """Admit a question of this device itself, whatever others may ask and how much."""
+        ticket = Ticket(model, None, self._clock())
+        with self._lock:
+            self._counts["asked"] += 1
+            self._open.add(ticket)
+        return ticket
 
     def check_size(self, size: int) -> None:
         """Check that a question is not too large.
@@ -205,7 +202,7 @@ class Answers:
             raise RefusedError(f"more than infer.per_s = {rate:g} requests a second", wait)
         self._credit -= 1.0
 
-    def ask(self, ticket: Ticket, parse: Callable[[Model, Kind], Question]) -> None:
+    def ask(self, ticket: Ticket, parse: Callable[[Any, Kind], Question]) -> None:
         """Have a question answered; never waits.
 
         Args:
@@ -221,15 +218,17 @@ class Answers:
             UnknownModelError: it may not be asked.
         """
         if model not in self._routes():
-            raise UnknownModelError(_unknown(model, self.names))
+            raise UnknownModelError(unknown(model, self.names))
         future: Future[tuple[Model, list[str]]] = Future()
 
         def done(asked: _Asked) -> None:
             try:
                 found, servings = self._serving(asked)
+                if isinstance(found, Generator):
+                    raise UnknownModelError(f"{found.id} is of task generate, without tensors")
                 versions = [s.model.manifest.version for s in servings if s.model is not None]
                 if version is not None and version not in versions:
-                    raise UnknownModelError(_no_version(model, version, versions))
+                    raise UnknownModelError(no_version(model, version, versions))
                 future.set_result((found, versions))
             except AgentError as problem:
                 future.set_exception(problem)
@@ -256,21 +255,9 @@ class Answers:
 
     def _load(self, asked: _Asked) -> None:
         """Open the queue of a model, and load what is not there yet."""
-        from ..inference.fit import kind_of
-        from ..models.describing import inspect_network
-
         queue = None
         try:
-            name, version = asked.name, asked.route.partition(":")[0].partition("@")[2]
-            folder = self._library.find(name, version or None)
-            known = {each.kind for each in self._runner.active.servings_of(name)}
-            asked.kind = known.pop() if known else kind_of(folder, inspect_network(folder.network))
-            priority = self._runner.settings.infer.priority
-            queue = self._runner.accept(
-                *(f"{PIPELINE}/{asked.route}", asked.route, asked.kind),
-                room=ROOM,
-                priority=priority,
-            )
+            queue = self._opened(asked)
             asked.problem = None
         except AgentError as problem:
             asked.problem = problem
@@ -282,7 +269,37 @@ class Answers:
         for work in waiting:
             self._workers.do(work)
 
-    def _put(self, ticket: Ticket, parse: Callable[[Model, Kind], Question], asked: _Asked) -> None:
+    def _opened(self, asked: _Asked) -> RequestQueue[Model] | Generator:
+        from ..inference.fit import kind_of
+        from ..models.describing import inspect_network
+
+        folder, settings = self._find(asked), self._runner.settings
+        if folder.manifest.task == "generate":
+            engine_order([], settings.engine, folder.network)
+            asked.kind = "generate"
+            text = settings.text
+            return Generator(
+                *(folder, self._frames_wait),
+                kv_cache_mb=text.kv_cache_mb,
+                max_tokens=text.max_tokens,
+                max_waiting=text.max_waiting,
+            )
+        known = {each.kind for each in self._runner.active.servings_of(asked.name)}
+        asked.kind = known.pop() if known else kind_of(folder, inspect_network(folder.network))
+        return self._runner.accept(
+            *(f"{PIPELINE}/{asked.route}", asked.route, asked.kind),
+            room=ROOM,
+            priority=settings.infer.priority,
+        )
+
+    def _find(self, asked: _Asked) -> ModelFolder:
+        version = asked.route.partition(":")[0].partition("@")[2]
+        return self._library.find(asked.name, version or None)
+
+    def _frames_wait(self) -> bool:
+        return any(account.waiting for account in self._runner.board.accounts().values())
+
+    def _put(self, ticket: Ticket, parse: Callable[[Any, Kind], Question], asked: _Asked) -> None:
         """Parse a question, and give it to the lanes."""
         try:
             model, servings = self._serving(asked)
@@ -301,13 +318,13 @@ class Answers:
         if queue is None:
             raise StoppingError(STOPPING, DRAIN_SECONDS)
         inner: list[Future[Outcome]] = []
-        try:
-            for data, tensors in question.parts():
-                inner.append(queue.submit(data, tensors=tensors, raw=question.raw))
-        except RequestError:
-            for one in inner:
-                one.cancel()
-            raise RefusedError(FULL, 1.0) from None
+        if isinstance(queue, Generator):
+            try:
+                inner = [queue.submit(question.data.tobytes())]
+            except FullError as problem:
+                raise RefusedError(str(problem), 1.0) from None
+        else:
+            inner = submit_parts(queue, question, RefusedError(FULL, 1.0))
         ticket.inner = tuple(inner)
         left = len(inner)
 
@@ -322,7 +339,7 @@ class Answers:
         for one in inner:
             one.add_done_callback(take)
 
-    def _serving(self, asked: _Asked) -> tuple[Model, list[Serving]]:
+    def _serving(self, asked: _Asked) -> tuple[Model | Generator, list[Serving]]:
         """Return the model that is likely to answer, and all that may.
 
         Raises:
@@ -330,6 +347,8 @@ class Answers:
         """
         if asked.queue is None:
             raise asked.problem or StoppingError(STOPPING, DRAIN_SECONDS)
+        if isinstance(asked.queue, Generator):
+            return asked.queue, []
         servings = self._runner.answering(asked.queue)
         for serving in servings:
             if serving.model is not None:
@@ -359,10 +378,10 @@ class Answers:
                 # The model was exchanged amid the rows: one version answers all of them.
                 self._submit(ticket, question, asked)
                 return
-            outcome = _joined(outcomes)
+            outcome = joined(outcomes)
             served = outcome.model.partition("@")[2]
             if ticket.version not in {None, served}:
-                raise UnknownModelError(_no_version(ticket.model, ticket.version, [served]))
+                raise UnknownModelError(no_version(ticket.model, ticket.version, [served]))
         except CancelledError:
             self._settle(ticket, StoppingError(STOPPING, DRAIN_SECONDS))
         except AgentError as problem:
@@ -403,6 +422,15 @@ class Answers:
         late = self._clock() - ANSWER_SECONDS
         with self._lock:
             old = [ticket for ticket in self._open if ticket.since < late]
+            opened = list(self._models.items())
+        for route, asked in opened:
+            # The next question loads what is live now.
+            if isinstance(asked.queue, Generator) and asked.queue.outdated(
+                partial(self._find, asked)
+            ):
+                with self._lock:
+                    self._models.pop(route, None)
+                asked.queue.close()
         for ticket in old:
             self.give_up(ticket, RefusedError(f"no answer within {ANSWER_SECONDS:.0f} s", 1.0))
 
@@ -420,6 +448,14 @@ class Answers:
 
     def close(self) -> None:
         """End the threads, once what waits for them is done."""
+        with self._lock:
+            queues, left = [each.queue for each in self._models.values()], list(self._open)
+        for ticket in left:
+            self.give_up(ticket, StoppingError(STOPPING, DRAIN_SECONDS))
+        for queue in queues:
+            if isinstance(queue, Generator):
+                queue.close()
+                queue.join(UNLOAD_SECONDS)
         self._workers.close()
 
     def health(self) -> dict[str, Any]:
@@ -454,40 +490,3 @@ def ask_payload(payload: bytes) -> Callable[[Model, Kind], Question]:
         return read_question(payload, model, kind)
 
     return parse
-
-
-def _joined(outcomes: list[Outcome]) -> Outcome:
-    """Return the outcomes of several rows or texts as one, joined along the first axis.
-
-    Raises:
-        SampleError: they have no such axis.
-    """
-    first = outcomes[0]
-    if len(outcomes) == 1:
-        return first
-    import numpy as np
-
-    tensors = [each.findings.numbers() for each in outcomes]
-    for name, array in tensors[0].items():
-        if array.shape[:1] != (1,):
-            raise SampleError(f"output {name} has no place for each row; ask one at a time")
-    made = {name: np.concatenate([each[name] for each in tensors]) for name in tensors[0]}
-    vectors = isinstance(first.findings, Embeddings)
-    found = Embeddings(made["embeddings"]) if vectors else RawTensors(made)
-    spent = [each.timing for each in outcomes]
-    timing = Timing(
-        sum(each.preprocess_ms for each in spent),
-        sum(each.infer_ms for each in spent),
-        sum(each.postprocess_ms for each in spent),
-    )
-    return replace(first, findings=found, timing=timing)
-
-
-def _no_version(model: str, version: str | None, served: list[str]) -> str:
-    return f"model {model} has no version {version} that serves; there is {', '.join(served)}"
-
-
-def _unknown(model: str, names: list[str]) -> str:
-    if not names:
-        return "this device answers nobody; name the models in infer.models of its settings"
-    return f"model {model} may not be asked here; infer.models has {', '.join(names)}"

@@ -23,3 +23,15 @@ class StoppingError(RefusedError):
 
 class TooLargeError(RequestError):
     """It is larger than the settings allow."""
+
+
+def unknown(model: str, names: list[str]) -> str:
+    """Return that a model may not be asked, and which may."""
+    if not names:
+        return "this device answers nobody; name the models in infer.models of its settings"
+    return f"model {model} may not be asked here; infer.models has {', '.join(names)}"
+
+
+def no_version(model: str, version: str | None, served: list[str]) -> str:
+    """Return that a version does not serve, and which do."""
+    return f"model {model} has no version {version} that serves; there is {', '.join(served)}"

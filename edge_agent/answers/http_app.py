@@ -23,10 +23,11 @@ from ..core.text import one_line
 from ..core.types import Kind
 from ..inference.model import Model
 from ..mqtt import payloads
-from .answers import Answer, Answers
+from .answers import Answers
 from .errors import RefusedError, StoppingError, TooLargeError, UnknownModelError
 from .kserve import Inference, metadata
 from .question import Question, read_question
+from .ticket import Answer
 
 Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")

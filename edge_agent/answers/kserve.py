@@ -16,8 +16,8 @@ from ..core.errors import SampleError
 from ..core.json_text import read_json
 from ..core.types import Array, Kind, RawTensors, TensorSpec
 from ..inference.model import Model
-from .answers import Answer
 from .question import Question, to_array
+from .ticket import Answer
 
 DATATYPES: Mapping[str, str] = {
     "BOOL": "bool",

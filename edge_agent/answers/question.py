@@ -59,6 +59,8 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
     Raises:
         SampleError: it is nothing that this model can be asked.
     """
+    if kind == "generate":
+        return Question(np.frombuffer(payload, np.uint8))
     if payload.startswith(PICTURES):
         if kind != "picture":
             takes = '{"texts": […]}' if kind == "text" else '{"readings": [[…], …]}'

@@ -72,13 +72,18 @@ def _answer(question: Any) -> dict[str, Any]:
     from ..serving.loader import ModelLoader, open_store
     from .options import load_settings
 
+    folder = load(Path(question["folder"]), [question["variant"]])
+    if folder.manifest.task == "generate":
+        from ..inference.engines.generator import LABEL, try_out
+
+        try_out(folder)
+        return asdict(Checked(LABEL, LABEL.partition(":")[0], None, [], None))
     settings = load_settings(Namespace(config=question["config"]))
     match, facts = match_profile(settings)
     # With all that the agent has found out here about its engines, as it will choose by that.
     store = open_store(settings)
     engines = DeviceEngines(match.profile, facts, settings.engine, state=store.root)
     loader = ModelLoader(engines, store)
-    folder = load(Path(question["folder"]), [question["variant"]])
     model, passed = loader.load(folder, question["kind"])
     first = engines.quick_choice(folder)
     if first is None and loader.prepared_form(folder, question["kind"]) is not None:

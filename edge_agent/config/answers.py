@@ -47,6 +47,20 @@ class Http:
     """Better given as the systemd credential `http.token`; empty: none is asked for."""
 
 
+@storable
+@record(kw_only=True)
+class Text:
+    """Models of task generate."""
+
+    __pydantic_config__ = _STRICT
+    kv_cache_mb: Annotated[int, Plain(), Gt(0), Le(2**20)] = 256
+    """Paged; what has no room waits, or begins anew."""
+    max_tokens: Annotated[int, Plain(), Gt(0), Le(1_000_000)] = 512
+    """Of one answer, whatever is asked."""
+    max_waiting: Annotated[int, Plain(), Gt(0), Le(10_000)] = 16
+    """Questions under way; more are refused."""
+
+
 @record
 class Endpoint:
     """Where HTTP is listened on."""

@@ -100,9 +100,8 @@ def ask_problems(
         key = f"ask[{index}]"
         if (ask.server is None) == (ask.model is None):
             yield key, "expected either `server` or `model`"
-        if ask.model is not None:
-            mend = "models of task generate are not served yet; name a server of [[servers]]"
-            yield f"{key}.model", mend
+        if ask.model is not None and not is_name(ask.model):
+            yield f"{key}.model", f"{ask.model!r} is not a name ({NAME_RULE})"
         if ask.server is not None and ask.server not in names:
             there = ", ".join(names) or "none; add one as [[servers]]"
             yield f"{key}.server", f"there is no server {ask.server!r}; there are {there}"

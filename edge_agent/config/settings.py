@@ -18,7 +18,7 @@ from ..core.frozen import record
 from ..core.names import READINGS, default_device_id, is_name, is_version, version_key
 from ..inference.engines.registry import WantedEngine
 from .address import Address, parse_url
-from .answers import Http, Infer
+from .answers import Http, Infer, Text
 from .asks import Ask, Server
 from .bounds import Flag, Milliseconds, Polygon, Seconds, Share, Threshold
 from .remote import Remote
@@ -314,6 +314,7 @@ class Settings:
     remote: Remote = field(default_factory=Remote)
     infer: Infer = field(default_factory=Infer)
     http: Http = field(default_factory=Http)
+    text: Text = field(default_factory=Text, metadata=RESTART)
     pipelines: tuple[Pipeline, ...] = ()
     rules: tuple[CombinedRule, ...] = ()
     """Over pipelines."""

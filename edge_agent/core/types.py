@@ -14,8 +14,8 @@ from .columns import COLUMNS, Column, Masks, WayBack
 from .errors import SampleError
 from .frozen import record
 
-Kind = Literal["picture", "signal", "text"]
-"""Kind of data that a source delivers; texts come from those who ask alone."""
+Kind = Literal["picture", "signal", "text", "generate"]
+"""Kind of data that a source delivers; texts, and what an answer is generated to, are asked."""
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -368,28 +368,6 @@ class Values(Findings):
     @property
     def finite(self) -> bool:
         return all(map(isfinite, self.values.values()))
-
-
-@record(quick=True, eq=False)
-class Embeddings(Findings):
-    """What texts are like, each as a direction: similar ones have a product near 1."""
-
-    vectors: NDArray[np.float32]
-    """(n, width), each of length 1."""
-
-    def as_json(self, digits: int = 1) -> dict[str, Any]:
-        del digits
-        return {"embeddings": [[round(x, 7) for x in one] for one in self.vectors.tolist()]}
-
-    def words(self) -> list[str]:
-        return ["{} of {} numbers".format(*self.vectors.shape)]
-
-    def numbers(self) -> Tensors:
-        return {"embeddings": self.vectors}
-
-    @property
-    def finite(self) -> bool:
-        return all(map(isfinite, self.vectors.ravel().tolist()))
 
 
 @record(quick=True, eq=False)

@@ -6,6 +6,7 @@ Until a pipeline needs a rule engine, this is all there is of it: the rest is no
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..config.schedule import holds
@@ -26,6 +27,8 @@ class EventService:
     def __init__(self) -> None:
         self.dispatcher: EventDispatcher | None = None
         """None: nothing has needed it."""
+        self._local: Callable[[str, str, float], tuple[str, int]] | None = None
+        """Asks language models of this device, see `Asking`."""
         self._made = threading.Condition()
         self._closing = False
 
@@ -67,8 +70,16 @@ class EventService:
                     runner.identity.credible,
                     lambda rule, at: holds(rule, at, runner.common.mode.current),
                 )
+                self.dispatcher.asking.local = self._local
                 self._made.notify_all()
             return self.dispatcher
+
+    def ask_by(self, local: Callable[[str, str, float], tuple[str, int]]) -> None:
+        """Ask language models of this device so, as `Asking.local`."""
+        with self._made:
+            self._local = local
+            if self.dispatcher is not None:
+                self.dispatcher.asking.local = local
 
     # The service
 

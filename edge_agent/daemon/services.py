@@ -7,6 +7,7 @@ is one more entry of `services`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from .. import __version__
 from ..answers.answers import Answers
 from ..answers.http_listener import HttpListener
 from ..answers.mqtt_door import MqttDoor
+from ..answers.own_questions import generate
 from ..config.settings import Settings
 from ..core.callbacks import Callbacks
 from ..core.flight_recorder import recorder
@@ -79,6 +81,7 @@ def compose(
     plan_writer, upkeep = _upkeep(runner, inventory, ledger, form_ready, origins, lazy=lazy)
     announcements = _announcements(runner, inventory, ledger, upkeep, stops)
     answers = Answers(runner, inventory.catalog)
+    events.ask_by(partial(generate, answers))
     ports = _ports(runner, answers, lambda: health.latest)
     reload = SettingsReload(
         *(runner, plan_writer, announcements, *ports, reread),

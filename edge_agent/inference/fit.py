@@ -29,6 +29,8 @@ def check_fit(folder: ModelFolder, facts: NetworkFacts) -> None:
     Raises:
         ModelError: they do not fit each other; expected and found.
     """
+    if folder.manifest.task == "generate":
+        return  # its engine is another
     # Where no shape is declared, it is the engine that finds one.
     if facts.kind not in READABLE or not all(one.shape for one in facts.outputs):
         return

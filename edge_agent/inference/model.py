@@ -468,6 +468,8 @@ def load_model(
         ModelError: the model itself is not fit to run, on whatever engine.
         EngineError: no engine can run it; says why for each.
     """
+    if folder.manifest.task == "generate":
+        raise ModelError(f"{folder.manifest.id}: is of task generate, which no pipeline can have")
     with contained(folder.manifest.id, ModelError):
         if not checked:
             from ..models.files import check_onnx

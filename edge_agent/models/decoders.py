@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 Task = Literal[
     "detection", "classification", "anomaly", "regression", "raw",
     "instance-segmentation", "keypoints", "obb", "segmentation", "text", "embedding",
+    "generate",
 ]
 # fmt: on
 BOXED: frozenset[Task] = frozenset(
@@ -55,7 +56,7 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "softmax": DecoderSpec(".classification.softmax", ("classification",)),
     "logits": DecoderSpec(".classification.logits", ("classification",)),
     "reconstruction": DecoderSpec(".values.reconstruction", ("anomaly",), compares_input=True),
-    "raw": DecoderSpec(".values.raw", ("regression", "raw")),
+    "raw": DecoderSpec(".values.raw", ("regression", "raw", "generate")),
     "score": DecoderSpec(".values.score", ("anomaly", "regression")),
     "ctc": DecoderSpec(".text.ctc", ("text",)),
     "db": DecoderSpec(".text.db", ("detection", "obb")),

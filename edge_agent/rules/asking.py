@@ -18,7 +18,7 @@ from ..config.templates import fill
 from ..core.errors import WebError
 from ..core.frozen import record
 from ..mqtt import payloads
-from .servers import Question, ask
+from .servers import Answer, Question, ask
 from .side_by_side import SideBySide
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ class Asking:
         self.failed = 0
         self.skipped = 0
         """Events that were not asked about, as `at_most` says."""
+        self.local: Callable[[str, str, float], tuple[str, int]] | None = None
+        """Asks a model of this device: its name, the text and the seconds; None: not yet."""
         self._settings = settings
         self._publish = publish
         self._queue = SideBySide(self._carry_out, lambda asked: asked.ask.whom, MOST)
@@ -101,11 +103,6 @@ class Asking:
             self._fail(asked, "the agent stops")
 
     def _carry_out(self, asked: _Asked) -> None:
-        servers: Sequence[Server] = self._settings().servers
-        server = next((each for each in servers if each.name == asked.ask.server), None)
-        if server is None:
-            self._fail(asked, "the settings have no such server any more")
-            return
         facts = {key: value for key, value in asked.event.items() if key not in OWN}
         told = {**asked.event.get("anomaly", {}), **asked.event}
         question = Question(
@@ -117,7 +114,7 @@ class Asking:
         until = began + asked.ask.timeout_s
         for number in range(TRIES):
             try:
-                answer = ask(server, question, max(0.001, until - time.monotonic()))
+                answer = self._ask(asked.ask, question, max(0.001, until - time.monotonic()))
             except WebError as problem:
                 pause = max(problem.pause_s, PAUSE_SECONDS * 2**number)
                 last = number == TRIES - 1 or time.monotonic() + pause >= until
@@ -132,6 +129,17 @@ class Asking:
             self.answered += 1
             self._failing.pop(asked.ask.whom, None)
         self._give(asked, {"text": answer.text, **tokens, "ms": ms})
+
+    def _ask(self, to: Ask, question: Question, seconds: float) -> Answer:
+        if to.model is not None:
+            if self.local is None:
+                raise WebError("the agent is starting")
+            return Answer(*self.local(to.model, f"{question.prompt}\n\n{question.facts}", seconds))
+        servers: Sequence[Server] = self._settings().servers
+        server = next((each for each in servers if each.name == to.server), None)
+        if server is None:
+            raise WebError("the settings have no such server any more", again=False)
+        return ask(server, question, seconds)
 
     def _fail(self, asked: _Asked, why: str) -> None:
         with self._lock:

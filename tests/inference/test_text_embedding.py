@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from edge_agent.core.errors import AgentError, ModelError, SampleError
-from edge_agent.core.types import Embeddings, Kind, Sample
+from edge_agent.core.text_findings import Embeddings
+from edge_agent.core.types import Kind, Sample
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import load
@@ -79,7 +80,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, text: Any, words: str) -> No
         (("max_tokens = 24\n", ""), "input.max_tokens: missing"),
         (('"tokenizer.json"', '"../tokenizer.json"'), "inside the model folder"),
         (('"tokenizer.json"', '"other.json"'), "is missing from"),
-        (('tokenizer = "tokenizer.json"', "width = 3"), "input.tokenizer: is missing"),
+        (('tokenizer = "tokenizer.json"', "width = 3"), "the model takes no texts"),
         (('"embedding"', '"classification"'), "output.decoder: is missing"),
         (('"embedding"', '"raw"'), "input.tokenizer: is for task embedding, found raw"),
         (("max_tokens = 24", "window = 24"), "is for texts"),

@@ -187,6 +187,10 @@ def judge(
     from ...models.manifest import load
 
     folder = load(Path(question["folder"]))
+    if folder.manifest.task == "generate":
+        from ...inference.engines.generator import LABEL, try_out
+
+        return Verdict(True, "loads, and answers", LABEL, round(try_out(folder), 3))
     choices = [EngineChoice(**choice) for choice in question["choices"]]
     if question["forms"] is not None:
         from ...serving.open import Forms, open_streamed

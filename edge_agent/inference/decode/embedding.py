@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from ...core.errors import ModelError, SampleError
-from ...core.types import Array, Embeddings, Findings, Match, Tensors
+from ...core.text_findings import Embeddings
+from ...core.types import Array, Findings, Match, Tensors
 from ...models.npz import read_npz
 from ..text_inputs import MASK
 from .decoder import Decoder, Floats, Network, Output, ensure_finite

@@ -1,0 +1,63 @@
+"""Several rows or texts of one question: through the lanes each by itself, and one answer again."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..core.errors import RequestError, SampleError
+from ..core.text_findings import Embeddings
+from ..core.types import Outcome, RawTensors, Timing
+from ..inference.model import Model
+from ..runtime.scheduler.requests import RequestQueue
+from .errors import RefusedError
+
+if TYPE_CHECKING:
+    from .question import Question  # and NumPy with it
+
+
+def submit_parts(
+    queue: RequestQueue[Model], question: Question, full: RefusedError
+) -> list[Future[Outcome]]:
+    """Give the lanes all parts of a question.
+
+    Raises:
+        RefusedError: *full*: there is no room for all of them.
+    """
+    inner: list[Future[Outcome]] = []
+    try:
+        for data, tensors in question.parts():
+            inner.append(queue.submit(data, tensors=tensors, raw=question.raw))
+    except RequestError:
+        for one in inner:
+            one.cancel()
+        raise full from None
+    return inner
+
+
+def joined(outcomes: list[Outcome]) -> Outcome:
+    """Return the outcomes of several rows or texts as one, joined along the first axis.
+
+    Raises:
+        SampleError: they have no such axis.
+    """
+    first = outcomes[0]
+    if len(outcomes) == 1:
+        return first
+    import numpy as np
+
+    tensors = [each.findings.numbers() for each in outcomes]
+    for name, array in tensors[0].items():
+        if array.shape[:1] != (1,):
+            raise SampleError(f"output {name} has no place for each row; ask one at a time")
+    made = {name: np.concatenate([each[name] for each in tensors]) for name in tensors[0]}
+    vectors = isinstance(first.findings, Embeddings)
+    found = Embeddings(made["embeddings"]) if vectors else RawTensors(made)
+    spent = [each.timing for each in outcomes]
+    timing = Timing(
+        sum(each.preprocess_ms for each in spent),
+        sum(each.infer_ms for each in spent),
+        sum(each.postprocess_ms for each in spent),
+    )
+    return replace(first, findings=found, timing=timing)

@@ -1,0 +1,352 @@
+"""Models of task generate: OpenVINO GenAI's continuous batching, stepped by one thread of our own.
+
+All questions go through the network together, a token each at a time; what the paged cache has no
+room for waits or begins anew, and is not lost. Frames go first: a step waits for a moment while
+there are some.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...core.errors import AgentError, ModelError, RequestError
+from ...core.json_text import read_json
+from ...core.text_findings import Generated
+from ...core.types import Outcome, Timing
+from ...device.resources import usable_cpus
+from ...models.manifest import ModelFolder
+from .engine import native_reason
+
+LABEL = "openvino:CPU"
+BLOCK_TOKENS = 32
+"""Of a block of the cache on a processor."""
+NUMBER_BYTES = 2
+"""Of the cache, at most: it is of eight bits, or sixteen where a device has no such."""
+WAIT_SECONDS = 0.05
+"""For which a step waits while there are frames."""
+EXPECTED = '{"messages": [{"role": "user", "content": "…"}]} or {"prompt": "…"}'
+TOKENIZERS = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
+"""Beside the network, as `optimum-cli export openvino` leaves them."""
+UNLOAD_SECONDS = 5.0
+NICE = 10
+"""Beside the threads of frames."""
+
+
+class FullError(RequestError):
+    """Too much is asked already."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A question, and how far its answer is."""
+
+    prompt: str
+    config: Any
+    future: Future[Outcome]
+    since: float
+    stops: list[str]
+    handle: Any = None
+    tokens: list[int] = field(default_factory=list)
+    finish: str = "stop"
+
+
+class Generator:
+    """A loaded model. Any thread may `submit`; one of its own loads, steps and closes it."""
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        busy: Callable[[], bool] = lambda: False,
+        *,
+        kv_cache_mb: int = 64,
+        max_tokens: int = 8,
+        max_waiting: int = 1,
+    ) -> None:
+        """Load a model, which takes a while.
+
+        Args:
+            folder: of the model.
+            busy: whether frames wait for a processor.
+            kv_cache_mb: of what is remembered of all questions under way, MiB.
+            max_tokens: of one answer.
+            max_waiting: questions under way.
+
+        Raises:
+            ModelError: it cannot be loaded.
+        """
+        self.folder = folder
+        self.id = folder.manifest.id
+        self._busy = busy
+        self._kv_cache_mb, self._max_tokens = kv_cache_mb, max_tokens
+        self._max_waiting = max_waiting
+        self._pipeline: Any = None
+        self._number = 0
+        self._asked: list[_Asked] = []
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._loaded: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"text-{self.id}", daemon=True)
+        self._thread.start()
+        self._loaded.result()
+
+    # What others call
+
+    def submit(self, data: bytes) -> Future[Outcome]:
+        """Ask something; does not wait.
+
+        Args:
+            data: JSON: `messages` or `prompt`, and how to answer.
+
+        Raises:
+            RequestError: it makes no sense, or too many wait.
+        """
+        asked = self._read(data)
+        with self._changed:
+            if self._closing.is_set():
+                raise FullError(f"{self.id}: is being unloaded; ask again")
+            if len(self._asked) >= self._max_waiting:
+                waiting = f"{len(self._asked)} questions wait, as text.max_waiting allows"
+                raise FullError(f"{self.id}: {waiting}; ask again later")
+            self._asked.append(asked)
+            self._changed.notify()
+        return asked.future
+
+    def close(self) -> None:
+        """Take no more questions; unload the model when those under way are answered."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify()
+
+    def outdated(self, live: Callable[[], ModelFolder]) -> bool:
+        """Whether another version is live now, or this one has failed for good."""
+        try:
+            return self._closing.is_set() or live().path != self.folder.path
+        except ModelError:
+            return False  # none is live: what is loaded goes on
+
+    def join(self, seconds: float) -> None:
+        """Wait until it is unloaded."""
+        self._thread.join(seconds)
+
+    def _read(self, data: bytes) -> _Asked:
+        """Check a question, and make its prompt."""
+        import openvino_genai as genai
+
+        body = _checked(data)
+        defaults = self.folder.network.with_name("generation_config.json")
+        config = (
+            genai.GenerationConfig(str(defaults)) if defaults.exists() else genai.GenerationConfig()
+        )
+        config.apply_chat_template = False
+        config.max_new_tokens = min(body.get("max_tokens", math.inf), self._max_tokens)
+        heat = body.get("temperature", 0)
+        config.do_sample, config.temperature = heat > 0, float(heat or 1)
+        stop = body.get("stop", [])
+        stops = [stop] if isinstance(stop, str) else stop
+        config.stop_strings = set(stops)
+        if "schema" in body:
+            text = json.dumps(body["schema"])
+            config.structured_output_config = genai.StructuredOutputConfig(json_schema=text)
+        prompt = body.get("prompt")
+        if prompt is None:
+            try:
+                prompt = self._tokenizer.apply_chat_template(
+                    body["messages"], add_generation_prompt=True
+                )
+            except RuntimeError as problem:
+                raise RequestError(f"messages: {self._reason(problem)}") from None
+        return _Asked(prompt, config, Future(), time.perf_counter(), stops)
+
+    def _reason(self, problem: Exception) -> str:
+        return native_reason(problem, self.folder.network)
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            self._load()
+        except Exception as problem:  # noqa: BLE001 - whatever it is, it is the model's
+            self._loaded.set_exception(ModelError(f"{self.id}: {self._reason(problem)}"))
+            return
+        self._loaded.set_result(None)
+        try:
+            while self._step():
+                pass
+        except Exception as problem:  # noqa: BLE001 - it could not be loaded again
+            self.close()
+            self._fail(self._asked, RequestError(f"{self.id}: {self._reason(problem)}"))
+        self._pipeline = None
+
+    def _load(self) -> None:
+        try:
+            import openvino_genai as genai
+        except ImportError:
+            raise ModelError(
+                "needs the library openvino-genai: pip install openvino-genai (extra text)"
+            ) from None
+        import openvino
+
+        for name in TOKENIZERS:
+            if not self.folder.network.with_name(name).is_file():
+                raise ModelError(f"{name} is missing beside it; optimum-cli leaves one")
+        network = openvino.Core().read_model(str(self.folder.network))
+        shapes = [one.info.data_shape for one in network.get_variables()]
+        numbers = sum(shape[1].get_length() * shape[3].get_length() for shape in shapes)
+        del network
+        scheduler = genai.SchedulerConfig()
+        block = numbers * BLOCK_TOKENS * NUMBER_BYTES
+        scheduler.num_kv_blocks = max(1, (self._kv_cache_mb << 20) // block)
+        scheduler.enable_prefix_caching = True
+        properties = {"INFERENCE_NUM_THREADS": max(1, usable_cpus() // 2)}
+        self._pipeline = genai.ContinuousBatchingPipeline(
+            str(self.folder.network.parent), scheduler, "CPU", properties
+        )
+        self._tokenizer = self._pipeline.get_tokenizer()
+
+    def _step(self) -> bool:
+        """Answer a token of each question; False: no more come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._asked or self._closing.is_set())
+            asked = list(self._asked)
+        if not asked:
+            return False
+        until = time.monotonic() + WAIT_SECONDS
+        while self._busy() and time.monotonic() < until:
+            time.sleep(0.002)
+        try:
+            for each in asked:
+                if each.handle is None and not each.future.cancelled():
+                    self._number += 1
+                    each.handle = self._pipeline.add_request(self._number, each.prompt, each.config)
+            self._pipeline.step()
+            for each in asked:
+                self._take(each)
+            done = {id(each) for each in asked if each.future.done()}
+            for each in asked:
+                if id(each) in done and each.future.cancelled() and each.handle is not None:
+                    each.handle.cancel()
+        except Exception as problem:  # noqa: BLE001 - whatever it is, it is the model's
+            self._fail(asked, RequestError(f"{self.id}: {self._reason(problem)}"))
+            # What it was of is in the pipeline still, and would fail with every step.
+            self._pipeline = None
+            self._load()
+            done = set(map(id, asked))
+        with self._changed:
+            self._asked = [each for each in self._asked if id(each) not in done]
+        return True
+
+    def _take(self, each: _Asked) -> None:
+        """Take the tokens that there are; give the answer with the last of them."""
+        import openvino_genai as genai
+
+        if each.future.done():
+            return
+        while each.handle.can_read():
+            for output in each.handle.read().values():
+                each.tokens += output.generated_ids
+                if output.finish_reason == genai.GenerationFinishReason.LENGTH:
+                    each.finish = "length"
+        status = each.handle.get_status()
+        if status == genai.GenerationStatus.RUNNING:
+            return
+        if status == genai.GenerationStatus.IGNORED:
+            most = f"text.kv_cache_mb = {self._kv_cache_mb}"
+            self._fail([each], RequestError(f"{self.id}: is longer than {most} has room for"))
+            return
+        text = self._tokenizer.decode(each.tokens)
+        text = text[: min((at for one in each.stops if (at := text.find(one)) >= 0), default=None)]
+        found = Generated(text, len(each.tokens), each.finish)
+        took = (time.perf_counter() - each.since) * 1e3
+        if each.future.set_running_or_notify_cancel():
+            each.future.set_result(Outcome(self.id, LABEL, found, Timing(0.0, took, 0.0)))
+
+    def _fail(self, asked: list[_Asked], problem: AgentError) -> None:
+        for each in asked:
+            if not each.future.done() and each.future.set_running_or_notify_cancel():
+                each.future.set_exception(problem)
+
+
+def _checked(data: bytes) -> Mapping[str, Any]:
+    """Parse a question; `null` is as if it was left out.
+
+    Raises:
+        RequestError: it is none.
+    """
+    try:
+        body = read_json(data)
+    except (ValueError, RecursionError):
+        body = None
+    if isinstance(body, dict):
+        body = {key: value for key, value in body.items() if value is not None}
+    if not isinstance(body, dict) or ("prompt" in body) == ("messages" in body):
+        raise RequestError(f"expected {EXPECTED}")
+    for key, value in body.items():
+        if key not in CHECKS:
+            raise RequestError(f"{key}: unknown key; known: {', '.join(CHECKS)}")
+        expected, is_so = CHECKS[key]
+        if not is_so(value):
+            raise RequestError(f"{key}: expected {expected}")
+    return body
+
+
+def _is_text(found: Any) -> bool:
+    return isinstance(found, str) and bool(found)
+
+
+def _are(found: Any, is_so: Callable[[Any], bool], most: int) -> bool:
+    return isinstance(found, list) and 0 < len(found) <= most and all(map(is_so, found))
+
+
+def _is_message(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and found.keys() == {"role", "content"}
+        and all(isinstance(text, str) for text in found.values())
+    )
+
+
+CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "prompt": ("a text", _is_text),
+    "messages": (
+        'a list of {"role": "user", "content": "…"}',
+        lambda found: _are(found, _is_message, 1000),
+    ),
+    "max_tokens": (
+        "a whole number of 1 or more",
+        lambda found: type(found) is int and found > 0,
+    ),
+    "temperature": (
+        "a number from 0 to 2",
+        lambda found: type(found) in {int, float} and 0 <= found <= 2,
+    ),
+    "stop": (
+        "a text, or up to 16 of them",
+        lambda found: _is_text(found) or _are(found, _is_text, 16),
+    ),
+    "schema": ("a JSON schema", lambda found: isinstance(found, dict)),
+}
+
+
+def try_out(folder: ModelFolder) -> float:
+    """Load a model and have it say something; return how long that took, milliseconds.
+
+    Raises:
+        AgentError: it cannot.
+    """
+    generator = Generator(folder)
+    start = time.perf_counter()
+    try:
+        generator.submit(b'{"prompt": "Hello"}').result()
+    finally:
+        generator.close()
+        generator.join(UNLOAD_SECONDS)
+    return (time.perf_counter() - start) * 1e3

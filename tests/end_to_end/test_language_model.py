@@ -1,0 +1,150 @@
+"""Language models of the device itself: asked by others and about events, pushed and exchanged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openvino_genai")
+
+from tests.helpers.language_model import language_model
+from tests.helpers.small_models import brightness, plain, write_clip
+from tests.helpers.support import (
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    call_cli,
+    wait_until,
+)
+
+D = "edge/box"
+PROMPTS = [f"hello {number} the gate" for number in range(4)]
+
+
+class Talk:
+    """An agent with frames and a language model, and somebody who asks it."""
+
+    def __init__(
+        self,
+        tmp_path: Path,
+        broker: Mosquitto,
+        listen: Callable[..., Listener],
+        agent: Callable[..., AgentProcess],
+    ) -> None:
+        language_model(tmp_path / "models" / "tiny")
+        brightness(tmp_path / "models" / "light")
+        clip = write_clip(tmp_path / "clip.avi", [plain(220)] * 25)
+        pipeline = {
+            "name": "lamp",
+            "source": f"file:{clip}?loop=1",
+            "model": "light",
+            "rules": [{"name": "bright", "when": "value", "value": "light", "above": 100}],
+            "ask": [{"model": "tiny", "prompt": "Why {rule}?"}],
+        }
+        self.heard = listen(broker.port)
+        self.running = agent(
+            agent_settings(
+                "box",
+                broker.url,
+                [pipeline],
+                engine="auto",
+                models_dirs=[str(tmp_path / "models")],
+                infer={"models": ["tiny"], "per_s": 1000},
+                text={"kv_cache_mb": 4, "max_tokens": 30, "max_waiting": 4},
+                trust={"allow_unsigned": True},
+                trial={"probation_s": 0},
+            )
+        )
+        self.by_hand = ("--device", "box", "--broker", broker.url)
+        self.about = self.heard.wait_state(f"{D}/answer/lamp", model="tiny")
+        self._asked = 0
+
+    def send(self, **body: Any) -> str:
+        """Ask; gives the topic of the answer."""
+        self._asked += 1
+        self.heard.publish(f"{D}/in/infer/tiny/q{self._asked}", json.dumps(body))
+        return f"{D}/reply/q{self._asked}"
+
+    def reply(self, topic: str) -> dict[str, Any]:
+        """Give an answer."""
+        found: dict[str, Any] = self.heard.wait_for(lambda _: self.heard.last(topic), topic)
+        return found
+
+    def ask(self, **body: Any) -> dict[str, Any]:
+        return self.reply(self.send(**body))
+
+
+@pytest.fixture
+def talk(
+    tmp_path: Path,
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+) -> Talk:
+    """Start it, and wait until it has been asked about an event."""
+    return Talk(tmp_path, broker, listen, agent)
+
+
+def test_a_language_model_answers_several_at_once_as_one_by_one(talk: Talk) -> None:
+    """About events too; what is too much or makes no sense is refused, and harms no other."""
+    assert (talk.about["tokens"], talk.about["rule"]) == (30, "bright")
+    assert talk.about["text"]
+    alone = [talk.ask(prompt=prompt)["text"] for prompt in PROMPTS]
+    topics = [talk.send(prompt=PROMPTS[number % 4]) for number in range(24)]
+    answers = [talk.reply(topic) for topic in topics]
+    for number, each in enumerate(answers):
+        if each["ok"]:
+            assert each["text"] == alone[number % 4]
+        else:
+            assert "4 questions wait" in each["error"]
+            assert each["retry_after_s"] > 0
+    assert sum(each["ok"] for each in answers) >= 4
+    said = talk.ask(messages=[{"role": "user", "content": "hi"}], max_tokens=7)
+    assert (said["model"], said["tokens"], said["finish_reason"]) == ("tiny@1", 7, "length")
+    stop = alone[0][3]
+    assert talk.ask(prompt=PROMPTS[0], stop=stop)["text"] == alone[0].split(stop)[0]
+    for wrong in (
+        *({}, {"prompt": ""}, {"prompt": "a", "messages": []}, {"messages": "a"}),
+        *({"prompt": "a", "max_tokens": -1}, {"prompt": "a", "temperature": "hot"}),
+        *({"prompt": "a", "schema": {"type": "nope"}}, {"prompt": "a " * 50_000}, {"texts": ["a"]}),
+    ):
+        assert talk.ask(**wrong)["ok"] is False
+    assert talk.ask(prompt=PROMPTS[0])["text"] == alone[0], "it has recovered"
+    health = talk.heard.wait_state(f"{D}/health", state="ok")
+    assert health["pipelines"]["lamp"]["dropped"]["error"] == 0
+    talk.send(prompt="hello")
+    assert talk.running.stop() == 0
+
+
+def test_a_language_model_is_pushed_tried_and_taken_back(talk: Talk, tmp_path: Path) -> None:
+    """Each question is answered by one version or the other; one that does not load is rejected."""
+    before = talk.ask(prompt=PROMPTS[0])["text"]
+    second = language_model(tmp_path / "new" / "tiny", "2", seed=2)
+
+    def is_of(version: str) -> bool:
+        said = talk.ask(prompt=PROMPTS[0])
+        assert said["ok"], said
+        assert (said["text"] == before) == (said["model"] == "tiny@1")
+        return bool(said["model"] == f"tiny@{version}")
+
+    assert call_cli("push", str(second), *talk.by_hand).code == 0
+    wait_until(lambda: is_of("2"), "the second version")
+    assert call_cli("rollback", "tiny", *talk.by_hand).code == 0
+    wait_until(lambda: is_of("1"), "the first version")
+    third = language_model(tmp_path / "third" / "tiny", "3", seed=3)
+    (third / "openvino_tokenizer.bin").write_bytes(b"none")
+    pushed = call_cli("push", str(third), *talk.by_hand)
+    assert pushed.code == 1
+    assert "rejected: tiny@3: " in pushed.out
+    assert "Exception from" not in pushed.out
+    assert is_of("1")
+    (third / "openvino_detokenizer.xml").unlink()
+    pushed = call_cli("push", str(third), *talk.by_hand)
+    assert "rejected: tiny@3: openvino_detokenizer.xml is missing" in pushed.out
+    done = call_cli("check", "--config", str(talk.running.config))
+    assert "tiny@1 runs on openvino:CPU" in done.out
