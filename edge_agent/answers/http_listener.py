@@ -65,7 +65,7 @@ class _Server:
         try:
             self._socket = _bind(self._endpoint)
         except OSError as problem:
-            why = problem.strerror or str(problem)
+            why = os.strerror(problem.errno) if problem.errno else str(problem)
             raise UsageError(f"http.listen: {http.listen}: {why}") from None
         self._thread = threading.Thread(
             target=self._uvicorn.run, args=([self._socket],), name="http", daemon=True

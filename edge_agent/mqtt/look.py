@@ -69,6 +69,8 @@ class DeviceLook:
     """What its latest health says of it, however old."""
     health_age_s: float | None = None
     pipelines: dict[str, PipelineLook] = field(default_factory=dict)
+    infer: dict[str, int] = field(default_factory=dict)
+    """What others have asked, by its outcome; empty: nobody may."""
 
 
 def look_at(said: Said) -> DeviceLook:
@@ -76,6 +78,11 @@ def look_at(said: Said) -> DeviceLook:
     health, status = said.health, said.status
     look = DeviceLook(said.device, "unknown", why=texts_in(health.get("why")))
     look.pipelines = dict(_pipelines(said))
+    counts = health.get("infer")
+    for key in ("asked", "answered", "failed", "refused", "waiting"):
+        count = number_in(counts.get(key)) if isinstance(counts, dict) else None
+        if count is not None:
+            look.infer[key] = int(count)
     at = moment(health)
     if at is not None and health.get("clock") != payloads.UNSET:
         look.health_age_s = round(max(0.0, time.time() - at), 1)

@@ -154,6 +154,8 @@ def test_pictures_windows_rows_and_tensors_are_answered(
     )
     assert health["infer"]["asked"] == asker.count + 3
     assert health["infer"]["answered"] == asker.count + 2
+    looked = call_cli("status", *there)
+    assert f"@infer  {asker.count + 3} asked, {asker.count + 2} answered, 1 failed" in looked.out
     assert health["state"] == "ok"
     assert process.stop() == 0
 

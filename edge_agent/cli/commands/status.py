@@ -98,6 +98,9 @@ def _lines(look: DeviceLook, *, color: bool) -> Iterator[str]:
         parts = [each.error] if each.error else _figures(each)
         state = each.source if each.enabled else "off"
         yield printable(f"  {name:{width}}  {was}{state:7}  {', '.join(parts)}")
+    if look.infer:
+        counts = ", ".join(f"{count} {key}" for key, count in look.infer.items())
+        yield printable(f"  {'@infer':{width}}  {was}{counts}")
 
 
 def _figures(look: PipelineLook) -> list[str]:
