@@ -194,7 +194,7 @@ def test_a_pipeline_that_is_switched_off_closes_its_source_and_stays_listed(devi
     """No result comes, its account adds up, and frames follow once it is switched on again."""
     device.labels("person", "car")
     device.put("enabled", "OFF")
-    device.heard.wait_state(f"{D}/source/door", state="ended", enabled=False)
+    device.heard.wait_state(f"{D}/source/door", state="off", enabled=False)
     device.heard.wait_state(f"{D}/pipeline/door", enabled="OFF")
 
     def still(heard: list[Any]) -> dict[str, Any] | None:
@@ -203,7 +203,7 @@ def test_a_pipeline_that_is_switched_off_closes_its_source_and_stays_listed(devi
 
     account = device.heard.wait_for(still, "two equal accounts")
     check_account(account)
-    assert account["source"] == "ended"
+    assert account["source"] == "off"
     device.heard.publish(f"{D}/in/command/snapshot", '{"id": "look", "pipeline": "door"}')
     reply = device.heard.wait_state(f"{D}/reply/look", ok=False)
     assert "door is switched off" in reply["error"]
@@ -213,7 +213,7 @@ def test_a_pipeline_that_is_switched_off_closes_its_source_and_stays_listed(devi
     device.heard.wait_state(f"{D}/source/door", state="running")
     device.door["enabled"] = False
     device.reload()
-    device.heard.wait_state(f"{D}/source/door", state="ended", enabled=False)
+    device.heard.wait_state(f"{D}/source/door", state="off", enabled=False)
 
 
 def test_what_was_kept_is_told_and_can_be_taken_back(device: Device) -> None:

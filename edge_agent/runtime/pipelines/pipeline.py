@@ -235,7 +235,7 @@ class Pipeline:
 
     @property
     def state(self) -> str | None:
-        """The source's: running, lost or ended; None: it has not been opened yet."""
+        """The source's: running, lost, ended or off; None: it has not been opened yet."""
         return self.source.state
 
     @property

@@ -345,7 +345,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     def is_blocked(self) -> bool:
         """Whether no result can come before something is mended, added or comes back."""
         return all(
-            pipeline.state in {"lost", "ended"}
+            pipeline.state in {"lost", "ended", "off"}
             or any(serving.problem is not None for serving in pipeline.servings)
             for pipeline in self.pipelines.values()
         )

@@ -53,7 +53,7 @@ class SourceStatus:
             losses: by source: why it is lost, as the log says already; of all pipelines.
         """
         self.state: str | None = None
-        """running, lost or ended; None: it has not been opened yet."""
+        """running, lost, ended or off; None: it has not been opened yet."""
         self.error: str | None = None
         """Why it is lost."""
         self.on_gone: Callable[[bool], object] = lambda _switched_off: None
@@ -69,9 +69,9 @@ class SourceStatus:
     def switch(self, *, enabled: bool) -> None:
         """Record that the source is switched off, or to be opened."""
         if not enabled:
-            self.enabled, self.state, self.error = False, "ended", None
+            self.enabled, self.state, self.error = False, "off", None
             log.info("source of %s: switched off", self._name)
-            self._publish({"state": "ended", "enabled": False})
+            self._publish({"state": "off", "enabled": False})
             self.on_gone(True)
         elif not self.enabled:
             self.enabled, self.state, self.error = True, None, None
