@@ -20,7 +20,7 @@ import tomli_w
 from edge_agent.delivery.plan import Plan, read, seal
 from edge_agent.models.packages.keys import load_private
 from tests.helpers.push import Box, golden, model_folder, start_box
-from tests.helpers.support import AgentProcess, Listener, Mosquitto, run_cli
+from tests.helpers.support import AgentProcess, Heard, Listener, Mosquitto, run_cli
 
 Agents = Callable[..., AgentProcess]
 Listening = Callable[..., Listener]
@@ -114,7 +114,8 @@ def test_waves_go_through_and_late_devices_are_caught_up(fleet: Fleet) -> None:
 
     The package is sent once, and `finish` leaves nothing of it on the broker.
     """
-    one, two, three = (fleet.box(device) for device in ("edge-01", "edge-02", "edge-03"))
+    one, two = fleet.box("edge-01"), fleet.box("edge-02")
+    three = fleet.box("edge-03", protocol=4)
     fleet.stop(three)
     plan = fleet.plan(fleet.package("2", best=2), {"devices": ["edge-01"]}, {"group": "lab"})
     done = fleet.roll("start", str(plan))
@@ -255,3 +256,36 @@ def test_any_roller_may_die_and_another_goes_on(fleet: Fleet) -> None:
     again = fleet.roll("resume")
     assert again.returncode == 1
     assert "is aborted; start another one" in again.stderr
+
+
+def test_a_device_and_a_broker_that_are_killed_lose_nothing(fleet: Fleet) -> None:
+    """A device goes on with the blocks that it has; a broker that forgets all is given it again."""
+    one, two = fleet.box("edge-01"), fleet.box("edge-02")
+    package = fleet.package("2", best=2, hidden=4000)
+    waves = ({"devices": ["edge-01"]}, {"group": "lab"})
+    plan = fleet.plan(package, *waves, gate={**GATE, "hold_s": 1})
+    roller = fleet.start("start", str(plan))
+    transfer = fleet.listener.wait_for(
+        lambda heard: next((h.topic for h in heard if "/push/" in h.topic and _have(h) >= 40), ""),
+        "forty blocks",
+    )
+    one.agent.process.kill()
+    one.agent.wait()
+    before = len(fleet.listener.on(transfer))
+    one.agent.restart()
+    one.wait_live("2")
+    assert fleet.listener.on(transfer)[before]["have"] >= 40
+    fleet.broker.stop()
+    subscribed = fleet.listener.subscribed
+    fleet.broker.start()
+    fleet.listener.wait_for(lambda _h: fleet.listener.subscribed > subscribed, "the broker")
+    two.wait_live("2")
+    said, words = roller.communicate(timeout=60)
+    assert roller.returncode == 0, said + words
+    assert "trying again" in words
+    shown = fleet.roll("status")
+    assert shown.stdout.count("1 device: 1 live") == 2, shown.stdout
+
+
+def _have(heard: Heard) -> int:
+    return int(heard.json.get("have", 0)) if heard.json.get("state") == "need" else 0
