@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from ..core.errors import AgentError, UsageError
+from ..core.errors import AgentError, MalformedError, UsageError
 from ..core.names import NAME_RULE, is_name
+from ..delivery.plan import read
 from ..mqtt.connection import ReceivedMessage, parse_object
 from ..mqtt.look import Said, offline_since
 from ..mqtt.one_shot import OneShotClient
@@ -187,6 +189,15 @@ class Fleet:
     def members(self, group: str) -> list[str]:
         """List the devices of a group, online or not."""
         return sorted(device for device in self.info if group in self.groups(device))
+
+    def rolled_out(self, but: str = "") -> set[str]:
+        """Return the transfers of packages that roll-outs need, but for those of one."""
+        found = set()
+        for name, payload in self.plans.items():
+            with suppress(MalformedError):
+                if name != but:
+                    found.add(read(payload, None).transfer)
+        return found
 
     def named(self, target: str) -> list[str]:
         """List what a target means: the device that it names, or all members of its group."""

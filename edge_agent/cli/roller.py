@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.errors import AgentError, BrokerError, MalformedError
 from ..core.text import counted, printable
-from ..delivery.plan import ENDED, Plan, read, seal
+from ..delivery.plan import ENDED, Plan, read, ring_of, seal
 from ..delivery.retained_package import RetainedPackage
-from ..models.packages.keys import Keyring
 from ..mqtt.one_shot import OneShotClient
 from ..mqtt.payloads import iso
 from ..mqtt.topics import rollouts
@@ -210,7 +209,6 @@ class Roller:
         self._root = root
         self._key = key
         self._package = package
-        self._ring = None if key is None else Keyring({"own": key.public_key()}, ())
         self._plan: Plan | None = None
         self._sealed = b""
         """What is to lie on the topic."""
@@ -236,6 +234,9 @@ class Roller:
             self._client.wait_published([self._publish(plan)])
             if plan.back:
                 self._watch_back(plan)
+        except KeyboardInterrupt:
+            words = "interrupted; devices in waves that have begun go on; to lead it again"
+            raise AgentError(f"{words}: edge-agent rollout resume {plan.id}") from None
         finally:
             self._progress.close()
         print(printable(ending(plan)), flush=True)
@@ -318,7 +319,7 @@ class Roller:
             return
         assert self._plan is not None  # noqa: S101 - set by `_publish`
         try:
-            other = read(payload, self._ring)
+            other = read(payload, ring_of(self._key), allow_unsigned=self._key is None)
         except MalformedError:
             other = None
         if other is not None and other.serial > self._plan.serial:

@@ -139,6 +139,11 @@ def seal(plan: Plan, key: PrivateKey | None) -> bytes:
     return json.dumps(sealed).encode()
 
 
+def ring_of(key: PrivateKey | None) -> Keyring:
+    """Return the ring of one's own key; None: an empty one."""
+    return Keyring({} if key is None else {"own": key.public_key()}, ())
+
+
 def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) -> Plan:
     """Return the plan in a payload, once its signature is good.
 
@@ -158,7 +163,7 @@ def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) 
     if ring is not None and not (allow_unsigned and "signature" not in body):
         signature = _signature(body.get("signature"))
         if signature is None or verify(ring, signature, DOMAIN + data) is None:
-            raise MalformedError("the roll-out is signed by no key that is trusted here")
+            raise MalformedError("it is signed by no key that is trusted here")
     says = parse_object(data)
     if says is None:
         raise MalformedError("is no roll-out")

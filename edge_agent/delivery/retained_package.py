@@ -28,10 +28,6 @@ MAX_RETAINED_BYTES = 256 * 2**20
 SENT_SECONDS = 120.0
 """Within which the broker acknowledges a window, over a slow link."""
 READ_BACK_SECONDS = 5.0
-UNREADABLE = (
-    "what this broker keeps retained cannot be read over another connection: it keeps it by node, "
-    "or an access list is in the way"
-)
 CLEARED = 512
 """Topics that are cleared at a time."""
 
@@ -69,15 +65,26 @@ class RetainedPackage:
         self._offer = json.dumps(offer_of(package)).encode()
         self.bytes_sent = 0
 
-    def obstacle(self) -> str:
-        """Return why it cannot lie on this broker; empty: it can, as far as is known."""
+    def place(self, progress: Callable[[int, int], object]) -> str:
+        """Put it there; return why others cannot draw it from there; empty: they can.
+
+        Raises:
+            BrokerError: the broker does not take it.
+        """
         size = self._package.header.size
         if size > MAX_RETAINED_BYTES:
             most = MAX_RETAINED_BYTES >> 20
             return f"the package has {size >> 20} MiB, and a broker is to keep {most} at most"
         if not self._client.retains:
             return "the broker keeps no retained messages"
-        return ""
+        self.put(progress)
+        if self.lies_there():
+            return ""
+        self.clear()
+        return (
+            "what this broker keeps retained cannot be read over another connection: it keeps it "
+            "by node, or an access list is in the way"
+        )
 
     def put(self, progress: Callable[[int, int], object]) -> None:
         """Send all of it, the offer last.

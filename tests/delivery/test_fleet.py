@@ -95,4 +95,7 @@ def test_a_push_and_roll_outs_reach_all_of_a_fleet(tmp_path: Path, stock: Mosqui
         wait_until(lambda: {b.live for b in boxes.all.values()} == {"4"}, "all to be caught up")
         done = json.loads(rollout("status", tmp_path, "--json").out)
         assert sum(wave["states"].get("live", 0) for wave in done["waves"]) == COUNT
+        # A push of the same package leaves it to the roll-out, which still needs it.
+        assert call_cli("push", str(tmp_path / "4.tar"), "--device", "@lab").code == 0
+        assert rollout("finish", tmp_path).code == 0
     listener.close()

@@ -174,7 +174,9 @@ def test_a_wave_that_fails_takes_all_back_and_nobody_installs_it_later(fleet: Fl
     three.results_go_on("1")
     assert three.stored()["incoming"] == set()
 
-    # A person may still decide for another roll-out of it, and to begin nothing of that.
+    unsigned = run_cli("rollout", "abort", "--broker", fleet.broker.url)
+    assert (unsigned.returncode, unsigned.stdout) == (1, "")
+    assert "it is signed by no key that is trusted here; see --key" in unsigned.stderr
     assert fleet.roll("finish").returncode == 0
     assert fleet.roll("abort").returncode == 1
     assert "not on this broker" in fleet.roll("pause", "level-000000").stderr
@@ -220,8 +222,10 @@ def test_what_strangers_write_makes_no_device_do_anything(fleet: Fleet) -> None:
     )
     box.results_go_on("2")
     assert fleet.listener.last(box.topic("rollout")) == word
-    # The one who leads puts its own state right.
-    assert fleet.roll("finish", done.id).returncode == 1
+    # What is no roll-out can be removed, and the package stays for who puts a good one there.
+    assert (
+        fleet.roll("finish", done.id).stdout == f"roll-out {done.id} is removed from the broker\n"
+    )
     fleet.listener.publish(f"edge/@rollout/{done.id}", good, retain=True)
     assert fleet.roll("finish", done.id).returncode == 0
 

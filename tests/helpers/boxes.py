@@ -228,7 +228,7 @@ class Simulated:
     # Roll-outs
 
     def _rollout(self, name: str, payload: bytes) -> None:
-        if not payload:
+        if not payload.startswith(b"{"):  # cleared, or none
             self._plans.pop(name, None)
             return
         plan = json.loads(json.loads(payload)["signed"])
@@ -248,7 +248,7 @@ class Simulated:
                 self.live = self.words[name]["from"]
                 self._word(name, wave, "rolled-back", plan["why"])
             elif said not in {"live", "rejected", "rolled-back"}:
-                self._package = {}
+                self._package, self._missing = {}, set()
                 self._word(name, wave, "aborted", plan["why"])
         elif plan["state"] in {"running", "done"} and plan["wave"] >= wave and said is None:
             assert known is None or known["serial"] < plan["serial"]

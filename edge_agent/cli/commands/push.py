@@ -15,13 +15,14 @@ from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.names import version_key
 from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
-from ...delivery.retained_package import UNREADABLE, RetainedPackage
+from ...delivery.retained_package import RetainedPackage
 from ...delivery.sender import Progress, Sender, block_bytes
 from ...models.importing import BARE, file_of, import_model, import_tar
 from ...models.packages.blocks import CUT
 from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
+from ...mqtt.topics import rollouts
 from ..fleet import MANY, Fleet, check_target, look_filters, online_targets, some_of
 from ..options import Options, add_broker, broker_settings, positive
 from ..progress import Progress as ProgressLine
@@ -75,7 +76,7 @@ def main(options: Options) -> int:
         else:
             packed = stack.enter_context(_packed(path, key))
             package = packed(largest=CUT)
-        filters = look_filters(root, target, "info", "model/+")
+        filters = [*look_filters(root, target, "info", "model/+"), f"{rollouts(root)}/+"]
         client = stack.enter_context(OneShotClient(settings.broker, filters))
         fleet = Fleet(client, root)
         devices = online_targets(fleet, target, wait=options.wait, timeout=options.timeout)
@@ -100,7 +101,8 @@ def main(options: Options) -> int:
             raise AgentError(f"interrupted; {again}") from None
         if retained is not None:
             sender.bytes_sent += retained.bytes_sent
-            retained.clear()
+            if package.transfer not in fleet.rolled_out():
+                retained.clear()
         return _report(sender, fleet, target, package.header.name)
 
 
@@ -111,23 +113,15 @@ def _retain(client: OneShotClient, broker: Broker, package: Package) -> Retained
         BrokerError: the broker does not take it.
     """
     retained = RetainedPackage(client, broker, package, expires_s=RETAINED_SECONDS)
-    why = retained.obstacle()
-    if not why:
-        _put(retained)
-        if retained.lies_there():
-            return retained
-        retained.clear()
-        why = UNREADABLE
-    print(f"{why}; the package is sent to the members that ask", file=sys.stderr)
-    return None
-
-
-def _put(retained: RetainedPackage) -> None:
     progress = ProgressLine()
     try:
-        retained.put(partial(progress, "sending block"))
+        why = retained.place(partial(progress, "sending block"))
     finally:
         progress.close()
+    if not why:
+        return retained
+    print(f"{why}; the package is sent to the members that ask", file=sys.stderr)
+    return None
 
 
 @contextmanager
@@ -198,7 +192,7 @@ def _send(
                 print(f"{problem}; trying again", file=sys.stderr, flush=True)
                 _reconnect(client, moved + timeout)
                 if retained is not None and not retained.lies_there():
-                    _put(retained)
+                    retained.put(lambda _done, _total: None)
                 sender.offer()
             now = [(p.state, p.percent) for p in sender.progress.values()]
             if now != before:

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...core.errors import AgentError, MalformedError
 from ...core.text import printable
-from ...delivery.plan import Plan, read, seal
+from ...delivery.plan import Plan, read, ring_of, seal
 from ...delivery.retained_package import remove
-from ...models.packages.keys import Keyring, load_private
+from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.topics import rollouts
 from ..fleet import LOOK_SECONDS, Fleet
@@ -45,55 +45,70 @@ def main(options: Options) -> int:
     """Change a roll-out; `resume` leads it to its end."""
     settings = broker_settings(options)
     key = load_private(Path(options.key)) if options.key else None
-    ring = None if key is None else Keyring({"own": key.public_key()}, ())
     root = settings.broker.topic_root
     with OneShotClient(settings.broker, rollout_filters(root)) as client:
         fleet = Fleet(client, root)
         fleet.look()
         if options.rollout == "finish" and _is_transfer(options.id):
-            if not remove(client, root, options.id):
-                raise AgentError(f"package {options.id} is not on this broker")
-            print(f"package {options.id} is removed from the broker")
-            return 0
-        plan = _find(fleet, options.id, ring)
+            return _remove_package(client, root, options.id)
+        name = _name(fleet, options.id)
+        try:
+            plan = read(fleet.plans[name], ring_of(key), allow_unsigned=key is None)
+        except MalformedError as problem:
+            if options.rollout == "finish" and _is_junk(fleet.plans[name]):
+                return _clear(client, root, name)
+            raise AgentError(f"roll-out {name}: {problem}; see --key") from None
         match options.rollout:
             case "resume":
                 return Roller(client, fleet, root, key=key).lead(_resumed(plan, options))
-            case "pause":
-                if plan.state != "running":
-                    raise AgentError(f"roll-out {plan.id} is {plan.state}")
-                plan = changed(plan, state="paused", why=f"by {who()}")
+            case "pause" if plan.state != "running":
+                raise AgentError(f"roll-out {name} is {plan.state}")
             case "abort":
                 plan = changed(plan, state="aborted", back=options.back, why=f"by {who()}")
+            case "finish" if plan.state == "aborted":
+                print("devices that have not heard that it was aborted will find nothing")
             case _:
-                if plan.state in {"running", "paused"}:
-                    # Its leader ends, and no device begins any more.
-                    _put(client, root, changed(plan, state="paused", why="finished"), ring, key)
-                _remove(client, root, plan, fleet)
-                return 0
-        print(printable(ending(_put(client, root, plan, ring, key))))
+                # Of `finish`, too: who leads it ends, and no device begins any more.
+                plan = changed(plan, state="paused", why=f"by {who()}")
+        plan = _put(client, root, plan, key)
+        if options.rollout != "finish":
+            print(printable(ending(plan)))
+            return 0
+        _clear(client, root, name)
+        if plan.transfer in fleet.rolled_out(but=name):
+            print("its package stays: it is of another roll-out, too")
+            return 0
+        return _remove_package(client, root, plan.transfer)
+
+
+def _is_junk(payload: bytes) -> bool:
+    """Whether nobody could make a roll-out of it."""
+    try:
+        read(payload, None)
+    except MalformedError:
+        return True
+    return False
+
+
+def _clear(client: OneShotClient, root: str, name: str) -> int:
+    client.wait_published([client.publish(f"{rollouts(root)}/{name}", b"", retain=True)])
+    print(f"roll-out {name} is removed from the broker")
     return 0
 
 
-def _remove(client: OneShotClient, root: str, plan: Plan, fleet: Fleet) -> None:
-    """Remove a roll-out, and its package unless another one is of it."""
-    client.wait_published([client.publish(f"{rollouts(root)}/{plan.id}", b"", retain=True)])
-    others = (read(fleet.plans[name], None) for name in fleet.plans if name != plan.id)
-    if any(each.transfer == plan.transfer for each in others):
-        print(f"roll-out {plan.id} is removed from the broker; its package is of another one, too")
-        return
-    remove(client, root, plan.transfer)
-    print(f"roll-out {plan.id} and its package are removed from the broker")
-    if plan.state == "aborted":
-        print("devices that were away have not heard that it was aborted; they find nothing")
+def _remove_package(client: OneShotClient, root: str, transfer: str) -> int:
+    """Remove a package, of a roll-out or one that a push has left."""
+    there = remove(client, root, transfer)
+    print(f"package {transfer} {'is removed from the broker' if there else 'was not there'}")
+    return 0 if there else 1
 
 
 def _is_transfer(text: str | None) -> bool:
-    """Whether this names a package that a push has left, not a roll-out."""
+    """Whether this names a package, not a roll-out."""
     return text is not None and len(text) == 32 and not text.strip("0123456789abcdef")
 
 
-def _find(fleet: Fleet, wanted: str | None, ring: Keyring | None) -> Plan:
+def _name(fleet: Fleet, wanted: str | None) -> str:
     """Find the roll-out that is meant; raise AgentError where it is not clear which."""
     known = ", ".join(sorted(fleet.plans)) or "none"
     if wanted is None and len(fleet.plans) != 1:
@@ -101,10 +116,7 @@ def _find(fleet: Fleet, wanted: str | None, ring: Keyring | None) -> Plan:
     name = wanted or next(iter(fleet.plans))
     if name not in fleet.plans:
         raise AgentError(f"roll-out {name} is not on this broker; there: {known}")
-    try:
-        return read(fleet.plans[name], ring)
-    except MalformedError as problem:
-        raise AgentError(f"roll-out {name}: {problem}; give the key that it began with") from None
+    return name
 
 
 def _resumed(plan: Plan, options: Options) -> Plan:
@@ -115,7 +127,7 @@ def _resumed(plan: Plan, options: Options) -> Plan:
     return changed(plan, state="running")
 
 
-def _put(client: OneShotClient, root: str, plan: Plan, ring: Keyring | None, key: Any) -> Plan:
+def _put(client: OneShotClient, root: str, plan: Plan, key: Any) -> Plan:
     """Put a plan on the broker, above what others put there meanwhile; return it.
 
     Raises:
@@ -129,7 +141,7 @@ def _put(client: OneShotClient, root: str, plan: Plan, ring: Keyring | None, key
         if found == sealed:
             return plan
         try:
-            serial = read(found or b"", ring).serial
+            serial = read(found or b"", ring_of(key), allow_unsigned=key is None).serial
         except MalformedError:
             serial = plan.serial
         plan = replace(plan, serial=max(serial, plan.serial) + 1)

@@ -18,7 +18,7 @@ from ...core.frozen import record
 from ...core.schema import build, read_toml
 from ...core.text import counted, printable
 from ...delivery.plan import MAX_BYTES, Gate, Plan, Wave, seal, trouble_of
-from ...delivery.retained_package import UNREADABLE, RetainedPackage
+from ...delivery.retained_package import RetainedPackage
 from ...delivery.sender import block_bytes
 from ...models.importing import import_model
 from ...models.packages.build import Package, make, open_package
@@ -84,7 +84,13 @@ def main(options: Options) -> int:
             raise UsageError(f"{file}: waves: name fewer devices; a group has no limit")
         _check(plan, fleet)
         retained = RetainedPackage(client, settings.broker, package, expires_s=int(lasts))
-        _put(retained)
+        progress = Progress()
+        try:
+            why = retained.place(partial(progress, "sending block"))
+        finally:
+            progress.close()
+        if why:
+            raise AgentError(f"{why}; use push --device, a device at a time")
         header = package.header
         print(f"roll-out {plan.id}: {header.id}, {counted(header.blocks, 'block')} on the broker")
         return Roller(client, fleet, root, key=key, package=retained).lead(plan)
@@ -163,21 +169,3 @@ def _check(plan: Plan, fleet: Fleet) -> None:
     for wave in plan.waves:
         if wave.group is not None and not fleet.members(wave.group):
             print(printable(f"waves: no device is in @{wave.group} yet"), file=sys.stderr)
-
-
-def _put(retained: RetainedPackage) -> None:
-    """Put the package on the broker, and see that others can read it there.
-
-    Raises:
-        AgentError: they cannot.
-    """
-    if why := retained.obstacle():
-        raise AgentError(f"{why}; use push --device, a device at a time")
-    progress = Progress()
-    try:
-        retained.put(partial(progress, "sending block"))
-    finally:
-        progress.close()
-    if not retained.lies_there():
-        retained.clear()
-        raise AgentError(f"{UNREADABLE}; use push --device, a device at a time")

@@ -225,8 +225,13 @@ class Rollouts:
 
     def tick(self, now: float) -> None:
         """Do what is due, by the monotonic clock."""
-        for name in [name for name, at in self._due.items() if at <= now]:
-            plan, known = self._plans[name], self._known[name]
+        for name, at in list(self._due.items()):
+            plan, known = self._plans.get(name), self._known[name]
+            if plan is None:  # removed from the broker meanwhile
+                self._due.pop(name, None)
+                continue
+            if at > now:
+                continue
             self._due[name] = now + AGAIN_SECONDS
             if known.aborted or known.ended:
                 self._look_after(name, plan, known)
