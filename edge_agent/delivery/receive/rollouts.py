@@ -216,12 +216,12 @@ class Rollouts:
         if self._live(plan.name) != plan.version:
             return
         self._due.pop(name, None)
-        # Before, so that the end of its probation is not taken for another outcome.
-        self._set(name, known, "rolled-back", plan.why or "the roll-out was aborted")
         try:
             self._rollback(plan.name)
         except AgentError as problem:
             self._set(name, known, "live", f"did not go back: {problem}")
+        else:
+            self._set(name, known, "rolled-back", plan.why or "the roll-out was aborted")
 
     def tick(self, now: float) -> None:
         """Do what is due, by the monotonic clock."""
