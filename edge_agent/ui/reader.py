@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from ..config.settings import Broker
@@ -12,6 +13,8 @@ from ..mqtt.connection import ReceivedMessage
 from ..mqtt.one_shot import OneShotClient
 
 IDLE_SECONDS = 0.5
+ASK_SECONDS = 1.0
+"""Between two questions for what a broker may have left out."""
 MOST_PAUSE_SECONDS = 5.0
 """Between two attempts to reach the broker."""
 
@@ -74,14 +77,16 @@ class Reader:
                 self._closing.wait(backoff.pause())
 
     def _read(self, client: OneShotClient) -> None:
-        refused = ""
+        refused, due = "", time.monotonic() + ASK_SECONDS
         while not self._closing.is_set():
             message = client.next(IDLE_SECONDS)
             if message is not None:
                 self._take(message)
-            elif missing := self._missing():
+            if time.monotonic() > due:
                 # A broker leaves out retained messages where many come at once.
-                client.ask(missing)
+                if missing := self._missing():
+                    client.ask(missing)
+                due = time.monotonic() + ASK_SECONDS
             if client.refused != refused:
                 refused = client.refused
                 self._told(f"the broker has refused a subscription: {refused}; see its access list")

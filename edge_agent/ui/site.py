@@ -21,16 +21,13 @@ from ..mqtt.payloads import moment
 RETAINED = frozenset(
     {"status", "info", "health", "model", "source", "pipeline", "count", "config", "rollout"}
 )
-FLEET_KINDS = (
-    *("status", "info", "health", "model/+", "source/+"),
-    *("event/+", "picture/+/+", "push/+"),
-)
+LEFT = ("status", "info", "health", "model/+", "source/+")
+"""What a device has retained, as a rule."""
+FLEET_KINDS = (*LEFT, "event/+", "picture/+/+", "push/+")
 """What is read of every device; the rest is read of the one that somebody looks at."""
 WATCH_KINDS = (
     *("result/+", "snapshot/+", "count/+", "pipeline/+", "config", "answer/+", "reply/+"),
 )
-PROOFS = ("status", "info")
-"""What every device has retained."""
 
 MOST_BYTES = 128 * 1024
 """Of a payload that is shown."""
@@ -116,16 +113,16 @@ class Site:
             self._asked.clear()
 
     def missing(self) -> list[str]:
-        """Name retained topics of devices that should have come by now, each once."""
+        """Name retained topics that a device should have by now; of each device once."""
+        missing: list[str] = []
         with self._lock:
-            missing = [
-                topic
-                for name, device in self._devices.items()
-                for kind in PROOFS
-                if (kind, "") not in device.kept
-                and (topic := f"{self._root}/{name}/{kind}") not in self._asked
-            ][:ASK]
-            self._asked.update(missing)
+            for name in self._devices.keys() - self._asked:
+                self._asked.add(name)
+                here = {kind for kind, _ in self._devices[name].kept}
+                lacking = [kind for kind in LEFT if kind.partition("/")[0] not in here]
+                missing += [f"{self._root}/{name}/{kind}" for kind in lacking]
+                if len(missing) > ASK:
+                    break
         return missing
 
     def take(self, message: ReceivedMessage) -> None:

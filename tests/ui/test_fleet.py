@@ -1,0 +1,69 @@
+"""What a browser is told of a fleet, beside what the broker has of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.client import connect
+
+from tests.helpers.support import PATIENCE, Listener, Mosquitto, free_port
+
+DEVICES = 120
+
+
+def test_what_the_broker_leaves_out_is_asked_for(
+    tmp_path: Path,
+    listen: Callable[..., Listener],
+    serve: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A queue that is too short for all that is retained leaves no device without its model.
+
+    Afterwards only what has changed is sent, and a device that is forgotten is gone.
+    """
+    port = free_port()
+    short = f"listener {port} 127.0.0.1\nallow_anonymous true\nmax_queued_messages 250\n"
+    broker = Mosquitto(tmp_path, short, port)
+    try:
+        listener = listen(port, "none")
+        said = {
+            "status": {"state": "online"},
+            "info": {"groups": ["hall"]},
+            "model/face": {"live": "3"},
+            "health": {"state": "ok"},
+        }
+        for number in range(DEVICES):
+            for topic, body in said.items():
+                listener.publish(f"edge/box-{number}/{topic}", json.dumps(body), retain=True)
+        monkeypatch.setenv("EDGE_AGENT_BROKER__PROTOCOL", "4")
+        url = serve("--broker", broker.url)
+        rows: dict[str, Any] = {}
+
+        def hear(until: Callable[[], bool]) -> int:
+            """Take in what is sent until something holds; return how many rows that were."""
+            sent = 0
+            while not until():
+                frame = json.loads(browser.recv(PATIENCE))
+                sent += len(frame.get("rows", []))
+                rows.update({row["id"]: row for row in frame.get("rows", [])})
+                for name in frame.get("gone", []):
+                    del rows[name]
+            return sent
+
+        with connect(url.replace("http", "ws") + "/live", origin=url, max_size=None) as browser:  # type: ignore[arg-type]
+            hear(lambda: len(rows) == DEVICES and all(map(_is_whole, rows.values())))
+            listener.publish("edge/box-7/status", '{"state": "offline"}', retain=True)
+            assert hear(lambda: rows["box-7"]["state"] == "offline") == 1
+            for topic in said:
+                listener.publish(f"edge/box-7/{topic}", b"", retain=True)
+            assert hear(lambda: "box-7" not in rows) <= len(said)
+    finally:
+        broker.stop()
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    return bool(row["groups"] and row["models"] and row["state"] == "ok")
