@@ -14,11 +14,12 @@ from edge_agent.core.errors import ModelError
 from edge_agent.core.types import Detections, Outcome, Sample, Timing
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, load_model
+from edge_agent.models.describing import describe
 from edge_agent.models.manifest import load
 from edge_agent.mqtt import payloads
 from edge_agent.runtime.pipelines.draw import annotate
 from edge_agent.runtime.pipelines.second_stage import add
-from tests.helpers.tiny_networks import node, save_onnx
+from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
 
 ENGINES = ("onnxruntime", "openvino")
 LEVELS = (0.5, 0.0, 1.0, 0.25, 0.75)
@@ -156,3 +157,24 @@ def test_lines_are_found_where_they_are(tmp_path: Path, engine: str, task: str) 
         assert found.corners is not None
         away = np.linalg.norm(found.corners[0][:, None] - wanted, axis=2)
         assert away.min(axis=1).max() < 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "picture", "words"),
+    [
+        ((1, 40, 97), (1, 3, 48, 320), 'decoder = "ctc"'),
+        ((1, 1, 64, 96), (1, 3, 64, 96), "detection with db"),
+        ((1, 21, 64, 96), (1, 3, 64, 96), 'decoder = "semantic"'),
+        ((1, 512), (1, 3, 112, 112), "embedding with decoder pooled"),
+    ],
+)
+def test_drafts_of_bare_files_name_the_task(
+    tmp_path: Path, shape: tuple[int, ...], picture: tuple[int, ...], words: str
+) -> None:
+    """What the shapes tell is drafted, and what they do not tell is asked."""
+    path = constant_outputs(
+        tmp_path / "m.onnx", {"out": np.zeros(shape, np.float32)}, picture=picture
+    )
+    draft = describe(path).draft
+    assert words in draft
+    assert "# to decide:" in draft

@@ -297,3 +297,20 @@ def test_a_manifest_that_does_not_fit_is_one_line(
         loaded(load(tmp_path))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_metadata_has_the_draft_of_its_task(tmp_path: Path) -> None:
+    """Rows with prototypes are a segmentation's; what the labels decide is asked."""
+    import onnx
+
+    from edge_agent.models.describing import describe
+
+    for inside, decoder in ((False, "yolov8"), (True, "yolo-e2e")):
+        path = save_yolo(tmp_path / "m.onnx", "segment", inside=inside)
+        model = onnx.load(path)
+        del model.metadata_props[:]
+        onnx.save(model, path)
+        draft = describe(path).draft
+        assert 'task = "instance-segmentation"' in draft
+        assert f'decoder = "{decoder}"' in draft
+        assert "# to decide: output.labels" in draft

@@ -10,7 +10,7 @@ hardly anything else, while 16 may be 11 classes, or a face with its five points
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...core.errors import ModelError
@@ -21,6 +21,8 @@ from .facts import CONVERSION, PUT_INSIDE, Draft, NetworkFacts
 from .guess_signals import output_words, signal_draft, unusual_draft
 
 COCO = 80
+_VECTOR = 64
+"""Numbers that an embedding has at least."""
 _BINS = 4 * 8
 """Of NanoDet's distances."""
 _ANCHORS = {8: 3, 16: 2, 32: 2, 64: 3}
@@ -36,6 +38,15 @@ _COLORS = (
     '127.5 and 127.5 (TensorFlow), and "bgr" with 0 and 1'
 )
 _RESIZE = "input.resize: stretch, letterbox or crop, as in training"
+_PADDLE: dict[str, Any] = {
+    "color": "bgr",
+    "resize": "letterbox",
+    "anchor": "top-left",
+    "pad": 127.5,
+    "mean": 127.5,
+    "scale": 127.5,
+}
+"""How PaddleOCR's recognition is given a line."""
 _LABELS = "output.labels: the names of the classes, in the order of training"
 
 
@@ -298,9 +309,87 @@ def _columns(picture: _Picture) -> Draft | None:
         "of the form of YOLOv8, 9, 11 or 12",
         input_,
         output,
-        f"output.labels: the names of its {classes} classes; if it has less, it is of another task "
-        "(obb, pose) or family",
+        f"output.labels: the names of its {classes} classes; if it has one less, task is obb; if "
+        "less by its points, keypoints with output.points; else it is of another family",
         "input: as in training, if not by Ultralytics",
+    )
+
+
+def _instances(picture: _Picture) -> Draft | None:
+    """YOLOv8's and v5's segmentation: rows, and prototypes of masks."""
+    rows = [one for one in picture.facts.outputs if len(one.shape) == 3]
+    maps = [one for one in picture.facts.outputs if len(one.shape) == 4]
+    if len(rows) != 1 or len(maps) != 1 or len(picture.outputs) != 2:
+        return None
+    behind = maps[0].shape[3 if picture.given["layout"] == "nhwc" else 1]
+    _, first, second = rows[0].shape
+    if behind is None or first is None or second is None or min(first, second) <= behind:
+        return None
+    if first < second:
+        decoder, iou, classes = "yolov8", 0.7, first - 4 - behind
+    elif second == 6 + behind:
+        decoder, iou, classes = "yolo-e2e", None, 0
+    else:
+        decoder, iou, classes = "yolov5", 0.45, second - 5 - behind
+    if classes < (decoder != "yolo-e2e"):
+        return None
+    output = {"decoder": decoder, "threshold": 0.25} | ({"iou": iou} if iou else {})
+    draft = _detector(
+        picture,
+        f"of the form of a YOLO's segmentation, with {behind} prototypes of masks",
+        {"color": "rgb", "resize": "letterbox", "pad": 114, "scale": 255},
+        output,
+        f"output.labels: the names of its {classes or ''} classes".replace("  ", " "),
+        "input: as in training, if not by Ultralytics",
+    )
+    return replace(draft, keys={**draft.keys, "task": "instance-segmentation"})
+
+
+def _areas(picture: _Picture) -> Draft | None:
+    """Segmentation: as many cells as pixels across and down, or a half or a quarter of them."""
+    size = infer_layout.picture_size(picture.input, picture.given["layout"])
+    shape = picture.facts.outputs[0].shape
+    if len(picture.facts.outputs) != 1 or None in size or len(shape) not in {3, 4}:
+        return None
+    numbers = len(shape) == 3 or 1 in shape[1:2]
+    last = len(shape) == 4 and picture.given["layout"] == "nhwc" and not numbers
+    found = (shape[2], shape[1]) if last else (shape[-1], shape[-2])
+    if not any(found == tuple((side or 0) // part for side in size) for part in (1, 2, 4)):
+        return None
+    floats = "int" not in picture.facts.outputs[0].dtype
+    if len(shape) == 4 and numbers and floats and "map" not in picture.facts.outputs[0].name:
+        question = (
+            "task and output.decoder: detection with db, where these are PP-OCR's lines of text; "
+            "of segmentation export it with an ArgMax, or a channel for each class; else raw"
+        )
+        made = {"task": "raw", "input": picture.said, "output": {"decoder": "raw"}}
+        return Draft("a number for each pixel", made, questions=(question, _COLORS, _RESIZE))
+    if numbers and floats:
+        return None
+    return Draft(
+        "what each pixel is: segmentation",
+        {"task": "segmentation", "input": picture.said, "output": {"decoder": "semantic"}},
+        questions=(_LABELS, _COLORS, _RESIZE),
+    )
+
+
+def _line(picture: _Picture) -> Draft | None:
+    """Characters of a line, as PP-OCR reads them: a class for each few columns of pixels."""
+    width, height = infer_layout.picture_size(picture.input, picture.given["layout"])
+    shape = picture.facts.outputs[0].shape
+    if len(picture.facts.outputs) != 1 or len(shape) != 3 or height not in {32, 48}:
+        return None
+    steps, classes = shape[1:]
+    if classes is None or (width and steps not in {None, width // 8, width // 4}):
+        return None
+    size = {} if width else {"width": 320}
+    return Draft(
+        f"characters of one line, {classes} classes with the blank, as PP-OCR's recognition",
+        {"task": "text", "input": picture.said | size | _PADDLE, "output": {"decoder": "ctc"}},
+        questions=(
+            f"output.labels: its dictionary, {classes - 2} characters or one more, in labels.txt",
+            "input: as in training, if not by PaddleOCR",
+        ),
     )
 
 
@@ -396,8 +485,11 @@ def _unread(picture: _Picture) -> Draft | None:
         mend = (
             "YOLOv7: export it without --end2end, for decoder yolov5; YOLO-NAS: with "
             "output_predictions_format=BATCH, for ssd; EfficientDet: with separate boxes, scores "
-            "and classes, for ssd"
+            "and classes, for ssd; Ultralytics' obb with suppression inside is read by yolo-e2e"
         )
+    elif len(outputs) in {6, 9} and {one.shape[-1] for one in outputs} in ({1, 4}, {1, 4, 10}):
+        family = "scores, boxes and points by level, as SCRFD gives them"
+        mend = "take a face detector of decoder yunet or ultraface, or one with boxes inside"
     elif any(one.name == "scale_factor" for one in picture.facts.inputs):
         family = "PaddleDetection's, with its post-processing inside"
         mend = "export it with -o export.exclude_nms=True, whose boxes and scores decoder ssd reads"
@@ -431,6 +523,10 @@ def _classifier(picture: _Picture) -> Draft | None:
     how = " (scores as they come)" if decoder == "softmax" else ""
     output: dict[str, Any] = {"decoder": decoder}
     left = [_LABELS, _COLORS, _RESIZE]
+    if (_length(vectors[0]) or 0) >= _VECTOR and decoder == "logits":
+        left.insert(
+            0, "task: embedding with decoder pooled, if its numbers are a vector, no classes"
+        )
     if "int" in vectors[0].dtype and vectors[0].name not in picture.facts.steps:
         left.append("output.scale and output.zero_point: of its integers, as its exporter has them")
     return Draft(
@@ -454,6 +550,9 @@ _FAMILIES: tuple[Callable[[_Picture], Draft | None], ...] = (
     _yunet,
     _model_zoo,
     _nanodet,
+    _line,
+    _areas,
+    _instances,
     _rows,
     _columns,
     _fastestdet,

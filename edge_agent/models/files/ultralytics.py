@@ -78,8 +78,9 @@ def describe(
         task = fields["task"].strip()
         assumed = []
     else:
-        task = "detect"
-        assumed = ["task: detect; its exporter, YOLOv5's or an early one, does not say"]
+        # YOLOv5's segmentation: rows, and prototypes of masks.
+        task = "segment" if len(facts.outputs) == 2 else "detect"
+        assumed = [f"task: {task}; its exporter, YOLOv5's or an early one, does not say"]
     described = {
         "description": fields.get("description", "").strip()[:200],
         "license": fields.get("license", "").strip()[:200],
@@ -100,8 +101,6 @@ def describe(
     elif task == "classify":
         body, more = _classification(fields, facts, labels, where)
     else:
-        if "task" not in fields and len(facts.outputs) == 2:
-            task = "segment"  # YOLOv5's: rows, and prototypes of masks
         body, more = _boxes(task, fields, facts, labels, where)
     return described | body, assumed + more
 
