@@ -229,9 +229,10 @@ class Answers:
                 versions = [s.model.manifest.version for s in servings if s.model is not None]
                 if version is not None and version not in versions:
                     raise UnknownModelError(no_version(model, version, versions))
-                future.set_result((found, versions))
             except AgentError as problem:
                 future.set_exception(problem)
+            else:
+                future.set_result((found, versions))
 
         self._when_open(model, version, done)
         return future
@@ -386,6 +387,8 @@ class Answers:
             self._settle(ticket, StoppingError(STOPPING, DRAIN_SECONDS))
         except AgentError as problem:
             self._settle(ticket, problem)
+        except Exception as problem:  # noqa: BLE001 - rows may give outputs of unlike shapes
+            self._settle(ticket, converted(problem, "joining the rows", SampleError))
         else:
             picture = question.tensors is None and question.data.ndim == 3
             sample = Sample(

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.test_answers import table
-from tests.helpers.small_models import brightness, encode_jpeg, heavy, plain
+from tests.helpers.small_models import brightness, encode_jpeg, heavy, plain, write_manifest
 from tests.helpers.support import (
     PATIENCE,
     AgentProcess,
@@ -28,6 +28,7 @@ from tests.helpers.support import (
     call_cli,
     free_port,
 )
+from tests.helpers.tiny_networks import node, save_onnx
 
 pytest.importorskip("httptools")
 Agents = Callable[..., AgentProcess]
@@ -92,6 +93,19 @@ class Caller:
             return found
 
 
+def places(folder: Path) -> None:
+    """Make a model that says where a row of four is not 0: as many numbers as there are."""
+    folder.mkdir(parents=True)
+    save_onnx(
+        folder / "model.onnx",
+        [node("Reshape", ["row", "size"], ["flat"]), node("NonZero", ["flat"], ["places"])],
+        [("row", "float32", (1, 4))],
+        [("places", "int64", (1, None))],
+        {"size": np.array([4], np.int64)},
+    )
+    write_manifest(folder, "1", "raw", input={"window": 1}, output={"decoder": "raw"})
+
+
 @contextmanager
 def running(
     broker: Mosquitto, listen: Listeners, agent: Agents, folder: Path, **tables: Any
@@ -100,10 +114,11 @@ def running(
     brightness(folder / "models" / "light")
     table(folder / "models" / "rows")
     heavy(folder / "models" / "slow", 80)
+    places(folder / "models" / "places")
     port = free_port()
     heard = listen(broker.port)
     more: dict[str, Any] = {
-        "infer": {"models": ["light", "rows", "slow"], "per_s": 10_000},
+        "infer": {"models": ["light", "rows", "slow", "places"], "per_s": 10_000},
         "http": {"listen": f"127.0.0.1:{port}"},
         "trial": {"shadow_frames": 0, "probation_s": 1},
         **tables,
@@ -170,6 +185,13 @@ def test_pictures_and_tensors_are_answered(
         size = int(binary.headers["inference-header-content-length"])
         assert json.loads(binary.body[:size])["outputs"][0]["shape"] == [3]
         assert np.frombuffer(binary.body[size:], np.float32).tolist() == means
+        unlike = {**tensor("row", rows[:2]), "data": [1, 0, 0, 0, 1, 1, 0, 0]}
+        found = ask("/v2/models/places/infer", {"inputs": [unlike]})
+        assert found.status == 400
+        assert found.json["error"].startswith("joining the rows")
+        alone = {**tensor("row", rows[:1]), "data": [1, 0, 0, 1]}
+        found = ask("/v2/models/places/infer", {"inputs": [alone]})
+        assert found.json["outputs"][0]["data"] == [0, 3]
         assert b"edge_agent_infer_answered_total" in ask("/metrics").body
 
 
