@@ -19,6 +19,7 @@ from edge_agent.core.errors import AgentError
 from edge_agent.core.types import Outcome, Request, Sample
 from edge_agent.inference.statistics import Cost
 from edge_agent.runtime.scheduler.board import REASONS, Account, Board, FrameQueue, Job
+from edge_agent.runtime.scheduler.queue import MOST_RESULTS
 from tests.helpers.support import PATIENCE
 
 NOTHING = np.zeros(1, np.float32)
@@ -512,3 +513,41 @@ class BoardMachine(RuleBasedStateMachine):
 
 TestBoardMachine = BoardMachine.TestCase
 TestBoardMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_lane_does_not_run_away_from_one_that_hands_results_over() -> None:
+    """While one delivery lasts, few more frames are taken; all are delivered in order, then."""
+    bench = Bench()
+    queue, count = bench.queue(room=4, lossless=True), 500
+    may_go, done = threading.Event(), threading.Event()
+    taken: list[int] = []
+    delivered: list[int] = []
+
+    def deliver(seq: int) -> None:
+        assert may_go.wait(PATIENCE)
+        delivered.append(seq)
+        if len(delivered) == count:
+            done.set()
+
+    def lane() -> None:
+        while (job := bench.board.take()) is not None:
+            taken.append(job.sample.seq)
+            bench.board.finish(job, partial(deliver, job.sample.seq))
+
+    def capture() -> None:
+        for _ in range(count):
+            bench.board.put(queue, lambda seq: Sample(NOTHING, seq, 0, time.monotonic()))
+
+    threads = [threading.Thread(target=work) for work in (capture, lane, lane)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + PATIENCE
+    while len(taken) <= MOST_RESULTS and time.monotonic() < deadline:
+        threading.Event().wait(0.001)
+    assert len(taken) == MOST_RESULTS + 1
+    may_go.set()
+    assert done.wait(PATIENCE)
+    bench.board.close()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert delivered == list(range(count))

@@ -241,7 +241,7 @@ class Board(Generic[M]):
                 others = model is not only
             else:
                 others = model in self._gathering or model in self._untried
-            if model is None or others or (model.in_order and queue.busy):
+            if model is None or others or queue.behind or (model.in_order and queue.busy):
                 waiting.remove(queue)
                 continue
             charged = (queue.cost or model.cost).seconds
@@ -302,8 +302,11 @@ class Board(Generic[M]):
         while ready is not None:
             ready()
             with self._lock:
+                behind = queue.behind
                 queue.delivered()
                 ready = queue.next_delivery()
+                if behind and not queue.behind:
+                    self._work.notify()
                 if ready is None:
                     self._changed.notify_all()
 

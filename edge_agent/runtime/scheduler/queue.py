@@ -92,6 +92,11 @@ class Job(Generic[M]):
     """How many are inferred together, itself included."""
 
 
+MOST_RESULTS = 64
+"""Results of a pipeline that wait to be handed over, before no more of its frames are taken: where
+inference takes less than what follows, one lane would run away from the one that hands over."""
+
+
 class _InOrder:
     """Hands results over in the order in which their frames were taken."""
 
@@ -124,6 +129,11 @@ class _InOrder:
         """Record that what `next` has returned was called."""
         self._delivered += 1
         self._delivering = False
+
+    @property
+    def behind(self) -> bool:
+        """Whether as many wait as may."""
+        return len(self._waiting) >= MOST_RESULTS
 
     @property
     def complete(self) -> bool:
@@ -296,6 +306,11 @@ class FrameQueue(Generic[M]):
     def delivered(self) -> None:
         """Record that the result of `next_delivery` was handed over."""
         self._results.delivered()
+
+    @property
+    def behind(self) -> bool:
+        """Whether so many results wait to be handed over that no further frame is taken."""
+        return self._results.behind
 
     @property
     def at_rest(self) -> bool:
