@@ -28,29 +28,12 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 COMMANDS: Mapping[str, type] = {
     each.__name__.lower(): each
     for each in (
-        Activate,
-        Configure,
-        Delete,
-        Fetch,
-        Picture,
-        Ping,
-        Reset,
-        Restart,
-        Rollback,
-        Set,
-        Snapshot,
+        *(Activate, Configure, Delete, Fetch, Picture, Ping),
+        *(Reset, Restart, Rollback, Set, Snapshot),
     )
 } | {"evidence": ListEvidence}
 _RETAINED = {
-    "status",
-    "info",
-    "health",
-    "count",
-    "pipeline",
-    "config",
-    "source",
-    "model",
-    "rollout",
+    *("status", "info", "health", "count", "pipeline", "config", "source", "model", "rollout"),
 }
 _QOS_0 = {"health"}
 _BELOW = {
@@ -60,11 +43,18 @@ _BELOW = {
     "reply": "request",
 }
 """By kind of payload: the level below it in its topic."""
-_BINARY = {
-    "snapshot": ("snapshot/{pipeline}", "image/jpeg", "A frame with what was found in it."),
-    "picture": ("picture/{pipeline}/{event}", "image/jpeg", "The picture of an event."),
-    "clip": ("clip/{pipeline}/{event}/{n}", "video/mp4", "A block of the clip of an event."),
-}
+_OTHERS = (
+    ("send", "snapshot/{pipeline}", "image/jpeg", "A frame with what was found in it."),
+    ("send", "picture/{pipeline}/{event}", "image/jpeg", "The picture of an event."),
+    ("send", "clip/{pipeline}/{event}/{n}", "video/mp4", "A block of the clip of an event."),
+    ("receive", "in/model", "application/x-tar", "A whole packed model."),
+    ("receive", "in/push/{transfer}/offer", "application/json", "The header of a package."),
+    ("receive", "in/push/{transfer}/list/{part}", "application/octet-stream", "Of its blocks."),
+    ("receive", "in/push/{transfer}/block/{number}", "application/octet-stream", "A block."),
+    ("receive", "in/push/{transfer}/abort", "application/octet-stream", "It ends; empty."),
+    ("receive", "in/infer/{model}/{request}", "application/octet-stream", "JPEG, PNG or JSON."),
+)
+"""Topics without a schema: what the device does there, topic, content type, what it is."""
 
 
 def schemas() -> dict[str, Any]:
@@ -139,21 +129,15 @@ def asyncapi(root: str = "edge") -> dict[str, Any]:
         below = f"/{{{_BELOW[kind]}}}" if kind in _BELOW else ""
         qos, retain = int(kind not in _QOS_0), kind in _RETAINED
         add(kind, f"{{device}}/{kind}{below}", "send", message, qos=qos, retain=retain)
-    for name, (topic, content, summary) in _BINARY.items():
-        add(
-            name, f"{{device}}/{topic}", "send", {"contentType": content, "summary": summary}, qos=0
-        )
+    for action, topic, content, summary in _OTHERS:
+        name = ".".join(part for part in topic.split("/") if "{" not in part)
+        told = {"contentType": content, "summary": summary}
+        add(name, f"{{device}}/{topic}", action, told, qos=int(action == "receive"))
     for key in SETTABLE:
         bare = {"contentType": "text/plain", "payload": {"type": "string"}}
         add(f"set.{key}", f"{{device}}/in/set/{{pipeline}}/{key}", "receive", bare, qos=1)
     mode = {"contentType": "text/plain", "payload": {"type": "string"}}
     add("set.mode", f"{{device}}/in/set/{DEVICE}/mode", "receive", mode, qos=1)
-    whole = {"contentType": "application/x-tar", "summary": "A whole packed model."}
-    add("in.model", "{device}/in/model", "receive", whole, qos=1)
-    asked = {
-        "summary": "A JPEG, a PNG, or JSON with tensors, readings or texts; answered on reply."
-    }
-    add("in.infer", "{device}/in/infer/{model}/{request}", "receive", asked, qos=1)
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "edge-agent", "version": __version__},

@@ -79,7 +79,8 @@ class _Rates:
             began = pipeline.stream.began
             before, count = (self._gathered, 0) if began is None else (began, 1)
         self._last[pipeline.name] = (pipeline, now, inferred)
-        return round((inferred - count) / max(now - before, 1e-3), 2)
+        # Its first result may have come since the account was taken.
+        return round(max(0, inferred - count) / max(now - before, 1e-3), 2)
 
     def gathered(self, names: Collection[str]) -> None:
         """Record that a payload is complete; forget all but these pipelines."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def heard(
         [door, {**lamp, "rules": [lit]}, level, shaft, press],
         models_dirs=[str(tmp_path / "models")],
         trust={"allow_unsigned": True},
+        infer={"models": ["light"]},
         trial=QUICK,
         groups=["lab"],
     )
@@ -151,6 +153,10 @@ def test_schemas_are_valid_and_so_is_what_refers_to_them() -> None:
     for kind in printed()["$defs"]:
         if not kind[0].isupper():
             Draft202012Validator.check_schema(printed(kind))
+    written = set(
+        json.loads(files("edge_agent.mqtt").joinpath("payloads.json").read_text())["$defs"]
+    )
+    assert not written & printed("settings")["$defs"].keys(), "one name for two things"
     document = printed("--asyncapi")
     assert document["asyncapi"].startswith("3.")
 
