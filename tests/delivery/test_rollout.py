@@ -291,5 +291,27 @@ def test_a_device_and_a_broker_that_are_killed_lose_nothing(fleet: Fleet) -> Non
     assert shown.stdout.count("1 device: 1 live") == 2, shown.stdout
 
 
+def test_who_pushes_to_a_group_may_leave_before_it_is_drawn(fleet: Fleet) -> None:
+    """A killed sender leaves the package for its members; the same push again clears it."""
+    box = fleet.box("edge-01")
+    package = fleet.package("2", best=2, hidden=4000)
+    command = [sys.executable, "-m", "edge_agent", "push", str(package), "--device", "@lab"]
+    sender = subprocess.Popen([*command, "--broker", fleet.broker.url])
+    fleet.listener.wait_for(
+        lambda heard: any("/push/" in h.topic and "/in/" not in h.topic for h in heard),
+        "a word of the device",
+    )
+    sender.kill()
+    sender.wait()
+    box.wait_live("2")
+    offers = [h for h in fleet.listener.heard if "/@package/" in h.topic and "/offer" in h.topic]
+    assert offers[-1].payload
+    again = run_cli(*command[3:], "--broker", fleet.broker.url)
+    assert "edge-01: live already" in again.stdout, again.stderr
+    fleet.listener.catch_up()
+    offers = [h for h in fleet.listener.heard if "/@package/" in h.topic and "/offer" in h.topic]
+    assert not offers[-1].payload
+
+
 def _have(heard: Heard) -> int:
     return int(heard.json.get("have", 0)) if heard.json.get("state") == "need" else 0
