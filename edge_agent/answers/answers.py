@@ -447,14 +447,12 @@ class Answers:
             try:
                 ticket.future.exception(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                break
+                self.give_up(ticket, StoppingError(STOPPING, DRAIN_SECONDS))
 
     def close(self) -> None:
         """End the threads, once what waits for them is done."""
         with self._lock:
-            queues, left = [each.queue for each in self._models.values()], list(self._open)
-        for ticket in left:
-            self.give_up(ticket, StoppingError(STOPPING, DRAIN_SECONDS))
+            queues = [each.queue for each in self._models.values()]
         for queue in queues:
             if isinstance(queue, Generator):
                 queue.close()

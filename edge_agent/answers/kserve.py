@@ -71,7 +71,7 @@ class Inference:
         self._head = head
         self._asked: dict[str, Any] = {}
 
-    def parse(self, model: Model, _kind: Kind) -> Question:
+    def parse(self, model: Model, kind: Kind) -> Question:
         """Return the question.
 
         Raises:
@@ -88,6 +88,8 @@ class Inference:
         if not isinstance(inputs, list) or not all(isinstance(each, dict) for each in inputs):
             raise SampleError("inputs: expected a list of tensors")
         self._asked = asked
+        if kind == "generate":
+            raise SampleError(f"{model.id} is of task generate, without tensors")
         known = {spec.name: spec for spec in model.engine.inputs}
         tensors: dict[str, Array] = {}
         rest = memoryview(self._body)[size:]

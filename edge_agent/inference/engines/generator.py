@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...core.errors import AgentError, ModelError, RequestError
+from ...core.errors import AgentError, ModelError, RequestError, SampleError
 from ...core.json_text import read_json
 from ...core.text_findings import Generated
 from ...core.types import Outcome, Timing
@@ -106,7 +106,8 @@ class Generator:
             data: JSON: `messages` or `prompt`, and how to answer.
 
         Raises:
-            RequestError: it makes no sense, or too many wait.
+            SampleError: it makes no sense.
+            FullError: too many wait.
         """
         asked = self._read(data)
         with self._changed:
@@ -162,7 +163,7 @@ class Generator:
                     body["messages"], add_generation_prompt=True
                 )
             except RuntimeError as problem:
-                raise RequestError(f"messages: {self._reason(problem)}") from None
+                raise SampleError(f"messages: {self._reason(problem)}") from None
         return _Asked(prompt, config, Future(), time.perf_counter(), stops)
 
     def _reason(self, problem: Exception) -> str:
@@ -231,9 +232,11 @@ class Generator:
             for each in asked:
                 self._take(each)
             done = {id(each) for each in asked if each.future.done()}
-            for each in asked:
-                if id(each) in done and each.future.cancelled() and each.handle is not None:
-                    each.handle.cancel()
+            canceled = [each for each in asked if each.future.cancelled() and each.handle]
+            for each in canceled:
+                each.handle.cancel()
+            if canceled:
+                self._pipeline.step()  # which gives their room back
         except Exception as problem:  # noqa: BLE001 - whatever it is, it is the model's
             self._fail(asked, RequestError(f"{self.id}: {self._reason(problem)}"))
             # What it was of is in the pipeline still, and would fail with every step.
@@ -260,7 +263,7 @@ class Generator:
             return
         if status == genai.GenerationStatus.IGNORED:
             most = f"text.kv_cache_mb = {self._kv_cache_mb}"
-            self._fail([each], RequestError(f"{self.id}: is longer than {most} has room for"))
+            self._fail([each], SampleError(f"{self.id}: is longer than {most} has room for"))
             return
         text = self._tokenizer.decode(each.tokens)
         text = text[: min((at for one in each.stops if (at := text.find(one)) >= 0), default=None)]
@@ -279,7 +282,7 @@ def _checked(data: bytes) -> Mapping[str, Any]:
     """Parse a question; `null` is as if it was left out.
 
     Raises:
-        RequestError: it is none.
+        SampleError: it is none.
     """
     try:
         body = read_json(data)
@@ -288,13 +291,13 @@ def _checked(data: bytes) -> Mapping[str, Any]:
     if isinstance(body, dict):
         body = {key: value for key, value in body.items() if value is not None}
     if not isinstance(body, dict) or ("prompt" in body) == ("messages" in body):
-        raise RequestError(f"expected {EXPECTED}")
+        raise SampleError(f"expected {EXPECTED}")
     for key, value in body.items():
         if key not in CHECKS:
-            raise RequestError(f"{key}: unknown key; known: {', '.join(CHECKS)}")
+            raise SampleError(f"{key}: unknown key; known: {', '.join(CHECKS)}")
         expected, is_so = CHECKS[key]
         if not is_so(value):
-            raise RequestError(f"{key}: expected {expected}")
+            raise SampleError(f"{key}: expected {expected}")
     return body
 
 
