@@ -70,7 +70,7 @@ GROUPS = (
             Command("pack", "a model folder or bare model file into one package"),
             Command("describe", "what a model file says of itself, and what it leaves open"),
             Command("convert", "a .pt2, TorchScript or .tflite as a model that computes it"),
-            Command("quantize", "a float model in eight bits, what it costs and brings"),
+            Command("quantize", "a float model in INT8: what it costs and brings"),
             Command("keygen", "an Ed25519 key pair: FILE and FILE.pub"),
         ),
     ),
