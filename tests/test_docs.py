@@ -173,7 +173,7 @@ def _keys(record: Any, above: str = "") -> Iterator[str]:
         inner = [kind for kind in (hints[item.name], *_inside(hints[item.name])) if _table(kind)]
         if inner and bool in get_args(hints[item.name]):
             yield f"{above}{item.name}"  # a flag, or a table
-        if inner:
+        if inner and inner[0] is not record:  # stages of stages are stages
             yield from _keys(inner[0], f"{above}{item.name}.")
         else:
             yield f"{above}{item.name}"
