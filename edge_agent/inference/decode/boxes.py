@@ -20,6 +20,8 @@ Indices = NDArray[np.intp]
 
 # Suppression compares pairs: what a threshold near 0 lets through must not take seconds.
 MOST_CANDIDATES = 3000
+_BLOCK = 256
+"""Oriented boxes that are compared with all others at a time: 6 MB an array, not 72."""
 NORMALIZED_AT_MOST = 2.0
 """Boxes within this are in 0..1 of the input: no real box is this few pixels."""
 _ANCHORED_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
@@ -222,30 +224,39 @@ def _turned_survivors(turned: Floats, classes: Indices, iou: float) -> Indices:
     kept = []
     for kind in np.unique(classes):
         rows = np.flatnonzero(classes == kind)
-        worse = np.triu(_turned_overlaps(turned[rows].astype(np.float64)) > iou, 1)
-        kept.append(rows[~worse.any(axis=0)])
+        own, gone = turned[rows].astype(np.float64), np.zeros(len(rows), bool)
+        for start in range(0, len(rows), _BLOCK):
+            shared = _turned_overlaps(own[start : start + _BLOCK], own[start:])
+            gone[start:] |= np.triu(shared > iou, 1).any(axis=0)
+        kept.append(rows[~gone])
     return np.sort(np.concatenate(kept))
 
 
-def _turned_overlaps(turned: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how far boxes (n, 5) overlap as normal distributions: (n, n).
+def _turned_overlaps(
+    turned: NDArray[np.float64], others: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return how far boxes (n, 5) and (m, 5) overlap as normal distributions: (n, m).
 
     That is ProbIoU (Llerena et al. 2021, arXiv 2106.06072).
     """
-    x, y, width, height, angle = turned.T
-    cosine, sine = np.cos(angle), np.sin(angle)
-    a = (width**2 * cosine**2 + height**2 * sine**2) / 12
-    b = (width**2 * sine**2 + height**2 * cosine**2) / 12
-    c = (width**2 - height**2) * cosine * sine / 12
-    aa, bb, cc, dx, dy = (
-        each[:, None] + sign * each for each, sign in ((a, 1), (b, 1), (c, 1), (x, -1), (y, -1))
-    )
+    mine, theirs = _spreads(turned)[..., None], _spreads(others)[:, None]
+    aa, bb, cc = mine + theirs
+    dx, dy = turned[:, :2].T[..., None] - others[:, :2].T[:, None]
     area = aa * bb - cc**2
-    own = np.sqrt((a * b - c**2).clip(0))
+    sizes = [np.sqrt((a * b - c**2).clip(0)) for a, b, c in (mine, theirs)]
     far = (aa * dy**2 + bb * dx**2 - 2 * cc * dx * dy) / (area + 1e-7) / 4
-    far += np.log(area / (4 * own[:, None] * own + 1e-7) + 1e-7) / 2
+    far += np.log(area / (4 * sizes[0] * sizes[1] + 1e-7) + 1e-7) / 2
     overlaps: NDArray[np.float64] = 1 - np.sqrt(1 - np.exp(-far.clip(1e-7, 100)) + 1e-7)
     return overlaps
+
+
+def _spreads(turned: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return variances of boxes (n, 5) along x and y, and their covariance: (3, n)."""
+    width, height, angle = turned[:, 2:].T
+    cosine, sine = np.cos(angle), np.sin(angle)
+    a = (width * cosine) ** 2 + (height * sine) ** 2
+    b = (width * sine) ** 2 + (height * cosine) ** 2
+    return np.stack((a, b, (width**2 - height**2) * cosine * sine)) / 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
