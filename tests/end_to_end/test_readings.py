@@ -6,6 +6,7 @@ import json
 import os
 import time
 import tty
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,14 @@ def test_a_model_may_not_be_called_readings_and_check_knows_the_values(
     done = call_cli("check", "--config", str(config))
     assert done.code == 0
     assert "rules[warm].value: 'temperature' has not come yet; there are flow, level" in done.out
+    with wave.open(str(tmp_path / "hum.wav"), "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        sound.writeframes(bytes(1600))
+    config.write_text(agent_settings("box", broker.url, [{**pipeline, "source": "wav:hum.wav"}]))
+    done = call_cli("check", "--config", str(config))
+    assert "gives 8000 results a second; set rate, or input.window and input.stats" in done.out
+    tried = call_cli("try", f"csv:{table}", "readings")
+    assert (tried.code, '"readings" is no model' in tried.error) == (2, True)
 
 
 STATISTICS = ["rms", "peak", "kurtosis", "crest", "band:10-100", "band:1000-3200"]

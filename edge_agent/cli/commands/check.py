@@ -232,7 +232,11 @@ class _PipelineCheck:
         if self._pipeline.has_no_model:
             from ...inference.readings import names_in
 
-            self._names = names_in(self._pipeline.sensor_spec, reading)
+            taken = self._pipeline.sensor_spec
+            self._names = names_in(taken, reading)
+            if reading.rate_hz and taken.window is None and self._pipeline.rate is None:
+                words = f"gives {reading.rate_hz:g} results a second; set rate, or input.window"
+                self._report.line("note", self._subject, f"{words} and input.stats")
         size = " by ".join(map(str, reading.data.shape[1:])) or "1"
         return f"{spec.redacted}, readings of {size} value{'' if size == '1' else 's'}"
 

@@ -20,7 +20,7 @@ from ...core.errors import (
     SourceError,
     UsageError,
 )
-from ...core.names import is_name
+from ...core.names import READINGS, is_name
 from ...core.text import counted, span
 from ...core.types import Array, Outcome, Sample
 from ...inference.engines.registry import engine_words
@@ -92,6 +92,11 @@ def main(options: Options) -> int:
     """Try; 0 if there was at least one result."""
     spec = _source(options.source)
     path = Path(options.model)
+    if options.model == READINGS and not path.exists():
+        raise UsageError(
+            f'MODEL: "{READINGS}" is no model, there is nothing to try; write it as a pipeline\'s '
+            "model, `edge-agent check` then names its values"
+        )
     if not options.model or not path.exists():
         raise UsageError(
             f"MODEL: {options.model!r}: no such file or folder{_bundled(options.model)}"
