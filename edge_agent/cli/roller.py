@@ -163,7 +163,7 @@ def wave_line(plan: Plan, number: int, counts: Tally) -> str:
 def trouble_lines(counts: Tally) -> Iterator[str]:
     """Write what is not well in a wave, each kind once."""
     for why, devices in sorted(counts.not_well.items()):
-        yield printable(f"  {counted(len(devices), 'device')} {why} ({some_of(devices)})")
+        yield printable(f"  {counted(len(devices), 'device')} {why} ({some_of(sorted(devices))})")
 
 
 def changed(plan: Plan, **what: Any) -> Plan:
