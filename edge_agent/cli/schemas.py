@@ -132,7 +132,7 @@ def asyncapi(root: str = "edge") -> dict[str, Any]:
     for action, topic, content, summary in _OTHERS:
         name = ".".join(part for part in topic.split("/") if "{" not in part)
         told = {"contentType": content, "summary": summary}
-        add(name, f"{{device}}/{topic}", action, told, qos=int(action == "receive"))
+        add(name, f"{{device}}/{topic}", action, told, qos=int(content != "image/jpeg"))
     for key in SETTABLE:
         bare = {"contentType": "text/plain", "payload": {"type": "string"}}
         add(f"set.{key}", f"{{device}}/in/set/{{pipeline}}/{key}", "receive", bare, qos=1)
