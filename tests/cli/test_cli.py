@@ -44,6 +44,8 @@ COMMANDS = (
     "check",
     "profile",
     "tail",
+    "evidence",
+    "infer",
     "ui",
     "configure",
     "set",
