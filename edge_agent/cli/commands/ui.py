@@ -23,7 +23,7 @@ LISTEN = "127.0.0.1:8080"
 EXAMPLES = (
     "edge-agent ui --broker mqtt://broker.lan",
     "edge-agent ui --operate --key push.key  commands, settings, signed pushes, too",
-    "edge-agent ui --listen 0.0.0.0:8080 --password-file page.password  for phones, too",
+    "edge-agent ui --listen 0.0.0.0:8080 --password-file page.password  from phones",
 )
 
 
