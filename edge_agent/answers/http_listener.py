@@ -72,6 +72,11 @@ class _Server:
         )
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether it still answers."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Listen no more; those who wait get their answer first."""
         self._uvicorn.should_exit = True
@@ -96,11 +101,8 @@ def _bind(endpoint: Endpoint) -> socket.socket:
                 raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         path.unlink()
     listening = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o117)
-    try:
-        listening.bind(str(path))
-    finally:
-        os.umask(before)
+    listening.bind(str(path))
+    path.chmod(0o660)  # before anybody can connect
     listening.listen(BACKLOG)
     return listening
 
@@ -182,6 +184,9 @@ class HttpListener:
 
     def problems(self) -> list[str]:
         """Return why nothing is listened on."""
+        server = self._server
+        if self._problem is None and server is not None and not server.alive:
+            return [f"http: nothing listens on {server.http.listen} any more; restart the agent"]
         return [] if self._problem is None else [self._problem]
 
     def close(self) -> None:
