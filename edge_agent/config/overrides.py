@@ -36,7 +36,7 @@ class Before:
     configured: Changes
     hidden: Mapping[str, frozenset[str]]
     until_restart: Mapping[str, Mapping[str, Any]]
-    """Of the pipelines that the patch names."""
+    """Of the keys that the patch changes."""
     given: Mapping[str, Pipeline]
 
 
@@ -228,25 +228,36 @@ class Overrides:
 
         with self._lock:
             settings, lower, names = self.tried(patch), self._known_lower(), patch.touched
+            passing = {name: self._until_restart.get(name, {}) for name in names}
             before = Before(
                 self._configured,
                 self._hidden,
-                {name: dict(self._until_restart.get(name, {})) for name in names},
+                {
+                    n: {k: v for k, v in passing[n].items() if k in keys}
+                    for n, keys in names.items()
+                },
                 {name: self._given[name] for name in names if name in self._given},
             )
             self._configured = without_effect(overlaid(self._configured, patch.changes), lower)
             for name, keys in names.items():
                 hidden = self._hidden.get(name, frozenset()) | keys
                 self._hidden = {**self._hidden, name: hidden}
-                passing = self._until_restart.get(name, {})
-                self._until_restart[name] = {k: v for k, v in passing.items() if k not in keys}
+                rest = {k: v for k, v in passing[name].items() if k not in keys}
+                self._until_restart[name] = rest
             return settings, before
 
     def restore(self, before: Before) -> Settings:
-        """Bring back what held before a patch; return the settings."""
+        """Bring back what held before a patch; return the settings.
+
+        What was set since the patch stays.
+        """
         with self._lock:
-            self._configured, self._hidden = before.configured, before.hidden
-            self._until_restart |= {n: dict(each) for n, each in before.until_restart.items()}
+            self._configured = before.configured
+            # `persist` has made keys count again.
+            hidden = self._hidden.items()
+            self._hidden = {n: keys & before.hidden.get(n, frozenset()) for n, keys in hidden}
+            for name, was in before.until_restart.items():
+                self._until_restart[name] = {**was, **self._until_restart.get(name, {})}
             self._given |= before.given
             return self._laid(self._known_lower(), self._configured)
 

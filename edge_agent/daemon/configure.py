@@ -195,8 +195,8 @@ class Configuration:
     def _gives(self, name: str, probation: _Probation) -> bool:
         """Whether a pipeline has given a result of what was captured since, or is at rest."""
         pipeline = self._runner.pipelines.get(name)
-        if pipeline is None:
-            return True  # taken out of the file meanwhile
+        if pipeline is None or not pipeline.settings.enabled:
+            return True  # taken out of the file meanwhile, or switched off
         still = _still(pipeline)
         at_rest = pipeline.served and still > 0 and still != probation.expected[name]
         return at_rest or pipeline.stream.latest >= probation.began

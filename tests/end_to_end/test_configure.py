@@ -190,6 +190,27 @@ def test_what_stops_results_is_taken_back_by_itself(device: Device) -> None:
     assert device.config()["from"] == "file"
 
 
+def test_what_is_set_amid_a_probation_is_not_lost_by_its_end(device: Device) -> None:
+    """A change that was answered as done had gone with the patch; so had a pipeline's rest."""
+    bad = {"door": {"source": "v4l2:/dev/video99", "labels": ["person"]}}
+    reply = device.send(bad)
+    device.heard.wait_state(f"{D}/source/door", state="lost")
+    device.heard.publish(f"{D}/in/set/door/threshold", "0.7")
+    device.heard.wait_state(f"{D}/pipeline/door", threshold=0.7)
+    device.heard.publish(f"{D}/in/set/door/labels", "car,person")
+    device.heard.wait_state(f"{D}/pipeline/door", labels=["car", "person"])
+    device.heard.wait_state(reply, ok=False)
+    held = device.heard.wait_state(f"{D}/pipeline/door", threshold=0.7)
+    assert held["labels"] == ["car", "person"]
+    device.result("door", "person")
+
+    # Who switches a pipeline off does not wait for its results.
+    reply = device.send({"door": {"source": "v4l2:/dev/video99"}})
+    device.heard.wait_state(f"{D}/source/door", state="lost")
+    device.heard.publish(f"{D}/in/set/door/enabled", "OFF")
+    device.heard.wait_state(reply, ok=True)
+
+
 def test_what_is_kept_holds_over_kills_and_reloads(device: Device, tmp_path: Path) -> None:
     """From the command line: a pipeline comes, one goes; `check` and the log tell."""
     to = ("--device", "box", "--broker", device.url)

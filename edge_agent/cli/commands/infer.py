@@ -191,6 +191,6 @@ def _connection(url: str, timeout: float) -> HTTPConnection:
     except ValueError:
         scheme, host, port = "", None, None
     if scheme not in {"http", "https"} or not host or parts.path not in {"", "/"}:
-        raise UsageError(f"--url: {redact(url)!r}: expected http://host:port or unix:/path")
+        raise UsageError(f"--url: {redact(url)!r}: expected http://host:8001 or unix:/path")
     kind = HTTPSConnection if scheme == "https" else HTTPConnection
     return kind(host, port, timeout=timeout)
