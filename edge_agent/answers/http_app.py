@@ -58,7 +58,9 @@ class _Guard:
         wanted = self._token()
         if wanted:
             given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, f"Bearer {wanted}".encode()):
+            scheme, _, shown = given.partition(b" ")
+            known = hmac.compare_digest(shown.strip(), wanted.encode())
+            if scheme.lower() != b"bearer" or not known:
                 refusal = JSONResponse(
                     {"error": "a token is needed: Authorization: Bearer …"},
                     401,

@@ -298,6 +298,9 @@ def test_a_socket_with_a_token_refuses_who_has_none_and_what_is_too_much(
     with running(broker, listen, agent, tmp_path, **tables) as (_, _heard, process):
         assert Caller(path)("/predict/light", GRAY).status == 401
         assert Caller(path, "wrong")("/v2/health/live").status == 401
+        assert Caller(path)("/v2/health/live", Authorization="Basic geheim").status == 401
+        # The scheme's letters may be small: RFC 9110, 11.1.
+        assert Caller(path)("/v2/health/live", Authorization="bearer geheim").status == 200
         ask = Caller(path, "geheim")
         assert ask("/predict/light", GRAY).status == 200
         refused = ask("/predict/light", GRAY)
