@@ -373,6 +373,8 @@ class Answers:
 
     def _take(self, ticket: Ticket, question: Question, asked: _Asked) -> None:
         """Take the answers of the lanes."""
+        if not ticket.inner:
+            return  # given up meanwhile
         try:
             outcomes = [one.result() for one in ticket.inner]
             if len({outcome.model for outcome in outcomes}) > 1:
@@ -407,10 +409,12 @@ class Answers:
                 self._latency_ms.append((self._clock() - ticket.since) * 1e3)
             else:
                 self._counts["refused" if isinstance(found, RefusedError) else "failed"] += 1
+        # A cycle would keep a picture in memory until there is much else to collect.
+        ticket.inner = ()
         if isinstance(found, Answer):
             ticket.future.set_result(found)
         else:
-            ticket.future.set_exception(found)
+            ticket.future.set_exception(found.with_traceback(None))
 
     def give_up(self, ticket: Ticket, why: AgentError | None = None) -> None:
         """Answer no more: whoever has asked has gone, or has sent nothing."""

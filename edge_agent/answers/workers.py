@@ -32,6 +32,7 @@ class Workers:
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             work()
+            del work  # and with it the picture that it was about
 
     def close(self) -> None:
         """End the threads, once what waits is done."""

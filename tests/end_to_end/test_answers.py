@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import paho.mqtt.client as mqtt
+import psutil
 import pytest
 import tomli_w
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
@@ -105,6 +106,20 @@ def started(
 
 
 GRAY = encode_jpeg(plain(100))
+
+
+def test_large_pictures_do_not_stay_in_memory_once_they_are_answered_or_refused(
+    broker: Mosquitto, listen: Listeners, agent: Agents, models: str
+) -> None:
+    """Each of these few bytes had cost 160 MB until there was much else to collect."""
+    asker, process = started(broker, listen, agent, models)
+    asker.ask("light", GRAY)
+    large = load().imencode(".png", np.zeros((7000, 8000), np.uint8))[1].tobytes()
+    before = psutil.Process(process.process.pid).memory_info().rss
+    sent = [asker.send("light", large) for _ in range(8)]
+    replies = [asker.reply(each) for each in sent]
+    assert any("retry_after_s" in each for each in replies)
+    assert psutil.Process(process.process.pid).memory_info().rss - before < 700 * 2**20
 
 
 def test_pictures_windows_rows_and_tensors_are_answered(
