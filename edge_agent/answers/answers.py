@@ -94,7 +94,7 @@ class Answers:
         self.ready = True
         """False: the agent stops, and takes no more questions."""
         self._runner = runner
-        self._library = library
+        self.library = library
         self._clock = clock
         self._workers = Workers("infer", runner.threads)
         self._lock = threading.Lock()
@@ -295,7 +295,7 @@ class Answers:
 
     def _find(self, asked: _Asked) -> ModelFolder:
         version = asked.route.partition(":")[0].partition("@")[2]
-        return self._library.find(asked.name, version or None)
+        return self.library.find(asked.name, version or None)
 
     def _frames_wait(self) -> bool:
         return any(account.waiting for account in self._runner.board.accounts().values())

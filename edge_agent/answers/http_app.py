@@ -1,4 +1,4 @@
-"""What is answered over HTTP: `/predict`, the Open Inference Protocol (KServe v2), `/metrics`."""
+"""What is answered over HTTP: `/predict`, KServe v2, OpenAI's API, `/metrics`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hmac
 import zlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from math import ceil
 from typing import Any, TypeVar
 
@@ -18,16 +19,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
-from ..core.errors import AgentError, RequestError, SampleError
+from ..core.errors import AgentError, ModelError, RequestError, SampleError
 from ..core.text import one_line
 from ..core.types import Kind
 from ..inference.model import Model
 from ..mqtt import payloads
 from .answers import Answers
-from .errors import RefusedError, StoppingError, TooLargeError, UnknownModelError
+from .errors import RefusedError, StoppingError, TooLargeError, UnknownModelError, unknown
 from .kserve import Inference, metadata
+from .openai_http import TextRequest, error, listed, speaks
 from .question import Question, read_question
-from .ticket import Answer
+from .ticket import Answer, Ticket
 
 Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
@@ -62,7 +64,7 @@ class _Guard:
             known = hmac.compare_digest(shown.strip(), wanted.encode())
             if scheme.lower() != b"bearer" or not known:
                 refusal = JSONResponse(
-                    {"error": "a token is needed: Authorization: Bearer …"},
+                    _wrong(scope["path"], 401, "a token is needed: Authorization: Bearer …"),
                     401,
                     {"WWW-Authenticate": "Bearer", "Connection": "close"},
                 )
@@ -84,6 +86,12 @@ class _Site:
             Route("/v2/", self._server),
             Route("/v2/health/live", self._live),
             Route("/v2/health/ready", self._ready),
+            Route("/v1/models", self._listed),
+            Route("/v1/models/{model}", self._listed),
+        ]
+        routes += [
+            Route(f"/v1/{path}", self._text, methods=["POST"])
+            for path in ("chat/completions", "completions", "embeddings")
         ]
         for path in (model, version):
             routes += [
@@ -143,8 +151,7 @@ class _Site:
             int(length) if length.isdecimal() else 0,
             request.path_params.get("version"),
         )
-        response: Future[Response] = Future()
-        ticket.future.add_done_callback(lambda done: _encoded(done, encode, response))
+        response = _response(ticket, encode)
         try:
             body = await _body(request, most)
             coding = request.headers.get("content-encoding", "")
@@ -158,6 +165,47 @@ class _Site:
         except BaseException as problem:
             answers.give_up(ticket, problem if isinstance(problem, AgentError) else None)
             raise
+
+    # OpenAI's API
+
+    async def _text(self, request: Request) -> Response:
+        """Answer a request whose body names the model."""
+        answers, most = self._answers, self._answers.most_bytes
+        length = request.headers.get("content-length", "0")
+        answers.check_size(int(length) if length.isdecimal() else 0)
+        coding, path = request.headers.get("content-encoding", ""), request.url.path[len("/v1/") :]
+        try:
+            body = await _body(request, most)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        asked = await asyncio.to_thread(lambda: TextRequest(path, _inflated(body, coding, most)))
+        ticket = answers.admit(asked.model, len(body), asked.version)
+        response = _response(ticket, lambda answer: JSONResponse(asked.encode(answer)))
+        try:
+            answers.ask(ticket, asked.parse)
+            return await asyncio.wrap_future(response)
+        except BaseException:
+            answers.give_up(ticket)
+            raise
+
+    async def _listed(self, request: Request) -> Response:
+        found = await asyncio.to_thread(self._speaking)
+        name = request.path_params.get("model")
+        if name is None:
+            return JSONResponse({"object": "list", "data": list(found.values())})
+        if name not in found:
+            raise UnknownModelError(unknown(name, list(found)))
+        return JSONResponse(found[name])
+
+    def _speaking(self) -> dict[str, dict[str, Any]]:
+        """Return the models that are asked with texts, as they are listed."""
+        found = {}
+        for name in self._answers.names:
+            with suppress(ModelError):  # nothing of it is live; health says so
+                folder = self._answers.library.live(name)
+                if speaks(folder):
+                    found[name] = listed(name, folder)
+        return found
 
     # The Open Inference Protocol
 
@@ -189,6 +237,13 @@ class _Site:
 
     async def _exposition(self, _request: Request) -> Response:
         return Response(self._metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _response(ticket: Ticket, encode: Callable[[Answer], Response]) -> Future[Response]:
+    """Return what gets the response once there is an answer."""
+    response: Future[Response] = Future()
+    ticket.future.add_done_callback(lambda done: _encoded(done, encode, response))
+    return response
 
 
 def _encoded(
@@ -243,20 +298,26 @@ def _inflated(body: bytes, coding: str, most: int) -> bytes:
     return made
 
 
-async def _refused(_request: Request, problem: HTTPException) -> Response:
-    return JSONResponse({"error": problem.detail}, problem.status_code, problem.headers)
+def _wrong(path: str, status: int, text: str, **more: Any) -> dict[str, Any]:
+    """Return the body of a refusal, in the form of the API that was asked."""
+    return error(status, text, **more) if path.startswith("/v1/") else {"error": text, **more}
+
+
+async def _refused(request: Request, problem: HTTPException) -> Response:
+    body = _wrong(request.url.path, problem.status_code, problem.detail)
+    return JSONResponse(body, problem.status_code, problem.headers)
 
 
 async def _failed(request: Request, problem: AgentError) -> Response:
     """Answer with what is wrong."""
-    body: dict[str, Any] = {"error": one_line(str(problem))}
+    more: dict[str, Any] = {}
     headers: dict[str, str] = {}
     match problem:
         case RefusedError():
             busy = 503 if request.url.path.startswith("/v2/") else 429
             status = 503 if isinstance(problem, StoppingError) else busy
             headers["Retry-After"] = str(ceil(problem.retry_after_s))
-            body["retry_after_s"] = round(problem.retry_after_s, 3)
+            more["retry_after_s"] = round(problem.retry_after_s, 3)
         case UnknownModelError():
             status = 404
         case TooLargeError():
@@ -267,4 +328,5 @@ async def _failed(request: Request, problem: AgentError) -> Response:
             status = 503
         case _:
             status = 500
+    body = _wrong(request.url.path, status, one_line(str(problem)), **more)
     return JSONResponse(body, status, headers)

@@ -44,6 +44,8 @@ class Generated(Findings):
     """Of the text."""
     finish: str
     """"stop", or "length" where it was cut off."""
+    prompt_tokens: int
+    """Of what was asked."""
 
     def as_json(self, digits: int = 1) -> dict[str, Any]:
         del digits

@@ -267,7 +267,8 @@ class Generator:
             return
         text = self._tokenizer.decode(each.tokens)
         text = text[: min((at for one in each.stops if (at := text.find(one)) >= 0), default=None)]
-        found = Generated(text, len(each.tokens), each.finish)
+        prompt_tokens = int(self._tokenizer.encode(each.prompt).input_ids.shape[-1])
+        found = Generated(text, len(each.tokens), each.finish, prompt_tokens)
         took = (time.perf_counter() - each.since) * 1e3
         if each.future.set_running_or_notify_cancel():
             each.future.set_result(Outcome(self.id, LABEL, found, Timing(0.0, took, 0.0)))

@@ -1,0 +1,220 @@
+"""OpenAI's API: its questions as those that models are asked here, and answers in its form."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from ..core.errors import SampleError
+from ..core.json_text import read_json
+from ..core.text_findings import Embeddings, Generated
+from ..core.types import Kind
+from ..inference.model import Model
+from ..models.manifest import ModelFolder
+from .question import Question, read_question
+from .ticket import Answer
+
+IDLE = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+)
+"""Keys of a body that change no answer."""
+NEUTRAL: Mapping[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "top_p": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "logprobs": False,
+    "echo": False,
+    "suffix": "",
+    "tools": [],
+    "tool_choice": "none",
+    "stream": False,
+}
+"""Keys that are supported with this value only."""
+TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+CODES = {
+    401: "invalid_api_key",
+    404: "not_found",
+    413: "request_too_large",
+    429: "rate_limit_exceeded",
+    503: "unavailable",
+}
+
+
+def error(status: int, text: str, **more: Any) -> dict[str, Any]:
+    """Return the body of a refusal."""
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    code = CODES.get(status)
+    return {"error": {"message": text, "type": kind, "param": None, "code": code, **more}}
+
+
+def listed(name: str, folder: ModelFolder) -> dict[str, Any]:
+    """Return what /v1/models says of a model."""
+    created = int(folder.network.stat().st_mtime)
+    return {"id": name, "object": "model", "created": created, "owned_by": "edge-agent"}
+
+
+def speaks(folder: ModelFolder) -> bool:
+    """Whether a model is asked with texts."""
+    manifest = folder.manifest
+    return manifest.task == "generate" or manifest.input.kind == "text"
+
+
+class TextRequest:
+    """A request to one of the three paths, which end in `chat/completions` and so on."""
+
+    def __init__(self, path: str, body: bytes) -> None:
+        """Parse it, as far as can be without its model.
+
+        Raises:
+            SampleError: it makes no sense, or asks for what is not supported.
+        """
+        try:
+            found = read_json(body)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise SampleError("the body is no JSON object")
+        given = {key: value for key, value in found.items() if value is not None}
+        name = given.pop("model", None)
+        if not isinstance(name, str) or not name:
+            raise SampleError("model: expected the name of a model, as GET /v1/models lists them")
+        self.model, _, version = name.partition("@")
+        self.version = version or None
+        for key, value in NEUTRAL.items():
+            if given.pop(key, value) != value:
+                raise SampleError(f"{key}: only {json.dumps(value)} is supported here")
+        for key in IDLE:
+            given.pop(key, None)
+        self._path = path
+        self._base64 = False
+        made = self._embedding(given) if path == "embeddings" else self._completion(given)
+        self._asked = json.dumps(made).encode()
+
+    def _embedding(self, given: dict[str, Any]) -> dict[str, Any]:
+        coding = given.pop("encoding_format", "float")
+        if coding not in {"float", "base64"}:
+            raise SampleError("encoding_format: expected float or base64")
+        self._base64 = coding == "base64"
+        texts = given.pop("input", None)
+        _only(given, "model, input, encoding_format")
+        whole = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+        if not whole and not isinstance(texts, str):
+            raise SampleError("input: expected a text, or a list of texts")
+        return {"texts": [texts] if isinstance(texts, str) else texts}
+
+    def _completion(self, given: dict[str, Any]) -> dict[str, Any]:
+        asked = "messages" if self._path == "chat/completions" else "prompt"
+        keys = (asked, "max_tokens", "temperature", "stop")
+        if "max_completion_tokens" in given:
+            given["max_tokens"] = given.pop("max_completion_tokens")
+        schema = _schema(given.pop("response_format", {"type": "text"}))
+        made = {key: given.pop(key) for key in keys if key in given}
+        _only(given, f"model, {', '.join(keys)}, max_completion_tokens, response_format")
+        if asked not in made:
+            raise SampleError(f"{asked}: missing")
+        if asked == "messages" and isinstance(made[asked], list):
+            made[asked] = [_message(each) for each in made[asked]]
+        if asked == "prompt" and isinstance(made[asked], list) and len(made[asked]) == 1:
+            made[asked] = made[asked][0]
+        return made if schema is None else {**made, "schema": schema}
+
+    def parse(self, model: Model, kind: Kind) -> Question:
+        """Make the question, for a model that is loaded.
+
+        Raises:
+            SampleError: the model is not of this kind.
+        """
+        wanted = "text" if self._path == "embeddings" else "generate"
+        if kind != wanted:
+            task = "embedding of texts" if wanted == "text" else "generate"
+            raise SampleError(f"model {self.model} is not of task {task}")
+        return read_question(self._asked, model, kind)
+
+    def encode(self, answer: Answer) -> dict[str, Any]:
+        """Return the body of the answer."""
+        outcome = answer.outcome
+        match outcome.findings:
+            case Embeddings() as found:
+                return self._vectors(found, outcome.model)
+            case Generated() as found:
+                return self._text(found, outcome.model)
+        raise SampleError(f"model {outcome.model} answers without text")
+
+    def _vectors(self, found: Embeddings, model: str) -> dict[str, Any]:
+        if not found.finite:
+            raise SampleError("the answer holds numbers that JSON has not")
+        data = [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode()
+                if self._base64
+                else vector.tolist(),
+            }
+            for index, vector in enumerate(found.vectors)
+        ]
+        return {"object": "list", "data": data, "model": model}
+
+    def _text(self, found: Generated, model: str) -> dict[str, Any]:
+        chat = self._path == "chat/completions"
+        said: dict[str, Any] = (
+            {"message": {"role": "assistant", "content": found.text}}
+            if chat
+            else {"text": found.text}
+        )
+        usage = {
+            "prompt_tokens": found.prompt_tokens,
+            "completion_tokens": found.tokens,
+            "total_tokens": found.prompt_tokens + found.tokens,
+        }
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": found.finish}
+        return {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid4().hex}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+            "choices": [choice],
+            "usage": usage,
+        }
+
+
+def _only(left: Mapping[str, Any], known: str) -> None:
+    for key in left:
+        raise SampleError(f"{key}: is not supported here; supported: {known}")
+
+
+def _schema(given: Any) -> dict[str, Any] | None:
+    """Return the schema that an answer keeps to; None: it is free."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    inner = given.get("json_schema") if kind == "json_schema" else None
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    if not isinstance(schema, dict):
+        raise SampleError(
+            'response_format: expected {"type": "json_schema", "json_schema": {"schema": {…}}}, '
+            '"json_object" or "text"'
+        )
+    return schema
+
+
+def _message(given: Any) -> Any:
+    """Return a message whose content is one text; what is no message is refused later."""
+    if not isinstance(given, dict) or not isinstance(given.get("content"), list):
+        return given
+    parts = given["content"]
+    if not all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in parts
+    ):
+        raise SampleError("messages: content: only parts of type text are supported here")
+    return {**given, "content": "".join(part["text"] for part in parts)}
