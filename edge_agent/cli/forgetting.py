@@ -68,7 +68,9 @@ def forget_installed(settings: Path, credentials: Path) -> str:
     read = load(settings, {"CREDENTIALS_DIRECTORY": str(credentials)})
     topics = Topics(read.broker.topic_root, read.device_id)
     # The device's own user of the broker may not read what it has published.
-    known = {topics.status, topics.info, topics.health, topics.rollout}
+    known = {topics.status, topics.info, topics.health, topics.rollout, topics.config}
+    known |= {topics.count(pipeline.name) for pipeline in read.pipelines}
+    known.add(topics.pipeline("@device"))
     for pipeline in read.pipelines:
         known |= {topics.source(pipeline.name), topics.pipeline(pipeline.name)}
         known |= {topics.model(arm.name) for arm in pipeline.arms}

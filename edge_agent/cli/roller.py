@@ -32,6 +32,10 @@ JUDGE_SECONDS = 0.5
 SPREAD_SECONDS = 0.02
 """For each device of a wave that is online: over so long the wave begins."""
 COME_BACK_SECONDS = 1.0
+RETURN_SECONDS = 10.0
+"""What devices get to come back after the broker was away, and as long again as it was …"""
+MOST_AWAY = 60.0
+"""… up to the longest pause between their attempts: until then none of them counts as lost."""
 MISSING_SECONDS = 3.0
 """After a new connection: so long the broker may take to send what it has kept."""
 MOST_SPREAD = 600.0
@@ -215,6 +219,8 @@ class Roller:
         self._echoes: deque[bytes] = deque()
         """What was published, and will be heard."""
         self._missing: float | None = None
+        self._returning = 0.0
+        """Until then devices may be on their way back, monotonic seconds."""
         """Since when, by the monotonic clock, it may not lie there."""
         self._corrected = -math.inf
         self._progress = Progress()
@@ -261,6 +267,8 @@ class Roller:
             self._hear(JUDGE_SECONDS)
             counts, now = tally(plan, self._fleet, plan.wave), time.monotonic()
             self._progress(f"wave {plan.wave + 1}:", counts.ended_online, counts.online)
+            if now < self._returning:
+                continue
             if not counts.members:
                 return "good", None
             if why := counts.trouble(plan):
@@ -336,13 +344,15 @@ class Roller:
         """Connect again, however long that takes."""
         print(f"{problem}; trying again", file=sys.stderr, flush=True)
         self._echoes.clear()
+        began = time.monotonic()
         while True:
             try:
                 self._client.reconnect()
                 break
             except BrokerError:
                 time.sleep(COME_BACK_SECONDS)
-        self._missing = time.monotonic()
+        self._missing = now = time.monotonic()
+        self._returning = now + RETURN_SECONDS + min(MOST_AWAY, now - began)
 
     def _put_again(self) -> None:
         """Put on the broker what it has lost."""

@@ -310,7 +310,7 @@ class Everyone(threading.Event):
             if left <= 0:
                 return False
             self._shared.alive()
-            time.sleep(min(left, TICK))
+            super().wait(min(left, TICK))
         return True
 
 

@@ -40,12 +40,22 @@ EVENT: dict[str, Any] = {
         ({"when": "absent", "score": None, "label": None}, "r: nobody in yard"),
         ({"when": "value", "value": 81.5, "score": None, "replayed": True}, "r: 81.5 (replayed)"),
         (
-            {"when": "anomaly", "anomaly": {"score": 147.246}, "score": None},
+            {"when": "anomaly", "anomaly": {"score": 147.246}, "score": None, "label": None},
             "r: anomalous, 147.2",
         ),
         (
-            {"when": "anomaly", "state": "end", "seconds": 3.21, "anomaly": {"score": 9.9}},
+            {
+                "when": "anomaly",
+                "state": "end",
+                "seconds": 3.21,
+                "anomaly": {"score": 9.9},
+                "label": None,
+            },
             "r: anomalous: over after 3.2 s",
+        ),
+        (
+            {"when": "anomaly", "anomaly": {"score": 0.97}, "label": "speech", "score": None},
+            "r: speech, 0.97",
         ),
         (
             {"when": "drift", "channel": "ax", "value": 0.3125, "score": None},

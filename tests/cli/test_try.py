@@ -302,12 +302,12 @@ def test_a_pipeline_is_named_after_its_source(source: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["segment", "pose", "obb"])
-def test_a_task_that_is_not_supported_is_refused_by_name(task: str, here: Path) -> None:
-    """Boxes of a segmentation, pose or rotated-box model would be garbage."""
+def test_rows_of_boxes_are_no_other_task(task: str, here: Path) -> None:
+    """What is called a model of masks, points or turned boxes, and gives none, is refused."""
     network = yolov8(here / "x.onnx", task=task)
     said = call_cli("try", write_pictures(here / "p", frames()), str(network))
     assert said.code == 1
-    assert said.error.startswith(f"edge-agent: {network}: task '{task}' is not supported")
+    assert said.error.startswith(f"edge-agent: {network}: ")
 
 
 @needs_assets

@@ -45,7 +45,8 @@ def fitting(hint: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - the parts o
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin is tuple:
-        return st.lists(near(arguments[0]), max_size=3)
+        # Later: stages have stages.
+        return st.lists(st.deferred(lambda: near(arguments[0])), max_size=3)
     if hint is float:
         return st.floats(-2, 20) | st.integers(-2, 20)
     if hint is int:

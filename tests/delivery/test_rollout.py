@@ -45,8 +45,8 @@ class Fleet:
         return path
 
     def box(self, device: str, **settings: Any) -> Box:
-        """Start an agent."""
-        return start_box(
+        """Start an agent, of which the broker knows its groups."""
+        box = start_box(
             self.folder / device,
             self.broker,
             self.listener,
@@ -56,11 +56,8 @@ class Fleet:
             trust={"keys": [str(self.folder / "trust")]},
             **settings,
         )
-
-    def stop(self, box: Box) -> None:
-        """Stop an agent of which the broker knows its groups."""
         self.listener.wait_state(box.topic("info"), groups=["lab"])
-        assert box.agent.stop() == 0
+        return box
 
     def package(self, version: str, **how: Any) -> Path:
         """Make a signed package that the agents accept, or with `bad` reject in their trial."""
@@ -116,7 +113,7 @@ def test_waves_go_through_and_late_devices_are_caught_up(fleet: Fleet) -> None:
     """
     one, two = fleet.box("edge-01"), fleet.box("edge-02")
     three = fleet.box("edge-03", protocol=4)
-    fleet.stop(three)
+    assert three.agent.stop() == 0
     plan = fleet.plan(fleet.package("2", best=2), {"devices": ["edge-01"]}, {"group": "lab"})
     done = fleet.roll("start", str(plan))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -155,7 +152,7 @@ def test_a_wave_that_fails_takes_all_back_and_nobody_installs_it_later(fleet: Fl
     one = fleet.box("edge-01")
     fleet.box("edge-02", trial={"min_agreement": 0.9})
     three = fleet.box("edge-03")
-    fleet.stop(three)
+    assert three.agent.stop() == 0
     waves = ({"devices": ["edge-01"]}, {"group": "lab", "share": 1.0})
     plan = fleet.plan(fleet.package("2", best=2), *waves, on_failure="back")
     done = fleet.roll("start", str(plan))

@@ -139,5 +139,5 @@ def test_half_floats_are_read(case: Case) -> None:
 
 
 def test_no_detector_is_left_out() -> None:
-    """Each decoder of the task detection has a case."""
-    assert {case.decoder for case in CASES} == set(decoders_of("detection"))
+    """Each decoder of the task detection has a case; lines of text are in test_text."""
+    assert {case.decoder for case in CASES} == set(decoders_of("detection")) - {"db"}

@@ -203,6 +203,11 @@ def detections(
     )
 
 
+MOST_CLASSES = 65535
+"""OpenCV moves the boxes of each class apart by its number: a larger one would cost their digits,
+and does not fit its integers."""
+
+
 def _survivors(boxes: Floats, classes: Indices, iou: float) -> Indices:
     """Suppress within each class; *boxes* come best first, and so do the indices returned."""
     import cv2
@@ -212,6 +217,8 @@ def _survivors(boxes: Floats, classes: Indices, iou: float) -> Indices:
     # Order is all that suppression needs of scores; ranks also keep a score of 0 and break ties
     # the same way on every machine.
     ranks = np.arange(len(boxes), 0, -1, dtype=np.float64)
+    if classes.max(initial=0) > MOST_CLASSES:
+        classes = np.unique(classes, return_inverse=True)[1]
     kept = cv2.dnn.NMSBoxesBatched(rectangles.tolist(), ranks.tolist(), classes.tolist(), 0.0, iou)
     return np.sort(np.asarray(kept, np.intp).reshape(-1))
 
