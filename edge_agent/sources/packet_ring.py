@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from ..core.errors import AgentError
 
 MOST_BYTES = 64 * 2**20
-"""Of one source. Beyond, the oldest group of pictures goes first."""
+"""Of one source. Beyond, the oldest group of pictures goes first; where there is but one, as of a
+camera that sends hardly any key frames, all go, until the next key frame."""
 SLACK = 1.0
 """Seconds that are kept beyond what is wanted: events come later than their frames."""
 
@@ -22,7 +23,7 @@ class Packet(NamedTuple):
     """A piece of a stream, as the camera has sent it."""
 
     number: int
-    """Rises by one, from 0 in each session."""
+    """Rises by one."""
     since: float
     """When it came, monotonic seconds."""
     key: bool
@@ -112,6 +113,9 @@ class PacketRing:
         while True:
             keys = [n for n, packet in enumerate(self._packets) if packet.key][:2]
             if len(keys) < 2:
+                if self._bytes > MOST_BYTES:
+                    self._packets.clear()
+                    self._bytes, self.session = 0, None
                 return
             wanted = self._packets[keys[1]].since > now - self.seconds - SLACK
             if wanted and self._bytes <= MOST_BYTES:
