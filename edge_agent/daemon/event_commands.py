@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from ..core.errors import RequestError
 from ..core.frozen import record
 from ..core.parameters import Name, Number, Text, Whole
-from ..mqtt import payloads
 from ..mqtt.requests import Command
 from ..runtime.pipelines.commands import find_pipeline
 from ..runtime.pipelines.runner import Runner
@@ -52,7 +51,7 @@ class Fetch:
 class ListEvidence:
     """List the pictures and clips that are kept, the latest first."""
 
-    pipeline: Text | None = None
+    pipeline: Name | None = None
     since: Annotated[float, Number(0, 1e11)] = 0.0
     """Seconds since 1970."""
 
@@ -106,18 +105,8 @@ class EventCommands:
 
     def list_evidence(self, request: ListEvidence) -> Mapping[str, Any]:
         """List what is kept of events."""
-        dispatcher = self._events.open(self._runner)
-        kept = [
-            {
-                "pipeline": pipeline,
-                "event": event,
-                "kind": kind,
-                "bytes": size,
-                "time": payloads.iso(int(at * 1e9)),
-            }
-            for pipeline, event, kind, at, size in dispatcher.evidence.list(MOST_LISTED)
-            if at >= request.since and request.pipeline in {None, pipeline}
-        ]
+        evidence = self._events.open(self._runner).evidence
+        kept = evidence.list(pipeline=request.pipeline, since=request.since, most=MOST_LISTED)
         return {"kept": kept}
 
     def _find(self, event: str, kind: str) -> tuple[str, bytes]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ..core.logs import Latch
 from ..core.names import is_name
 from ..core.types import Array
+from ..mqtt import payloads
 from ..runtime.pipelines.draw import jpeg
 from .event import Event
 
@@ -169,19 +170,30 @@ class Evidence:
                 continue
         return None
 
-    def list(self, most: int) -> list[tuple[str, str, str, float, int]]:
-        """List what is kept, the latest first: pipeline, event, kind, seconds since 1970, bytes.
+    def list(
+        self, *, pipeline: str | None = None, since: float = 0.0, most: int | None = None
+    ) -> list[dict[str, Any]]:
+        """List what is kept, the latest first, as a payload has it.
 
         Args:
-            most: how many.
+            pipeline: of this one only; None: of all.
+            since: seconds since 1970.
+            most: how many of these; None: all.
         """
         found = []
         for kind, suffix in KEPT.items():
-            for path in self.folder.glob(f"*/[!.]*{suffix}"):
+            for path in self.folder.glob(f"{pipeline or '*'}/[!.]*{suffix}"):
                 with suppress(OSError):
                     state = path.stat()
-                    found.append((state.st_mtime, state.st_size, kind, path))
+                    if state.st_mtime >= since:
+                        found.append((state.st_mtime_ns, state.st_size, kind, path))
         return [
-            (path.parent.name, path.stem, kind, at, size)
-            for at, size, kind, path in heapq.nlargest(most, found)
+            {
+                "pipeline": path.parent.name,
+                "event": path.stem,
+                "kind": kind,
+                "bytes": size,
+                "time": payloads.iso(at),
+            }
+            for at, size, kind, path in sorted(found, reverse=True)[:most]
         ]

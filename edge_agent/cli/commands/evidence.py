@@ -8,7 +8,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,6 @@ from ...core.errors import AgentError, UsageError
 from ...core.files import replace_file
 from ...core.names import is_name
 from ...core.text import printable
-from ...mqtt import payloads
 from ...mqtt.one_shot import OneShotClient
 from ..options import Options, add_broker, broker_settings, load_settings, positive
 
@@ -53,6 +52,8 @@ def main(options: Options) -> int:
     """List, or save in a folder; 1 where something that was to be saved is not there."""
     if (options.action == "get") != (options.event is not None):
         raise UsageError("get takes one EVENT, list and export take none")
+    if options.pipeline is not None and not is_name(options.pipeline):
+        raise UsageError(f"--pipeline: {options.pipeline!r} is no name of a pipeline")
     since = 0.0 if options.since is None else _moment(options.since)
     if options.device is None:
         return _finish(options, _Folder(load_settings(options).state / "evidence"), since)
@@ -91,20 +92,11 @@ class _Folder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def kept(self, pipeline: str | None, since: float) -> Iterator[Kept]:
-        """Yield what is kept, the latest first."""
+    def kept(self, pipeline: str | None, since: float) -> list[dict[str, Any]]:
+        """Return what is kept, the latest first."""
         from ...rules.pictures import Evidence
 
-        for name, event, kind, at, size in Evidence(self._folder).list(1_000_000):
-            if at >= since and pipeline in {None, name}:
-                shown = payloads.iso(int(at * 1e9))
-                yield {
-                    "pipeline": name,
-                    "event": event,
-                    "kind": kind,
-                    "bytes": size,
-                    "time": shown,
-                }
+        return Evidence(self._folder).list(pipeline=pipeline, since=since)
 
     def read(self, kept: Kept) -> bytes:
         """Return a file."""
