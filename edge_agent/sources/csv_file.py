@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
-from itertools import chain, dropwhile, islice
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import TextIO
 
@@ -24,6 +25,11 @@ AHEAD = 100
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*", re.ASCII)
 _LARGEST = float(np.finfo(np.float32).max)
 _NAN = float("nan")
+BLOCK = 64 * 1024
+"""Characters that are read at once, but for the rest of the last line."""
+# All that may stand in the cells of a block, beside separators and ends of lines. Not in it are
+# quotes, comments, digits parted by "_", and what loadtxt takes for a space and Python does not.
+_USUAL = {*b"\t", *range(ord(" "), 127)} - {*b'"#_'}
 
 Record = tuple[int, list[str]]
 """Number of a line, and its cells; none: it is the last of empty lines between two rows."""
@@ -58,9 +64,18 @@ class CsvRows:
         """
         self._name = name
         self._given = separator
-        self._decimal_comma = separator not in {None, ","}
         self._file = _open(path, name)
         self._latest: list[Record] = []
+        self._ahead: list[Record] = []
+        """Rows that were read to find out what the file holds, and are still to be handed on."""
+        self._block: Array = np.empty((0, 0))
+        """Rows that were read at once, and are still to be handed on."""
+        self._refused = io.StringIO()
+        """Lines that were read at once, and have to be read one by one."""
+        self._records: Iterator[Record] = iter(())
+        self._may_read_block = False
+        """Whether the file has been read up to the end of a row, and no further."""
+        self._separator = separator or ""
         try:
             self._start()
         except SourceError:
@@ -69,9 +84,19 @@ class CsvRows:
 
     def read(self, limit: int) -> Array | None:
         """Read up to *limit* rows (n, columns) float64; NaN: what is no number."""
-        self._latest = list(islice(self._records, limit))
+        if not len(self._block) and self._may_read_block:
+            self._block = self._read_block()
+        if len(self._block):
+            rows, self._block = self._block[:limit], self._block[limit:]
+            return rows
+        self._latest, self._ahead = self._ahead[:limit], self._ahead[limit:]
+        self._latest += islice(self._records, limit - len(self._latest))
         if not self._latest:
             return None
+        # Of empty lines, the row behind them has been read already. Where spaces separate cells,
+        # there may be several.
+        between = not self._ahead and bool(self._latest[-1][1])
+        self._may_read_block = between and self._separator != " "
         rows = np.array([self._numbers(cells) for _, cells in self._latest], np.float64)
         rows[np.abs(rows) > _LARGEST] = _NAN
         return rows
@@ -90,6 +115,11 @@ class CsvRows:
         Raises:
             ModelError: it is text; no model can take it.
         """
+        if column in self._texts:
+            raise ModelError(
+                f"input.channels: column {self._named(column)} of the source is text; name other "
+                "channels in input.channels"
+            )
         line, cells = self._latest[row]
         if not cells:
             return SampleError(f"{self._name}: line {line} is empty, expected a row of numbers")
@@ -97,16 +127,18 @@ class CsvRows:
             return SampleError(
                 f"{self._name}: line {line}: expected {self._width} cells, found {len(cells)}"
             )
-        if column in self._texts:
-            raise ModelError(
-                f"input.channels: column {self._named(column)} of the source is text; name other "
-                "channels in input.channels"
-            )
         return SampleError(f"{self._name}: {self._blame(line, column, cells[column])}")
+
+    @property
+    def _decimal_comma(self) -> bool:
+        """Whether "1,5" is read as a number."""
+        return self._given not in {None, ","}
 
     def _start(self) -> None:
         """Read up to the first row: separator, header, which columns are text."""
         self._file.seek(0)
+        self._block, self._refused = self._block[:0], io.StringIO()
+        self._may_read_block = False
         self._separator = self._given or self._find_separator()
         self._file.seek(0)
         self._comment = ""
@@ -126,7 +158,7 @@ class CsvRows:
         rows = list(dropwhile(lambda record: not record[1], ahead)) if header else [first, *ahead]
         self._check_first(rows)
         self._texts = self._find_texts([cells for _, cells in rows])
-        self._records = chain(rows, records)
+        self._ahead, self._records = rows, records
 
     def _check_first(self, rows: list[Record]) -> None:
         """Check that the first rows hold numbers, and fit the header."""
@@ -208,7 +240,7 @@ class CsvRows:
         self._line = 0
         before = ""
         try:
-            while line := self._file.readline(MAX_LINE):
+            while line := self._refused.readline(MAX_LINE) or self._file.readline(MAX_LINE):
                 self._line += 1
                 if len(line) == MAX_LINE:
                     raise SourceError(
@@ -223,7 +255,30 @@ class CsvRows:
                 elif not rest:
                     yield line
         except OSError as problem:
-            raise SourceError(f"{self._name}: cannot be read: {problem.strerror}") from None
+            raise self._unreadable(problem) from None
+
+    def _read_block(self) -> Array:
+        """Read many rows at once: none where the lines need a closer look, or at the end."""
+        if self._refused.tell() < len(self._refused.getvalue()):
+            return self._block
+        try:
+            text = self._file.read(BLOCK)
+            if not text.endswith("\n"):
+                text += self._file.readline(MAX_LINE)
+        except OSError as problem:
+            raise self._unreadable(problem) from None
+        numbers = [column for column in range(self._width) if column not in self._texts]
+        values = _parse_block(text, self._separator, self._width, numbers)
+        if values is None:
+            self._refused = io.StringIO(text, newline="")
+            return self._block
+        self._line += len(values)
+        rows = np.full((len(values), self._width), _NAN)
+        rows[:, numbers] = values
+        return rows
+
+    def _unreadable(self, problem: OSError) -> SourceError:
+        return SourceError(f"{self._name}: cannot be read: {problem.strerror}")
 
     def _numbers(self, cells: list[str]) -> list[float]:
         """Make numbers of a row's cells; NaN of what is none, and of all where some are missing."""
@@ -269,6 +324,34 @@ def _open(path: Path, name: str) -> TextIO:
         return path.open(encoding=encoding, errors="replace", newline="")
     except OSError as problem:
         raise SourceError(f"{naming(name, path)}: {problem.strerror}") from None
+
+
+def _parse_block(text: str, separator: str, width: int, numbers: list[int]) -> Array | None:
+    """Return the columns *numbers* of whole lines, float64 (lines, numbers).
+
+    None: there is something in the lines that only reading them one by one makes sure of.
+    """
+    # csv refuses cells that are longer.
+    if not text.isascii() or len(text) > 2 * BLOCK:
+        return None
+    lines = text.replace("\r\n", "\n").removesuffix("\n")
+    count = lines.count("\n") + 1
+    parted = lines.encode().translate(None, bytes(_USUAL - {*separator.encode()}))
+    if not lines.strip() or parted != ((separator * (width - 1) + "\n") * count).encode()[:-1]:
+        return None
+    try:
+        if len(numbers) == width:
+            # As one long line: half the time of many.
+            cells = [lines.replace("\n", separator)]
+            values = np.loadtxt(cells, delimiter=separator, comments=None, ndmin=1)
+        else:
+            rows = lines.split("\n")
+            values = np.loadtxt(rows, delimiter=separator, comments=None, usecols=numbers, ndmin=2)
+    except ValueError:
+        return None
+    if values.size != count * len(numbers) or not (np.abs(values) <= _LARGEST).all():
+        return None
+    return values.reshape(count, -1)
 
 
 def _says(cells: list[str]) -> bool:

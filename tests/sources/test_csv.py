@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge_agent.core.errors import ModelError, SampleError, SourceError
-from edge_agent.sources.csv_file import CsvRows
+from edge_agent.sources.csv_file import AHEAD, CsvRows
 
 GOOD = ("1", "-2.5", "+3e5", ".5", "7.", "1e-400", "3.4028235e38", "12345678901234567890", " 4\t")
 ODD = (
@@ -57,6 +58,28 @@ def test_pieces_of_any_length_give_the_same(
     path = tmp_path_factory.mktemp("csv") / "rows.csv"
     path.write_bytes("".join(",".join(line) + end for line in table).encode())
     assert sorted(read(path, 1)) == sorted(read(path, 1024))
+
+
+@settings(deadline=None)
+@given(st.lists(lines, min_size=1, max_size=12), st.sampled_from(["\n", "\r\n"]))
+@example([["1"], ["2"], [""], ["3"], [" "]], "\r\n")
+@example([["3", "4"], ["a\n5", "6"], ['"7"', "8"]], "\n")
+def test_rows_far_behind_the_first_are_read_as_those_in_front(
+    tmp_path_factory: pytest.TempPathFactory, table: list[list[str]], end: str
+) -> None:
+    """What is read at once is what reading line by line gives, and so is what is said of it."""
+    path = tmp_path_factory.mktemp("csv") / "rows.csv"
+    good = ",".join("7" for _ in table[0]) + end
+    tail = "".join(",".join(line) + end for line in table)
+    found = []
+    for before in (1, 2 * AHEAD):
+        path.write_bytes((good * before + tail).encode())
+        said = sorted(re.sub(r"line \d+", "line", line) for line in read(path, 64))
+        for _ in range(2 * before):
+            if (row := str([7.0] * len(table[0]))) in said:
+                said.remove(row)
+        found.append(said)
+    assert found[0] == found[1]
 
 
 def test_a_bad_row_has_its_own_line_number(tmp_path: Path) -> None:
