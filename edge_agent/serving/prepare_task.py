@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
@@ -17,8 +17,15 @@ from ..core.types import Kind
 from ..inference.engines.engine import EngineChoice, PreparedForm
 from ..inference.engines.registry import installed, titles
 from ..inference.model import Model
-from ..inference.prepared.artifact import Artifact, ArtifactError, MappedWeights, WeightCheck
-from ..inference.prepared.compile.cache import StoppedError, discard, find, measure, prepare
+from ..inference.prepared.artifact import (
+    BLOB,
+    WEIGHTS,
+    Artifact,
+    ArtifactError,
+    MappedWeights,
+    check_weights,
+)
+from ..inference.prepared.compile.cache import StoppedError, discard, find, prepare
 from ..inference.prepared.compile.collect import collect_artifacts
 from ..models.manifest import ModelFolder
 from ..models.store.store import Store
@@ -33,52 +40,6 @@ DAMAGE_SECONDS = 2.0
 """Between two checks for forms that have turned out damaged while they run."""
 POLL_SECONDS = 0.1
 """Between two checks whether a form is ready."""
-
-
-class _Making:
-    """A form that is being made or measured; what else there is to do goes on meanwhile."""
-
-    def __init__(
-        self,
-        folder: ModelFolder,
-        make: Callable[[], Artifact],
-        measured: Artifact | None = None,
-    ) -> None:
-        self.folder = folder
-        self.measured = measured
-        """The form that is being measured, or None if one is being made."""
-        self._make = make
-        self._form: Artifact | None = None
-        self._problem: AgentError | OSError | None = None
-        self._thread = threading.Thread(target=self._run, name="prepare")
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            with contained(f"{self.folder.manifest.id}: preparing it"):
-                self._form = self._make()
-        except (AgentError, OSError) as problem:
-            self._problem = problem
-
-    @property
-    def done(self) -> bool:
-        return not self._thread.is_alive()
-
-    def join(self) -> None:
-        """Wait until nothing is being made any more."""
-        self._thread.join()
-
-    def result(self) -> Artifact:
-        """Return the form that is done.
-
-        Raises:
-            AgentError: it cannot be made, or measured.
-            OSError: likewise.
-        """
-        if self._problem is not None:
-            raise self._problem
-        assert self._form is not None  # noqa: S101 - one of both, whatever happens
-        return self._form
 
 
 class PrepareTask:
@@ -112,10 +73,9 @@ class PrepareTask:
         self._closing = closing
         self._forms: dict[Path, Artifact | str] = {}
         """By folder of the model: its form, or why there is none."""
-        self._making: _Making | None = None
-        """One at a time."""
-        self._unmeasured: set[Path] = set()
-        """Folders of models whose form could not be measured; the next start tries again."""
+        self._maker = ThreadPoolExecutor(1, "prepare")
+        self._making: tuple[ModelFolder, Future[Artifact]] | None = None
+        """The form that is being made: one at a time."""
         self._again: set[Path] = set()
         """Folders of models whose form was damaged, until there is another one."""
 
@@ -131,31 +91,6 @@ class PrepareTask:
             self._prepare(model, serving)
         return None if model.folder.path in self._forms else POLL_SECONDS
 
-    def measure(self, serving: Serving, model: Model) -> float | None:
-        """Find out how the form of a model is loaded soonest, once every model has a form."""
-        self._finish()
-        path = model.folder.path
-        form, choice = self._forms.get(path), self._choice(model)
-        if not isinstance(form, Artifact) or form.measured or choice is None:
-            return None
-        if serving.model is not model or path in self._unmeasured:
-            return None
-        if self._making is None and self._all_known():
-            self._making = _Making(
-                model.folder,
-                partial(
-                    measure,
-                    form,
-                    model.folder,
-                    choice,
-                    serving.kind,
-                    budget_mb=self._budget_mb,
-                    stopped=self._stopped,
-                ),
-                form,
-            )
-        return POLL_SECONDS
-
     def step(self) -> float:
         """Make the forms again that have turned out damaged."""
         self._finish()
@@ -169,8 +104,7 @@ class PrepareTask:
 
     def close(self) -> None:
         """Wait until nothing is being made any more; it has been told to stop."""
-        if self._making is not None:
-            self._making.join()
+        self._maker.shutdown()
 
     def _discard(self, model: Model, damaged: PreparedForm) -> None:
         """Delete the form that a model runs from."""
@@ -180,7 +114,6 @@ class PrepareTask:
         except ModelError as problem:
             log.error("model %s: %s", model.id, problem)  # noqa: TRY400 - one line, no traceback
         self._forms.pop(model.folder.path, None)
-        self._unmeasured.discard(model.folder.path)
         self._again.add(model.folder.path)
         if not damaged.is_streaming:
             return
@@ -207,41 +140,34 @@ class PrepareTask:
             return
         # It may take minutes: until then the next start is not to count on a form.
         self._changed()
-        self._making = _Making(
-            model.folder,
-            partial(
-                prepare,
+        making = self._maker.submit(self._make, model.folder, choice, serving.kind)
+        self._making = model.folder, making
+
+    def _make(self, folder: ModelFolder, choice: EngineChoice, kind: Kind) -> Artifact:
+        with contained(f"{folder.manifest.id}: preparing it"):
+            return prepare(
                 self._store,
-                model.folder,
+                folder,
                 choice,
-                serving.kind,
+                kind,
                 budget_mb=self._budget_mb,
                 quota=self._quota(),
-                stopped=self._stopped,
-            ),
-        )
+                stopped=lambda: "the agent ends" if self._closing.is_set() else None,
+            )
 
     def _finish(self) -> None:
-        """Take the form that has been made or measured, if it is there."""
-        making = self._making
-        if making is None or not making.done:
+        """Take the form that has been made, if it is there."""
+        if self._making is None or not self._making[1].done():
             return
-        self._making = None
-        measured = making.measured
-        if measured is not None and self._forms.get(making.folder.path) is not measured:
-            return  # it has turned out damaged meanwhile
+        (folder, making), self._making = self._making, None
         try:
             form = making.result()
         except StoppedError:
-            log.debug("model %s: the next start goes on with its form", making.folder.manifest.id)
+            log.debug("model %s: the next start goes on with its form", folder.manifest.id)
         except (AgentError, OSError) as problem:
-            if measured is not None:
-                log.warning("%s; it is loaded whole", words(problem))
-                self._unmeasured.add(making.folder.path)
-            else:
-                self._refuse(making.folder, problem)
+            self._refuse(folder, problem)
         else:
-            self._keep(making.folder, form)
+            self._keep(folder, form)
 
     def _refuse(self, folder: ModelFolder, problem: Exception) -> None:
         log.warning("model %s: no prepared form: %s", folder.manifest.id, words(problem))
@@ -279,9 +205,6 @@ class PrepareTask:
             discard(form.folder, self._store)
             return None
         return form
-
-    def _stopped(self) -> str | None:
-        return "the agent ends" if self._closing.is_set() else None
 
     def _choice(self, model: Model) -> EngineChoice | None:
         if model.engine.prepared is not None:
@@ -348,18 +271,6 @@ class PrepareTask:
         return self._engines.at_start(model.folder, None), ""
 
 
-class MeasureTask:
-    """Measures the form of each model, after all that makes it serve better."""
-
-    def __init__(self, prepare: PrepareTask) -> None:
-        """Measure nothing yet; *prepare* has the forms."""
-        self._prepare = prepare
-
-    def run(self, serving: Serving, model: Model) -> float | None:
-        """Measure a model's form, if that has not been done yet."""
-        return self._prepare.measure(serving, model)
-
-
 def _damaged(model: Model) -> PreparedForm | None:
     """Return the form that a model was loaded from, if it has turned out damaged."""
     prepared = model.engine.prepared
@@ -382,7 +293,7 @@ def _check_whole(form: Artifact) -> None:
         for name, (_, digest) in form.table["files"].items():
             if digest and xxh3_64_hexdigest(Path(form.path(name)).read_bytes()) != digest:
                 raise ArtifactError(f"{form.path(name)}: damaged")
-        weights = MappedWeights(form.weights)
-        WeightCheck(weights, [tuple(stage["range"]) for stage in form.table["stages"]]).wait()
+        weights = MappedWeights(form.path(BLOB if BLOB in form.table["files"] else WEIGHTS))
+        check_weights(weights, [tuple(stage["range"]) for stage in form.table["stages"]])
     except OSError as problem:
         raise ArtifactError(f"{form.folder}: cannot be read: {problem.strerror}") from None

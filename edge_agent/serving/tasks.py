@@ -24,7 +24,7 @@ from .integrity import IntegrityCheck
 from .loader import ModelLoader
 from .memory import MemoryRelease
 from .planned_model import PlannedModel
-from .prepare_task import MeasureTask, PrepareTask
+from .prepare_task import PrepareTask
 from .task_thread import ClosedTask, TaskThread
 
 
@@ -80,7 +80,6 @@ class Upkeep:
                     EngineUpgrade(active, loader, challenger, closing),
                     BatchSetup(active, loader, lanes),
                     FormUpgrade(active, loader, challenger, watched),
-                    MeasureTask(self._prepare),
                 ),
             ),
             tasks=(challenger, engine_check, self._prepare, plan, integrity),

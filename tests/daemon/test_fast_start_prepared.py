@@ -131,7 +131,7 @@ def test_a_streaming_form_that_is_damaged_while_it_runs(small: Box) -> None:
         assert same(start.found(), right)
         start.planned()
         (form,) = small.forms()
-        assert read(str(form)).table["only"] == "streaming"
+        assert read(str(form)).table["way"] == "streaming"
         start.wait("model", "numbers", streaming=True)
         words = "model numbers@1 runs in streaming mode, slowly: it is larger than memory_budget_mb"
         assert start.words().count(f"{words} = 6") == 1
@@ -164,7 +164,7 @@ def test_a_model_that_is_pushed_and_too_large_streams(
         assert said.code == 0, said.err
         assert same(start.found(model="numbers@2"), right)
         start.wait("model", "numbers", live="2", prepared="ready")
-    assert "streaming" in [read(str(form)).table["only"] for form in small.forms()]
+    assert "streaming" in [read(str(form)).table["way"] for form in small.forms()]
 
 
 def test_an_agent_that_is_killed_while_it_prepares(own: Box) -> None:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from edge_agent.inference.engines.engine import Engine, EngineChoice
 from edge_agent.inference.engines.registry import open_engine
 from edge_agent.inference.prepared.artifact import FILE, Artifact, encode
+from edge_agent.inference.prepared.engine import OrtPreparedEngine
+from edge_agent.inference.prepared.load import Load
 from edge_agent.inference.preprocess.inputs import fixed_shapes
 from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import node, save_onnx
@@ -76,6 +78,11 @@ def plain(folder: Path, choice: EngineChoice = CPU) -> Engine:
 def shapes_of(folder: Path) -> Any:
     """Give what fixes the sizes that a model's network leaves open."""
     return fixed_shapes(load(folder).manifest.input, "signal")
+
+
+def engine_of(form: Artifact, way: str) -> OrtPreparedEngine:
+    """Load a form in a way that its table need not have."""
+    return OrtPreparedEngine(Load(Artifact(form.folder, {**form.table, "way": way})))
 
 
 def noise(seed: int, *shape: int) -> NDArray[np.float32]:

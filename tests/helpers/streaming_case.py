@@ -1,6 +1,6 @@
 """Runs a form, under a limit on memory where one is given, and prints what came of it as JSON.
 
-Run as a program: `python streaming_case.py FORM RUNG LIMIT_MB RUNS`; with a limit it puts itself
+Run as a program: `python streaming_case.py FORM WAY LIMIT_MB RUNS`; with a limit it puts itself
 into a control group of its own, which takes root. Its highest use counts libraries and the page
 cache, as a service's MemoryMax does.
 """
@@ -26,17 +26,16 @@ def limit(megabytes: int) -> Path:
     return group
 
 
-def main(folder: str, strategy: str, megabytes: int, runs: int) -> None:
+def main(folder: str, way: str, megabytes: int, runs: int) -> None:
     """Load, run, and say how it went."""
     group = limit(megabytes) if megabytes else None
     import numpy as np
 
     from edge_agent.inference.prepared.artifact import read
-    from edge_agent.inference.prepared.engine import OrtPreparedEngine
-    from edge_agent.inference.prepared.load import load_artifact
+    from tests.helpers.prepared_models import engine_of
 
     form = read(folder)
-    engine = OrtPreparedEngine(load_artifact(form, strategy))
+    engine = engine_of(form, way)
     (spec,) = engine.inputs
     digest, took = hashlib.sha256(), []
     for seed in range(runs):
@@ -46,7 +45,7 @@ def main(folder: str, strategy: str, megabytes: int, runs: int) -> None:
         for array in engine.infer({spec.name: x}).values():
             digest.update(array.tobytes())
         took.append(round((time.perf_counter() - begin) * 1e3, 1))
-    answer: dict[str, object] = {"mode": engine.mode, "outputs": digest.hexdigest(), "ms": took}
+    answer: dict[str, object] = {"outputs": digest.hexdigest(), "ms": took}
     if group is not None:
         answer["most_mb"] = int((group / "memory.max_usage_in_bytes").read_text()) / 2**20
     print(json.dumps(answer))

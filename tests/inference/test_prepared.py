@@ -23,7 +23,9 @@ from edge_agent.inference.prepared.artifact import (
     FILE,
     FOLDER,
     GRAPH,
+    STREAMED,
     WEIGHTS,
+    WHOLE,
     Artifact,
     ArtifactError,
     read,
@@ -34,11 +36,10 @@ from edge_agent.inference.prepared.compile.cache import (
     discard,
     find,
     key_of,
-    measure,
     prepare,
 )
 from edge_agent.inference.prepared.engine import OrtPreparedEngine, open_artifact
-from edge_agent.inference.prepared.load import choose, load_artifact, load_folder, prefetch
+from edge_agent.inference.prepared.load import load_folder, prefetch
 from edge_agent.models.manifest import load
 from edge_agent.models.store.housekeeping import clean_leftovers
 from edge_agent.models.store.store import Store
@@ -47,6 +48,7 @@ from tests.helpers.prepared_models import (
     WIDTH,
     chain,
     damage,
+    engine_of,
     noise,
     plain,
     raw_manifest,
@@ -56,7 +58,7 @@ from tests.helpers.prepared_models import (
 from tests.helpers.support import CHECKOUT, wait_until
 from tests.helpers.tiny_networks import node, save_onnx
 
-STRATEGIES = ("whole", "bare")
+WAYS = (WHOLE, STREAMED)
 LAYERS = 8
 
 
@@ -67,9 +69,7 @@ class Made:
         self.model = chain(folder / "chain", LAYERS)
         self.store = Store(folder / "state")
         model = load(self.model)
-        form = prepare(self.store, model, CPU, "signal")
-        # Without a head start nothing of a load is hidden: every way is tried.
-        self.form = measure(form, model, CPU, "signal", head_ms=0.0)
+        self.form = prepare(self.store, model, CPU, "signal")
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +86,9 @@ def form(made: Made, tmp_path: Path) -> Artifact:
     return read(str(place))
 
 
-def engine_of(form: Artifact, strategy: str) -> OrtPreparedEngine:
-    """Load a form by one strategy."""
-    return OrtPreparedEngine(load_artifact(form, strategy))
-
-
 def test_numbers_are_the_networks_own(made: Made) -> None:
     """Loaded whole, the outputs are those of the network itself bit for bit."""
-    network, engine = plain(made.model), engine_of(made.form, "whole")
+    network, engine = plain(made.model), engine_of(made.form, WHOLE)
     assert engine.label == network.label
     assert (engine.inputs, engine.outputs) == (network.inputs, network.outputs)
     for seed in range(3):
@@ -102,33 +97,9 @@ def test_numbers_are_the_networks_own(made: Made) -> None:
     engine.close()
 
 
-def test_bare_numbers_differ_as_stated(made: Made) -> None:
-    """Without prepared weights a float network adds in another order; how far is in the table."""
-    network, engine = plain(made.model), engine_of(made.form, "bare")
-    x = {"x0": noise(1, 4, WIDTH)}
-    expected, found = network.infer(x)[f"x{LAYERS}"], engine.infer(x)[f"x{LAYERS}"]
-    assert made.form.table["distance"]["bare"] <= 1e-4
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-    assert engine.mode == "bare"
-
-
-def test_settled_engine_has_the_networks_own_numbers(made: Made) -> None:
-    """What goes first without prepared weights is exchanged for the whole session."""
-    network, engine = plain(made.model), engine_of(made.form, "bare")
-    x = {"x0": noise(2, 4, WIDTH)}
-    engine.infer(x)
-    assert made.form.table["settled"]["bare"] in {"whole", "bare"}
-    made.form.table["settled"]["bare"] = "whole"
-    assert engine.finish_load()
-    assert engine.mode == "resident"
-    np.testing.assert_array_equal(engine.infer(x)[f"x{LAYERS}"], network.infer(x)[f"x{LAYERS}"])
-    assert not engine.finish_load()
-
-
 def test_it_is_exchanged_while_it_is_used(made: Made) -> None:
-    """Calls that run while the twin is put in place get results, every one of them."""
-    made.form.table["settled"]["bare"] = "whole"
-    engine = engine_of(made.form, "bare")
+    """Calls that run while a session of other threads is put in place get results, each of them."""
+    engine = engine_of(made.form, WHOLE)
     expected = plain(made.model).infer({"x0": noise(3, 4, WIDTH)})[f"x{LAYERS}"]
     settled = threading.Event()
 
@@ -136,48 +107,26 @@ def test_it_is_exchanged_while_it_is_used(made: Made) -> None:
         runs = 0
         while not settled.is_set() or runs < 20:
             found = engine.infer({"x0": noise(3, 4, WIDTH)})[f"x{LAYERS}"]
-            np.testing.assert_allclose(found, expected, atol=1e-4)
+            np.testing.assert_array_equal(found, expected)
             runs += 1
         return runs
 
     with ThreadPoolExecutor(2) as pool:
         working = [pool.submit(work) for _ in range(2)]
         try:
-            assert engine.finish_load()
+            assert not engine.finish_load()
+            assert engine.finish_load(1)
         finally:
             settled.set()
         assert all(each.result() >= 20 for each in working)
 
 
-def test_table_says_what_was_measured(made: Made) -> None:
-    """The table has figures of every strategy, the decision and the reason for it."""
+def test_a_form_is_the_files_that_its_table_lists(made: Made) -> None:
+    """Of each there is a checksum, and nothing else lies beside them."""
     table = table_of(made.form.folder)
-    assert table["decision"] in STRATEGIES
-    assert table["decision"] in table["why"]
-    assert {"whole", "bare"} <= table["rungs"].keys()
-    for strategy in table["rungs"].values():
-        for figures in strategy.values():
-            assert figures["build_ms"] > 0
-            assert figures["steady_ms"] > 0
-
-
-def test_a_form_can_be_used_before_it_is_measured(made: Made, tmp_path: Path) -> None:
-    """It is loaded whole; who runs it so runs on, and can settle, when it has been measured."""
-    folder = load(made.model)
-    quick = prepare(Store(tmp_path / "state"), folder, CPU, "signal")
-    assert not quick.measured
-    engine = OrtPreparedEngine(load_artifact(quick))
-    x = {"x0": noise(4, 4, WIDTH)}
-    expected = plain(made.model).infer(x)[f"x{LAYERS}"]
-    np.testing.assert_array_equal(engine.infer(x)[f"x{LAYERS}"], expected)
-    form = measure(quick, folder, CPU, "signal", head_ms=0.0)
-    assert form.measured
-    assert form.key == quick.key
-    assert engine.finish_load(1)
-    np.testing.assert_array_equal(engine.infer(x)[f"x{LAYERS}"], expected)
-    assert all(Path(form.path(name)).is_file() for name in form.table["sha256"])
-    assert {path.name for path in Path(form.folder).iterdir()} == {FILE, *form.table["files"]}
-    engine.close()
+    assert table["way"] == WHOLE
+    assert all(Path(made.form.path(name)).is_file() for name in table["sha256"])
+    assert {path.name for path in Path(made.form.folder).iterdir()} == {FILE, *table["files"]}
 
 
 def test_weights_lie_in_order_of_execution(made: Made) -> None:
@@ -229,27 +178,27 @@ def test_damaged_weights_are_noticed(made: Made, form: Artifact) -> None:
     size = Path(form.path(WEIGHTS)).stat().st_size
     for place in range(100, size, size // 5):
         damage(Path(form.path(WEIGHTS)), place)
-        for strategy in STRATEGIES:
-            engine = engine_of(form, strategy)
+        for way in WAYS:
+            engine = engine_of(form, way)
             with pytest.raises(ArtifactError, match=r"weights\.bin: bytes .* are damaged"):
                 engine.infer({"x0": noise(0, 4, WIDTH)})
             engine.close()
         damage(Path(form.path(WEIGHTS)), place)
-    engine = engine_of(form, "whole")
+    engine = engine_of(form, WHOLE)
     expected = plain(made.model).infer({"x0": noise(0, 4, WIDTH)})
     np.testing.assert_array_equal(
         engine.infer({"x0": noise(0, 4, WIDTH)})[f"x{LAYERS}"], expected[f"x{LAYERS}"]
     )
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_damaged_graph_is_never_parsed(form: Artifact, strategy: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_damaged_graph_is_never_parsed(form: Artifact, way: str) -> None:
     """A graph whose checksum is another is not given to the engine."""
     for name in form.table["files"]:
         if name.endswith(".onnx"):
             damage(Path(form.path(name)), 30)
     with pytest.raises(ArtifactError, match=r"\.onnx: damaged"):
-        load_artifact(form, strategy)
+        engine_of(form, way)
 
 
 @pytest.mark.parametrize("name", [FILE, GRAPH, WEIGHTS])
@@ -312,10 +261,9 @@ def test_it_can_be_begun_early(made: Made) -> None:
     begun = load_folder(made.form.folder)
     engine = open_artifact(CPU, begun, lambda _: {})
     x = {"x0": noise(5, 4, WIDTH)}
-    np.testing.assert_allclose(
-        engine.infer(x)[f"x{LAYERS}"], plain(made.model).infer(x)[f"x{LAYERS}"], atol=1e-4
+    np.testing.assert_array_equal(
+        engine.infer(x)[f"x{LAYERS}"], plain(made.model).infer(x)[f"x{LAYERS}"]
     )
-    assert begun.artifact.table["decision"] in STRATEGIES
 
 
 def test_beginning_imports_little() -> None:
@@ -343,7 +291,7 @@ def test_form_of_other_sizes_is_refused(made: Made) -> None:
 
 def test_inputs_are_checked(made: Made) -> None:
     """A missing or misshapen input is an error by name, as of every engine."""
-    engine = engine_of(made.form, "streaming")
+    engine = engine_of(made.form, STREAMED)
     with pytest.raises(EngineError, match="inputs: expected"):
         engine.infer({})
     with pytest.raises(EngineError, match="expected x0"):
@@ -354,13 +302,13 @@ def test_inputs_are_checked(made: Made) -> None:
         engine.infer({"x0": noise(0, 4, WIDTH)})
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES, "streaming"])
-def test_closing_while_another_thread_infers(made: Made, strategy: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_closing_while_another_thread_infers(made: Made, way: str) -> None:
     """A call that runs while the engine is closed ends with a result or an error, not a crash."""
     x = {"x0": noise(6, 4, WIDTH)}
     expected = plain(made.model).infer(x)[f"x{LAYERS}"]
     for _ in range(5):
-        engine = engine_of(made.form, strategy)
+        engine = engine_of(made.form, way)
         begun = threading.Event()
 
         def work(engine: OrtPreparedEngine = engine, begun: threading.Event = begun) -> int:
@@ -386,9 +334,9 @@ def test_input_may_be_read_only(made: Made) -> None:
     """Arrays in records are never written to, so that stages take them locked too."""
     x = noise(0, 4, WIDTH)
     x.setflags(write=False)
-    engine = engine_of(made.form, "streaming")
+    engine = engine_of(made.form, STREAMED)
     expected = plain(made.model).infer({"x0": x})[f"x{LAYERS}"]
-    np.testing.assert_array_equal(engine.infer({"x0": x})[f"x{LAYERS}"], expected)
+    np.testing.assert_allclose(engine.infer({"x0": x})[f"x{LAYERS}"], expected, atol=1e-4)
 
 
 def test_no_form_of_what_is_no_network(tmp_path: Path) -> None:
@@ -532,11 +480,11 @@ def test_network_with_branches_and_shared_weights(tmp_path: Path) -> None:
     assert len(form.table["stages"]) > 1
     network = plain(model)
     x = {"x": noise(9, 2, width)}
-    engine = engine_of(form, "streaming")
+    engine = engine_of(form, STREAMED)
     found, expected = engine.infer(x), network.infer(x)
     assert list(found) == list(expected) == ["y", "b"]
     for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, atol=1e-5)  # as in "bare"
+        np.testing.assert_allclose(found[name], array, atol=1e-5)  # it adds in another order
     engine.close()
 
 
@@ -546,7 +494,7 @@ def test_network_without_large_weights(tmp_path: Path) -> None:
     form = prepare(Store(tmp_path / "state"), load(model), CPU, "signal")
     x = {"x0": noise(1, 4, 8)}
     np.testing.assert_array_equal(
-        engine_of(form, "whole").infer(x)["x2"], plain(model).infer(x)["x2"]
+        engine_of(form, WHOLE).infer(x)["x2"], plain(model).infer(x)["x2"]
     )
 
 
@@ -557,18 +505,7 @@ def test_network_with_external_data(tmp_path: Path) -> None:
     x = {"x0": noise(1, 4, WIDTH)}
     expected = plain(model).infer(x)["x4"]
     shutil.rmtree(model)
-    np.testing.assert_array_equal(engine_of(form, "whole").infer(x)["x4"], expected)
-
-
-@pytest.mark.parametrize(("spare", "best"), [("idle", "bare"), ("busy", "whole")])
-def test_the_soonest_result_decides(spare: str, best: str) -> None:
-    """The least time to the first result counts; of what is hardly more, the simpler is taken."""
-    strategies = {
-        "whole": {"idle": {"total_ms": 55.0}, "busy": {"total_ms": 55.0}},
-        "bare": {"idle": {"total_ms": 34.0}, "busy": {"total_ms": 54.0}},
-    }
-    assert choose(strategies, spare) == best
-    assert choose({"whole": {"busy": {"total_ms": 1.0}}}, spare) == "whole"
+    np.testing.assert_array_equal(engine_of(form, WHOLE).infer(x)["x4"], expected)
 
 
 def test_externalizing_weights_of_garbage(tmp_path: Path) -> None:
@@ -605,5 +542,5 @@ def test_a_tensor_that_says_where_its_bytes_lie(tmp_path: Path, elsewhere: bool)
     form = prepare(Store(tmp_path / "state"), load(model), CPU, "signal")
     x = {"x0": noise(1, 4, WIDTH)}
     np.testing.assert_array_equal(
-        engine_of(form, "whole").infer(x)["x3"], plain(model).infer(x)["x3"]
+        engine_of(form, WHOLE).infer(x)["x3"], plain(model).infer(x)["x3"]
     )

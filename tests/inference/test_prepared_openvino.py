@@ -75,11 +75,9 @@ def test_other_lanes_follow_behind(made: Made) -> None:
 
 
 def test_it_is_found_by_its_choice(made: Made) -> None:
-    """The form is for one engine and choice; its table says what importing and compiling took."""
+    """The form is for one engine and choice."""
     assert find(made.store.root, made.model, CHOICE, "signal") is not None
     assert find(made.store.root, made.model, EngineChoice("onnxruntime"), "signal") is None
-    assert made.form.table["rungs"]["blob"]["idle"]["build_ms"] > 0
-    assert made.form.table["compile_ms"] > 0
 
 
 def test_damaged_blob_is_not_imported(form: Artifact) -> None:

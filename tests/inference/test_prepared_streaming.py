@@ -19,15 +19,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edge_agent.core.errors import EngineError
 from edge_agent.inference.engines.registry import open_engine
 from edge_agent.inference.model import assemble
-from edge_agent.inference.prepared.artifact import WEIGHTS, Artifact, ArtifactError
+from edge_agent.inference.prepared.artifact import GRAPH, WEIGHTS, Artifact, ArtifactError
 from edge_agent.inference.prepared.compile.cache import prepare
-from edge_agent.inference.prepared.compile.measure import Reference
+from edge_agent.inference.prepared.compile.reference import Reference
 from edge_agent.inference.prepared.engine import OrtPreparedEngine
-from edge_agent.inference.prepared.load import load_artifact
+from edge_agent.inference.prepared.load import Load
+from edge_agent.inference.prepared.streaming import READER
 from edge_agent.models.manifest import load
 from edge_agent.models.store.store import Store
 from tests.helpers.prepared_models import CPU, chain, damage, noise
@@ -80,9 +82,8 @@ def engine_of() -> Iterator[Open]:
     """Load it; what was loaded is closed after the test."""
     opened: list[OrtPreparedEngine] = []
 
-    def load_by(form: Artifact, strategy: str = "streaming") -> OrtPreparedEngine:
-        begun = load_artifact(form, strategy)
-        opened.append(OrtPreparedEngine(begun))
+    def load_by(form: Artifact) -> OrtPreparedEngine:
+        opened.append(OrtPreparedEngine(Load(form)))
         return opened[-1]
 
     yield load_by
@@ -102,22 +103,31 @@ def resident_mb(path: str) -> float:
 
 
 def test_it_is_chosen_by_the_budget(form: Artifact, engine_of: Open) -> None:
-    """A network larger than its budget has no other way to run, and the price is stated."""
-    assert form.table["decision"] == "streaming"
-    assert f"do not fit {BUDGET_MB} MiB" in form.table["why"]
+    """A network larger than its budget has no other way to run."""
+    assert form.table["way"] == "streaming"
     assert len(form.table["stages"]) > 8
-    assert form.table["rungs"]["streaming"]["idle"]["steady_ms"] > 0
-    assert engine_of(form).mode == "streaming"
+    assert engine_of(form).is_streaming
+
+
+def resident(form: Artifact) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+    """Load all of it with the same options; return what runs it."""
+    load = Load(form)
+    session = load.session(GRAPH)
+
+    def run(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        (found,) = session.run([f"x{LAYERS}"], {"x0": x})
+        assert load.weights.buffer, "they live as long as the session"
+        return np.asarray(found)
+
+    return run
 
 
 def test_numbers_are_those_of_the_resident_network(form: Artifact, engine_of: Open) -> None:
     """Run in parts, the outputs are bit for bit those of the same options with all in memory."""
-    streamed, resident = engine_of(form), engine_of(form, "bare")
+    streamed, whole = engine_of(form), resident(form)
     for seed in range(4):
-        x = {"x0": noise(seed, 4, WIDTH)}
-        np.testing.assert_array_equal(
-            streamed.infer(x)[f"x{LAYERS}"], resident.infer(x)[f"x{LAYERS}"]
-        )
+        x = noise(seed, 4, WIDTH)
+        np.testing.assert_array_equal(streamed.infer({"x0": x})[f"x{LAYERS}"], whole(x))
 
 
 def test_only_a_part_is_in_memory(form: Artifact, engine_of: Open) -> None:
@@ -177,9 +187,9 @@ def test_a_run_that_fails_does_not_harm_the_next(form: Artifact, engine_of: Open
 
 def test_calls_take_turns(form: Artifact, engine_of: Open) -> None:
     """Two threads that call at a time both get the results of their own inputs."""
-    engine, resident = engine_of(form), engine_of(form, "bare")
+    engine, whole = engine_of(form), resident(form)
     inputs = [noise(seed, 4, WIDTH) for seed in range(2)]
-    expected = [resident.infer({"x0": x})[f"x{LAYERS}"] for x in inputs]
+    expected = [whole(x) for x in inputs]
     together = threading.Barrier(2)
 
     def work(index: int) -> None:
@@ -196,7 +206,7 @@ def test_closing_ends_the_reader(form: Artifact, engine_of: Open) -> None:
     """A closed engine leaves no thread behind, and says that it is closed."""
     before = set(threading.enumerate())
     engine = engine_of(form)
-    (reader,) = {t for t in threading.enumerate() if t.name == "reader of weights"} - before
+    (reader,) = {t for t in threading.enumerate() if t.name.startswith(READER)} - before
     engine.infer({"x0": noise(0, 4, WIDTH)})
     engine.close()
     reader.join(10)
@@ -242,8 +252,7 @@ def test_a_limit_on_memory_is_kept(tmp_path: Path) -> None:
     store = Store(tmp_path / "state")
     form = prepare(store, load(model), CPU, "signal", budget_mb=64)
     assert Path(form.path(WEIGHTS)).stat().st_size > 180e6
-    limited, free = run_case(form, "streaming", 150), run_case(form, "bare", 0)
-    assert limited["mode"] == "streaming"
+    limited, free = run_case(form, "streaming", 150), run_case(form, "streaming", 0)
     assert limited["outputs"] == free["outputs"]
     assert limited["most_mb"] <= 150
     assert run_case(form, "whole", 150) is None, "the limit is no limit"

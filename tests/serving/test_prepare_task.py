@@ -61,10 +61,8 @@ def planned_form(tmp_path: Path, serving: Serving) -> str:
     return only.form
 
 
-def test_a_form_that_turns_out_damaged_while_it_is_measured_is_made_again(
-    tmp_path: Path, serving: Serving
-) -> None:
-    """The measurement comes to nothing, which says nothing of the form that is made next."""
+def test_a_form_that_turns_out_damaged_is_made_again(tmp_path: Path, serving: Serving) -> None:
+    """It is deleted, and the next one is whole."""
     task = task_of(tmp_path, serving)
     model = serving.model
     assert model is not None
@@ -72,7 +70,6 @@ def test_a_form_that_turns_out_damaged_while_it_is_measured_is_made_again(
     assert form is not None
     assert task.run(serving, model) is None
     assert task.state("numbers") == "ready"
-    assert task.measure(serving, model) is not None
     form.damaged = "weights.bin has changed on the disk"
     assert task.run(serving, model) is not None
     assert not Path(form.folder).exists()

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
@@ -109,7 +107,7 @@ class StagedEngine:
             self.runs.append((dict(tensors), outputs))
         return outputs
 
-    def _as_built(self) -> Iterator[tuple[Stage, Any]]:
+    def _as_built(self) -> Iterator[Stage]:
         """Yield the stages in order, each as soon as it is built."""
         index = 0
         while True:
@@ -124,7 +122,7 @@ class StagedEngine:
                 if index == len(self._built):
                     return
                 stage = self._built[index]
-            yield stage, stage.ready()
+            yield stage
             index += 1
 
     def close(self) -> None:
@@ -172,9 +170,9 @@ class StagedEngine:
         words = {**self._words, "spins": False}
         weights = {_DATA: self._data.buffer}
         graph = self._graph(cut, here, known)
-        stage = Stage(self.label, cut.inputs, list(cut.outputs))
-        stage.build(partial(open_session, graph, words, self.label, weights=weights))
-        for spec in specs_of(stage.ready().get_outputs(), Path("model")):
+        session = open_session(graph, words, self.label, weights=weights)
+        stage = Stage(cut.inputs, list(cut.outputs), session)
+        for spec in specs_of(session.get_outputs(), Path("model")):
             known[spec.name] = message(proto.GRAPH_INPUT, _value(spec))
         with self._changed:
             if self._problem is None:

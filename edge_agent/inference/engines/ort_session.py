@@ -1,13 +1,11 @@
 """Sessions of ONNX Runtime: their options, as plain words that a form keeps, and runs in stages.
 
 Lies on the way to the first result: ONNX Runtime is imported when the first session is opened. A
-network may run in stages, sessions one after the other with tensors passed between; a stage may be
-built by another thread while earlier ones already run.
+network may run in stages, sessions one after the other with tensors passed between.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -216,67 +214,24 @@ def open_session(
 
 
 class Stage:
-    """A part of a network and, once it is built, its session."""
+    """A part of a network, and its session."""
 
-    __slots__ = ("_done", "_session", "inputs", "name", "outputs", "problem", "spent")
+    __slots__ = ("inputs", "outputs", "session", "spent")
 
-    def __init__(self, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        """Describe a stage that is not built yet: the name of its graph, and its tensors."""
-        self.name = name
+    def __init__(self, inputs: Sequence[str], outputs: Sequence[str], session: Any) -> None:
         self.inputs = inputs
         self.outputs = outputs
+        self.session = session
         self.spent: Sequence[str] = ()
         """Tensors to release after this stage; see `release_early`."""
-        self.problem: BaseException | None = None
-        self._session: Any = None
-        self._done = threading.Event()
-
-    def build(self, open_it: Callable[[], Any]) -> None:
-        """Open the session and wake those that wait for it; `ready` raises what goes wrong."""
-        try:
-            session = open_it()
-        except BaseException as problem:  # noqa: BLE001 - raised in `ready`
-            self.fail(problem)
-            return
-        # Failed meanwhile, that is closed: it will not be asked for.
-        if self.problem is None:
-            self._session = session
-        self._done.set()
-
-    def fail(self, problem: BaseException) -> None:
-        """Release the session, or record that there will be none."""
-        self._session, self.problem = None, problem
-        self._done.set()
-
-    def ready(self) -> Any:
-        """Wait for the session.
-
-        Raises:
-            EngineError: there is none.
-        """
-        self._done.wait()
-        session = self._session
-        if session is None:
-            if isinstance(self.problem, EngineError):
-                raise self.problem
-            raise EngineError(f"{self.name}: {self.problem}")
-        return session
-
-    def run(self, session: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the stage on values of ONNX Runtime's own; return those that it makes, by name."""
-        feeds = {name: values[name] for name in self.inputs}
-        made = session.run_with_ort_values(self.outputs, feeds)
-        return dict(zip(self.outputs, made, strict=True))
 
 
-def run_stages(
-    stages: Iterable[tuple[Stage, Any]], tensors: Tensors, outputs: Sequence[str]
-) -> list[Array]:
+def run_stages(stages: Iterable[Stage], tensors: Tensors, outputs: Sequence[str]) -> list[Array]:
     """Run stages in order and return the network's outputs.
 
     Args:
-        stages: each with its session; asked for the next one when the one before has run, so it
-            may wait for a stage, and release what a stage needed.
+        stages: asked for the next one when the one before has run, so it may wait for a stage, and
+            release what a stage needed.
         tensors: inputs of the network.
         outputs: names of the outputs.
     """
@@ -284,8 +239,10 @@ def run_stages(
 
     # Values of ONNX Runtime's own go from stage to stage without being copied.
     values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in tensors.items()}
-    for stage, session in stages:
-        values.update(stage.run(session, values))
+    for stage in stages:
+        feeds = {name: values[name] for name in stage.inputs}
+        made = stage.session.run_with_ort_values(stage.outputs, feeds)
+        values.update(zip(stage.outputs, made, strict=True))
         for name in stage.spent:
             del values[name]
     return [values[name].numpy() for name in outputs]

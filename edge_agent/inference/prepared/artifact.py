@@ -28,13 +28,15 @@ from ...device.resources import instructions
 if TYPE_CHECKING:
     from ..folding.fold import Fold
 
-FORMAT = 7
+FORMAT = 8
 """Of artifacts: raised with every change of what is written or how it is read."""
 FOLDER = "prepared"
 FILE = "form.json"
 GRAPH = "graph.onnx"
 WEIGHTS = "weights.bin"
 BLOB = "network.blob"
+WHOLE, STREAMED = "whole", "streaming"
+"""How an artifact of ONNX Runtime is loaded, in its table under "way"."""
 
 # The table follows the checksum of its exact bytes.
 _HEAD = b'{"xxh3": "%s", "form": '
@@ -73,17 +75,6 @@ class Artifact:
         from ..folding.fold import Fold
 
         return Fold(**fold)
-
-    @property
-    def measured(self) -> bool:
-        """Whether it is known how it is loaded soonest; until then in one piece."""
-        measured: bool = self.table["measured"]
-        return measured
-
-    @property
-    def weights(self) -> str:
-        """Path of the file that the ranges of its stages are of."""
-        return self.path(BLOB if BLOB in self.table["files"] else WEIGHTS)
 
     def path(self, name: str) -> str:
         return f"{self.folder}/{name}"
@@ -195,45 +186,42 @@ class MappedWeights:
 
 
 class WeightCheck:
-    """Checks ranges of the weights in order, in a thread of its own."""
+    """Checks the weights in a thread of its own."""
 
     def __init__(self, weights: MappedWeights, ranges: Sequence[tuple[int, int, str]]) -> None:
-        """Start the thread.
-
-        Args:
-            weights: what to check.
-            ranges: first byte, the one after the last, and the checksum of each.
-        """
-        self._weights = weights
-        self._ranges = ranges
-        self._passed = [threading.Event() for _ in ranges]
+        """Start the thread; the arguments are those of `check_weights`."""
         self._problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="check of weights", daemon=True)
+
+        def work() -> None:
+            try:
+                check_weights(weights, ranges)
+            except BaseException as problem:  # noqa: BLE001 - raised in `wait`
+                self._problem = problem
+
+        self._thread = threading.Thread(target=work, name="check of weights", daemon=True)
         self._thread.start()
 
-    def _work(self) -> None:
-        try:
-            for index, (start, end, expected) in enumerate(self._ranges):
-                # The disk is kept busy while this range is being hashed.
-                self._weights.fetch(start, min(end + _AHEAD, self._ranges[-1][1]))
-                self._weights.check(start, end, expected)
-                self._passed[index].set()
-        except BaseException as problem:  # noqa: BLE001 - raised in `wait`
-            self._problem = problem
-        finally:
-            for event in self._passed:
-                event.set()
-
-    def wait(self, index: int = -1) -> None:
-        """Wait until the ranges up to this one have been checked.
+    def wait(self) -> None:
+        """Wait until all has been checked.
 
         Raises:
-            ArtifactError: one is not.
+            ArtifactError: something is damaged, or cannot be read.
         """
-        if not self._passed:
-            return
-        self._passed[index].wait()
+        self._thread.join()
         if self._problem is not None:
-            if isinstance(self._problem, ArtifactError):
-                raise self._problem
-            raise ArtifactError(f"{self._weights.path}: cannot be read: {self._problem}")
+            raise self._problem
+
+
+def check_weights(weights: MappedWeights, ranges: Sequence[tuple[int, int, str]]) -> None:
+    """Check ranges of the weights: first byte, the one after the last, and checksum of each.
+
+    Raises:
+        ArtifactError: one is damaged, or cannot be read.
+    """
+    try:
+        for start, end, expected in ranges:
+            # The disk is kept busy while this range is being hashed.
+            weights.fetch(start, min(end + _AHEAD, ranges[-1][1]))
+            weights.check(start, end, expected)
+    except OSError as problem:
+        raise ArtifactError(f"{weights.path}: cannot be read: {problem}") from problem

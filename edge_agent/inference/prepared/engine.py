@@ -1,42 +1,29 @@
-"""An artifact as an engine: by whichever strategy it was loaded, the numbers are the network's.
-
-What is loaded the quick way is exchanged for what runs fastest by `finish_load`, between two calls.
-"""
+"""An artifact as an engine: whichever way it was loaded, the numbers are the network's."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ..engines.engine import Engine, EngineChoice, FixShapes, check_inputs, fix_inputs
 from ..engines.registry import capabilities
 from .artifact import GRAPH, Artifact, ArtifactError
-from .load import Load, load_artifact
-
-if TYPE_CHECKING:
-    from .streaming import StreamingRunner
-
-log = logging.getLogger(__name__)
+from .load import Load
 
 Run = Callable[[Tensors], list[Array]]
 """Returns the outputs in the network's order."""
-
-# By strategy; every other is "resident".
-_MODES = {"bare": "bare", "streaming": "streaming"}
-AGREE = 1e-3
-"""Relative distance allowed between a bare session and its twin: they add in another order."""
 
 
 class PreparedEngine(Engine, Protocol):
     """An engine that was loaded from an artifact, of whichever engine that is."""
 
-    mode: str
     artifact: Artifact
+    is_streaming: bool
+    """Whether its weights come and go with each frame."""
 
     def finish_load(self, threads: int | None = None) -> bool:
         """Build what runs fastest in the long run, in the background; whether anything has changed.
@@ -63,18 +50,18 @@ class OrtPreparedEngine:
         self.fold = artifact.fold
         self._taken = self.inputs if self.fold is None else self.fold.specs(self.inputs)
         self._names = [spec.name for spec in self.outputs]
-        self.mode: str = _MODES.get(load.strategy, "resident")
+        self.is_streaming = load.is_streamed
         self._load: Load | None = load
-        self._streamer: StreamingRunner | None = None
         self._unchecked = True
-        self._last: Tensors | None = None
-        if load.strategy == "streaming":
+        self._stop: Callable[[], None] = lambda: None
+        if load.is_streamed:
             from .streaming import StreamingRunner  # not on the way of models that fit
 
-            self._streamer = StreamingRunner(load)
-            self._run: Run = self._streamer.run
+            streamer = StreamingRunner(load)
+            self._run: Run = streamer.run
+            self._stop = streamer.close
         else:
-            self._run = self._run_whole(load.stages[0].ready())
+            self._run = self._run_whole(load.stages[0].session)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network; the arrays returned are new ones, made for this call.
@@ -105,53 +92,22 @@ class OrtPreparedEngine:
         if self._unchecked:
             load.wait_checked()
             self._unchecked = False
-        if self.mode == "bare":
-            self._last = tensors
         return dict(zip(self._names, results, strict=True))
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build what runs fastest, and exchange it for what was loaded first.
+        """Exchange the session for one of so many threads, where the first had others.
 
         To be called in the background, after the first result. Calls of `infer` go on meanwhile.
-
-        Args:
-            threads: of one inference from now on; the first had all cores. None: as before.
-
-        Returns:
-            Whether anything has been exchanged.
-
-        Raises:
-            EngineError: what was built cannot be used; all is as before.
         """
         load = self._load
-        if load is None or self.mode == "streaming":
+        if load is None or load.is_streamed:
             return False
-        table = self.artifact.table
-        if threads == table["session"]["threads"]:
-            threads = None
-        runs_best = self.mode == "resident" or table["settled"][load.strategy] == load.strategy
-        if threads is None and runs_best:
+        if threads in {None, self.artifact.table["session"]["threads"]}:
             return False
         load.wait_checked()
-        run = self._run_whole(load.session(GRAPH, "whole", threads))
-        last = self._last
-        if last is not None:
-            # Also its first run, which is slower, so that no frame waits for it.
-            self._compare(self._run(last), run(last))
-        self._run, self.mode, self._last = run, "resident", None
-        for stage in load.stages:
-            stage.fail(ArtifactError(f"{self.artifact.folder}: exchanged"))
+        self._run = self._run_whole(load.session(GRAPH, threads))
+        load.stages.clear()
         return True
-
-    def _compare(self, expected: list[Array], found: list[Array]) -> None:
-        from ..agreement import strict_distance
-
-        for name, one, other in zip(self._names, expected, found, strict=True):
-            distance = strict_distance(one, other)
-            if not distance <= AGREE:
-                raise EngineError(
-                    f"{self.label}: output {name} of the prepared twin is {distance:.2g} away"
-                )
 
     def _run_whole(self, session: Any) -> Run:
         def run(tensors: Tensors) -> list[Array]:
@@ -162,13 +118,9 @@ class OrtPreparedEngine:
 
     def close(self) -> None:
         """Release the network; memory is freed when the last running call returns."""
-        load, self._load = self._load, None
-        self._last = None
-        if self._streamer is not None:
-            self._streamer.close()
-        if load is not None:
-            self._run = _closed
-            load.close()
+        self._load, self._run = None, _closed
+        stop, self._stop = self._stop, lambda: None
+        stop()
 
 
 def _closed(_: Tensors) -> list[Array]:
@@ -188,30 +140,24 @@ def open_artifact(
     Raises:
         ArtifactError: it cannot be used: load the network itself, and prepare it again.
     """
-    load = source if isinstance(source, Load) else None
     artifact = source.artifact if isinstance(source, Load) else source
     if choice.engine != artifact.engine:
         raise ArtifactError(f"form of {artifact.engine}, not of {choice.engine}")
     declared, inputs = (tensor_specs(artifact, key) for key in ("declared", "inputs"))
-    try:
-        wanted = fix_inputs(declared, fix_shapes, Path(GRAPH))
-        if wanted != inputs:
-            raise ArtifactError(f"form for {_shown(inputs)}, not for {_shown(wanted)}")
-        if load is not None:
-            return OrtPreparedEngine(load)
-        module = import_module(capabilities(artifact.engine).prepared_module)
-        engine: PreparedEngine = module.open_prepared(choice, artifact)
-        return engine
-    except BaseException:
-        if load is not None:
-            load.close()
-        raise
+    wanted = fix_inputs(declared, fix_shapes, Path(GRAPH))
+    if wanted != inputs:
+        raise ArtifactError(f"form for {_shown(inputs)}, not for {_shown(wanted)}")
+    if isinstance(source, Load):
+        return OrtPreparedEngine(source)
+    module = import_module(capabilities(artifact.engine).prepared_module)
+    engine: PreparedEngine = module.open_prepared(choice, artifact)
+    return engine
 
 
 def open_prepared(choice: EngineChoice, artifact: Artifact) -> OrtPreparedEngine:
     """Load an artifact of this engine; see `open_artifact`, which has checked that it fits."""
     del choice  # all of it is in the artifact
-    return OrtPreparedEngine(load_artifact(artifact))
+    return OrtPreparedEngine(Load(artifact))
 
 
 def tensor_specs(artifact: Artifact, key: str) -> tuple[TensorSpec, ...]:

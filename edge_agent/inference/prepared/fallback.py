@@ -63,7 +63,7 @@ class FallbackEngine:
 
     @property
     def is_streaming(self) -> bool:
-        return self.inner.mode == "streaming"
+        return self.inner.is_streaming
 
     @property
     def accepts_batches(self) -> bool:

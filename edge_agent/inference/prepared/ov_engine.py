@@ -14,7 +14,7 @@ import openvino as ov
 from ...core.types import Array, Tensors
 from ..engines.engine import EngineChoice, native_reason
 from ..engines.ov import NAME, VERSION, OvEngine, core, properties
-from .artifact import BLOB, Artifact, ArtifactError, MappedWeights, WeightCheck, need_version
+from .artifact import BLOB, Artifact, ArtifactError, MappedWeights, check_weights, need_version
 from .engine import tensor_specs
 
 
@@ -26,7 +26,7 @@ def open_prepared(choice: EngineChoice, artifact: Artifact) -> OvPreparedEngine:
 class OvPreparedEngine:
     """A network that was imported; the first for one lane, those for the others behind it."""
 
-    mode = "resident"
+    is_streaming = False
     prepared = None
     widened = None
 
@@ -49,7 +49,7 @@ class OvPreparedEngine:
             raise ArtifactError(f"{artifact.path(BLOB)}: {problem.strerror}") from None
         (stage,) = artifact.table["stages"]
         # Before the import, not beside it: the blob is parsed by native code that trusts it.
-        WeightCheck(weights, [tuple(stage["range"])]).wait()
+        check_weights(weights, [tuple(stage["range"])])
         self._lanes = 1
         # OpenVINO takes no read-only memory; what it writes to, if anything, is its own copy.
         self._bytes: Array = np.memmap(artifact.path(BLOB), np.uint8, "c")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors
@@ -20,12 +21,15 @@ from .artifact import ArtifactError
 if TYPE_CHECKING:
     from .load import Load
 
+READER = "reader of weights"
+"""How the name of the thread that reads ahead begins."""
+
 
 class StreamingRunner:
     """Runs the stages of an artifact, one call at a time."""
 
     def __init__(self, load: Load) -> None:
-        """Start to read the first stages."""
+        """Start to read the first stage."""
         # Streaming means that memory is scarce.
         return_freed_memory()
         table = load.artifact.table
@@ -39,19 +43,10 @@ class StreamingRunner:
         self._kept: int = table["kept"]
         """How many of the first stages stay in memory."""
         self._running = threading.Lock()
-        self._changed = threading.Condition()
-        self._read = 0
-        """Stages that have been read and checked, counted over all runs."""
-        self._done = 0
-        """Stages that have been run, likewise."""
-        self._seen: set[int] = set()
-        """Those to be kept that have been read: they are never read again."""
-        self._held = 0
-        """Other stages that are in memory."""
-        self._problem: BaseException | None = None
-        self._closed = False
-        self._reader = threading.Thread(target=self._read_on, name="reader of weights", daemon=True)
-        self._reader.start()
+        self._reader = ThreadPoolExecutor(1, READER)
+        self._reads: dict[int, Future[None]] = {}
+        """By stage: the read of its weights that is in memory, or on the way there."""
+        self._read(0)
 
     def run(self, tensors: Tensors) -> list[Array]:
         """Run the network once; return its outputs in order.
@@ -67,89 +62,52 @@ class StreamingRunner:
                 self._start_over()
                 raise
 
-    def _in_memory(self) -> Iterator[tuple[Stage, Any]]:
+    def _in_memory(self) -> Iterator[Stage]:
         """Yield each stage when its weights have been read; drop them when it has run."""
         for index, stage in enumerate(self._stages):
-            session = stage.ready()
-            self._wait()
-            yield stage, session
-            self._finished(index)
+            reading = self._read(index)
+            # One stage runs while the next is read; no more are in memory beside those kept.
+            self._read(self._after(index))
+            try:
+                reading.result()
+            except CancelledError:
+                raise EngineError("the network has been closed") from None
+            yield stage
+            if index >= self._kept:
+                self._drop(index)
 
-    def _wait(self) -> None:
-        """Wait until the next stage to run has been read."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._read > self._done or self._problem is not None or self._closed
-            )
-            if self._closed:
-                raise EngineError("the network has been closed")
-            if self._read <= self._done and self._problem is not None:
-                if isinstance(self._problem, ArtifactError):
-                    raise self._problem
-                raise ArtifactError(f"{self._weights.path}: {self._problem}")
+    def _after(self, index: int) -> int:
+        """Return the next stage to read: those that are kept are not read again."""
+        after = (index + 1) % len(self._stages)
+        return self._kept if after < self._kept and after in self._reads else after
 
-    def _finished(self, index: int) -> None:
-        """Drop a stage's weights and let the reader go on."""
-        with self._changed:
-            self._done += 1
-            self._drop(index)
-            self._changed.notify_all()
+    def _read(self, index: int) -> Future[None]:
+        """Return the read of a stage's weights, which is begun unless it has been already."""
+        if index not in self._reads:
+            try:
+                self._reads[index] = self._reader.submit(self._fetch, *self._ranges[index])
+            except RuntimeError:  # no more reads are taken
+                raise EngineError("the network has been closed") from None
+        return self._reads[index]
+
+    def _fetch(self, start: int, end: int, expected: str) -> None:
+        try:
+            self._weights.fetch(start, end)
+            self._weights.check(start, end, expected)
+        except OSError as problem:
+            raise ArtifactError(f"{self._weights.path}: {problem}") from problem
 
     def _drop(self, index: int) -> None:
-        if index >= self._kept:
-            self._weights.drop(*self._ranges[index][:2])
-            self._held -= 1
+        del self._reads[index]
+        self._weights.drop(*self._ranges[index][:2])
 
     def _start_over(self) -> None:
         """After a run that failed: the next one begins with the first stage again."""
-        stages = len(self._ranges)
-        with self._changed:
-            begin = self._done + -self._done % stages
-            for number in range(self._done, min(self._read, begin)):
-                self._drop(number % stages)
-            self._done, self._read = begin, max(self._read, begin)
-            self._changed.notify_all()
-
-    def _read_on(self) -> None:
-        weights, stages = self._weights, len(self._ranges)
-        try:
-            while True:
-                with self._changed:
-                    # One stage runs while the next is read; no more are in memory.
-                    self._changed.wait_for(
-                        lambda: (
-                            self._closed
-                            or (
-                                (self._held < 2 or self._read % stages in self._seen)
-                                and self._read - self._done < stages
-                            )
-                        )
-                    )
-                    if self._closed:
-                        return
-                    number = self._read
-                    index = number % stages
-                    in_memory = index in self._seen
-                    self._held += index >= self._kept
-                if not in_memory:
-                    start, end, expected = self._ranges[index]
-                    weights.fetch(start, end)
-                    weights.check(start, end, expected)
-                with self._changed:
-                    if index < self._kept:
-                        self._seen.add(index)
-                    if self._read == number:
-                        self._read += 1
-                    else:
-                        self._drop(index)  # the run has failed meanwhile
-                    self._changed.notify_all()
-        except BaseException as problem:  # noqa: BLE001 - raised in `run`
-            with self._changed:
-                self._problem = problem
-                self._changed.notify_all()
+        for index, reading in list(self._reads.items()):
+            # Waits: what is dropped must not be being read.
+            if reading.cancelled() or reading.exception() is not None or index >= self._kept:
+                self._drop(index)
 
     def close(self) -> None:
         """Stop the reader."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._reader.shutdown(wait=False, cancel_futures=True)

@@ -3,17 +3,16 @@
 Artifacts lie in the state folder, each under the digest of all that it was made of: the model's
 files, the engine and its version, the processor's instructions, and how the engine is to run.
 Making one is work of a child process with low priority; a crash of it leaves a folder that is not
-read. A form that has been made can be used; how it is loaded soonest is measured after that.
+read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ....core.errors import AgentError
 from ....core.files import copy_owner, disk_errors, sync_folder, sync_tree
@@ -29,11 +28,6 @@ from .collect import need_room
 
 UNFINISHED = "unfinished.json"
 """In the folder of all artifacts: the key of the one whose making has begun and not ended."""
-
-
-def never() -> bool:
-    """Return that nothing else needs the processor more."""
-    return False
 
 
 class StoppedError(ArtifactError):
@@ -113,6 +107,8 @@ def prepare(
         StoppedError: *stopped* gave a reason; nothing has changed.
         ArtifactError: it cannot be made; nothing has changed.
     """
+    from ....core.child import ChildStoppedError, ask  # not needed to find one
+
     key = key_of(store.root, model.path, choice, kind, budget_mb)
     try:
         need_room(store, model.path, quota)
@@ -123,101 +119,32 @@ def prepare(
             why = stopped()
             if why is not None:
                 raise StoppedError(f"{model.manifest.id}: cannot be prepared: {why}")
-            question = _question("make", model, choice, kind, made, budget_mb)
-            question["key"] = key
             with _noted(store, key) as again:
-                if again:
-                    question["urgent"], yields = True, never
-                _work(question, "prepared", model, timeout_s, stopped, yields)
+                question = {
+                    "key": key,
+                    "model": str(model.path),
+                    "choice": choice.words(),
+                    "kind": kind,
+                    "folder": str(made),
+                    "budget_mb": budget_mb,
+                    "urgent": again,
+                }
+                ask(
+                    f"{__package__}.worker",
+                    question,
+                    "its preparation",
+                    timeout_s=timeout_s,
+                    stopped=stopped,
+                    yields=(lambda: False) if again else yields,
+                )
                 place = _commit(store, made, key)
             return read(str(place))
     except ArtifactError:
         raise
+    except ChildStoppedError as problem:
+        raise StoppedError(f"{model.manifest.id}: cannot be prepared: {problem}") from None
     except AgentError as problem:
         raise ArtifactError(f"{model.manifest.id}: cannot be prepared: {problem}") from problem
-
-
-def measure(
-    artifact: Artifact,
-    model: ModelFolder,
-    choice: EngineChoice,
-    kind: str,
-    *,
-    head_ms: float | None = None,
-    budget_mb: int = 0,
-    timeout_s: float = 600.0,
-    stopped: Callable[[], str | None] = lambda: None,
-) -> Artifact:
-    """Measure how an artifact is loaded soonest; return it with that. Takes seconds to a minute.
-
-    Whatever happens, it stays as usable as it was.
-
-    Args:
-        artifact: of the model, as it was read; nothing is done where it has been measured.
-        model: that it is of.
-        choice: of the engine that it was made for.
-        kind: of sample that the model will be given.
-        head_ms: how long a start takes from the start of loading until there is a frame; None:
-            it is measured.
-        budget_mb: what the model may take; 0: no bound.
-        timeout_s: after which measuring counts as hung.
-        stopped: returns why it need not go on; None: it shall.
-
-    Raises:
-        StoppedError: *stopped* gave a reason.
-        ArtifactError: it cannot be measured.
-    """
-    if artifact.measured:
-        return artifact
-    question = _question("measure", model, choice, kind, Path(artifact.folder), budget_mb)
-    _work({**question, "head_ms": head_ms}, "measured", model, timeout_s, stopped)
-    return read(artifact.folder)
-
-
-def _question(
-    task: str, model: ModelFolder, choice: EngineChoice, kind: str, folder: Path, budget_mb: int
-) -> dict[str, Any]:
-    """Return what the worker needs to know for either task."""
-    return {
-        "task": task,
-        "model": str(model.path),
-        "choice": choice.words(),
-        "kind": kind,
-        "folder": str(folder),
-        "budget_mb": budget_mb,
-        "urgent": False,
-    }
-
-
-def _work(
-    question: Mapping[str, Any],
-    doing: str,
-    model: ModelFolder,
-    timeout_s: float,
-    stopped: Callable[[], str | None],
-    yields: Callable[[], bool] = never,
-) -> None:
-    """Run a task in a child process.
-
-    Raises:
-        StoppedError: *stopped* gave a reason.
-        ArtifactError: it could not.
-    """
-    from ....core.child import ChildStoppedError, ask  # not needed to find one
-
-    try:
-        ask(
-            f"{__package__}.worker",
-            question,
-            "its preparation",
-            timeout_s=timeout_s,
-            stopped=stopped,
-            yields=yields,
-        )
-    except ChildStoppedError as problem:
-        raise StoppedError(f"{model.manifest.id}: cannot be {doing}: {problem}") from None
-    except AgentError as problem:
-        raise ArtifactError(f"{model.manifest.id}: cannot be {doing}: {problem}") from problem
 
 
 def discard(artifact: str, store: Store) -> None:
@@ -235,19 +162,21 @@ def discard(artifact: str, store: Store) -> None:
 @contextmanager
 def _noted(store: Store, key: str) -> Iterator[bool]:
     """Note which artifact is being made until that ends; say whether it was cut off before."""
+    from ....core.child import ChildStoppedError
+
     _make_folder(store)
     file = StateFile(store.root / FOLDER / UNFINISHED)
     again = file.read(lambda content: content["key"]) == key
     if not again:
         file.save({"key": key})
-    cut_off = False
+    ended = True
     try:
         yield again
-    except StoppedError:
-        cut_off = True
+    except ChildStoppedError:
+        ended = False
         raise
     finally:
-        if not cut_off:
+        if ended:
             file.path.unlink(missing_ok=True)
 
 

@@ -1,13 +1,8 @@
-"""Makes the artifact of an ONNX network for ONNX Runtime's CPU: rewritten, proved, then measured.
-
-What is proved can be used at once, loaded whole. How it is loaded soonest is measured later: that
-takes ten times as long, and seldom finds anything better.
-"""
+"""Makes the artifact of an ONNX network for ONNX Runtime's CPU: rewritten, and proved."""
 
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,11 +17,9 @@ from ...folding.find import cut_for
 from ...folding.fold import Fold, note
 from ...model import assemble
 from ...preprocess.inputs import fixed_shapes
-from ..artifact import FORMAT, WEIGHTS, Artifact, ArtifactError, processor
-from ..engine import OrtPreparedEngine
-from ..load import load_artifact
+from ..artifact import FORMAT, STREAMED, WHOLE, ArtifactError, processor
 from .mapped_network import NO_PREPACKING, MappedNetwork
-from .measure import Reference, choose_resident, choose_streaming, head_start_ms
+from .reference import Reference, settle_stages
 from .rewrites import FILES, Rewriter
 from .stage_graphs import ALIGNED, align, external_sizes, provisional, stage_table, write_files
 
@@ -86,49 +79,13 @@ def make_artifact(
     written = write_files(optimized, words, folder, stages)
     table = _describe(original, words, fold, changes)
     table["stages"] = stage_table(written)
+    table["way"] = WHOLE if resident else STREAMED
     artifact = provisional(folder, table)
     if resident:
-        original.reference.check_identical(artifact, "whole")
-        table["decision"] = table["only"] = "whole"
-        table["why"] = "nothing has been measured yet"
+        original.reference.check_identical(artifact)
     else:
-        choose_streaming(artifact, original.reference, table, written.layout, budget_mb)
-    table["measured"] = not resident
-    return table
-
-
-def measure_artifact(
-    model: ModelFolder,
-    choice: EngineChoice,
-    kind: Kind,
-    artifact: Artifact,
-    *,
-    head_ms: float | None,
-    budget_mb: int,
-) -> dict[str, Any]:
-    """Measure the ways to load an artifact; return its table with the best.
-
-    Args:
-        model: that it is of.
-        choice: that it was made for.
-        kind: of sample.
-        artifact: that has not been measured; loaded whole it has the network's own numbers.
-        head_ms: how long a start takes from the start of loading until there is a frame; None: it
-            is measured.
-        budget_mb: what the model may take; 0: no bound.
-
-    Raises:
-        AgentError: it does not load or run.
-    """
-    table = {**artifact.table, "head_ms": head_start_ms() if head_ms is None else head_ms}
-    table |= {"only": None, "measured": True}
-    engine = OrtPreparedEngine(load_artifact(artifact, "whole"))
-    reference = Reference(engine, assemble(model, choice, engine, kind))
-    engine.close()
-    # For readers of the figures: what else was going on.
-    table["load"] = round(os.getloadavg()[0], 2)
-    weights_mb = table["files"][WEIGHTS][0] / _MIB
-    choose_resident(artifact, reference, table, weights_mb, budget_mb)
+        budget = budget_mb * _MIB
+        table["kept"] = settle_stages(artifact, original.reference, written.layout.shared, budget)
     return table
 
 
@@ -186,7 +143,7 @@ def _stage_count(optimized: ModelProto, budget_mb: int) -> int:
 def _describe(
     original: _Original, words: Words, fold: Fold | None, changes: list[str]
 ) -> dict[str, Any]:
-    """Return what an artifact's table says before anything has been measured."""
+    """Return what an artifact's table says of the network and its session."""
     import onnxruntime as ort
 
     return {
@@ -202,7 +159,6 @@ def _describe(
         "fold": note(fold),
         "changes": changes,
         "kept": 0,
-        "only": None,
     }
 
 

@@ -1,8 +1,7 @@
-"""Makes the artifact of a network for OpenVINO's CPU: compiled, exported, proved and measured."""
+"""Makes the artifact of a network for OpenVINO's CPU: compiled, exported and proved."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ from ...model import assemble
 from ...preprocess.inputs import fixed_shapes
 from ..artifact import BLOB, FORMAT, Artifact, ArtifactError, processor
 from ..ov_engine import OvPreparedEngine
-from .measure import Reference
 from .onnx_graph import listed
+from .reference import Reference
 
 TOLERANCE = 1e-5
 """Relative distance between a network as compiled and as imported; seen: 0."""
-_RUNS = 5
 
 
 def make_artifact(
@@ -37,7 +35,6 @@ def make_artifact(
     """
     if not is_cpu(choice):
         raise EngineError(f"{choice.device}: only networks for the CPU are kept")
-    start = time.perf_counter()
     made = compile_network(
         choice,
         model.network,
@@ -46,7 +43,6 @@ def make_artifact(
         cut_for(model, kind),
     )
     (compiled,), declared, inputs, outputs, fold = made
-    compile_ms = (time.perf_counter() - start) * 1e3
     label = label_of(choice, compiled)
     exported = compiled.export_model()
     # A stream in 2026.4, though its annotation says bytes.
@@ -67,48 +63,12 @@ def make_artifact(
         "outputs": [listed(spec) for spec in outputs],
         "fold": note(fold),
         "stages": [{"range": [0, len(blob), digest]}],
-        "only": "blob",
-        "measured": True,
-        "decision": "blob",
-        "compile_ms": round(compile_ms, 1),
+        "way": "blob",
     }
     artifact = Artifact(str(folder), {**table, "key": "being made", "files": {}})
-    figures, distance = _measure(choice, artifact, reference)
+    imported = OvPreparedEngine(choice, artifact)
+    distance = reference.distance_from(imported)
+    imported.close()
     if not distance <= TOLERANCE:
         raise ArtifactError(f"imported, its numbers are another network's: {distance:.2g} away")
-    table["distance"] = {"blob": distance}
-    table["rungs"] = {"blob": {"idle": figures}}
-    table["why"] = f"import {figures['build_ms']:.1f} ms, compile {compile_ms:.1f} ms"
     return table
-
-
-def _measure(
-    choice: EngineChoice,
-    artifact: Artifact,
-    reference: Reference,
-) -> tuple[dict[str, float], float]:
-    """Import a few times; return figures and the distance from the compiled network's numbers."""
-    builds, firsts, steady = [], [], []
-    distance = 0.0
-    sample = reference.timed_sample(artifact)
-    for _ in range(_RUNS):
-        start = time.perf_counter()
-        engine = OvPreparedEngine(choice, artifact)
-        built = time.perf_counter()
-        engine.infer(sample)
-        first = time.perf_counter()
-        for _ in range(_RUNS):
-            again = time.perf_counter()
-            engine.infer(sample)
-            steady.append((time.perf_counter() - again) * 1e3)
-        distance = max(distance, reference.distance_from(engine))
-        engine.close()
-        builds.append((built - start) * 1e3)
-        firsts.append((first - built) * 1e3)
-    figures = {
-        "build_ms": round(min(builds), 2),
-        "first_ms": round(min(firsts), 2),
-        "total_ms": round(min(map(sum, zip(builds, firsts, strict=True))), 2),
-        "steady_ms": round(min(steady), 2),
-    }
-    return figures, distance

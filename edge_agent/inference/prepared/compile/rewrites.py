@@ -24,7 +24,7 @@ from ...folding.cut import InputCut
 from ...folding.fold import Fold
 from . import zero_point
 from .mapped_network import Constants, MappedNetwork
-from .measure import Reference
+from .reference import Reference
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto

@@ -1,0 +1,151 @@
+"""A network's own numbers, which its artifact has to give bit for bit."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+
+import numpy as np
+
+from ....core.errors import EngineError
+from ....core.types import Array, Tensors, TensorSpec
+from ....device.allocator import return_freed_memory
+from ...agreement import compare_likeness, margin_of, strict_distance
+from ...engines.engine import Engine
+from ...golden import read_golden
+from ...model import Model
+from ...probe import probe_inputs
+from ..artifact import Artifact, ArtifactError
+from ..engine import OrtPreparedEngine
+from ..load import Load
+
+SEEDS = (11, 12, 13)
+_CASES = 4
+"""Golden inputs that are tried: each takes a run."""
+
+
+class Reference:
+    """Inputs, and the network's own outputs for them."""
+
+    def __init__(self, engine: Engine, model: Model) -> None:
+        """Run the network itself.
+
+        Raises:
+            EngineError: it runs on none of the inputs.
+            ModelError: its golden inputs are damaged.
+        """
+        self._margin = margin_of(model)
+        samples = [probe_inputs(engine.inputs, seed) for seed in SEEDS]
+        try:
+            results = [engine.infer(tensors) for tensors in samples]
+        except EngineError:
+            # Indices, for example, of which most numbers mean nothing.
+            samples = [_zeros(engine.inputs)]
+            results = [engine.infer(tensors) for tensors in samples]
+        golden = [case.inputs for case in read_golden(model)[:_CASES]]
+        self.samples: list[Tensors] = [*samples, *golden]
+        self._expected = [*results, *(engine.infer(tensors) for tensors in golden)]
+
+    def distance_from(self, engine: Engine) -> float:
+        """Return how far an engine's numbers are from the network's: 0 bit for bit.
+
+        That is the largest relative distance (L2) of any output; infinite where a shape, type or
+        NaN differs.
+        """
+        return max(
+            distance_of(expected, engine.infer(tensors))
+            for tensors, expected in zip(self.samples, self._expected, strict=True)
+        )
+
+    def check_like(self, plain: Engine) -> None:
+        """Check that the network's numbers are what a session without optimization gives.
+
+        Args:
+            plain: that session; it is closed.
+
+        Raises:
+            ArtifactError: they are not.
+            EngineError: it cannot run the network.
+        """
+        try:
+            for tensors, expected in zip(self.samples, self._expected, strict=True):
+                agreement = compare_likeness(plain.infer(tensors), expected, self._margin)
+                if not agreement.passed:
+                    raise ArtifactError(
+                        f"{plain.label} computes it wrongly: unlike without optimization: "
+                        f"{agreement.why}"
+                    )
+        finally:
+            plain.close()
+
+    def check_identical(self, artifact: Artifact) -> None:
+        """Check that an artifact gives the network's numbers bit for bit.
+
+        Raises:
+            ArtifactError: it does not, or it does not load or run.
+        """
+        engine = OrtPreparedEngine(Load(artifact))
+        try:
+            distance = self.distance_from(engine)
+        finally:
+            engine.close()
+        if distance != 0:
+            way = artifact.table["way"]
+            raise ArtifactError(
+                f"loaded as {way} its numbers are not the network's: {distance:.2g} away"
+            )
+
+
+def settle_stages(artifact: Artifact, reference: Reference, shared: int, budget: int) -> int:
+    """Run an artifact in stages; return how many of the first ones may stay in memory.
+
+    Args:
+        artifact: whose table gets that number, too.
+        reference: of its network.
+        shared: bytes that several stages need.
+        budget: bytes that the model may take.
+
+    Raises:
+        ArtifactError: it has not the network's numbers, or it does not load or run.
+    """
+    # Nothing kept first: what is left over is known when it has run.
+    least = artifact.table["kept"] = min(1, shared)
+    reference.check_identical(artifact)
+    gc.collect()
+    return_freed_memory()
+    before = _anonymous_bytes()
+    engine = OrtPreparedEngine(Load(artifact))
+    engine.infer(reference.samples[0])
+    taken = max(0, _anonymous_bytes() - before)
+    engine.close()
+    sizes = [
+        last - first for first, last, _ in (each["range"] for each in artifact.table["stages"])
+    ]
+    left = budget - taken - 2 * max(sizes)
+    kept = 0
+    while kept < len(sizes) - 1 and sum(sizes[: kept + 1]) <= left:
+        kept += 1
+    kept = artifact.table["kept"] = max(kept, least)
+    reference.check_identical(artifact)
+    return kept
+
+
+def _anonymous_bytes() -> int:
+    """Return the memory of this process that is no file's."""
+    with open("/proc/self/status", encoding="ascii") as file:  # noqa: PTH123 - a file of the kernel's
+        for line in file:
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def distance_of(expected: Tensors, found: Tensors) -> float:
+    """Return the largest relative distance of the outputs."""
+    if expected.keys() != found.keys():
+        return float("inf")
+    distances = (strict_distance(array, found[name]) for name, array in expected.items())
+    return max(distances, default=0.0)
+
+
+def _zeros(specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    return {spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype) for spec in specs}
