@@ -21,6 +21,8 @@ from .protocol import ENDED, LIST_PART_BYTES, MOST_OFFER_SECONDS, numbers_in
 from .retained_package import offer_of
 
 OFFER_AGAIN_SECONDS = 3.0
+PROBATION_OFFER_SECONDS = 30.0
+"""After which a device on probation is asked whether it is over: its word may have been lost."""
 RECENT_SECONDS = 1.5
 """A block that was sent so recently is on its way: to every member of a group, and to a device
 that requests it twice, after an offer and by itself."""
@@ -55,10 +57,16 @@ class Progress:
     details: dict[str, Any] = field(default_factory=dict)
     already: bool = False
     """Whether it was live before this push; the details are those of the push that made it so."""
+    until: str = "probation"
+    """Which state is success: the version serves ("probation"), or has passed it ("live")."""
 
     @property
     def ended(self) -> bool:
-        return self.state in ENDED
+        return self.state in ENDED and not self.waits_for_probation
+
+    @property
+    def waits_for_probation(self) -> bool:
+        return self.state == "probation" and self.until == "live"
 
 
 class Sender:
@@ -73,6 +81,7 @@ class Sender:
         package: Package,
         *,
         drawn: bool = False,
+        until: str = "probation",
     ) -> None:
         """Send nothing yet.
 
@@ -83,8 +92,10 @@ class Sender:
             devices: that are expected to answer.
             package: what is sent.
             drawn: it lies on the broker already; only members that cannot draw it are answered.
+            until: see `Progress.until`.
         """
         self._drawn = drawn
+        self._until = until
         self._client = client
         self._prefix = f"{root}/{target}/in/push/{package.transfer}"
         self._root = root
@@ -93,7 +104,7 @@ class Sender:
         self._list = package.front.block_list
         self._sent: dict[tuple[str, int], float] = {}
         self._offered_at = 0.0
-        self.progress: dict[str, Progress] = {device: Progress() for device in devices}
+        self.progress: dict[str, Progress] = {device: Progress(until=until) for device in devices}
         self.bytes_sent = 0
 
     @property
@@ -141,10 +152,10 @@ class Sender:
         """
         now = time.monotonic()
         silent = [p for p in self.progress.values() if not p.ended]
-        if (
-            silent
-            and now - max(self._offered_at, *(p.heard_at for p in silent)) > OFFER_AGAIN_SECONDS
-        ):
+        # A device on probation has nothing to say until it is over.
+        long = all(p.waits_for_probation for p in silent)
+        pause = PROBATION_OFFER_SECONDS if long else OFFER_AGAIN_SECONDS
+        if silent and now - max(self._offered_at, *(p.heard_at for p in silent)) > pause:
             self.offer()
         heard = self._client.next(timeout)
         return self._answer(heard) if heard is not None else None
@@ -166,7 +177,7 @@ class Sender:
         if progress is None:
             if not self._group:
                 return None
-            progress = self.progress[device] = Progress()
+            progress = self.progress[device] = Progress(until=self._until)
         progress.already |= progress.state == "offered" and state in {"live", "probation"}
         progress.state, progress.heard_at = state, time.monotonic()
         progress.percent = percent

@@ -165,6 +165,23 @@ def test_errors_in_probation_roll_back(box: Boxes, tmp_path: Path) -> None:
     assert [each["state"] for each in said][-2:] == ["probation", "rejected"]
 
 
+def test_push_until_live_waits_for_the_end_of_probation(box: Boxes, tmp_path: Path) -> None:
+    """`push --until live` ends with 0 when probation was passed, with 1 when it was not."""
+    one = box(trial={"shadow_frames": 0, "probation_s": 2})
+    good = model_folder(tmp_path / "good", "2", best=2)
+    where = ("--device", one.device, "--broker", one.url)
+    done = run_cli("push", str(good), *where, "--until", "live")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-2:] == ["edge-01: probation", "edge-01: live"]
+    one.wait_settled(outcome="live", version="2")
+    bad = model_folder(tmp_path / "bad", "3")
+    classifier(bad / "model.onnx", more=bright_fails, weights=STEEP)
+    done = run_cli("push", str(bad), *where, "--until", "live")
+    assert done.returncode == 1
+    assert "edge-01: rejected: failed on" in done.stdout
+    assert one.wait_settled(outcome="rolled-back", version="3")["live"] == "2"
+
+
 def test_latency_in_probation_rolls_back(box: Boxes, tmp_path: Path) -> None:
     """A version that becomes slower than allowed while it serves gives way to the one before."""
     one = box(trial={"shadow_frames": 0, "probation_s": 60})

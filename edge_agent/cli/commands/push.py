@@ -54,11 +54,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=positive, default=60.0, metavar="S", help="without progress; default 60"
     )
+    parser.add_argument(
+        "--until",
+        choices=("probation", "live"),
+        default="probation",
+        help="return when the new version serves (probation, the default), or has passed its "
+        "probation (live)",
+    )
     add_broker(parser)
 
 
 def main(options: Options) -> int:
-    """Push; return 0 when results carry the new version, 1 when it was rejected or not taken."""
+    """Push; return 0 when the new version serves, 1 when it was rejected or not taken."""
     target: str = options.device
     check_target(target)
     settings = broker_settings(options)
@@ -93,7 +100,8 @@ def main(options: Options) -> int:
             f" to {some_of(devices)}"
         )
         retained = _retain(client, settings.broker, package) if target.startswith("@") else None
-        sender = Sender(client, root, target, devices, package, drawn=retained is not None)
+        drawn = retained is not None
+        sender = Sender(client, root, target, devices, package, drawn=drawn, until=options.until)
         try:
             _send(sender, client, options.timeout, retained)
         except KeyboardInterrupt:
@@ -194,7 +202,11 @@ def _send(
                 if retained is not None and not retained.lies_there():
                     retained.put(lambda _done, _total: None)
                 sender.offer()
-            now = [(p.state, p.percent) for p in sender.progress.values()]
+            # Who answers on probation is waited for, however long that lasts.
+            now = [
+                (p.state, p.heard_at if p.waits_for_probation else p.percent)
+                for p in sender.progress.values()
+            ]
             if now != before:
                 before, moved = now, time.monotonic()
                 bars.update()
