@@ -99,6 +99,8 @@ class Inference:
             if spec is None:
                 listed = ", ".join(map(str, known.values()))
                 raise SampleError(f"there is no input {name!r}; the inputs: {listed}")
+            if spec.name in tensors:
+                raise SampleError(f"input {spec.name}: is given twice")
             tensors[spec.name], rest = _tensor(each, spec, rest)
         if len(rest) or not tensors:
             raise SampleError(f"expected the inputs {', '.join(known)} and nothing behind them")
@@ -119,6 +121,7 @@ class Inference:
                 )
             if "classification" in _parameters(each):
                 raise SampleError("classification is not supported; ask POST /predict")
+            _check_in_request(f"output {name}", each)
 
     def encode(self, answer: Answer, name: str) -> tuple[bytes, int | None]:
         """Return the answer, and how many bytes of it are JSON; None: all.
@@ -163,6 +166,11 @@ def _parameters(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def _check_in_request(what: str, given: Mapping[str, Any]) -> None:
+    if "shared_memory_region" in _parameters(given):
+        raise SampleError(f"{what}: shared memory is not supported; send and take the data itself")
+
+
 def _tensor(given: dict[str, Any], spec: TensorSpec, rest: memoryview) -> tuple[Array, memoryview]:
     """Return one input, and what is behind it of the binary data."""
     shape, datatype = given.get("shape"), given.get("datatype")
@@ -171,6 +179,7 @@ def _tensor(given: dict[str, Any], spec: TensorSpec, rest: memoryview) -> tuple[
     if not isinstance(datatype, str) or DATATYPES.get(datatype) != spec.dtype:
         expected = _NAMES.get(spec.dtype, spec.dtype)
         raise SampleError(f"input {spec.name}: expected datatype {expected}, found {datatype!r}")
+    _check_in_request(f"input {spec.name}", given)
     size = _parameters(given).get("binary_data_size")
     if size is None:
         if "data" not in given:

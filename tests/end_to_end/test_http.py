@@ -195,6 +195,8 @@ def test_pictures_and_tensors_are_answered(
         assert b"edge_agent_infer_answered_total" in ask("/metrics").body
 
 
+ROW = {"name": "row", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+IN_SHARED_MEMORY = {"parameters": {"shared_memory_region": "there", "shared_memory_byte_size": 4}}
 WRONG: dict[str, tuple[str, bytes | dict[str, Any] | None, int]] = {
     "no picture": ("/predict/light", b"no picture", 400),
     "a GET": ("/predict/light", None, 405),
@@ -207,6 +209,12 @@ WRONG: dict[str, tuple[str, bytes | dict[str, Any] | None, int]] = {
     "no data": (
         "/v2/models/rows/infer",
         {"inputs": [{"name": "row", "shape": [1, 4], "datatype": "FP32"}]},
+        400,
+    ),
+    "an input given twice": ("/v2/models/rows/infer", {"inputs": [ROW, ROW]}, 400),
+    "shared memory": (
+        "/v2/models/rows/infer",
+        {"inputs": [ROW], "outputs": [{"name": "mean", **IN_SHARED_MEMORY}]},
         400,
     ),
     "a wrong type": (
