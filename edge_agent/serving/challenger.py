@@ -11,9 +11,8 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from ..core.containment import contained
 from ..core.errors import AgentError
@@ -46,19 +45,6 @@ def name_of(choice: EngineChoice) -> str:
     return f"{choice} {installed().get(choice.engine, '?')}"
 
 
-class Incumbent(Protocol):
-    """What serves, as a challenge needs it."""
-
-    def latest(self) -> tuple[Model, Tensors] | None:
-        """Return the model that serves and the tensors of its latest inference; None: no frame."""
-
-    def replace(self, old: Model, new: Model) -> bool:
-        """Serve with *new* from the next frame on, and retire *old* when its last frame is through.
-
-        False, and nothing is done, where *old* does not serve any more.
-        """
-
-
 @record
 class Notes:
     """Where the decision about a challenger is kept."""
@@ -83,19 +69,22 @@ class Challenge:
 
     def __init__(
         self,
-        incumbent: Incumbent,
+        serving: Serving,
+        incumbent: Model,
+        active: ActiveModels,
         load: Callable[[], Model],
         notes: Notes | None,
         name: str,
         *,
         faster: str | None = None,
         verified: bool = False,
-        confirmed: Callable[[Model, Sequence[Tensors]], bool] = lambda _model, _inputs: False,
     ) -> None:
         """Load nothing yet.
 
         Args:
-            incumbent: what serves.
+            serving: whose model is challenged.
+            incumbent: that model.
+            active: exchanges it.
             load: loads the challenger's model; raises `AgentError` where it cannot be.
             notes: where the decision is kept; None: nowhere.
             name: of the challenger, for the log.
@@ -103,12 +92,11 @@ class Challenge:
                 it has to be measured.
             verified: its engine is known to compute this model as it should: where it is known to
                 be faster, too, there is nothing left to compare.
-            confirmed: whether another engine agrees with a challenger on inputs, where a
-                incumbent that was loaded quickly does not.
         """
-        self._incumbent = incumbent
+        self.incumbent = incumbent
+        self._serving = serving
+        self._active = active
         self._verified = verified
-        self._confirmed = confirmed
         self._load = load
         self._notes = notes
         self._name = name
@@ -116,7 +104,10 @@ class Challenge:
         self._known: Decision | None = None
         self._model: Model | None = None
         self._compared_with: Model | None = None
+        self._last: Tensors | None = None
+        """The latest input that was compared on, as the incumbent was given it."""
         self._inputs: list[Tensors] = []
+        """All of them, as any engine takes them."""
 
     def step(self) -> Decision | None:
         """Load the challenger, then compare it on one live input each time; decide at last.
@@ -191,21 +182,24 @@ class Challenge:
         Raises:
             AgentError: it fails on a live input.
         """
-        latest = self._incumbent.latest()
-        if latest is None or any(latest[1] is each for each in self._inputs):
+        incumbent = self._serving.model
+        last = None if incumbent is None else incumbent.last
+        # What is still being compared itself is nothing to compare others with.
+        if incumbent is None or last is None or last is self._last or incumbent.check is not None:
             return None
-        incumbent, tensors = latest
+        self._last = last
         if self._compared_with not in {None, incumbent}:
             self._compared_with = None
             return self.stopped()
         self._compared_with = incumbent
         if self._verified and self._known is not None:
             return self._decide(incumbent, model)
+        tensors = incumbent.unfolded(last)
         self._inputs.append(tensors)
         agreement = compare_models(incumbent, model, tensors)
         if not agreement.passed:
             may_be_right = incumbent.loaded_quickly and _is_unchanged(incumbent)
-            if not may_be_right or not self._confirmed(model, [tensors]):
+            if not may_be_right or not is_confirmed(model, self._serving.kind, [tensors]):
                 return self._against(f"{_DISAGREES}: {agreement.why}")
             # What was loaded first is the one that is wrong, however fast it is.
             self._known = Decision(
@@ -232,7 +226,7 @@ class Challenge:
             why = f"{new_ms:.2f} ms beside {old_ms:.2f} ms of {incumbent.engine.label}{quickly}"
             if new_ms > old_ms * (1 - MARGIN):
                 return self._against(f"{NOT_FASTER}: {why}", old_ms, new_ms)
-        if not self._incumbent.replace(incumbent, model):
+        if not self._active.replace(incumbent, model):
             self._compared_with = None
             return self.stopped()
         return Decision(
@@ -268,75 +262,32 @@ class Challenger:
     """One challenge at a time: a challenger takes as much memory as what serves."""
 
     def __init__(self, active: ActiveModels) -> None:
-        """Start without a challenge.
-
-        Args:
-            active: the models that serve.
-        """
-        self._active = active
-        self._challenge: Challenge | None = None
-        self._model: Model | None = None
-        """The incumbent that it was begun for."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is a challenge already."""
-        return self._challenge is not None
+        self.active = active
+        self.challenge: Challenge | None = None
 
     def compares(self, model: Model) -> bool:
         """Whether there is a challenge of this model."""
-        return self._model is model
-
-    def begin(
-        self,
-        serving: Serving,
-        model: Model,
-        load: Callable[[], Model],
-        notes: Notes | None,
-        name: str,
-        *,
-        faster: str | None = None,
-        verified: bool = False,
-    ) -> None:
-        """Start a challenge of the model that serves; the other arguments are those of `Challenge`.
-
-        There must be none, see `busy`.
-        """
-        self._model = model
-        self._challenge = Challenge(
-            ServingIncumbent(serving, self._active),
-            load,
-            notes,
-            name,
-            faster=faster,
-            verified=verified,
-            confirmed=lambda other, inputs: is_confirmed(other, serving.kind, inputs),
-        )
+        return self.challenge is not None and self.challenge.incumbent is model
 
     def compare(self) -> Decision | None:
         """Go on with the challenge; the decision, or None: call again after `POLL_SECONDS`."""
-        decision = None if self._challenge is None else self._challenge.step()
+        decision = None if self.challenge is None else self.challenge.step()
         if decision is not None:
-            self._challenge = self._model = None
-        return decision
-
-    def give_up(self) -> Decision | None:
-        """End the challenge before its decision; None: there is none."""
-        decision = None if self._challenge is None else self._challenge.stopped()
-        self.close()
+            self.challenge = None
         return decision
 
     def step(self) -> float:
         """End a challenge whose incumbent no longer serves."""
-        if self._model is not None and not self._active.serves(self._model):
+        model = None if self.challenge is None else self.challenge.incumbent
+        if model is not None and not self.active.serves(model):
             self.close()
         return math.inf
 
     def close(self) -> None:
         """End the challenge."""
-        if self._challenge is not None:
-            self._challenge.close()
-        self._challenge = self._model = None
+        challenge, self.challenge = self.challenge, None
+        if challenge is not None:
+            challenge.close()
 
 
 def log_decision(model: Model, who: str, decision: Decision) -> None:
@@ -352,29 +303,6 @@ def log_decision(model: Model, who: str, decision: Decision) -> None:
     elif decision.why.startswith(NOT_FASTER):
         level = logging.DEBUG  # nothing changes, and there is nothing to do about it
     log.log(level, "model %s stays on %s; %s was tried: %s", model.id, stays, who, why)
-
-
-class ServingIncumbent:
-    """A serving, as a challenge needs it."""
-
-    def __init__(self, serving: Serving, active: ActiveModels) -> None:
-        self._serving = serving
-        self._active = active
-        self._last: Tensors | None = None
-        self._seen: Tensors = {}
-
-    def latest(self) -> tuple[Model, Tensors] | None:
-        model = self._serving.model
-        last = None if model is None else model.last
-        if model is None or last is None or model.check is not None:
-            return None  # others can be compared with it once it has been compared itself
-        if last is not self._last:
-            # As any engine takes it, for one that is not folded, or otherwise.
-            self._last, self._seen = last, model.unfolded(last)
-        return model, self._seen
-
-    def replace(self, old: Model, new: Model) -> bool:
-        return self._active.replace(old, new)
 
 
 def _race(one: Model, other: Model, inputs: list[Tensors]) -> tuple[float, float]:

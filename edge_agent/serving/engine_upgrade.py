@@ -16,7 +16,7 @@ from ..core.errors import AgentError, EngineError
 from ..inference.engines.engine import EngineChoice, PreparedForm
 from ..inference.model import Model
 from .active import ActiveModels, Serving
-from .challenger import POLL_SECONDS, Challenger, Notes, log_decision, name_of
+from .challenger import POLL_SECONDS, Challenge, Challenger, Notes, log_decision, name_of
 from .loader import ModelLoader
 from .open import open_whole
 
@@ -67,7 +67,7 @@ class EngineUpgrade:
             self._left[model] = self._preferred(model)
         left = self._left[model]
         if not self._challenger.compares(model):
-            if self._challenger.busy:
+            if self._challenger.challenge is not None:
                 return POLL_SECONDS
             if not left:
                 return None
@@ -88,9 +88,10 @@ class EngineUpgrade:
         known = best is not None and best.engine == choice.engine
         verdicts, path = self._loader.engines.verdicts, model.folder.path
         # What is loaded in haste is measured again: it has no form that the next start begins with.
-        self._challenger.begin(
+        self._challenger.challenge = Challenge(
             serving,
             model,
+            self._challenger.active,
             lambda: self._challenger_of(serving, model, choice),
             Notes(verdicts, path, choice) if prepared and verdicts else None,
             name_of(choice),

@@ -17,7 +17,7 @@ from ..inference.model import Model
 from ..inference.prepared.artifact import Artifact
 from ..inference.prepared.engine import accepts_batches
 from .active import ActiveModels, Serving
-from .challenger import POLL_SECONDS, Challenger, Notes, log_decision, name_of
+from .challenger import POLL_SECONDS, Challenge, Challenger, Notes, log_decision, name_of
 from .loader import ModelLoader
 
 AGAIN_SECONDS = 5.0
@@ -76,20 +76,22 @@ class FormUpgrade:
             if tried is None:
                 return None
             waits = model.last is None or self._watched(model.manifest.name)
-            if waits or self._challenger.busy:
+            if waits or self._challenger.challenge is not None:
                 return AGAIN_SECONDS
             self._tried = form, choice = tried
             self._until = self._clock() + FRAMES_SECONDS
-            self._challenger.begin(
+            self._challenger.challenge = Challenge(
                 serving,
                 model,
+                self._challenger.active,
                 lambda: self._loader.load_prepared(model.folder, form, serving.kind),
                 None if verdicts is None else Notes(verdicts, path, choice, "prepared"),
                 f"form of {name_of(choice)}",
             )
-        decision = self._challenger.compare()
-        if decision is None and self._clock() > self._until:
-            decision = self._challenger.give_up()
+        decision, challenge = self._challenger.compare(), self._challenger.challenge
+        if challenge is not None and self._clock() > self._until:
+            decision = challenge.stopped()
+            self._challenger.close()
         if decision is None:
             return POLL_SECONDS
         form, choice = self._tried

@@ -40,7 +40,7 @@ from edge_agent.inference.preprocess.preprocessor import build_preprocessor
 from edge_agent.models.manifest import InputSpec, ModelFolder, load
 from edge_agent.models.store.store import Store
 from edge_agent.serving.active import Serving
-from edge_agent.serving.challenger import ServingIncumbent
+from edge_agent.serving.challenger import Challenge
 from edge_agent.sources.video import FILE, Video
 from tests.helpers.prepared_models import damage, table_of
 from tests.helpers.quantized_models import (
@@ -673,25 +673,23 @@ def test_model_is_folded_and_finds_the_same(engine: EngineName, tmp_path: Path) 
     np.testing.assert_array_equal(folded.ready(floats)["picture"], folded.last["picture"])
 
 
-def test_understudy_gets_inputs_of_the_network_itself(tmp_path: Path) -> None:
-    """What a folded model was given goes to another engine as any engine takes it, once a frame."""
+def test_a_challenger_gets_inputs_of_the_network_itself(tmp_path: Path) -> None:
+    """What a folded model was given goes to another engine as any engine takes it."""
     folder = load(model(tmp_path / "small"))
     folded, _ = load_model(folder, [choice_of("onnxruntime")], "picture")
     serving = Serving(Arm("small", None, 1), "picture", folded)
     active: Any = None  # is not asked
-    incumbent = ServingIncumbent(serving, active)
-    assert incumbent.latest() is None
-    expected = tensors_of(folded.infer(sample(FRAME)).findings)
-    found = incumbent.latest()
-    assert found is not None
-    assert found[0] is folded
-    assert found[1]["picture"].dtype == np.float32
-    assert found[1]["picture"].shape == (1, 3, SIZE, SIZE)
-    again = incumbent.latest()
-    assert again is not None
-    assert again[1] is found[1]
     other = unfolded(folder, "onnxruntime")
-    np.testing.assert_array_equal(other.raw(found[1])["y"], expected["y"])
+    challenge = Challenge(serving, folded, active, lambda: other, None, "other")
+    assert challenge.step() is None
+    expected = tensors_of(folded.infer(sample(FRAME)).findings)
+    assert challenge.step() is None, "it agrees on the first of three"
+    (given,) = challenge._inputs
+    assert given["picture"].dtype == np.float32
+    assert given["picture"].shape == (1, 3, SIZE, SIZE)
+    np.testing.assert_array_equal(other.raw(given)["y"], expected["y"])
+    assert challenge.step() is None
+    assert len(challenge._inputs) == 1, "each input counts once"
 
 
 def save_golden(place: Path, given: NDArray[Any], results: NDArray[Any]) -> None:

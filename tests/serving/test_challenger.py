@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edge_agent.core.errors import EngineError
-from edge_agent.core.types import Tensors
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import load
@@ -45,25 +45,35 @@ def opened(folder: Path) -> Model:
 
 
 class Stage:
-    """A model that serves, and its latest inputs: a new one each time that it is asked."""
+    """A model that serves: each time that it is looked at it has been given another input."""
+
+    kind = "signal"
 
     def __init__(self, model: Model) -> None:
-        self.model = model
+        self.serves = model
         self.retired: list[Model] = []
         self.looks = 0
 
-    def latest(self) -> tuple[Model, Tensors] | None:
+    @property
+    def model(self) -> Model:
         self.looks += 1
-        if self.looks == 1:
-            return None  # nothing has been inferred yet
-        return self.model, {"x0": noise(self.looks, SIZE, SIZE)}
+        if self.looks > 1:  # before that nothing has been inferred yet
+            self.serves.last = {"x0": noise(self.looks, SIZE, SIZE)}
+        return self.serves
 
     def replace(self, old: Model, new: Model) -> bool:
-        if self.model is not old:
+        if self.serves is not old:
             return False
-        self.model = new
+        self.serves = new
         self.retired.append(old)
         return True
+
+
+def challenge_of(
+    stage: Any, load: Callable[[], Model], notes: Notes, name: str, **how: Any
+) -> Challenge:
+    """Challenge what serves; the stage is also what exchanges it."""
+    return Challenge(stage, stage.serves, stage, load, notes, name, **how)
 
 
 @pytest.fixture
@@ -81,7 +91,7 @@ def tried(tmp_path: Path) -> Tried:
     products(tmp_path / "model", 1)
 
     def attempt(stage: Stage, load: Callable[[], Model], name: str = "other") -> Decision:
-        challenge = Challenge(stage, load, notes(tmp_path, name), name)
+        challenge = challenge_of(stage, load, notes(tmp_path, name), name)
         while (decision := challenge.step()) is None:
             pass
         return decision
@@ -101,7 +111,7 @@ def test_the_faster_one_takes_over(slow: Model, tried: Tried, tmp_path: Path) ->
     stage, quick = Stage(slow), opened(products(tmp_path / "quick", 2))
     decision = tried(stage, lambda: quick)
     assert decision.takes_over
-    assert stage.model is quick
+    assert stage.serves is quick
     assert stage.retired == [slow]
     assert decision.incumbent_ms is not None
     assert decision.challenger_ms is not None
@@ -115,7 +125,7 @@ def test_the_slower_one_does_not(slow: Model, tried: Tried, tmp_path: Path) -> N
     decision = tried(stage, lambda: slower)
     assert not decision.takes_over
     assert "not faster" in decision.why
-    assert stage.model is slow
+    assert stage.serves is slow
     with pytest.raises(EngineError, match="closed"):
         slower.raw({"x0": noise(0, SIZE, SIZE)})
     again = tried(stage, lambda: pytest.fail("it was built again"))
@@ -130,7 +140,7 @@ def test_one_that_disagrees_does_not(slow: Model, tried: Tried, tmp_path: Path) 
     decision = tried(stage, lambda: wrong)
     assert not decision.takes_over
     assert "disagrees" in decision.why
-    assert stage.model is slow
+    assert stage.serves is slow
     assert notes(tmp_path).read() == decision
 
 
@@ -154,14 +164,14 @@ def test_a_winner_whose_engine_is_verified_takes_over_at_the_first_frame(
     first = tried(Stage(slow), lambda: opened(products(tmp_path / "one", 2)))
     stage = Stage(opened(tmp_path / "slow"))
     other = opened(products(tmp_path / "two", 2))
-    again = Challenge(stage, lambda: other, notes(tmp_path), "other", verified=True)
+    again = challenge_of(stage, lambda: other, notes(tmp_path), "other", verified=True)
     assert again.step() is None  # no frame yet
     decision = again.step()
     assert decision is not None
     assert (decision.takes_over, decision.incumbent_ms) == (True, first.incumbent_ms)
-    assert stage.model is other
+    assert stage.serves is other
     assert stage.looks == 2
-    new = Challenge(
+    new = challenge_of(
         stage, lambda: opened(tmp_path / "slow"), notes(tmp_path, "new"), "new", verified=True
     )
     assert new.step() is None  # its speed is not known: it is measured
@@ -187,14 +197,14 @@ def test_nothing_is_exchanged_for_a_model_that_is_gone(
 
     class Pushed(Stage):
         def replace(self, old: Model, new: Model) -> bool:
-            self.model = pushed
+            self.serves = pushed
             return super().replace(old, new)
 
     pushed = opened(products(tmp_path / "pushed", 3))
     stage = Pushed(slow)
     decision = tried(stage, lambda: opened(products(tmp_path / "quick", 2)))
     assert not decision.takes_over
-    assert stage.model is pushed
+    assert stage.serves is pushed
     assert notes(tmp_path).read() is None
 
 
@@ -202,11 +212,12 @@ def test_a_challenge_can_be_given_up(slow: Model, tmp_path: Path) -> None:
     """An agent that ends does not wait for live inputs that do not come."""
 
     class Idle(Stage):
-        def latest(self) -> tuple[Model, Tensors] | None:
-            return None
+        @property
+        def model(self) -> Model:
+            return self.serves
 
     quick = opened(products(tmp_path / "quick", 2))
-    challenge = Challenge(Idle(slow), lambda: quick, notes(tmp_path), "other")
+    challenge = challenge_of(Idle(slow), lambda: quick, notes(tmp_path), "other")
     assert challenge.step() is None
     assert challenge.step() is None
     challenge.close()

@@ -26,7 +26,7 @@ from edge_agent.models.store.store import Store
 from edge_agent.runtime.pipelines.lane import infer
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.serving.active import ActiveModels, Serving
-from edge_agent.serving.challenger import Challenge, ServingIncumbent
+from edge_agent.serving.challenger import Challenge
 from edge_agent.serving.choice import DeviceEngines
 from edge_agent.serving.loader import ModelLoader
 from tests.helpers.idle_parts import idle_pipeline, offline_client
@@ -205,7 +205,9 @@ def test_what_a_second_engine_raises_leaves_what_serves(
 
     def challenge() -> Challenge:
         return Challenge(
-            ServingIncumbent(desk.bad, desk.active),
+            desk.bad,
+            model,
+            desk.active,
             lambda: load_model(model.folder, choice, "picture", checked=True)[0],
             None,
             "moody",
