@@ -63,13 +63,7 @@ def values(data: Array, *, picture: bool, seq: int = 0) -> Array:
 
 
 def channel_names(count: int, *, picture: bool, known: Sequence[int | str] = ()) -> tuple[str, ...]:
-    """Return what the columns of `values` are called.
-
-    Args:
-        count: of the columns.
-        picture: whether they are colors.
-        known: the channels of the manifest.
-    """
+    """Return what the columns of `values` are called."""
     if picture:
         return COLORS
     if len(known) == count:

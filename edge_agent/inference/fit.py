@@ -22,10 +22,6 @@ READABLE = frozenset({"onnx", "ir"})
 def check_fit(folder: ModelFolder, facts: NetworkFacts) -> None:
     """Check that preprocessing and decoder can be made for a network.
 
-    Args:
-        folder: of the model.
-        facts: of its network.
-
     Raises:
         ModelError: they do not fit each other; expected and found.
     """

@@ -165,12 +165,6 @@ class Model:
     ) -> Outcome:
         """Run the model on *sample*.
 
-        Args:
-            sample: a picture, window or ready input.
-            threshold: instead of the manifest's.
-            region: of a picture: look only here; what is found is still in pixels of the frame.
-            state: what the windows before have left, of a model that has a state.
-
         Raises:
             SampleError: the sample does not fit, or the outputs are not finite.
             EngineError: the engine failed.
@@ -219,10 +213,6 @@ class Model:
 
     def prepare(self, request: Request, out: Array | None = None) -> PreparedSample:
         """Make the network's inputs of a sample.
-
-        Args:
-            request: with the sample.
-            out: where the sample shall be put, see `preprocess.Preprocessor`.
 
         Raises:
             SampleError: the sample does not fit.

@@ -52,10 +52,6 @@ def probe_input(spec: TensorSpec, random: np.random.Generator, loudness: float =
 def race(runs: Sequence[Callable[[int], object]], rounds: int) -> list[list[float]]:
     """Time functions in turns, so that what disturbs one disturbs all.
 
-    Args:
-        runs: each is called with the number of the round.
-        rounds: how often.
-
     Returns:
         Of each the milliseconds of every round.
     """

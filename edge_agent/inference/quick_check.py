@@ -33,11 +33,6 @@ def check_quick(
 ) -> CheckedNetwork:
     """Check a network that is to be loaded the quick way of an engine, which is not needed yet.
 
-    Args:
-        choice: an engine that has a quick way, and its threads; on the CPU.
-        network: the file.
-        read: reads it, once.
-
     Raises:
         ModelError: the network is not fit to run.
         EngineError: it has to be loaded in another way.

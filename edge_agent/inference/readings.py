@@ -77,12 +77,7 @@ class Readings(Model):
     """Gives the values of each sample as they are."""
 
     def __init__(self, spec: InputSpec, on_names: Callbacks) -> None:
-        """Begin with no names known.
-
-        Args:
-            spec: what of the source is taken.
-            on_names: called when values of other names have come.
-        """
+        """Begin with no names known."""
         super().__init__(folder_of(spec), EngineChoice(""), _NoEngine(), _AsTheyAre(), _decode)
         self._channels: tuple[tuple[str, ...], int] = ((), 0)
         """Names and number of the channels that came last, …"""

@@ -54,11 +54,6 @@ class Usual:
 def read(data: bytes, channels: tuple[str, ...], where: str) -> Usual:
     """Read a `drift.json`.
 
-    Args:
-        data: its content.
-        channels: those of the manifest; empty: it names none.
-        where: begins an error.
-
     Raises:
         ModelError: it is not as it should be.
     """
@@ -70,10 +65,6 @@ def read(data: bytes, channels: tuple[str, ...], where: str) -> Usual:
 
 def parse(content: Any, channels: tuple[str, ...] = ()) -> Usual:
     """Return what a `drift.json` says.
-
-    Args:
-        content: of the JSON.
-        channels: those of the manifest; empty: it names none.
 
     Raises:
         ValueError: it is not as it should be; says where, what was expected and what was found.

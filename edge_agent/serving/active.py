@@ -176,12 +176,7 @@ class ActiveModels:
             self.load(serving, library)
 
     def load(self, serving: Serving, library: Library | None = None) -> None:
-        """Load one serving's model, if it is not there; a failure is logged and kept with it.
-
-        Args:
-            serving: to load it for.
-            library: of the models that there are; None: the folders are read.
-        """
+        """Load one serving's model, if it is not there; a failure is logged and kept with it."""
         library = library or self._library
         with self._loading:
             if serving.model is not None or self._stopping():
@@ -273,10 +268,6 @@ class ActiveModels:
 
         Meanwhile frames wait or are superseded.
 
-        Args:
-            old: to unload.
-            load: loads the other one; None: there is none.
-
         Returns:
             False, and nothing is done, where the old one does not serve any more.
         """
@@ -306,9 +297,6 @@ class ActiveModels:
         """Take the models away from the servings that are chosen: their frames wait.
 
         Callbacks are not called: the caller loads another model, or calls `on_change`.
-
-        Args:
-            chosen: whether to unload the model of a serving; asked between two frames.
 
         Returns:
             The models that serve nothing any more, for `retire`.

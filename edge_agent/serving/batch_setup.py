@@ -34,13 +34,7 @@ class BatchSetup:
     """Sets each model up once."""
 
     def __init__(self, active: ActiveModels, loader: ModelLoader, lanes: Lanes) -> None:
-        """Set nothing up yet.
-
-        Args:
-            active: the models that serve.
-            loader: how models are loaded here, and how many samples are to go together.
-            lanes: whose frames go through them.
-        """
+        """Set nothing up yet."""
         self._active = active
         self._loader = loader
         self._lanes = lanes

@@ -254,10 +254,6 @@ class DeviceEngines:
 
         A prepared form that nothing was compared with yet needs a check, which the quick way does
         not.
-
-        Args:
-            folder: of the model.
-            prepared: what runs its prepared form; None: it has none.
         """
         quick = self.quick_choice(folder)
         if prepared is not None and (quick is None or not self.unverified(folder, prepared)):

@@ -74,13 +74,7 @@ class EngineCheck:
         loader: ModelLoader,
         found: Callable[[], None] = lambda: None,
     ) -> None:
-        """Check nothing yet.
-
-        Args:
-            active: the models that serve.
-            loader: how models are loaded here, and what is known of engines.
-            found: called when an engine that serves has been found sound.
-        """
+        """Check nothing yet."""
         self._active = active
         self._loader = loader
         self._found = found

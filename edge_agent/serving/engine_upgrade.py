@@ -33,14 +33,7 @@ class EngineUpgrade:
         challenger: Challenger,
         closing: threading.Event,
     ) -> None:
-        """Take the models that serve now for those of the start.
-
-        Args:
-            active: the models that serve.
-            loader: how models are loaded here.
-            challenger: compares engines.
-            closing: set when the agent ends.
-        """
+        """Take the models that serve now for those of the start."""
         self._loader = loader
         self._challenger = challenger
         self._closing = closing

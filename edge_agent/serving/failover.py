@@ -54,11 +54,7 @@ class Breaker:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Start closed.
-
-        Args:
-            clock: monotonic seconds.
-        """
+        """Start closed."""
         self._clock = clock
         self._state: State = "closed"
         self._since = clock()
@@ -107,13 +103,7 @@ class Failover:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start with every breaker closed.
-
-        Args:
-            active: the models that serve.
-            loader: how models are loaded here.
-            clock: monotonic seconds.
-        """
+        """Start with every breaker closed."""
         self._active = active
         self._loader = loader
         self._clock = clock

@@ -31,13 +31,7 @@ class FormCheck:
     def __init__(
         self, active: ActiveModels, loader: ModelLoader, found: Callable[[], None]
     ) -> None:
-        """Check nothing yet.
-
-        Args:
-            active: the models that serve.
-            loader: how models are loaded here, and what is known of engines.
-            found: called when a form has been found sound.
-        """
+        """Check nothing yet."""
         self._active = active
         self._loader = loader
         self._found = found

@@ -38,15 +38,7 @@ class IntegrityCheck:
         every: float = EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Check nothing yet.
-
-        Args:
-            state: the state folder.
-            active: the models that serve.
-            first: seconds until the first check.
-            every: seconds from one check to the next.
-            clock: monotonic seconds.
-        """
+        """Check nothing yet."""
         self._state = state
         self._active = active
         self._every = every

@@ -55,11 +55,6 @@ class ModelLoader:
     ) -> tuple[Model, list[str]]:
         """Load a model on the first engine that can run it, see also `attach_check`.
 
-        Args:
-            folder: of the model.
-            kind: of sample that it will be given.
-            checked: its network has been checked already.
-
         Returns:
             The model, and why each engine before its own was passed over.
 
@@ -114,12 +109,7 @@ class ModelLoader:
         return model
 
     def attach_check(self, model: Model, kind: Kind) -> None:
-        """Have a model checked where its engine is not known to compute it rightly.
-
-        Args:
-            model: about to serve.
-            kind: of sample that it will be given.
-        """
+        """Have a model checked where its engine is not known to compute it rightly."""
         if self.engines.wants_check(model.folder, model.choice):
             from .reference_check import attach_check  # of no use from the second start on
 

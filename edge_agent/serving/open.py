@@ -64,12 +64,6 @@ def open_whole(
 ) -> Model:
     """Load a model as its engine does it, warmed up; on the first engine that can run it.
 
-    Args:
-        folder: of the model.
-        choices: engines to try, in order.
-        kind: of sample that it will be given.
-        checked: its network has been checked already.
-
     Raises:
         ModelError: the model itself is not fit to run, on whatever engine.
         EngineError: no engine can run it; says why for each.
@@ -81,10 +75,6 @@ def open_whole(
 
 def open_reference(folder: ModelFolder, kind: Kind) -> Model | None:
     """Load a model in a session that optimizes nothing, for others to be compared with.
-
-    Args:
-        folder: of the model; its network has been checked already.
-        kind: of sample that it will be given.
 
     Returns:
         None where no engine has such a session.
@@ -140,13 +130,6 @@ def open_streamed(
 
     Slower, but it runs at all. Its prepared form is made if there is none.
 
-    Args:
-        folder: of the model.
-        choice: of an engine whose prepared form is a graph; nothing else can run it.
-        kind: of sample that it will be given.
-        forms: where prepared forms lie, and the budget.
-        checked: its network has been checked already.
-
     Raises:
         ModelError: the model is not fit to run.
         EngineError: it cannot be run so.
@@ -176,12 +159,6 @@ def begin_quick(checked: CheckedNetwork) -> Any:
 
 def open_quick(folder: ModelFolder, choice: EngineChoice, kind: Kind, begun: Any = None) -> Model:
     """Load a model lightly optimized: it gives the first right result soonest.
-
-    Args:
-        folder: of the model.
-        choice: engine and threads; on the CPU.
-        kind: of sample that it will be given.
-        begun: what `begin_quick` has returned; None: it is loaded now.
 
     Raises:
         ModelError: the model is not fit to run.

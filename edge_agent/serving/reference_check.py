@@ -57,11 +57,7 @@ class ReferenceCheck:
     """
 
     def __init__(self, plain: Model) -> None:
-        """Start without any results.
-
-        Args:
-            plain: see `open_plain`; this owns it from now on.
-        """
+        """Start without any results."""
         self.why: str | None = None
         self._plain = plain
         self._agreed = self._mute = 0
@@ -131,12 +127,7 @@ class ReferenceCheck:
 
 
 def attach_check(model: Model, kind: Kind) -> None:
-    """Hold a model to its golden outputs, or else to a session beside it for its first inputs.
-
-    Args:
-        model: on an engine that is not known to compute it rightly; nothing is inferred yet.
-        kind: of sample that it will be given.
-    """
+    """Hold a model to its golden outputs, or else to a session beside it for its first inputs."""
     if is_held_to_golden(model.folder):
         model.check = GoldenCheck()
         return
@@ -183,12 +174,7 @@ def state(plain: Model, tensors: Tensors) -> Statement:
 
 
 def why_unlike(statements: Sequence[Statement], model: Model) -> str | None:
-    """Return why an engine must not serve a model, or None if it agrees with what was stated.
-
-    Args:
-        statements: by a session without optimization.
-        model: on the engine in question.
-    """
+    """Return why an engine must not serve a model, or None if it agrees with what was stated."""
     for said in statements:
         try:
             with contained(model.id):
@@ -205,11 +191,6 @@ def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:
     """Whether a session of another engine gives what an engine gives for a model.
 
     Asked where the engine differs from the reference: it is loaded for this question alone.
-
-    Args:
-        model: on the engine in question.
-        kind: of sample that it is given.
-        inputs: of the network, unfolded, on which it differs.
     """
     folder = model.folder
     if not inputs or not has_room(size_of(folder.path)):
@@ -240,12 +221,6 @@ def why_wrong(reference: Model, model: Model, kind: Kind, inputs: Iterable[Tenso
     """Return why an engine must not serve a model, or None if it may.
 
     It may where it agrees with the reference, and where another engine agrees with it.
-
-    Args:
-        reference: see `open_plain`.
-        model: on the engine in question.
-        kind: of sample that it is given.
-        inputs: of the network, unfolded, made of real frames.
     """
     given = list(inputs)
     why = why_unlike_session(reference, model, given)

@@ -85,13 +85,7 @@ def tune_model(
 
 
 def grid(choices: Sequence[EngineChoice], profile: DeviceProfile, usual: int) -> list[EngineChoice]:
-    """List the ways that the profile leaves open, its own first.
-
-    Args:
-        choices: the engines that can be used for a model, in order.
-        profile: of this device.
-        usual: lanes where nothing else is known.
-    """
+    """List the ways that the profile leaves open, its own first."""
     cpus = usable_cpus()
     lanes = [profile.lanes] if profile.lanes else [usual, *({1, 2, cpus} - {usual})]
     found: list[EngineChoice] = []
@@ -126,11 +120,6 @@ def ask(
     patience: float = PATIENCE_SECONDS,
 ) -> list[Way]:
     """Measure every way, in a process of its own; takes seconds to minutes.
-
-    Args:
-        question: what to measure.
-        stopped: whether to stop.
-        patience: the longest that it may take, seconds.
 
     Raises:
         AgentError: no way works, it took too long, was stopped, or crashed.

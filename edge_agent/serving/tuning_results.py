@@ -95,13 +95,7 @@ class TuningResults:
     """The file of tunes in a state folder."""
 
     def __init__(self, state: Path, profile: DeviceProfile, facts: Facts) -> None:
-        """Read nothing yet.
-
-        Args:
-            state: the state folder.
-            profile: of this device.
-            facts: the machine.
-        """
+        """Read nothing yet."""
         self._state = state
         self._path = state / FILE
         self._fill_lanes = profile.lanes == 0

@@ -59,9 +59,6 @@ class Decision:
     def reversed(self, engine: str) -> Decision | None:
         """Return the decision that there would be, had challenger and incumbent changed places.
 
-        Args:
-            engine: label of the incumbent.
-
         Returns:
             None where they were not measured beside each other.
         """
@@ -96,11 +93,7 @@ class Verdicts:
     """Remembers what engines were found to be worth. Written by the agent alone."""
 
     def __init__(self, state: Path) -> None:
-        """Read what is known.
-
-        Args:
-            state: the state folder.
-        """
+        """Read what is known."""
         self._state = state
         self._file = StateFile(state / FILE, "what is known of models on engines")
         self._known = self._file.read(_parse) or _Known({}, {}, {})
@@ -160,11 +153,7 @@ class Verdicts:
             self._save()
 
     def why_left_alone(self, target: str) -> str | None:
-        """Return why a model may not be loaded on an engine, or None if it may.
-
-        Args:
-            target: model and engine as `core.flight_recorder.call_target` names them.
-        """
+        """Return why a model may not be loaded on an engine, or None if it may."""
         times, why = self._known.crashes.get(target, _Crashes(0, ""))
         if times < LIMIT:
             return None

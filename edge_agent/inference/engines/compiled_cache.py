@@ -28,11 +28,6 @@ _DIGESTS = "digests.json"
 def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | None]:
     """Lend the folder in which an engine keeps what it compiles, while a network is opened.
 
-    Args:
-        engine: its name in the registry.
-        version: of the engine; what another one has compiled is removed.
-        network: the file that is opened.
-
     Yields:
         The folder; None where there is none that can be written, or somebody else opens the same
         network: it is compiled then, and not kept.

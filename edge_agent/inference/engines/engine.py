@@ -234,12 +234,7 @@ def _check_room(specs: Sequence[TensorSpec], network: Path) -> None:
 
 
 def native_reason(problem: BaseException, network: Path) -> str:
-    """Return the first line of a native error that is useful to the user, at most 300 characters.
-
-    Args:
-        problem: as it was raised.
-        network: file whose path is shortened to its name.
-    """
+    """Return the first line of a native error that is of use to users, at most 300 characters."""
     text = str(problem).replace(str(network), network.name)
     text = re.sub(_LIBRARIES, r"\1", text)
     lines = [re.sub(_PREFIXES, "", line).strip() for line in text.splitlines()]

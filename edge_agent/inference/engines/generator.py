@@ -72,13 +72,6 @@ class Generator:
     ) -> None:
         """Load a model, which takes a while.
 
-        Args:
-            folder: of the model.
-            busy: whether frames wait for a processor.
-            kv_cache_mb: of what is remembered of all questions under way, MiB.
-            max_tokens: of one answer.
-            max_waiting: questions under way.
-
         Raises:
             ModelError: it cannot be loaded.
         """
@@ -101,9 +94,6 @@ class Generator:
 
     def submit(self, data: bytes) -> Future[Outcome]:
         """Ask something; does not wait.
-
-        Args:
-            data: JSON: `messages` or `prompt`, and how to answer.
 
         Raises:
             SampleError: it makes no sense.

@@ -35,11 +35,6 @@ Read = Callable[[Path], bytes | mmap]
 def check(choice: EngineChoice, network: Path, read: Read) -> CheckedNetwork:
     """Read and check a network.
 
-    Args:
-        choice: ONNX Runtime on the CPU, with its threads.
-        network: the .onnx file; all weights must be in it.
-        read: reads it.
-
     Raises:
         ModelError: the network is not fit to run, on whatever engine.
         EngineError: it has to be loaded in another way.

@@ -121,10 +121,6 @@ def open_exact(words: Words, make: Callable[[Words], T]) -> tuple[T, Words]:
     ONNX Runtime (1.31) cannot take the sign off weights whose zero point others use, too, as in
     what tf2onnx writes. Such a network computes in floats.
 
-    Args:
-        words: options of a session.
-        make: opens what they are for.
-
     Returns:
         What was made, and its options.
     """
@@ -190,16 +186,7 @@ def open_session(
     attributes: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Open a session of a graph on the CPU.
-
-    Args:
-        graph: its file, or its bytes.
-        words: see above.
-        name: of the graph, for errors.
-        error: class of what is raised where ONNX Runtime cannot read or run it.
-        attributes: of the session's options, beside those in *words*.
-        options: as for `session_options`.
-    """
+    """Open a session of a graph on the CPU."""
     try:
         import onnxruntime as ort
 

@@ -243,9 +243,6 @@ def readers(suffix: str) -> list[EngineName]:
 def plain_choice(suffix: str) -> EngineChoice | None:
     """Return what others are compared with: a session that optimizes as little as there is.
 
-    Args:
-        suffix: of the network's file, as ".onnx".
-
     Returns:
         None where no engine has such a session.
     """
@@ -284,11 +281,6 @@ def titles(kind: PreparedKind) -> str:
 
 def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) -> list[EngineChoice]:
     """Pick the engines that can read a network's file, in the order given.
-
-    Args:
-        choices: what the device profile offers.
-        wanted: "auto", or the engine that the settings insist on.
-        network: its suffix tells which engines can read it.
 
     Raises:
         EngineError: what is wanted cannot run such a file.

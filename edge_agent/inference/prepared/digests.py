@@ -26,10 +26,6 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
 
     Those of files that have neither changed nor moved since are remembered: 100 MB take 70 ms.
 
-    Args:
-        state: the state folder, where they are remembered.
-        folder: of the model.
-
     Raises:
         ModelError: a file of the model cannot be read.
     """

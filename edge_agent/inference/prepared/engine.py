@@ -132,11 +132,6 @@ def open_artifact(
 ) -> PreparedEngine:
     """Load a network from its artifact, or go on with a load in progress.
 
-    Args:
-        choice: that the artifact was made for.
-        source: the artifact as it was read, or the load.
-        fix_shapes: decides the sizes that the network itself leaves open.
-
     Raises:
         ArtifactError: it cannot be used: load the network itself, and prepare it again.
     """

@@ -31,14 +31,7 @@ class FallbackEngine:
     def __init__(
         self, inner: PreparedEngine, folder: ModelFolder, choice: EngineChoice, kind: Kind
     ) -> None:
-        """Start with the artifact.
-
-        Args:
-            inner: the engine that runs the artifact.
-            folder: of the model that it was made of.
-            choice: how to load the network itself.
-            kind: of sample that it is given.
-        """
+        """Start with the artifact."""
         self.inner = inner
         self.widened = None
         self.damaged: str | None = None

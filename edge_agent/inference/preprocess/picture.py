@@ -196,11 +196,6 @@ def picture_preprocessor(
 ) -> PicturePreprocessor:
     """Check that pictures, manifest and network fit each other, and prepare the tables.
 
-    Args:
-        spec: the manifest's `[input]`.
-        inputs: of the network itself.
-        fold: an input that the engine takes in bytes.
-
     Raises:
         ModelError: expected and found.
     """
@@ -330,11 +325,6 @@ class Tables:
 
 def table_of(spec: InputSpec, dtype: str, channels: int) -> NDArray[np.generic]:
     """Work out what each pixel value becomes, for each channel.
-
-    Args:
-        spec: the manifest's `[input]`.
-        dtype: of the tensor, by NumPy's name.
-        channels: how many.
 
     Returns:
         (channels, 256), of that type.

@@ -247,11 +247,6 @@ class Channels:
     ) -> None:
         """Prepare for a source whose channels have these names, if any.
 
-        Args:
-            spec: the manifest's `[input]`.
-            columns: names of the source's channels.
-            restart: called where what was picked so far is no part of the channel.
-
         Raises:
             ModelError: the manifest names a channel that the source has not.
         """

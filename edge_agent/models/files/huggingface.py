@@ -61,11 +61,6 @@ def describe(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what a manifest needs besides name, version and file.
 
-    Args:
-        config: as `config_of` returns it.
-        facts: of the network.
-        where: the network's file; begins an error.
-
     Raises:
         ModelError: an entry is missing or wrong, or asks for something that is not supported.
     """

@@ -34,10 +34,6 @@ def without_weights(network: Path, data: bytes | mmap.mmap | None = None) -> byt
     Of such a tensor `doc_string`, which is used for nothing else, is "offset:length" of its data in
     the file; of all other tensors it is empty. Nothing but these places is read of the weights.
 
-    Args:
-        network: the file.
-        data: its content, where that has been read; None: it is mapped.
-
     Raises:
         ModelError: it is no such message, or has too many parts.
         OSError: the file cannot be read.

@@ -23,9 +23,6 @@ Range = tuple[int, int]
 def tensor_ranges(files: Mapping[str, Path]) -> dict[str, list[Range]]:
     """Find the tensors in the files of a model.
 
-    Args:
-        files: all files of the model, by their names within its folder.
-
     Returns:
         By name of the file: where its tensors lie, in the order in which they were found.
     """

@@ -235,10 +235,6 @@ def in_steps(manifest: Manifest, facts: NetworkFacts) -> Manifest:
     Mean and scale of floats become those of the integers that the input takes; where they do not
     fit its step, pixels fill its range. The output's scale and zero point are the file's where the
     manifest gives none.
-
-    Args:
-        manifest: of the model.
-        facts: of its network.
     """
     picture = [spec for spec in facts.inputs if len(spec.shape) == 4]
     if len(picture) == 1 and not manifest.input.is_signal and picture[0].name in facts.steps:

@@ -110,14 +110,7 @@ def member_reader(
     read: Callable[[int, int], bytes],
     taken: Callable[[int], bool] = lambda _index: True,
 ) -> TarReader:
-    """Read the members of a package, each byte only after its block has been checked.
-
-    Args:
-        header: of the package; verified.
-        blocks: its list.
-        read: returns the bytes at an offset of the stream, of a length.
-        taken: as for `verified`.
-    """
+    """Read the members of a package, each byte only after its block has been checked."""
     return TarReader(reader_of(verified(blocks, read, taken)), header.size, header.id)
 
 

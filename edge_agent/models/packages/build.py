@@ -240,10 +240,6 @@ def _named(model: ModelFolder) -> set[str]:
 def cut_folder(folder: Path, largest: int = CUT) -> tuple[Layout, BlockList]:
     """Lay out a model folder as the members of a tar and cut it into blocks.
 
-    Args:
-        folder: of the model.
-        largest: no block is longer.
-
     Raises:
         ModelError: there is something in it that cannot be in a package.
         OSError: a file cannot be read.

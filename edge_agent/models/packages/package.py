@@ -142,11 +142,7 @@ class PackageHeader:
         return BlockList.parse(data, count=self.blocks, total=self.size, sha256=self.blocks_sha256)
 
     def share(self, here: Sequence[str]) -> Share:
-        """Return what a device takes of it.
-
-        Args:
-            here: variants that suit the device, the most specific first.
-        """
+        """Return what a device takes of it."""
         if not self.variants:
             return Share(bytes=self.size, blocks=((0, self.blocks - 1),))
         return self.variants[chosen(self.variants, here)]

@@ -108,11 +108,7 @@ class Library:
         return folder
 
     def stands_in(self, folder: ModelFolder) -> str | None:
-        """Return in place of which live version another one runs, and why; None: it is the live.
-
-        Args:
-            folder: what `live` or `stand_in` has found.
-        """
+        """Return in place of which live version another one runs, and why; None: it is the live."""
         name, runs = folder.manifest.name, folder.manifest.version
         live = self.store.pointers(name).live
         if live is None or same_version(live, runs):

@@ -151,11 +151,6 @@ def _idle(
 def clean_leftovers(store: Store, *, derived: Derived, now: float | None = None) -> tuple[str, ...]:
     """Remove what a crash has left, and transfers that are not resumed.
 
-    Args:
-        store: to clean; other processes may be at work in it.
-        derived: what else lies in it: of models, to be made again.
-        now: wall clock, seconds; None: the present.
-
     Returns:
         One line for each thing found, damaged pointers and foreign files included.
 

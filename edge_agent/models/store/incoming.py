@@ -52,13 +52,6 @@ class Incoming:
     ) -> None:
         """Start a transfer, or resume one that was interrupted.
 
-        Args:
-            store: where to keep it.
-            front: the first members of the package.
-            header: their content; verified.
-            blocks: the list in them, checked.
-            here: variants that suit this device; what is of others counts as there.
-
         Raises:
             ModelError: it is open already, or the disk is full or broken; nothing is left then.
         """

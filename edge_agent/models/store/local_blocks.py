@@ -42,12 +42,6 @@ class Source:
 def write_notes(folder: Path, front: Front, layout: Layout, variant: str | None) -> None:
     """Write how a version arrived beside its files: front, frame and layout.
 
-    Args:
-        folder: of the version.
-        front: of its package.
-        layout: of its files.
-        variant: that is kept of it; None: it has none.
-
     Raises:
         OSError: the disk is full or broken.
     """
@@ -131,10 +125,6 @@ def check_unchanged(folder: Path, label: str) -> None:
     """Check that a stored version is what was installed, by the digests of its blocks.
 
     All of it is read. One that was put there by hand came in no blocks: nothing is known of it.
-
-    Args:
-        folder: of the version.
-        label: name@version.
 
     Raises:
         ModelError: a file has changed since, or cannot be read.

@@ -37,13 +37,6 @@ class StoppedError(ArtifactError):
 def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb: int = 0) -> str:
     """Return the key of the artifact that fits a model here and now.
 
-    Args:
-        state: the state folder; digests of files that have not changed are remembered there.
-        folder: of the model.
-        choice: of the engine.
-        kind: of sample.
-        budget_mb: what the model may take; 0: no bound.
-
     Raises:
         ModelError: a file of the model cannot be read.
     """

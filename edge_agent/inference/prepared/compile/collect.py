@@ -75,10 +75,6 @@ def useless(store: Store, keep: Collection[str] = ()) -> list[tuple[Path, str]]:
 def collect_artifacts(store: Store, keep: Collection[str] = ()) -> tuple[str, ...]:
     """Remove artifacts that will not be used; return a line for each.
 
-    Args:
-        store: where they are.
-        keep: keys of those that are in use, whatever else is true of them.
-
     Raises:
         ModelError: the disk is broken.
     """

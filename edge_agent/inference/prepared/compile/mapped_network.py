@@ -72,12 +72,6 @@ class MappedNetwork:
     ) -> Any:
         """Open a session of the network.
 
-        Args:
-            words: options of the session.
-            folder: for the graph's file; nothing stays in it.
-            extra: more session entries.
-            attributes: more attributes of the session's options.
-
         Raises:
             EngineError: ONNX Runtime cannot read or run it.
         """

@@ -97,16 +97,7 @@ def _run_original(
     words: Words,
     thrifty: Path | None,
 ) -> _Original:
-    """Run the network itself for its numbers.
-
-    Args:
-        model: whose network it is.
-        choice: of the engine.
-        kind: of sample.
-        network: the same; with *thrifty* its weights are moved to a file there.
-        words: options of the session.
-        thrifty: folder for files, where the network does not fit in memory.
-    """
+    """Run the network itself for its numbers; with *thrifty* its weights lie in a file there."""
     if thrifty is None:
         session = open_session(str(model.network), words, model.network.name)
     else:

@@ -70,16 +70,7 @@ class Rewriter:
         ends: Ends,
         entries: Mapping[str, str],
     ) -> None:
-        """Prepare to rewrite a network.
-
-        Args:
-            network: is rewritten, or stays as it is.
-            folder: for files.
-            words: options of sessions.
-            reference: has the network's own numbers.
-            ends: inputs and outputs of the network.
-            entries: more session entries.
-        """
+        """Prepare to rewrite a network."""
         self._network = network
         self._folder = folder
         self._words = words
@@ -157,10 +148,6 @@ def give_sign(network: MappedNetwork, folder: Path) -> ModelProto | None:
     zero point changes no result, where the processor does not saturate in between: with VNNI.
 
     Returns None where there are no such weights.
-
-    Args:
-        network: to rewrite; gets one more file, with the changed weights.
-        folder: where that file is written.
     """
     from onnx import ModelProto
 

@@ -135,13 +135,7 @@ def weigh(graph: GraphProto, sizes: Mapping[str, int]) -> list[int]:
 
 
 def plan_cuts(graph: GraphProto, sizes: Mapping[str, int], stages: int) -> list[Cut]:
-    """Cut a graph into at most this many stages of about the same cost.
-
-    Args:
-        graph: its nodes are in order of execution.
-        sizes: bytes of each initializer that is outside the graph.
-        stages: how many are wanted; fewer come of a graph that cannot be cut so often.
-    """
+    """Cut a graph into at most this many stages of about the same cost."""
     constants = {tensor.name for tensor in graph.initializer}
     flow = Dataflow(
         [value.name for value in graph.input if value.name not in constants],

@@ -58,12 +58,7 @@ class _Space:
     """How many more there are behind them, for the sake of their number alone."""
 
     def repeat(self, channels: list[int], of: int) -> bool:
-        """Repeat channels, if they do not become too many; return whether they are.
-
-        Args:
-            channels: which.
-            of: how many there are.
-        """
+        """Repeat channels, if they do not become too many; return whether they are."""
         more = [channel for channel in channels if channel not in self.repeated]
         if len(self.repeated) + len(more) > max(1, of // _SHARE):
             return False
