@@ -129,7 +129,7 @@ def answer_of(model: Model, tensors: Tensors) -> Answer:
     Raises:
         AgentError: it fails, or its outputs cannot be decoded.
     """
-    outputs = model.raw(tensors)
+    outputs = model.run(tensors)
     return Answer(outputs, model.decode(outputs, tensors))
 
 
@@ -411,7 +411,7 @@ def compare_on_noise(reference: Model, model: Model, tensors: Tensors) -> Agreem
         AgentError: one of them fails.
     """
     margin = margin_of(model)
-    agreement = compare_likeness(reference.raw(tensors), model.raw(tensors), margin)
+    agreement = compare_likeness(reference.run(tensors), model.run(tensors), margin)
     if agreement.passed:
         return agreement
     pair = f"{model.engine.label} and {reference.engine.label} without optimization disagree"

@@ -87,7 +87,7 @@ def _compare(model: Model, cases: Sequence[Case]) -> Agreement | None:
         return None
     failures = []
     for index, case in enumerate(cases):
-        outputs = model.raw(case.inputs)
+        outputs = model.run(case.inputs)
         agreement = compare_outputs(model, case.inputs, case.outputs, outputs)
         if not agreement.passed:
             failures.append(f"case {index}: {agreement.why}")

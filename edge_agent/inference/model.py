@@ -57,7 +57,7 @@ class BatchRunner(Protocol):
 
 
 class OutputCheck(Protocol):
-    """Stands beside an engine until it is known to compute its model rightly; see `trust`."""
+    """Stands beside an engine until it is known to compute its model rightly."""
 
     why: str | None
     """Why the engine is not to serve, or None if nothing speaks against it so far."""
@@ -113,8 +113,7 @@ class Model:
         """Whether it is a session without optimization, in place of an engine that memory has no
         room for beside it, and that is compared with it next."""
         self.check: OutputCheck | None = None
-        """Answers until the engine is known to compute the model rightly; None: it is, or nothing
-        can be compared with it."""
+        """Answers until the engine is known to be right; None: it is, or cannot be compared."""
         self._prepare = prepare
         self._decode = decode
         self.threshold = default_threshold(folder)
@@ -126,7 +125,6 @@ class Model:
 
     @property
     def id(self) -> str:
-        """Name and version, as in name@version."""
         return self.folder.manifest.id
 
     @property
@@ -163,7 +161,7 @@ class Model:
         region: Region | None = None,
         state: State | None = None,
     ) -> Outcome:
-        """Run the model on *sample*.
+        """Run the model on *sample*; what is found is in pixels of the frame, not of the region.
 
         Raises:
             SampleError: the sample does not fit, or the outputs are not finite.
@@ -219,13 +217,14 @@ class Model:
         """
         if request.tensors is not None:
             return self._given(request.tensors, out)
-        early = request.sample.early
-        if not isinstance(early, PreparedSample) or early.by is not self:
-            early = None
-        if early is None or early.region != request.region or out is not None:
-            sample = request.sample
-            return self.prepare_data(sample.data, request.region, out, stream=sample.file is None)
-        return early
+        sample, early = request.sample, request.sample.early
+        if (
+            isinstance(early, PreparedSample)
+            and (early.by, early.region) == (self, request.region)
+            and out is None
+        ):
+            return early
+        return self.prepare_data(sample.data, request.region, out, stream=sample.file is None)
 
     def _given(self, tensors: Tensors, out: Array | None) -> PreparedSample:
         """Take inputs of the network that somebody else has made; constants may be left out.
@@ -284,13 +283,7 @@ class Model:
     ) -> Outcome:
         """Make a result of what the network gave for one sample, and count it.
 
-        Args:
-            request: what was asked.
-            prepared: what the network was given.
-            outputs: of this sample alone.
-            infer_ms: what the engine took, for all that were inferred together.
-            together: how many they were.
-            by: label of the engine that gave it; None: the model's own.
+        *infer_ms* is of all that were inferred together; *by*: label of another engine that did.
 
         Raises:
             SampleError: the outputs are not finite.
@@ -329,11 +322,7 @@ class Model:
         )
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
-        """Run the model on several samples: together where its network takes a batch.
-
-        Returns:
-            What `infer` gives for each, or the error that it would raise.
-        """
+        """Return what `answer` gives for each; together where the network takes a batch."""
         if (
             self.batch is not None
             and len(requests) > 1
@@ -355,27 +344,15 @@ class Model:
         except AgentError as problem:
             return problem
 
-    def raw(self, tensors: Tensors) -> dict[str, Array]:
-        """Run the network alone on ready tensors."""
-        return self.run(tensors)
-
     def ready(self, tensors: Tensors) -> Tensors:
-        """Return inputs of the network as `infer` hands them to the engine: for timing it.
-
-        Raises:
-            EngineError: they cannot be had so.
-        """
+        """Return inputs of the network as `infer` hands them to the engine: for timing it."""
         if self.engine.fold is None:
             return tensors
         with contained(f"{self.id}: preparing its input"):
             return self.engine.fold.feed(tensors)
 
     def unfolded(self, tensors: Tensors) -> Tensors:
-        """Return what the engine was given as inputs of the network: for other engines.
-
-        Raises:
-            EngineError: they cannot be had so.
-        """
+        """Return what the engine was given as inputs of the network: for other engines."""
         if self.engine.fold is None:
             return tensors
         with contained(f"{self.id}: preparing its input"):
@@ -444,12 +421,8 @@ def load_model(
 ) -> tuple[Model, list[str]]:
     """Load a model on the first engine that can run it.
 
-    Args:
-        folder: of the model.
-        choices: engines to try, in order.
-        kind: of sample that it will be given.
-        checked: its network has been checked already, as in a trial. The check holds up all other
-            threads while it takes the file apart: 55 ms of 100 MB (measured).
+    What has been *checked* already, as in a trial, is not checked again, which holds up all other
+    threads while it takes the file apart: 55 ms of 100 MB (measured).
 
     Returns:
         The model, warmed up, and why each engine before the one that serves was passed over.
@@ -498,8 +471,7 @@ def load_model(
 
 def _blame(engine: str, problem: EngineError) -> str:
     """Return an error's text with the engine's name before it, which most begin with."""
-    text = str(problem)
-    return text if text.startswith(f"{engine}: ") else f"{engine}: {text}"
+    return f"{engine}: {str(problem).removeprefix(f'{engine}: ')}"
 
 
 def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Kind) -> Model:

@@ -310,7 +310,7 @@ def _race(one: Model, other: Model, inputs: list[Tensors]) -> tuple[float, float
 
     def runs(model: Model) -> Callable[[int], object]:
         ready = [model.ready(tensors) for tensors in inputs]
-        return lambda number: model.raw(ready[number % len(ready)])
+        return lambda number: model.run(ready[number % len(ready)])
 
     took = race([runs(one), runs(other)], RUNS)
     return round(statistics.median(took[0]), 3), round(statistics.median(took[1]), 3)

@@ -90,7 +90,7 @@ class ReferenceCheck:
         """Answer with what the engine gives if that is right, else with the session beside it."""
         given = model.unfolded(tensors)
         if self.why is not None:
-            return self._plain.raw(given), self._plain.engine.label
+            return self._plain.run(given), self._plain.engine.label
         # What fails is for those to see to who watch the engine; it is not found wrong by that.
         numbers = model.run(tensors)
         found = Answer(numbers, model.decode(numbers, given))

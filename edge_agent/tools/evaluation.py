@@ -132,7 +132,7 @@ def network_inputs(
             name = sample.file or f"sample {sample.seq}"
             try:
                 tensors = model.unfolded(model.prepare(Request(sample)).tensors)
-                outputs = model.raw(tensors)
+                outputs = model.run(tensors)
             except AgentError as problem:
                 raise ModelError(f"{name}: {problem}") from None
             for output, values in outputs.items():
@@ -169,7 +169,7 @@ def usual_findings(folder: ModelFolder, samples: Sequence[Sample], advance: Adva
 def outputs_of(folder: Path, inputs: Sequence[Tensors]) -> list[Tensors]:
     """Return what a network gives for ready inputs, computed exactly."""
     with loaded(load(folder)) as model:
-        return [model.raw(each) for each in inputs]
+        return [model.run(each) for each in inputs]
 
 
 Progress = Callable[[str, int, int], None]

@@ -67,8 +67,8 @@ def _runner(path: Path, choice: EngineChoice) -> Callable[[int], object]:
     model, _ = load_model(folder, [choice], folder.manifest.input.kind, checked=True)
     inputs = [model.ready(probe_inputs(model.engine.inputs, seed)) for seed in range(4)]
     for each in inputs:
-        model.raw(each)
-    return lambda number: model.raw(inputs[number % len(inputs)])
+        model.run(each)
+    return lambda number: model.run(inputs[number % len(inputs)])
 
 
 def _resident_mb() -> float:

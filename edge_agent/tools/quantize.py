@@ -165,7 +165,7 @@ def _write_golden(folder: ModelFolder, inputs: Sequence[Tensors]) -> None:
     """Write the clearest golden cases of some inputs, computed exactly."""
     candidates = inputs[:: max(1, len(inputs) // CANDIDATES)][:CANDIDATES]
     with loaded(folder) as model:
-        outputs = [model.raw(each) for each in candidates]
+        outputs = [model.run(each) for each in candidates]
         kept = clearest(model, candidates, outputs)
     write_golden(folder.path, [candidates[n] for n in kept], [outputs[n] for n in kept])
 

@@ -52,7 +52,7 @@ def with_golden(folder: Path, head: Head) -> None:
             name: np.array(one) for name, one in model.prepare_data(picture(*FRAME)).tensors.items()
         }
         arrays = {f"input/{name}": one for name, one in inputs.items()}
-        arrays |= {f"output/{name}": np.array(one) for name, one in model.raw(inputs).items()}
+        arrays |= {f"output/{name}": np.array(one) for name, one in model.run(inputs).items()}
         np.savez(imported.folder.path / "golden.npz", **arrays)  # type: ignore[arg-type]
         assert (agreement := compare_golden(model)) is not None
         assert agreement.passed, agreement.why

@@ -669,7 +669,7 @@ def test_model_is_folded_and_finds_the_same(engine: EngineName, tmp_path: Path) 
     assert folded.last["picture"].dtype == np.uint8
     floats = folded.unfolded(folded.last)
     assert floats["picture"].dtype == np.float32
-    np.testing.assert_array_equal(itself.raw(floats)["y"], folded.raw(floats)["y"])
+    np.testing.assert_array_equal(itself.run(floats)["y"], folded.run(floats)["y"])
     np.testing.assert_array_equal(folded.ready(floats)["picture"], folded.last["picture"])
 
 
@@ -687,7 +687,7 @@ def test_a_challenger_gets_inputs_of_the_network_itself(tmp_path: Path) -> None:
     (given,) = challenge._inputs
     assert given["picture"].dtype == np.float32
     assert given["picture"].shape == (1, 3, SIZE, SIZE)
-    np.testing.assert_array_equal(other.raw(given)["y"], expected["y"])
+    np.testing.assert_array_equal(other.run(given)["y"], expected["y"])
     assert challenge.step() is None
     assert len(challenge._inputs) == 1, "each input counts once"
 
@@ -704,7 +704,7 @@ def test_trial_of_a_folded_model(engine: EngineName, tmp_path: Path) -> None:
     place = model(tmp_path / "small")
     itself = unfolded(load(place), engine)
     noise = np.random.default_rng(4).normal(0, 1, (3, 1, 3, SIZE, SIZE)).astype(np.float32)
-    results = np.stack([itself.raw({"picture": each})["y"] for each in noise])
+    results = np.stack([itself.run({"picture": each})["y"] for each in noise])
     save_golden(place, noise, results)
     question = {
         "folder": str(place),
@@ -757,7 +757,7 @@ def test_form_is_made_of_the_folded_network(made: Made) -> None:
     assert quick.last is not None
     assert quick.last["picture"].dtype == np.uint8
     floats = quick.unfolded(quick.last)
-    np.testing.assert_array_equal(quick.raw(floats)["y"], one["y"])
+    np.testing.assert_array_equal(quick.run(floats)["y"], one["y"])
     quick.close()
 
 

@@ -84,7 +84,7 @@ def test_it_finds_what_its_twin_finds(tmp_path: Path) -> None:
             found: list[Classes] = []
             for each in (model, other):
                 prepared = each.prepare_data(data)
-                outcome = each.decode(each.raw(prepared.tensors), prepared.tensors)
+                outcome = each.decode(each.run(prepared.tensors), prepared.tensors)
                 assert isinstance(outcome, Classes)
                 found.append(outcome)
             assert found[0].labels[0] == found[1].labels[0], name

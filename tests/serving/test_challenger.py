@@ -127,7 +127,7 @@ def test_the_slower_one_does_not(slow: Model, tried: Tried, tmp_path: Path) -> N
     assert "not faster" in decision.why
     assert stage.serves is slow
     with pytest.raises(EngineError, match="closed"):
-        slower.raw({"x0": noise(0, SIZE, SIZE)})
+        slower.run({"x0": noise(0, SIZE, SIZE)})
     again = tried(stage, lambda: pytest.fail("it was built again"))
     assert again == decision
     # Of another name, which is another engine or version, nothing is known.
@@ -222,7 +222,7 @@ def test_a_challenge_can_be_given_up(slow: Model, tmp_path: Path) -> None:
     assert challenge.step() is None
     challenge.close()
     with pytest.raises(EngineError, match="closed"):
-        quick.raw({"x0": noise(0, SIZE, SIZE)})
+        quick.run({"x0": noise(0, SIZE, SIZE)})
     assert notes(tmp_path).read() is None
 
 

@@ -100,12 +100,12 @@ def test_what_becomes_of_the_file_changes_nothing(
     tensors = {spec.name: np.full((4, 128), 0.25, np.float32)}
     expected = as_written(folder.network, tensors[spec.name])
     harm(folder.network)
-    (found,) = model.raw(tensors).values()
+    (found,) = model.run(tensors).values()
     assert np.allclose(found, expected, atol=1e-5)
     assert model.loaded_quickly
     model.close()
     with pytest.raises(EngineError, match="closed"):
-        model.raw(tensors)
+        model.run(tensors)
 
 
 def test_weights_in_another_file(tmp_path: Path) -> None:

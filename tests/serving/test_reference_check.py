@@ -186,7 +186,7 @@ def test_last_digits_decide_which_of_a_crowd_stay(tmp_path: Path) -> None:
     flat = np.random.default_rng(1).uniform(0, 3, (1, 3, 20, 20)).astype(np.float32)
     flat[0, 0, 0, 0] = 255
     inputs = {"picture": flat}
-    one, other = (each.decode(each.raw(inputs), inputs) for each in (right, rounded))
+    one, other = (each.decode(each.run(inputs), inputs) for each in (right, rounded))
     assert not compare_findings(one, other, Margin(0.01)).passed
     assert why_unlike_session(right, rounded, [inputs]) is None
     assert why_unlike_session(right, crowd(tmp_path, "wrong", 0.05), [inputs]) is not None
@@ -230,7 +230,7 @@ def test_surely_nothing_keeps_a_healthy_engine(task: str, tmp_path: Path) -> Non
     assert plain is not None
     model = load_model(folder, [EngineChoice("openvino")], "picture")[0]
     inputs = [{"picture": np.full((1, 3, 8, 8), step / 10, np.float32)} for step in range(5)]
-    distance = relative_distance(*(one.raw(inputs[0])["chance"] for one in (plain, model)))
+    distance = relative_distance(*(one.run(inputs[0])["chance"] for one in (plain, model)))
     assert distance > model.manifest.trial.tolerance
     assert why_unlike_session(plain, model, inputs) is None
 

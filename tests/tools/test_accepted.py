@@ -119,7 +119,7 @@ def test_a_box_at_the_threshold_refuses_no_engine(tmp_path: Path) -> None:
     (name,) = (spec.name for spec in model.engine.inputs)
     picture = {name: np.zeros([size or 1 for size in model.engine.inputs[0].shape], np.float32)}
     rows = np.array([[[[0, *AT_THE_THRESHOLD]]]], np.float32)
-    rows[..., 1] = model.raw(picture)["detection_out"][..., 1]
+    rows[..., 1] = model.run(picture)["detection_out"][..., 1]
     write_golden(folder, [picture], [{"detection_out": rows}])
     agreement = compare_golden(model)
     model.close()

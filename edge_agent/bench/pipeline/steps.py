@@ -100,10 +100,10 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
         _, _, plain = ENGINES[choice.engine](single.folder.network, 1)
         _, engine_cpu = _lanes(partial(plain, tensor), 1, each)
     else:
-        _, engine_cpu = _lanes(partial(single.raw, tensors), 1, each)
+        _, engine_cpu = _lanes(partial(single.run, tensors), 1, each)
     single.close()
     loaded = _open(model, choice, loader, "picture")
-    raw_fps, _ = _lanes(partial(loaded.raw, tensors), choice.lanes, each)
+    raw_fps, _ = _lanes(partial(loaded.run, tensors), choice.lanes, each)
     loaded.close()
     return {
         "step_ms": {"decode": decode_ms, **steps},
@@ -142,10 +142,10 @@ def measure_signal(
         timings.append(single.infer(next(samples), state=known).timing)
     tensors = single.last
     assert tensors is not None  # noqa: S101 - it has just been used
-    _, engine_cpu = _lanes(partial(single.raw, tensors), 1, each)
+    _, engine_cpu = _lanes(partial(single.run, tensors), 1, each)
     single.close()
     loaded = _open(model, choice, loader, "signal")
-    raw_fps, _ = _lanes(partial(loaded.raw, tensors), choice.lanes, each)
+    raw_fps, _ = _lanes(partial(loaded.run, tensors), choice.lanes, each)
     loaded.close()
     return {
         "step_ms": {"decode": read_ms, **_medians(timings[1:])},
@@ -247,7 +247,7 @@ def _steps(
         prepare(picture, how)
         usual.append((time.perf_counter() - begin) * 1e3)
         if model.last is not None:
-            model.raw(model.last)
+            model.run(model.last)
     return _medians(timings[1:]), statistics.median(usual[1:])
 
 

@@ -232,9 +232,9 @@ def _judge_on(
     from ...serving.reference_check import INPUTS
 
     tensors = probe_inputs(model.engine.inputs, seed=7)
-    _check_finite(model.raw(tensors))
+    _check_finite(model.run(tensors))
     ready = model.ready(tensors)
-    infer_ms = round(statistics.median(race([lambda _: model.raw(ready)], TIMED_RUNS)[0]), 3)
+    infer_ms = round(statistics.median(race([lambda _: model.run(ready)], TIMED_RUNS)[0]), 3)
     found = Verdict(True, "", model.engine.label, infer_ms)
     if followed is not None:
         found = _compare_stages(found, followed, model, choices, question["kind"])
@@ -316,10 +316,10 @@ def _compare_stages(
     if found.engine != followed.label:
         quick = [choice for choice in choices if followed.label.startswith(choice.engine)]
         whole, _ = load_model(model.folder, quick, kind, checked=True)
-    if not followed.same(whole.raw):
+    if not followed.same(whole.run):
         return replace(found, streamed="its stages gave other numbers than the whole: not counted")
     for inputs, outputs in followed.runs if whole is not model else ():
-        agreement = compare_outputs(model, inputs, model.raw(inputs), outputs)
+        agreement = compare_outputs(model, inputs, model.run(inputs), outputs)
         if not agreement.passed:
             return replace(
                 found, streamed=f"{whole.engine.label} and {found.engine}: {agreement.why}"
