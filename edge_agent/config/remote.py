@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..core.codec import storable
 from ..core.frozen import record
-
-_STRICT: Any = {"extra": "forbid"}
 
 
 @storable
@@ -15,7 +11,6 @@ _STRICT: Any = {"extra": "forbid"}
 class Remote:
     """What the commands `set` and `configure` may change of pipelines."""
 
-    __pydantic_config__ = _STRICT
     may: tuple[str, ...] = (
         *("enabled", "rate", "threshold", "thresholds", "labels", "zones", "lines", "rules"),
         *("masks", "roi", "motion", "snapshot", "min_box"),

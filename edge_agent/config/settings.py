@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from ..core.codec import storable
-from ..core.constraints import Ge, Gt, Le, Plain
+from ..core.constraints import Ge, Gt, Le
 from ..core.errors import UsageError
 from ..core.frozen import record
 from ..core.names import READINGS, default_device_id, is_name, is_version, version_key
@@ -20,7 +20,7 @@ from ..inference.engines.registry import WantedEngine
 from .address import Address, parse_url
 from .answers import Http, Infer, Text
 from .asks import Ask, Server
-from .bounds import Flag, Milliseconds, Polygon, Seconds, Share, Threshold
+from .bounds import Milliseconds, Polygon, Seconds, Share, Threshold
 from .remote import Remote
 from .rules import CombinedRule, Line, Rule, Zone
 from .sensor_input import SensorInput
@@ -30,14 +30,13 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_STRICT: Any = {"extra": "forbid"}
 RATES = (1e-5, 100_000.0)
 """Samples a second; the least is one a day."""
 RESTART: Any = {"restart": True}
 """Metadata of a key that takes effect at the next start only."""
 LIVE: Any = {"live": True}
 """Metadata of a key of a pipeline that takes effect while the pipeline runs."""
-Pixels = Annotated[int, Plain(), Ge(0), Le(1_000_000)]
+Pixels = Annotated[int, Ge(0), Le(1_000_000)]
 
 
 @storable
@@ -45,7 +44,6 @@ Pixels = Annotated[int, Plain(), Ge(0), Le(1_000_000)]
 class Broker:
     """The MQTT broker: results go there, models come from there."""
 
-    __pydantic_config__ = _STRICT
     url: str | tuple[str, ...] = field(default="mqtt://localhost:1883", repr=False)
     """Several are addresses of one cluster; as text, in the environment say, a JSON list."""
     topic_root: str = field(default="edge", metadata=RESTART)
@@ -56,9 +54,9 @@ class Broker:
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
-    protocol: Annotated[int, Plain(), Ge(4), Le(5)] = 5
+    protocol: Annotated[int, Ge(4), Le(5)] = 5
     """4 is MQTT 3.1.1; a broker that refuses 5 is tried with 4."""
-    spool_s: Annotated[float, Plain(), Ge(0.25), Le(60)] = field(default=0.25, metadata=RESTART)
+    spool_s: Annotated[float, Ge(0.25), Le(60)] = field(default=0.25, metadata=RESTART)
     """Between two writes of results that wait for the broker: what a kill may cost of them."""
 
     @property
@@ -89,9 +87,8 @@ class Broker:
 class Health:
     """Health messages and metrics."""
 
-    __pydantic_config__ = _STRICT
-    interval_s: Annotated[float, Plain(), Ge(0.1), Le(86400)] = 10.0
-    metrics_port: Annotated[int, Plain(), Ge(0), Le(65535)] = 0
+    interval_s: Annotated[float, Ge(0.1), Le(86400)] = 10.0
+    metrics_port: Annotated[int, Ge(0), Le(65535)] = 0
     """Of loopback, for Prometheus; 0: none."""
 
 
@@ -100,9 +97,8 @@ class Health:
 class Trust:
     """Keys whose signatures on models are accepted over MQTT."""
 
-    __pydantic_config__ = _STRICT
     keys: tuple[str, ...] = ()
-    allow_unsigned: Flag = False
+    allow_unsigned: bool = False
 
 
 @storable
@@ -110,9 +106,8 @@ class Trust:
 class Trial:
     """Checks of a pushed model before it serves."""
 
-    __pydantic_config__ = _STRICT
-    golden: Flag = True
-    shadow_frames: Annotated[int, Plain(), Ge(0), Le(1_000_000)] = 30
+    golden: bool = True
+    shadow_frames: Annotated[int, Ge(0), Le(1_000_000)] = 30
     min_agreement: Share = 0.0
     max_infer_ms: Milliseconds = 0.0
     probation_s: Seconds = 30.0
@@ -124,10 +119,9 @@ class Trial:
 class Batching:
     """Batches of frames from several pipelines through one model."""
 
-    __pydantic_config__ = _STRICT
-    max_batch: Annotated[int, Plain(), Ge(0), Le(256)] = 0
+    max_batch: Annotated[int, Ge(0), Le(256)] = 0
     """0: as the tune of this device says, else one by one; 1: one by one; more: up to so many."""
-    max_delay_ms: Annotated[float, Plain(), Ge(0), Le(1000)] = 2.0
+    max_delay_ms: Annotated[float, Ge(0), Le(1000)] = 2.0
     """How long the first of them waits for others."""
 
 
@@ -136,14 +130,13 @@ class Batching:
 class SecondStage:
     """A second model on what the first one found."""
 
-    __pydantic_config__ = _STRICT
     name: str
     model: str
     labels: tuple[str, ...] = ()
     """Only detections of these; empty: of all."""
-    margin: Annotated[float, Plain(), Ge(0), Le(10)] = 0.0
+    margin: Annotated[float, Ge(0), Le(10)] = 0.0
     """Share of the box's size added on each side."""
-    limit: Annotated[int, Plain(), Ge(1), Le(1000)] = 8
+    limit: Annotated[int, Ge(1), Le(1000)] = 8
     threshold: Threshold | None = None
     then: tuple[SecondStage, ...] = ()
     """Further models, on what this one finds."""
@@ -159,10 +152,9 @@ class SecondStage:
 class Snapshots:
     """What is published as a pipeline's snapshots."""
 
-    __pydantic_config__ = _STRICT
-    width: Annotated[int, Plain(), Ge(0), Le(16384)] = 0
+    width: Annotated[int, Ge(0), Le(16384)] = 0
     """Pixels; wider pictures are made smaller; 0: as captured."""
-    quality: Annotated[int, Plain(), Ge(1), Le(100)] = 80
+    quality: Annotated[int, Ge(1), Le(100)] = 80
     """Of the JPEG."""
     every_s: Seconds = 0.0
     """Least time between two of them; 0: one with every result."""
@@ -173,23 +165,20 @@ class Snapshots:
 class Pipeline:
     """One source through one model."""
 
-    __pydantic_config__ = _STRICT
     name: str
     source: str = field(repr=False)
     model: str
-    rate: Annotated[float, Plain(), Ge(RATES[0]), Le(RATES[1])] | None = field(
-        default=None, metadata=LIVE
-    )
+    rate: Annotated[float, Ge(RATES[0]), Le(RATES[1])] | None = field(default=None, metadata=LIVE)
     threshold: Threshold | None = field(default=None, metadata=LIVE)
-    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 0
-    priority: Annotated[int, Plain(), Ge(-1000), Le(1000)] = 0
+    qos: Annotated[int, Ge(0), Le(1)] = 0
+    priority: Annotated[int, Ge(-1000), Le(1000)] = 0
     deadline_ms: Milliseconds = 0.0
-    motion: Flag = False
+    motion: bool = False
     roi: tuple[Pixels, ...] = (0, 0, 0, 0)
-    snapshot: Flag | Snapshots = field(default=False, metadata=LIVE)
-    enabled: Flag = field(default=True, metadata=LIVE)
+    snapshot: bool | Snapshots = field(default=False, metadata=LIVE)
+    enabled: bool = field(default=True, metadata=LIVE)
     """False: the source is closed and nothing runs; the pipeline stays listed."""
-    share: Flag = True
+    share: bool = True
     """Whether pipelines whose `source` has the same text open and decode it once."""
     decode: Literal["auto", "software", "vaapi", "cuda", "qsv", "drm", "amf"] = "auto"
     """Of its source: on hardware where there is any, never, or on hardware of this name."""
@@ -201,7 +190,7 @@ class Pipeline:
     """Width and height in source pixels; detections that are smaller are left out."""
     masks: tuple[Polygon, ...] = field(default=(), metadata=LIVE)
     """Black before model, motion gate and every picture."""
-    track: Flag = field(default=False, metadata=LIVE)
+    track: bool = field(default=False, metadata=LIVE)
     """Detections get a number that stays with an object; zones, lines and rules imply it."""
     zones: tuple[Zone, ...] = field(default=(), metadata=LIVE)
     lines: tuple[Line, ...] = field(default=(), metadata=LIVE)
@@ -271,8 +260,7 @@ class Arm:
 class HomeAssistant:
     """Entities of this device in Home Assistant, by its MQTT discovery."""
 
-    __pydantic_config__ = _STRICT
-    enabled: Flag = False
+    enabled: bool = False
     prefix: str = "homeassistant"
 
 
@@ -281,12 +269,11 @@ class HomeAssistant:
 class Evidence:
     """Pictures and clips of events, kept in the state folder."""
 
-    __pydantic_config__ = _STRICT
-    keep_mb: Annotated[int, Plain(), Ge(0), Le(2**20)] = 0
+    keep_mb: Annotated[int, Ge(0), Le(2**20)] = 0
     """The oldest go first; 0: none is kept."""
-    before_s: Annotated[float, Plain(), Ge(0), Le(60)] = 5.0
+    before_s: Annotated[float, Ge(0), Le(60)] = 5.0
     """Of a clip, before its event; kept in memory all along."""
-    after_s: Annotated[float, Plain(), Ge(0), Le(300)] = 10.0
+    after_s: Annotated[float, Ge(0), Le(300)] = 10.0
 
 
 @storable
@@ -302,7 +289,7 @@ class Settings:
     """Of cameras and clips: on a hardware decoder where there is one, or never."""
     state_dir: str = field(default="", metadata=RESTART)
     models_dirs: tuple[str, ...] = field(default=(), metadata=RESTART)
-    quota_mb: Annotated[int, Plain(), Gt(0), Le(2**30)] = 2048
+    quota_mb: Annotated[int, Gt(0), Le(2**30)] = 2048
     broker: Broker = field(default_factory=Broker)
     health: Health = field(default_factory=Health)
     trust: Trust = field(default_factory=Trust)

@@ -1,55 +1,45 @@
-"""Constraints on numbers, for `Annotated`; read by pydantic and by `plain_record`.
+"""Bounds of numbers and lengths, for `Annotated`; `core.schema` holds data to them.
 
-Records that carry them are imported before the first result, where the library for such constraints
-would cost milliseconds.
+Apart from it, as records are imported before the first result.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 
-class Bound:
-    """A limit on a number or a length."""
+class Bound(NamedTuple):
+    """A limit on a number, or on the length of a list."""
 
-    def __init__(self, key: str, compare: Callable[[float, float], bool], limit: float) -> None:
-        self.key = key
-        """As pydantic calls it."""
-        self._compare = compare
-        self._limit = limit
+    key: str
+    """As JSON Schema calls it."""
+    words: str
+    """Between what is bounded and the limit."""
+    compare: Callable[[float, float], bool]
+    limit: float
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return {**handler(source), self.key: self._limit}
-
-    def holds(self, number: float) -> bool:
-        """Whether a number is within it; NaN never is."""
-        return self._compare(number, self._limit)
+    def holds(self, value: Any) -> bool:
+        """Whether a number or list is within it; NaN never is."""
+        return self.compare(len(value) if isinstance(value, tuple) else value, self.limit)
 
 
 def Ge(limit: float) -> Bound:  # noqa: N802 - as in annotated-types
     """At least this limit."""
-    return Bound("ge", operator.ge, limit)
+    return Bound("minimum", "a number of at least", operator.ge, limit)
 
 
 def Gt(limit: float) -> Bound:  # noqa: N802
     """Above this limit."""
-    return Bound("gt", operator.gt, limit)
+    return Bound("exclusiveMinimum", "a number above", operator.gt, limit)
 
 
 def Le(limit: float) -> Bound:  # noqa: N802
     """At most this limit."""
-    return Bound("le", operator.le, limit)
+    return Bound("maximum", "a number of at most", operator.le, limit)
 
 
 def MinLength(limit: int) -> Bound:  # noqa: N802
     """At least this many items."""
-    return Bound("min_length", operator.ge, limit)
-
-
-class Plain:
-    """Strict type: nothing is converted, so that "yes" and 1 are no boolean."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return {**handler(source), "strict": True}
+    return Bound("minItems", "a list of at least", operator.ge, limit)

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 from ... import __version__
@@ -183,8 +182,8 @@ def _switch(to: Installation, before: Installation | None, config: Path | None) 
 def _check_settings(config: Path, before: Installation | None) -> None:
     """Check the settings that the service will have before minutes are spent.
 
-    By this version's code. Where we run without what that takes, and the installation before has
-    not got it either, the new one sees it later.
+    By this version's code. In a bundle that lacks what is read with them; where there is no
+    installation before that has it, the new one sees it later.
 
     Raises:
         UsageError: they are wrong.
@@ -192,7 +191,7 @@ def _check_settings(config: Path, before: Installation | None) -> None:
     if not (config.is_file() and ETC.is_dir()):
         return
     python = Path(sys.executable)
-    if find_spec("pydantic_settings") is None:
+    if not Path(__file__).is_file():
         if before is None or not before.python.exists():
             return
         python = before.python

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...core.errors import AgentError, UsageError
 from ...core.frozen import record
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ...models.packages.keys import PrivateKey
 
 MOST_DAYS = 366
-_STRICT: Any = {"extra": "forbid"}
 _SPAN = re.compile(r"([0-9]{1,6})\s*(d|h|min|m|s)")
 _UNITS = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1}
 EXAMPLES = ("edge-agent rollout start parts-3.toml --key push.key",)
@@ -44,7 +43,6 @@ EXAMPLES = ("edge-agent rollout start parts-3.toml --key push.key",)
 class Written:
     """A plan as a person writes it, in TOML."""
 
-    __pydantic_config__ = _STRICT
     package: str
     """A .tar of `edge-agent pack`, or a model folder; counts from the folder of the plan."""
     waves: tuple[Wave, ...]
