@@ -146,12 +146,7 @@ class Answers:
     # A question
 
     def admit(self, model: str, size: int = 0, version: str | None = None) -> Ticket:
-        """Admit a question to a model, or refuse it at once.
-
-        Args:
-            model: its name.
-            size: bytes of it, as far as they are known.
-            version: the only one that may answer; None: whichever serves.
+        """Admit a question to a model, or to that *version* alone, or refuse it at once.
 
         Raises:
             UnknownModelError: it may not be asked.
@@ -203,12 +198,7 @@ class Answers:
         self._credit -= 1.0
 
     def ask(self, ticket: Ticket, parse: Callable[[Any, Kind], Question]) -> None:
-        """Have a question answered; never waits.
-
-        Args:
-            ticket: of the question; its future gets the answer.
-            parse: makes the question, given the model that it is for and the kind of its samples.
-        """
+        """Have a question answered; never waits."""
         self._when_open(ticket.model, ticket.version, partial(self._put, ticket, parse))
 
     def look(self, model: str, version: str | None) -> Future[tuple[Model, list[str]]]:

@@ -39,13 +39,7 @@ HEAD_LENGTH = "inference-header-content-length"
 def application(
     answers: Answers, token: Callable[[], str], metrics: Callable[[], bytes]
 ) -> ASGIApp:
-    """Build the application.
-
-    Args:
-        answers: answer what is asked.
-        token: returns what callers have to show; empty: nothing.
-        metrics: returns the text for Prometheus, or raises an AgentError.
-    """
+    """Build the application."""
     return _Guard(_Site(answers, metrics).app, token)
 
 
@@ -137,13 +131,7 @@ class _Site:
         parse: Callable[[bytes, Model, Kind], Question],
         encode: Callable[[Answer], Response],
     ) -> Response:
-        """Admit a request before its body is read, and answer it.
-
-        Args:
-            request: to a model.
-            parse: makes the question of the body, in a worker.
-            encode: makes the response of the answer, likewise.
-        """
+        """Admit a request before its body is read, and answer it."""
         answers, most = self._answers, self._answers.most_bytes
         length = request.headers.get("content-length", "0")
         ticket = answers.admit(

@@ -127,14 +127,7 @@ class HttpListener:
         device: str,
         latest: Callable[[], Mapping[str, Any] | None],
     ) -> None:
-        """Prepare; nothing is listened on, or imported, before `run`.
-
-        Args:
-            http: returns the settings of the moment.
-            answers: answer what is asked.
-            device: this device's id.
-            latest: returns the latest health payload; None: none yet.
-        """
+        """Prepare; nothing is listened on, or imported, before `run`."""
         self._http = http
         self._answers = answers
         self._device = device

@@ -38,11 +38,7 @@ class Attendant:
     """Waits for work that is done in a thread, one piece after the other."""
 
     def __init__(self, patience_s: float | None = None) -> None:
-        """Start without work.
-
-        Args:
-            patience_s: how long one call may take; None: until Ctrl-C.
-        """
+        """Start without work; one call may take *patience_s*, None: until Ctrl-C."""
         self.closing = threading.Event()
         """Set when the work is to end."""
         self.left_behind: str | None = None
@@ -55,11 +51,7 @@ class Attendant:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Note, in the thread, a call that may not come back.
-
-        Args:
-            what: as the subject of "has not come back".
-        """
+        """Note, in the thread, a call that may not come back: *what* "has not come back"."""
         self._doing = what, time.monotonic()
         try:
             yield
@@ -72,11 +64,7 @@ class Attendant:
             raise KeyboardInterrupt
 
     def call(self, work: Callable[[], T], until: float = math.inf) -> T:
-        """Do *work* in a thread.
-
-        Args:
-            work: to be done.
-            until: monotonic clock after which it is to end, as `closing` tells it.
+        """Do *work* in a thread; by the monotonic clock *until* it is told to end.
 
         Raises:
             AgentError: Ctrl-C, or the end of the time, and it has not come back; or what `each`

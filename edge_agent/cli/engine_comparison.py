@@ -88,14 +88,6 @@ def compare_engines(
 ) -> Model:
     """Time every engine of this box on the first sample; return the model on the fastest.
 
-    Args:
-        imported: the model.
-        spec: of the source.
-        sample: its first.
-        seconds: that each engine is timed for.
-        patience_s: how long one call of an engine may take before it is left and the next one is
-            tried; None: until Ctrl-C.
-
     Raises:
         EngineError: none can run it.
     """

@@ -18,11 +18,6 @@ from .fleet import Fleet, incomplete
 def forget(settings: Settings, device: str, known: Collection[str] = ()) -> tuple[int, str]:
     """Clear the retained topics of a device that is offline.
 
-    Args:
-        settings: of the broker, and of Home Assistant's prefix.
-        device: its id.
-        known: topics that are cleared, too: a device may not read what it has published.
-
     Returns:
         How many, and why there may be more; empty: these were all.
 
@@ -57,10 +52,6 @@ def _is_of(says: dict[str, Any], status: str) -> bool:
 
 def forget_installed(settings: Path, credentials: Path) -> str:
     """Clear what the stopped service of this machine has left retained; say what was done.
-
-    Args:
-        settings: the service's file.
-        credentials: the folder with the broker's password.
 
     Raises:
         AgentError: as `forget`, or the settings are wrong.

@@ -82,15 +82,7 @@ class LiveView:
         quiet: bool = False,
         every: bool = False,
     ) -> None:
-        """Prepare.
-
-        Args:
-            title: above all.
-            notes: below all.
-            pipelines: those that are to come: each has its row from the beginning.
-            quiet: take in without showing.
-            every: where there is no terminal, each result has its line, however soon it comes.
-        """
+        """Prepare; *every*: where there is no terminal, each result has its line."""
         self._title = printable(title)
         self._quiet = quiet
         self._every = every

@@ -146,10 +146,6 @@ class CommandParser(argparse.ArgumentParser):
 def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
     """Run one command.
 
-    Args:
-        arguments: what stands behind the program's name.
-        timeline: measures the start, of the daemon.
-
     Returns:
         The exit status: 0 done, 1 it ran and failed, 2 wrong usage or settings.
     """

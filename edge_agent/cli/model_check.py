@@ -36,12 +36,6 @@ class Checked:
 def check_model(settings: Settings, config: str | None, folder: ModelFolder, kind: Kind) -> Checked:
     """Load a model on this device, and compare its golden outputs.
 
-    Args:
-        settings: of the device; `trial.timeout_s` bounds all of it.
-        config: the file that they are of, as the command line names it.
-        folder: of the model.
-        kind: of sample that it is for.
-
     Raises:
         ModelError: it is not fit to run, does not give its golden outputs, or does not come back.
         EngineError: no engine can run it.

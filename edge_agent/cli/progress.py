@@ -20,11 +20,7 @@ class Progress:
     """
 
     def __init__(self, every: float | None = None) -> None:
-        """Start without output.
-
-        Args:
-            every: seconds after which a step is said to go on; None: as suits where it is read.
-        """
+        """Start without output; a step is said to go on after *every* seconds."""
         self._live = sys.stderr.isatty()
         self._every = every or (_LIVE_SECONDS if self._live else _SECONDS)
         self._what = ""

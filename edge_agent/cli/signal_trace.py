@@ -31,14 +31,7 @@ class SignalTrace:
     """The latest windows of a sensor, and what was found in them."""
 
     def __init__(self, first: Sample, names: Sequence[str], hop: int, threshold: float) -> None:
-        """Set up.
-
-        Args:
-            first: a window as they will come.
-            names: of the channels, as far as they are known.
-            hop: rows from one window to the next.
-            threshold: of the model.
-        """
+        """Set up."""
         rows = _rows(first.data)
         count = rows.shape[1]
         self._hop = min(hop, len(rows))

@@ -147,11 +147,6 @@ def read_patch(
 ) -> Patch:
     """Return the changes that a patch makes.
 
-    Args:
-        patch: by pipeline, its keys; null removes.
-        held: the pipelines as they hold.
-        may: what may be changed.
-
     Raises:
         RequestError: it changes what it may not, or is none.
     """

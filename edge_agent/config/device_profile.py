@@ -156,11 +156,6 @@ def _load(path: Path) -> DeviceProfile:
 def choose(profiles: Mapping[str, DeviceProfile], facts: Facts, wanted: str = "auto") -> Match:
     """Choose the profile for a machine.
 
-    Args:
-        profiles: by name.
-        facts: the machine.
-        wanted: a profile's name, taken whether it matches or not; or "auto".
-
     Raises:
         UsageError: there is no profile of that name, or none that matches.
     """
@@ -315,11 +310,6 @@ def unlisted(profile: DeviceProfile, engine: EngineName, wanted: WantedEngine) -
     """Return why a model runs on an engine that the profile does not list, or None if it lists it.
 
     A file of a format that no other engine reads is run in that way.
-
-    Args:
-        profile: of this device.
-        engine: that serves the model.
-        wanted: by the settings, whose word counts more than the profile's list.
     """
     if wanted == engine or any(line.engine == engine for line in profile.engines):
         return None

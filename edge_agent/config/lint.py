@@ -21,13 +21,7 @@ def lint_pipeline(
     firsts: Sequence[ModelFolder | None],
     seconds: Sequence[ModelFolder | None],
 ) -> list[str]:
-    """List the settings of a pipeline that have no effect, and routes that mix tasks; a line each.
-
-    Args:
-        pipeline: its settings.
-        firsts: the models that its frames go through, as far as they are known.
-        seconds: the model of each second stage, in their order; None: not known.
-    """
+    """List the settings of a pipeline that have no effect, and routes that mix tasks."""
     known = [folder for folder in firsts if folder is not None]
     lines = []
     tasks = dict.fromkeys(folder.manifest.task for folder in known)

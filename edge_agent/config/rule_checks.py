@@ -27,14 +27,7 @@ NEEDED = {"line": "a line", "value": "a value, by its name", "above": "`above` o
 def rule_problems(
     pipeline: Pipeline, root: str, device: str = "", given: str | None = None
 ) -> Iterator[Problem]:
-    """Yield what is wrong with a pipeline's zones, lines and rules.
-
-    Args:
-        pipeline: its settings.
-        root: the topic root.
-        device: its id.
-        given: the topic that its readings come on; None: its source is none.
-    """
+    """Yield what is wrong with a pipeline's zones, lines and rules."""
     for key, shapes, most in (
         ("zones", pipeline.zones, MOST_SHAPES),
         ("lines", pipeline.lines, MOST_SHAPES),

@@ -41,12 +41,7 @@ def fill(text: str, values: Mapping[str, object]) -> str:
 
 
 def topic_trouble(topic: str, root: str) -> str | None:
-    """Return why nothing may be published on a topic, or None if it may.
-
-    Args:
-        topic: as written, or filled.
-        root: the topic root: below its `in/` are the requests of devices.
-    """
+    """Return why nothing may be published on a topic, or None if it may."""
     if not topic or len(topic.encode()) > 1024:
         return "expected a topic of 1 to 1024 bytes"
     if "+" in topic or "#" in topic:

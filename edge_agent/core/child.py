@@ -48,12 +48,6 @@ class Child:
     ) -> None:
         """Start it.
 
-        Args:
-            module: run by `python -m`; it calls `answer_question`.
-            question: JSON.
-            name: of what it does, the subject of what errors say: "the tune".
-            stderr: as of `subprocess`; piped, its last line explains a child that fails.
-
         Raises:
             ChildError: it could not be started.
         """
@@ -175,11 +169,7 @@ def kill_group(leader: int) -> None:
 
 
 def signal_name(status: int) -> str | None:
-    """Return the name of the signal that ended a child; None where it exited by itself.
-
-    Args:
-        status: as `subprocess` has it: negative after a signal.
-    """
+    """Return the name of the signal that ended a child; None where it exited by itself."""
     if status >= 0:
         return None
     try:
@@ -205,12 +195,7 @@ def _end(status: int, words: bytes) -> str:
 
 
 def answer_question(work: Callable[[Any], Any], *, background: bool = False) -> NoReturn:
-    """Answer the question on stdin by what *work* returns, and end this process.
-
-    Args:
-        work: takes the question; an AgentError of it is raised in the parent.
-        background: see `run_in_background`.
-    """
+    """Answer the question on stdin by what *work* returns, and end this process."""
     die_with_parent()
     if background:
         run_in_background()

@@ -26,10 +26,6 @@ MOST = 300
 def contained(where: str, error: type[AgentError] = EngineError) -> Iterator[None]:
     """Raise whatever goes wrong inside as *error*; errors of ours pass as they are.
 
-    Args:
-        where: begins the line: the model, or its engine.
-        error: decides what becomes of it.
-
     Raises:
         AgentError: of the class *error*.
     """

@@ -73,9 +73,6 @@ def fault(point: FaultPoint) -> None:
 def disk_errors(doing: str) -> Iterator[None]:
     """Raise errors of the disk as a ModelError of one line that begins with *doing*.
 
-    Args:
-        doing: the file and what is done to it: "model.onnx: storing it".
-
     Raises:
         ModelError: the disk is full, or another OSError.
     """

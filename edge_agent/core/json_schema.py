@@ -17,7 +17,10 @@ from .schema import keys_of
 
 _REF = "#/$defs/{}"
 _TYPES = {
-    str: "string", int: "integer", float: "number", bool: "boolean",
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
     types.NoneType: "null",
 }
 

@@ -36,12 +36,7 @@ MAX_MESSAGE = 16 * 1024
 
 
 def set_up(*, verbose: bool, steady: bool) -> None:
-    """Install the process's log handler.
-
-    Args:
-        verbose: debug lines, too.
-        steady: for a daemon: repeated lines are held back.
-    """
+    """Install the process's log handler."""
     handler = handler_for(sys.stderr, os.environ)
     if steady:
         handler = RateLimit(handler)

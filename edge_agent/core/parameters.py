@@ -236,13 +236,7 @@ def parse(kind: type[R], body: Mapping[str, Any]) -> R:
 
 
 def unknown(kind: type, body: Mapping[str, Any], besides: Collection[str] = ()) -> list[str]:
-    """List the keys of a JSON object that a record does not declare; a line each.
-
-    Args:
-        kind: the record.
-        body: that was sent.
-        besides: further keys that are known.
-    """
+    """List the keys of a JSON object that a record does not declare; a line each."""
     known = [each.name for each in parameters(kind)]
     found = [key for key in body if key not in known and key not in besides]
     if not found:

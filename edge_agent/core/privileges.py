@@ -23,11 +23,7 @@ class User(NamedTuple):
 
 
 def owner_of(folder: Path) -> User | None:
-    """Return who is to work in a folder; None: the user that this process runs as.
-
-    Args:
-        folder: may be absent.
-    """
+    """Return who is to work in a folder; None: the user that this process runs as."""
     if os.geteuid() != 0 or not folder.exists():
         return None
     known = folder.stat()

@@ -19,11 +19,7 @@ from .files import drop_lock, take_lock
 
 @contextmanager
 def scratch_folder(purpose: str) -> Iterator[Path]:
-    """Make a temporary folder for as long as the context lasts.
-
-    Args:
-        purpose: a word for its name; what killed processes left of the same purpose is removed.
-    """
+    """Make a temporary folder for as long as the context lasts."""
     prefix = f"edge-agent-{purpose}-"
     _sweep(Path(tempfile.gettempdir()), prefix)
     while True:

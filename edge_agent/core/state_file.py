@@ -48,12 +48,7 @@ class StateFile:
         self._failing = Latch()
 
     def read(self, parse: Callable[[Any], T]) -> T | None:
-        """Return what *parse* makes of the content; None where there is none or it is damaged.
-
-        Args:
-            parse: raises any of `DAMAGED` of a content that `write` cannot have written. It is
-                given finite numbers only.
-        """
+        """Return what *parse* makes of the content; None where there is none or it is damaged."""
         try:
             return parse(read_own(self.path.read_bytes()))
         except FileNotFoundError:

@@ -137,11 +137,7 @@ class Findings:
     __slots__ = ()
 
     def as_json(self, digits: int = 1) -> dict[str, Any]:
-        """Return the keys of a result's payload that depend on the task of its model.
-
-        Args:
-            digits: of coordinates, after the point.
-        """
+        """Return the keys of a result's payload by its task; *digits* are of coordinates."""
         raise NotImplementedError
 
     def words(self) -> list[str]:

@@ -76,13 +76,7 @@ class Agent:
     ) -> None:
         """Open what can be opened without waiting for anyone.
 
-        Args:
-            settings: checked settings.
-            reread: reads them again from where they came from.
-            timeline: measures the start.
-            origins: the settings file and the digest of what the settings were made from.
-            planned: a start from a plan, what of it runs already, and whether the plan was made in
-                this start, not in an earlier one.
+        *planned*: a start from a plan, what of it runs already, and whether it is a draft.
 
         Raises:
             UsageError: something the settings name is not as it should be.

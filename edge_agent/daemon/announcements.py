@@ -67,14 +67,7 @@ class Announcements:
         ledger: Ledger,
         prepared: Callable[[str], str | None],
     ) -> None:
-        """Publish nothing yet.
-
-        Args:
-            runner: has the pipelines and what serves.
-            inventory: the device and its models.
-            ledger: of candidates, from their transfer to their end.
-            prepared: gives how far the prepared form of a model's live version is.
-        """
+        """Publish nothing yet."""
         self._runner = runner
         self._match = inventory.match
         self._facts = inventory.facts

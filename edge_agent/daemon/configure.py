@@ -73,14 +73,7 @@ class Configuration:
         reload: SettingsReload,
         changed: Callable[[], object],
     ) -> None:
-        """Set up.
-
-        Args:
-            runner: has the pipelines and the settings.
-            stops: calls what is to be done by the main thread.
-            reload: applies settings.
-            changed: called when what holds for the next start has changed.
-        """
+        """Set up."""
         self._runner = runner
         self._stops = stops
         self._reload = reload

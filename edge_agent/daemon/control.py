@@ -55,11 +55,7 @@ class Control:
         self._first_result_logged = False
 
     def recover(self, last: PreviousCrash | None) -> None:
-        """Resume or undo the deployments that the last run left; before any model is loaded.
-
-        Args:
-            last: how that run ended, if not in order.
-        """
+        """Resume or undo the deployments that the last run left; before any model is loaded."""
         return_large_blocks()
         self._deployer.recover(last)
 
@@ -95,11 +91,7 @@ class Control:
         self._announcements.models()
 
     def publish_health(self, watchdog: dict[str, Any]) -> None:
-        """Publish the health payload.
-
-        Args:
-            watchdog: whether systemd's is enabled, and how often it was fed.
-        """
+        """Publish the health payload."""
         payload = self._health.payload(watchdog)
         # By which a reader tells health of now from what a device that hangs has left.
         payload["interval_s"] = self._runner.settings.health.interval_s

@@ -36,16 +36,7 @@ class Deployment:
         stops: ShutdownQueue,
         origins: str,
     ) -> None:
-        """Load nothing yet.
-
-        Args:
-            runner: whose models are loaded.
-            store: where versions are.
-            deployer: runs in this service's thread.
-            local_requests: what `edge-agent add` and others have left to do.
-            stops: takes the reason to end.
-            origins: digest of the inputs of this start.
-        """
+        """Load nothing yet."""
         self._runner = runner
         self._store = store
         self._deployer = deployer

@@ -37,11 +37,7 @@ class HangWatch:
         self._hanging = False
 
     def check(self, now: float) -> bool:
-        """Return whether a call hangs.
-
-        Args:
-            now: monotonic seconds.
-        """
+        """Return whether a call hangs."""
         call = self._recorder.stuck(self._limit)
         if call is None:
             if self._hanging:

@@ -47,20 +47,7 @@ class SettingsReload:
         gone: Callable[[str], object],
         answers: Answers,
     ) -> None:
-        """Read nothing yet.
-
-        Args:
-            runner: whose pipelines, broker and settings change.
-            plan_writer: records what the settings are made from.
-            announcements: what the device publishes of itself.
-            metrics: the port for Prometheus.
-            http: listens for questions.
-            reread: reads the settings from where they came from.
-            file: the settings file; None: there is only the environment.
-            lazy: whether models of second stages are loaded when they are needed.
-            gone: called with the name of each pipeline that is removed.
-            answers: to what others ask.
-        """
+        """Read nothing yet."""
         self._runner = runner
         self._plan_writer = plan_writer
         self._announcements = announcements
@@ -113,12 +100,7 @@ class SettingsReload:
         systemd.notify("READY=1", f"STATUS={pipelines}")
 
     def change(self, settings: Settings, touched: Iterable[str]) -> None:
-        """Go on with valid settings that differ in their pipelines only.
-
-        Args:
-            settings: to go on with.
-            touched: pipelines of which other values may hold than the settings have.
-        """
+        """Go on with valid settings that differ in their pipelines only."""
         runner, before = self._runner, self._runner.settings
         self._plan_writer.go_on(settings)
         self._apply(before)
@@ -129,11 +111,7 @@ class SettingsReload:
                     pipeline.apply(held)
 
     def _apply(self, before: Settings) -> None:
-        """Apply the runner's settings.
-
-        Args:
-            before: what it had.
-        """
+        """Apply the runner's settings."""
         self._arrange(before)
         self._runner.threads.spawn("loader", self._load)
 
@@ -154,11 +132,7 @@ class SettingsReload:
         return settings, tls
 
     def _arrange(self, settings: Settings) -> None:
-        """Remove, add and replace pipelines.
-
-        Args:
-            settings: those of before.
-        """
+        """Remove, add and replace pipelines."""
         runner = self._runner
         before = {pipeline.name: pipeline for pipeline in settings.pipelines}
         after = {pipeline.name: pipeline for pipeline in runner.settings.pipelines}

@@ -63,16 +63,7 @@ def compose(
     origins: tuple[str | None, str],
     events: EventService,
 ) -> Control:
-    """Build everything that runs beside the frames; nothing is started.
-
-    Args:
-        runner: the frames' part.
-        inventory: device and models.
-        stops: where reasons to stop are left.
-        reread: reads the settings again from where they came from.
-        origins: the settings file and the digest of what the settings were made from.
-        events: makes events of results.
-    """
+    """Build everything that runs beside the frames; nothing is started."""
     lazy = inventory.match.profile.unload_idle_s > 0
     runner.lazy(wanted=lazy)
     local = LocalRequests(inventory.store)

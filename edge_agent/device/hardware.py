@@ -66,12 +66,7 @@ class Facts:
 
 
 def read_facts(root: Path = ROOT, machine: str | None = None) -> Facts:
-    """Read the facts of this machine, or of a tree of files that stands for one.
-
-    Args:
-        root: where /proc, /sys, /dev and /etc are found.
-        machine: the architecture, as `uname -m` prints it; None: that of this process.
-    """
+    """Read the facts of this machine, or of a tree of files that stands for one."""
     vendor, cpu, flags = _processor(root)
     tegra = b"nvidia,tegra" in read(root / "proc/device-tree/compatible")
     gpus, npu, nodes = _accelerators(root, tegra=tegra)

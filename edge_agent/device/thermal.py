@@ -89,13 +89,7 @@ class Thermometer:
         every: float = EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read nothing yet.
-
-        Args:
-            root: where /sys is found.
-            every: seconds for which a reading is reused.
-            clock: monotonic seconds.
-        """
+        """Read nothing yet."""
         self._root = root
         self._every = every
         self._clock = clock

@@ -36,13 +36,7 @@ class WallClock:
         now: Callable[[], int] = time.time_ns,
         is_set: Callable[[], bool] | None = None,
     ) -> None:
-        """Read when the last run ended.
-
-        Args:
-            state: the state folder.
-            now: nanoseconds since 1970.
-            is_set: whether the system reports that it has set the clock.
-        """
+        """Read when the last run ended."""
         self._now = now
         self._is_set = is_set or system_has_set_clock
         try:

@@ -40,11 +40,6 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         """Listen.
 
-        Args:
-            host: address to listen on.
-            port: 0: any free one.
-            registry: what is scraped.
-
         Raises:
             OSError: the port is taken.
         """

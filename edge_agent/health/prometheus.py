@@ -36,14 +36,7 @@ class MetricsServer:
     def __init__(
         self, port: int, device: str, version: str, latest: Callable[[], Health | None]
     ) -> None:
-        """Build the server; it listens from `start` on.
-
-        Args:
-            port: of loopback; 0: any free one, for tests.
-            device: this device's id.
-            version: of the agent.
-            latest: returns the latest health payload; None: none yet.
-        """
+        """Build the server; it listens from `start` on."""
         self.port = port
         self._device = device
         self._version = version
@@ -92,14 +85,7 @@ class MetricsPort:
     def __init__(
         self, port: int, device: str, version: str, latest: Callable[[], Health | None]
     ) -> None:
-        """Prepare; nothing is open before `run`.
-
-        Args:
-            port: of loopback; 0: none.
-            device: this device's id.
-            version: of the agent.
-            latest: returns the latest health payload; None: none yet.
-        """
+        """Prepare; nothing is open before `run`."""
         self._port = port
         self._about = device, version, latest
         self._changing = threading.Lock()
@@ -111,11 +97,7 @@ class MetricsPort:
         self.answer_on(self._port)
 
     def answer_on(self, port: int) -> None:
-        """Move to another port, or to none; where that cannot be, the present one stays.
-
-        Args:
-            port: of loopback; 0: none.
-        """
+        """Move to another port, or to none; where that cannot be, the present one stays."""
         with self._changing:
             self._port, self._problem = port, None
             if port == (self._server.port if self._server is not None else 0):

@@ -141,22 +141,7 @@ class Health:
         root: Path = ROOT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Build the report of these parts.
-
-        Args:
-            board: has the accounts.
-            client: has the counters of what is published.
-            pipelines: those there are at the moment.
-            servings: likewise.
-            state_dir: whose disk counts.
-            malformed: how many messages could not be understood or did not fit the inbox.
-            credible: whether this machine's clock shows the time.
-            problems: reasons that others know.
-            events: what is counted of events, by key of the payload.
-            answers: likewise of what others have asked.
-            root: where /sys and /proc are found.
-            clock: monotonic seconds.
-        """
+        """Build the report of these parts."""
         self._clock = clock
         self._board = board
         self._client = client
@@ -220,11 +205,7 @@ class Health:
         }
 
     def payload(self, watchdog: Mapping[str, Any] = WATCHDOG_OFF) -> dict[str, Any]:
-        """Gather everything.
-
-        Args:
-            watchdog: whether systemd's is enabled, and how often it was fed.
-        """
+        """Gather everything."""
         import psutil
 
         # In this order: of a source that is reported as ended all is counted, and never are more

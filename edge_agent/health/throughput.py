@@ -88,12 +88,7 @@ class Throughput:
     def problems(
         self, accounts: Mapping[str, Account], deadlines_ms: Mapping[str, float]
     ) -> list[str]:
-        """Return in words which pipelines are starved, and why.
-
-        Args:
-            accounts: by name, of the pipelines that ought to keep up: live, and with a model.
-            deadlines_ms: of each of them, from its settings.
-        """
+        """Return in words which pipelines are starved, and why."""
         offered = {name: (_in_time(each), each.inferred) for name, each in accounts.items()}
         problems = [
             f"pipeline {one.name}: infers {one.inferred:.1f} of {one.offered:.1f} frames a second "

@@ -24,13 +24,7 @@ class Announcer:
     """Publishes the discovery payload of this device. May be called by any thread."""
 
     def __init__(self, runner: Runner, model: str, state: Path) -> None:
-        """Publish nothing yet.
-
-        Args:
-            runner: has the pipelines.
-            model: what kind of machine this is.
-            state: the state folder.
-        """
+        """Publish nothing yet."""
         self._runner = runner
         self._model = model
         self._file = StateFile(state / "homeassistant.json", "entities of before")

@@ -60,18 +60,7 @@ def payload(
     rules: Sequence[CombinedRule] = (),
     modes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the discovery payload.
-
-    Args:
-        topics: the device's.
-        version: of the agent.
-        device: further facts, by Home Assistant's keys.
-        pipelines: that there are.
-        models: names of those that pipelines use.
-        temperature: whether the device has a sensor.
-        rules: those over pipelines.
-        modes: that rules name.
-    """
+    """Return the discovery payload."""
     name = identifier(topics)
     entities = [*_of_device(topics, temperature=temperature)]
     entities += [_of_model(topics, model) for model in models]

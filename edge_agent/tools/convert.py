@@ -66,13 +66,6 @@ def convert(
 ) -> Conversion:
     """Convert a file, and check that it computes the same on every engine.
 
-    Args:
-        path: .pt2, TorchScript or .tflite.
-        inputs: shapes and types, of TorchScript, which does not say them.
-        engines_for: returns the engines of this device that read a network's file.
-        folder: empty, to write into.
-        progress: is told of each step.
-
     Raises:
         UsageError: what it takes is not installed, or the inputs are not those of the file.
         ModelError: it cannot be converted, or does not compute the same.

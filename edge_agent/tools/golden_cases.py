@@ -45,11 +45,6 @@ def golden_inputs(
 
     A picture is made of flat squares, larger ones from case to case: it packs well, and
     convolutions find edges in it. All else is noise.
-
-    Args:
-        facts: of the network.
-        sizes: of each of its inputs.
-        given: [input] of its manifest, as far as it is known.
     """
     random = np.random.default_rng(0)
     try:

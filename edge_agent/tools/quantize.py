@@ -99,17 +99,6 @@ def quantize(
 ) -> Report:
     """Quantize a float model and compare what comes out with what went in.
 
-    Args:
-        folder: of the float model.
-        samples: to calibrate with.
-        evaluation: samples and what they show, to judge by; None: judged by agreement.
-        engines: of this device.
-        target: to quantize for.
-        own: what this device is.
-        max_drop: what may be lost.
-        place: an empty folder to work in; the chosen network lies in it.
-        progress: is told of each step.
-
     Raises:
         UsageError: too few samples.
         ModelError: the network cannot be quantized.

@@ -138,17 +138,7 @@ def quantize_onnx(
     kinds: Collection[str] = (),
     exclude: Collection[str] = (),
 ) -> None:
-    """Write a float network in eight bits, weights by channel, with ONNX Runtime.
-
-    Args:
-        network: float, .onnx.
-        out: the file to write.
-        ranges: as `calibrate` wrote them.
-        target: says how eight bits are used.
-        method: that the ranges were made with.
-        kinds: types of operators to quantize; none: all that can be.
-        exclude: names of operators that stay float.
-    """
+    """Write a float network in eight bits, weights by channel, with ONNX Runtime."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     activations = QuantType.QInt8 if target.signed else QuantType.QUInt8
@@ -224,9 +214,6 @@ def make_unsigned(model: Any) -> None:
 
     NNCF writes them signed. Where zero points are not 0, OpenVINO 2026.4 then computes something
     else on x86: YOLOX-nano finds 8 % of what it finds on ONNX Runtime, and all of it when unsigned.
-
-    Args:
-        model: an `onnx.ModelProto` in the QDQ format, changed in place.
     """
     import onnx
     from onnx import numpy_helper

@@ -50,12 +50,6 @@ except UsageError as problem:
 def check(config: Path, settings: Path, python: Path, code: Path | None = None) -> None:
     """Check that a file is valid in the place of *settings*, or would be, where that can be told.
 
-    Args:
-        config: the file; *settings* themselves, too.
-        settings: where the service has its settings; its folder must be there.
-        python: of the environment that checks it.
-        code: folder with the package to check it by; None: that environment's own.
-
     Raises:
         UsageError: it is not; with the package's own message.
     """

@@ -195,9 +195,6 @@ UNREACHED = ("connection broken by", "NewConnectionError", "Could not fetch URL"
 def own_source(folder: Path) -> Path:
     """Return what pip is to install.
 
-    Args:
-        folder: where a wheel may be put.
-
     Raises:
         AgentError: this is neither a checkout nor an installed package.
     """
@@ -236,12 +233,7 @@ def wheel_of(own: Distribution, folder: Path) -> Path:
 
 
 def run(*command: str, unreached: str = "") -> None:
-    """Run a command.
-
-    Args:
-        command: to run.
-        unreached: what to say where it failed for want of a network; empty: nothing else than its
-            last word.
+    """Run a command; *unreached* is said where it failed for want of a network.
 
     Raises:
         AgentError: it failed; with its last word.

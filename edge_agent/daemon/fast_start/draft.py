@@ -25,12 +25,7 @@ from .plan import Plan
 
 
 def draft(config: str, origins: str) -> Plan | None:
-    """Make a plan; None: everything has to be opened before the first result, or is wrong.
-
-    Args:
-        config: the settings file, absolute.
-        origins: fingerprint of the inputs.
-    """
+    """Make a plan; None: everything has to be opened before the first result, or is wrong."""
     try:
         settings = load(Path(config))
         settings = Overrides(settings.state / FILE).lay_over(settings)

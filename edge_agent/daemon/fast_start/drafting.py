@@ -43,10 +43,6 @@ class Drafting:
     def __init__(self, config: str, origins: str) -> None:
         """Start the fork.
 
-        Args:
-            config: the settings file, absolute.
-            origins: fingerprint of the inputs.
-
         Raises:
             OSError: the system allows no further process.
         """
@@ -77,10 +73,6 @@ class Drafting:
 
     def network(self, planned: PlannedModel, index: int) -> CheckedNetwork:
         """Wait until a model's network is checked; `plan` has been asked for.
-
-        Args:
-            planned: a model that is loaded the quick way.
-            index: of it in the plan.
 
         Raises:
             AgentError: it cannot be loaded so.

@@ -80,12 +80,7 @@ def broker_secrets() -> dict[str, str]:
 
 
 def find(config: str | None, origins: str) -> Plan | None:
-    """Read the plan of a start from this settings file; None where there is no valid one.
-
-    Args:
-        config: the settings file, absolute.
-        origins: fingerprint of the inputs now.
-    """
+    """Read the plan of a start from this settings file; None where there is no valid one."""
     state = _state_folder(config)
     try:
         read = _read(state)

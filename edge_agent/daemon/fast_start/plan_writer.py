@@ -45,17 +45,7 @@ class PlanWriter:
         origins: tuple[str | None, str],
         models: Callable[[], Sequence[PlannedModel]],
     ) -> None:
-        """Write nothing yet.
-
-        Args:
-            runner: whose settings the plan repeats.
-            store: of versions.
-            library: of all versions.
-            lanes: how many frames are inferred at a time.
-            lazy: whether models of second stages are loaded when they are needed.
-            origins: the settings file and the digest of what the settings in use were made from.
-            models: lists the models that a start can load at once.
-        """
+        """Write nothing yet."""
         self._runner = runner
         self._store = store
         self._library = library

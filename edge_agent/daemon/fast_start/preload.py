@@ -55,11 +55,6 @@ class Preload:
     def begin(self, plan: Plan, drafting: Drafting | None = None) -> None:
         """Import the libraries that the first result needs, and start to load the plan's models.
 
-        Args:
-            plan: of this start.
-            drafting: makes it, and checks the networks that are loaded the quick way; None: those
-                of the plan have been checked in an earlier start.
-
         Raises:
             ImportError: a library is not installed any more.
             RuntimeError: the system allows no further thread.

@@ -74,10 +74,6 @@ class ReadAhead:
 def start_read_ahead(state: str, origins: str) -> ReadAhead | None:
     """Start to read ahead.
 
-    Args:
-        state: the state folder.
-        origins: of the plan; a list of another start is of no use.
-
     Returns:
         None where there is no list, or the files are in memory already.
     """
@@ -141,10 +137,6 @@ def is_known(state: str, origins: str) -> bool:
 
 def list_touched(origins: str, without: Sequence[str]) -> bytes | None:
     """Return the list of pages that this process has mapped or imported by now.
-
-    Args:
-        origins: of the plan that this start was made from.
-        without: folders whose files are read by others: the models.
 
     Returns:
         The content of the list's file; None where the kernel does not show it.
