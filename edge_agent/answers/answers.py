@@ -331,11 +331,7 @@ class Answers:
             one.add_done_callback(take)
 
     def _serving(self, asked: _Asked) -> tuple[Model | Generator, list[Serving]]:
-        """Return the model that is likely to answer, and all that may.
-
-        Raises:
-            AgentError: there is none.
-        """
+        """Return the model that is likely to answer, and all that may."""
         if asked.queue is None:
             raise asked.problem or StoppingError(STOPPING, DRAIN_SECONDS)
         if isinstance(asked.queue, Generator):

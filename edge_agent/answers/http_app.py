@@ -248,11 +248,7 @@ def _encoded(
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """Read a body, as long as it is not too large.
-
-    Raises:
-        TooLargeError: it is.
-    """
+    """Read a body, as long as it is not too large."""
     parts: list[bytes] = []
     left = most
     async for part in request.stream():
@@ -264,12 +260,7 @@ async def _body(request: Request, most: int) -> bytes:
 
 
 def _inflated(body: bytes, coding: str, most: int) -> bytes:
-    """Return a body as it was before it was compressed.
-
-    Raises:
-        SampleError: it is damaged, or of a compression that is not known.
-        TooLargeError: it is too large.
-    """
+    """Return a body as it was before it was compressed."""
     if coding in {"", "identity"}:
         return body
     if coding not in {"gzip", "deflate"}:

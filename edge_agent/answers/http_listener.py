@@ -86,11 +86,7 @@ class _Server:
 
 
 def _bind(endpoint: Endpoint) -> socket.socket:
-    """Listen at an endpoint; a socket file that nobody listens on any more is replaced.
-
-    Raises:
-        OSError: somebody else does, or it cannot be made.
-    """
+    """Listen at an endpoint; a socket file that nobody listens on any more is replaced."""
     if endpoint.port is not None:
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         return socket.create_server((endpoint.host, endpoint.port), family=family, backlog=BACKLOG)

@@ -139,11 +139,7 @@ class Attendant:
             raise ended[0]
 
     def _mention(self, said: float) -> float:
-        """Print what is waited for, if it is time; return the seconds until the next time.
-
-        Raises:
-            OverdueError: it has taken too long.
-        """
+        """Print what is waited for, if it is time; return the seconds until the next time."""
         doing = self._doing
         if doing is None:
             return said

@@ -245,11 +245,7 @@ def _secrets(value: Any, *, is_url: bool = False) -> Iterator[tuple[str, str]]:
 
 
 def _restored(value: Any, secrets: Mapping[str, str], where: str, *, is_url: bool = False) -> Any:
-    """Put the secrets that a pipeline has back to where their published form stands.
-
-    Raises:
-        RequestError: it hides what the pipeline does not have, or has twice.
-    """
+    """Put the secrets that a pipeline has back to where their published form stands."""
     if isinstance(value, str):
         text = secrets.get(value, "" if is_url and HIDDEN in value else value)
         if value and not text:

@@ -271,11 +271,7 @@ class Agent:
         return model
 
     def _holds(self, plan: Plan) -> bool:
-        """Check all that the plan took for granted.
-
-        Raises:
-            UsageError: the settings are wrong.
-        """
+        """Check all that the plan took for granted."""
         config, origins = self._origins
         try:
             settings = self._runner.overrides.lay_over(self._reread())

@@ -89,13 +89,7 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
 
 
 def _draft(early: Preload, config: str, origins: str, timeline: Timeline) -> Plan | None:
-    """Draft a plan while what every start needs is imported, and begin with it.
-
-    Raises:
-        ImportError: a library is not installed any more.
-        RuntimeError: the system allows no further thread.
-        OSError: nor a further process.
-    """
+    """Draft a plan while what every start needs is imported, and begin with it."""
     from .fast_start.drafting import Drafting
 
     start = time.monotonic()

@@ -116,11 +116,7 @@ class SettingsReload:
         self._runner.threads.spawn("loader", self._load)
 
     def _read(self) -> tuple[Settings, ssl.SSLContext | None]:
-        """Read the settings and their TLS files; keep the values that need a restart.
-
-        Raises:
-            UsageError: something is wrong.
-        """
+        """Read the settings and their TLS files; keep the values that need a restart."""
         settings = self._reread()
         for pipeline in settings.pipelines:
             parse_source(pipeline.source, settings.base)

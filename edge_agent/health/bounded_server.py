@@ -33,7 +33,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class BoundedServer(ThreadingMixIn, WSGIServer):
-    """Answers scrapes of a registry, from its making until `server_close`."""
+    """Answers scrapes of a registry, from its making until `close`."""
 
     daemon_threads = True
 
@@ -47,6 +47,11 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         self._changing = threading.Lock()
         super().__init__((host, port), _Handler)
         self.set_app(make_wsgi_app(registry))
+
+    def close(self) -> None:
+        """Stop answering, once `serve_forever` has begun."""
+        self.shutdown()
+        self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own; drop the connection where none can be had."""

@@ -25,56 +25,38 @@ log = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 """Never another: to serve it elsewhere takes a proxy, which decides who may read it."""
 PREFIX = "edge_agent"
+MISSING = (
+    f"needs prometheus-client; install it with: {sys.executable} -m pip install prometheus-client"
+)
 
 Health = Mapping[str, Any]
 """A health payload, as section 3 of the interface has it."""
 
 
-class MetricsServer:
-    """An HTTP server, from `start` to `close`."""
+def serve(
+    port: int, device: str, version: str, latest: Callable[[], Health | None]
+) -> BoundedServer:
+    """Answer scrapes of the latest health on a port, in threads of their own; 0: any free one.
 
-    def __init__(
-        self, port: int, device: str, version: str, latest: Callable[[], Health | None]
-    ) -> None:
-        """Build the server; it listens from `start` on."""
-        self.port = port
-        self._device = device
-        self._version = version
-        self._latest = latest
-        self._server: BoundedServer | None = None
+    Raises:
+        UsageError: the library is not installed, or the port is taken.
+    """
+    where = f"health.metrics_port: {port}"
+    try:
+        from prometheus_client import CollectorRegistry
 
-    def start(self) -> None:
-        """Answer from now on, in a thread of its own.
-
-        Raises:
-            UsageError: the library is not installed, or the port is taken.
-        """
-        where = f"health.metrics_port: {self.port}"
-        try:
-            from prometheus_client import CollectorRegistry
-
-            from .bounded_server import BoundedServer
-        except ModuleNotFoundError:
-            raise UsageError(
-                f"{where}: needs prometheus-client; install it with: "
-                f"{sys.executable} -m pip install prometheus-client"
-            ) from None
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(self._device, self._version, self._latest))
-        try:
-            self._server = BoundedServer(HOST, self.port, registry)
-        except OSError as problem:
-            raise UsageError(f"{where}: {problem.strerror}; choose another port") from None
-        self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
-        log.info("metrics at http://%s:%d/metrics", HOST, self.port, extra=ANSWER)
-
-    def close(self) -> None:
-        """Stop answering; may be called without `start`."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
+        from .bounded_server import BoundedServer
+    except ModuleNotFoundError:
+        raise UsageError(f"{where}: {MISSING}") from None
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(device, version, latest))
+    try:
+        server = BoundedServer(HOST, port, registry)
+    except OSError as problem:
+        raise UsageError(f"{where}: {problem.strerror}; choose another port") from None
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    log.info("metrics at http://%s:%d/metrics", HOST, server.server_port, extra=ANSWER)
+    return server
 
 
 class MetricsPort:
@@ -89,7 +71,7 @@ class MetricsPort:
         self._port = port
         self._about = device, version, latest
         self._changing = threading.Lock()
-        self._server: MetricsServer | None = None
+        self._server: BoundedServer | None = None
         self._problem: str | None = None
 
     def run(self) -> None:
@@ -100,16 +82,14 @@ class MetricsPort:
         """Move to another port, or to none; where that cannot be, the present one stays."""
         with self._changing:
             self._port, self._problem = port, None
-            if port == (self._server.port if self._server is not None else 0):
+            if port == (self._server.server_port if self._server is not None else 0):
                 return
-            server = MetricsServer(port, *self._about) if port else None
-            if server is not None:
-                try:
-                    server.start()
-                except UsageError as problem:
-                    self._problem = str(problem)
-                    log.error("metrics: %s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
-                    return
+            try:
+                server = serve(port, *self._about) if port else None
+            except UsageError as problem:
+                self._problem = str(problem)
+                log.error("metrics: %s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
+                return
             self._close()
             self._server = server
             if server is None:
@@ -140,8 +120,7 @@ def exposition(device: str, version: str, latest: Callable[[], Health | None]) -
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ModuleNotFoundError:
-        mend = f"{sys.executable} -m pip install prometheus-client"
-        raise RequestError(f"needs prometheus-client; install it with: {mend}") from None
+        raise RequestError(MISSING) from None
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(device, version, latest))
     return generate_latest(registry)

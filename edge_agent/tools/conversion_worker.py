@@ -41,9 +41,6 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     Args:
         question: "path" of the file, "kind" of it, "inputs": shape and type of each that was
             given; "folder" to write into.
-
-    Raises:
-        AgentError: it cannot be loaded, converted or run.
     """
     path, folder = Path(question["path"]), Path(question["folder"])
     # PyTorch's compiler makes its cache when it is imported, else in /tmp, where it stays.
@@ -182,9 +179,6 @@ def _write_manifest(
 
     Returns:
         What was assumed, what is to be decided, and its [input].
-
-    Raises:
-        ModelError: its exporter says that it is something that is not supported.
     """
     network = facts.files[0]
     try:

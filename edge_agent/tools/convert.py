@@ -117,12 +117,7 @@ def convert(
 
 
 def _kind(path: Path) -> str:
-    """Return what a file is, as far as conversion is concerned.
-
-    Raises:
-        UsageError: there is no such file.
-        ModelError: it cannot be converted, or need not be.
-    """
+    """Return what a file is, as far as conversion is concerned."""
     if path.is_file() and path.suffix in {".onnx", ".xml"}:
         raise ModelError(
             f"{path}: needs no conversion: `edge-agent describe {path}` says what add, push, try "
@@ -137,11 +132,7 @@ def _kind(path: Path) -> str:
 
 
 def _check_installed(kind: str) -> None:
-    """Check that what runs the original is installed.
-
-    Raises:
-        UsageError: with the command that installs it.
-    """
+    """Check that what runs the original is installed."""
     wanted = ("ai_edge_litert",) if kind == "tflite" else ("torch", "onnxscript")
     missing = [name for name in wanted if find_spec(name) is None]
     if missing:
@@ -174,11 +165,7 @@ def _tolerance(facts: NetworkFacts) -> float:
 def _distance(
     network: Path, cases: Sequence[Case], choice: EngineChoice, margin: Margin
 ) -> tuple[float, str]:
-    """Return the worst distance of an output on an engine, and which output it is.
-
-    Raises:
-        EngineError: the engine cannot run the network.
-    """
+    """Return the worst distance of an output on an engine, and which output it is."""
     sizes = {name: each.shape for name, each in cases[0].inputs.items()}
     with contained(f"{choice.engine}:{choice.device}"):
         engine = open_engine(choice, network, lambda _: sizes)
@@ -199,10 +186,6 @@ def _needed(
 
     Returns:
         What its manifest lacks, and how many cases were kept.
-
-    Raises:
-        ModelError: it does not find what the original finds, or is not fit to serve though
-            nothing is left to be decided.
     """
     made = load(folder)
     kind, lacks = made.manifest.input.kind, None

@@ -160,11 +160,7 @@ def _numbered(value: Any) -> Any:
 
 
 def _example(said: Mapping[str, str], path: Path) -> list[TensorSpec]:
-    """Return the input that Ultralytics' exporter has noted.
-
-    Raises:
-        UsageError: nothing is noted.
-    """
+    """Return the input that Ultralytics' exporter has noted."""
     try:
         height, width = json.loads(said["imgsz"])
         return [TensorSpec("", (1, 3, int(height), int(width)), "float32")]

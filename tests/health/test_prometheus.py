@@ -15,7 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge_agent.core.errors import UsageError
-from edge_agent.health.prometheus import HOST, MetricsServer
+from edge_agent.health.bounded_server import BoundedServer
+from edge_agent.health.prometheus import HOST, serve
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import (
     AgentProcess,
@@ -76,17 +77,16 @@ def scrape(port: int) -> Samples:
 
 
 @pytest.fixture
-def metrics() -> Iterator[MetricsServer]:
+def metrics() -> Iterator[BoundedServer]:
     """Serve one payload on a free port."""
-    served = MetricsServer(0, "box", "1.2", lambda: HEALTH)
-    served.start()
+    served = serve(0, "box", "1.2", lambda: HEALTH)
     yield served
     served.close()
 
 
-def test_health_is_served_in_base_units(metrics: MetricsServer) -> None:
+def test_health_is_served_in_base_units(metrics: BoundedServer) -> None:
     """Counts are counters, times are seconds, sizes are bytes, each with its labels."""
-    samples = scrape(metrics.port)
+    samples = scrape(metrics.server_port)
     door = ("pipeline", "door")
     expected: Samples = {
         ("edge_agent_info", (("device", "box"), ("version", "1.2"))): 1,
@@ -117,10 +117,9 @@ def test_health_is_served_in_base_units(metrics: MetricsServer) -> None:
 
 def test_before_the_first_health_there_is_only_who_we_are() -> None:
     """A scrape right after the start is answered, with nothing made up."""
-    served = MetricsServer(0, "box", "1.2", lambda: None)
-    served.start()
+    served = serve(0, "box", "1.2", lambda: None)
     try:
-        assert [name for name, _ in scrape(served.port)] == ["edge_agent_info"]
+        assert [name for name, _ in scrape(served.server_port)] == ["edge_agent_info"]
     finally:
         served.close()
 
@@ -128,42 +127,41 @@ def test_before_the_first_health_there_is_only_who_we_are() -> None:
 def test_what_a_box_does_not_have_is_left_out() -> None:
     """Without a temperature there is no such metric, rather than a zero."""
     cool = {key: value for key, value in HEALTH.items() if key != "temperature_c"}
-    served = MetricsServer(0, "box", "1.2", lambda: cool)
-    served.start()
+    served = serve(0, "box", "1.2", lambda: cool)
     try:
-        assert "edge_agent_temperature_celsius" not in {name for name, _ in scrape(served.port)}
+        assert "edge_agent_temperature_celsius" not in {
+            name for name, _ in scrape(served.server_port)
+        }
     finally:
         served.close()
 
 
-def test_only_loopback_is_listened_to(metrics: MetricsServer) -> None:
+def test_only_loopback_is_listened_to(metrics: BoundedServer) -> None:
     """The port is open on 127.0.0.1 and on no other address, not even another of loopback."""
-    socket.create_connection((HOST, metrics.port), 5).close()
+    socket.create_connection((HOST, metrics.server_port), 5).close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", metrics.port), 5)
+        socket.create_connection(("127.0.0.2", metrics.server_port), 5)
 
 
-def test_half_requests_take_neither_threads_nor_the_port(metrics: MetricsServer) -> None:
+def test_half_requests_take_neither_threads_nor_the_port(metrics: BoundedServer) -> None:
     """Any local user may open connections and say nothing: others are answered all the same."""
     before = threading.active_count()
-    held = [socket.create_connection((HOST, metrics.port), 5) for _ in range(60)]
+    held = [socket.create_connection((HOST, metrics.server_port), 5) for _ in range(60)]
     try:
         for each in held:
             with contextlib.suppress(OSError):  # it has been closed for a later one
                 each.sendall(b"GET /metrics HTTP/1.1\r\n")
-        assert "edge_agent_uptime_seconds" in {name for name, _ in scrape(metrics.port)}
+        assert "edge_agent_uptime_seconds" in {name for name, _ in scrape(metrics.server_port)}
         assert threading.active_count() - before < 20
     finally:
         for each in held:
             each.close()
 
 
-def test_a_port_that_is_taken_is_one_clear_line(metrics: MetricsServer) -> None:
+def test_a_port_that_is_taken_is_one_clear_line(metrics: BoundedServer) -> None:
     """The error names the key and the mend."""
-    second = MetricsServer(metrics.port, "box", "1.2", lambda: HEALTH)
     with pytest.raises(UsageError, match=r"^health\.metrics_port: \d+: Address already in use; "):
-        second.start()
-    second.close()
+        serve(metrics.server_port, "box", "1.2", lambda: HEALTH)
 
 
 def test_without_the_library_the_mend_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,17 +175,15 @@ def test_without_the_library_the_mend_is_said(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UsageError, match="-m pip install prometheus-client"):
-        MetricsServer(0, "box", "1.2", lambda: HEALTH).start()
+        serve(0, "box", "1.2", lambda: HEALTH)
 
 
 def test_closing_frees_the_port() -> None:
     """After `close` the same port can be opened again at once."""
-    served = MetricsServer(0, "box", "1.2", lambda: HEALTH)
-    served.start()
-    port = served.port
+    served = serve(0, "box", "1.2", lambda: HEALTH)
+    port = served.server_port
     served.close()
-    again = MetricsServer(port, "box", "1.2", lambda: HEALTH)
-    again.start()
+    again = serve(port, "box", "1.2", lambda: HEALTH)
     again.close()
 
 

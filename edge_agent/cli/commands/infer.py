@@ -76,12 +76,7 @@ def main(options: Options) -> int:
 
 
 def _question(file: str) -> bytes:
-    """Read what is to be asked.
-
-    Raises:
-        UsageError: it is not there, or no file.
-        AgentError: it cannot be read.
-    """
+    """Read what is to be asked."""
     spec = parse_source(guess_source(file), Path.cwd())
     if spec.path is None:
         raise UsageError(f"{file}: expected a file")
@@ -169,11 +164,7 @@ def _over_http(settings: Settings, question: bytes, options: Options) -> Mapping
 
 
 def _connection(url: str, timeout: float) -> HTTPConnection:
-    """Prepare a connection.
-
-    Raises:
-        UsageError: it is no URL.
-    """
+    """Prepare a connection."""
     from http.client import HTTPConnection, HTTPSConnection
 
     if url.startswith(UNIX):

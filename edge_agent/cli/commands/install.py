@@ -159,12 +159,7 @@ def _go_back() -> int:
 
 
 def _switch(to: Installation, before: Installation | None, config: Path | None) -> None:
-    """Switch to an installation.
-
-    Raises:
-        AgentError: its service does not stay up; all is as it was.
-        UsageError: the settings given are wrong; likewise.
-    """
+    """Switch to an installation."""
     kept = _Kept((SETTINGS, UNITS / UNIT, UNITS / RETRY, SYSUSERS))
     try:
         _set_up(config, to)
@@ -184,9 +179,6 @@ def _check_settings(config: Path, before: Installation | None) -> None:
 
     By this version's code. In a bundle that lacks what is read with them; where there is no
     installation before that has it, the new one sees it later.
-
-    Raises:
-        UsageError: they are wrong.
     """
     if not (config.is_file() and ETC.is_dir()):
         return
@@ -263,11 +255,7 @@ def _make_environment(made: Installation, bundle: Bundle | None) -> None:
 
 
 def _set_up(config: Path | None, to: Installation) -> None:
-    """Write what is not there yet: user, settings, units. What the operator wrote stays.
-
-    Raises:
-        UsageError: the settings given are wrong; those in place stay.
-    """
+    """Write what is not there yet: user, settings, units. What the operator wrote stays."""
     source = to.units
     SYSUSERS.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / "edge-agent.sysusers.conf", SYSUSERS)

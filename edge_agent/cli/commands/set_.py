@@ -46,11 +46,7 @@ def main(options: Options) -> int:
 
 
 def _read(text: str) -> tuple[str, Any]:
-    """Read KEY=VALUE.
-
-    Raises:
-        UsageError: there is no such key, or the value is none of its.
-    """
+    """Read KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals:
         raise UsageError(f"KEY=VALUE: found {text!r}; write it as threshold=0.6")

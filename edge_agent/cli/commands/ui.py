@@ -86,11 +86,7 @@ def _push(options: Options) -> list[str] | None:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Parse ADDRESS:PORT.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Parse ADDRESS:PORT."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"--listen: expected ADDRESS:PORT, as {LISTEN}, found {text!r}")
@@ -98,11 +94,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _password(file: str | None) -> str | None:
-    """Read the password.
-
-    Raises:
-        UsageError: it cannot be read, or is empty.
-    """
+    """Read the password."""
     where = f"environment {PAGE_VARIABLE}" if file is None else f"--password-file {file}"
     try:
         password = os.environ.get(PAGE_VARIABLE) if file is None else Path(file).read_text("utf-8")
@@ -117,11 +109,7 @@ def _password(file: str | None) -> str | None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listen.
-
-    Raises:
-        AgentError: the port is taken, or the address is not this machine's.
-    """
+    """Listen."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(found[4][:2], family=found[0])
