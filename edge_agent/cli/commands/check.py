@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ...models.store.catalog import Library
     from ...serving.choice import DeviceEngines
     from ...sources.source import Source, SourceContext
-    from ..stream_size import Stream
 
 READINGS = 100
 """Of a source, of which one must be fit to be used."""
@@ -73,8 +72,6 @@ class _Device:
     library: Library
     engines: DeviceEngines
     overrides: Overrides
-    streams: list[Stream] = field(default_factory=list)
-    """What cameras and clips have given so far."""
 
 
 EXAMPLES = (
@@ -132,7 +129,6 @@ def main(options: Options) -> int:
     device = _Device(settings, options.config, library, engines, overrides)
     for pipeline in settings.pipelines:
         _PipelineCheck(report, pipeline, device).run()
-    _sizes(report, device.streams)
     _answers(report, device)
     if not settings.pipelines and not settings.infer.models:
         text = f"{file} names none; the agent runs, but has nothing to do"
@@ -156,9 +152,6 @@ class _PipelineCheck:
         self._subject = f"pipeline {pipeline.name}"
         self._names: tuple[str, ...] = ()
         """Of the values of its source, as far as they are known."""
-        self._size: tuple[int, int] | None = None
-        """Width and height of the pictures of a camera or clip."""
-        self._cost_ms = 0.0
 
     def run(self) -> None:
         """Print a line for each thing that is looked at."""
@@ -181,12 +174,6 @@ class _PipelineCheck:
             from ...inference.readings import folder_of
 
             found, count = [folder_of(pipeline.sensor_spec, self._names)], 1
-        if self._size is not None:
-            from ..stream_size import Stream, needed_of
-
-            needed, text = needed_of(pipeline, self._size, found[:count]), pipeline.source
-            stream = Stream(text, self._spec.redacted, self._size, needed, self._cost_ms)
-            self._device.streams.append(stream)
         for line in self._paces(found[:count]):
             report.line("note", f"{self._subject} source", line)
         lines = lint_pipeline(pipeline, found[:count], found[count:])
@@ -221,8 +208,6 @@ class _PipelineCheck:
             if any(self._pipeline.roi) and (why := outside(reading.data, (x1, y1, x2, y2))):
                 raise UsageError(why)
             height, width = reading.data.shape[:2]
-            if reading.file is None:
-                self._size = width, height
             if spec.scheme.name == "v4l2":
                 from ...sources.v4l2_modes import modes, shown
 
@@ -253,10 +238,6 @@ class _PipelineCheck:
         try:
             for reading in islice(readings(opened), READINGS):
                 if not isinstance(reading, SampleError):
-                    if self._spec.kind == "picture" and reading.file is None:
-                        from ..stream_size import reading_cost
-
-                        self._cost_ms = reading_cost(opened, context.closing)
                     return useless, reading
                 useless.append(reading)
         finally:
@@ -310,14 +291,6 @@ def _model(
     if checked.begins is not None:
         engine += f" once it is seen to be faster than {checked.begins}, which starts sooner"
     return f"{folder.manifest.id} runs on {engine}{golden}{over}"
-
-
-def _sizes(report: _Report, streams: Sequence[Stream]) -> None:
-    if streams:
-        from ..stream_size import oversized
-
-        for name, text in oversized(streams):
-            report.line("note", f"source {name}", text)
 
 
 def _answers(report: _Report, device: _Device) -> None:
