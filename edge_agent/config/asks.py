@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from ..core.codec import storable
 from ..core.constraints import Gt, Le
 from ..core.frozen import record
-from ..core.names import NAME_RULE, is_name
+from ..core.names import NAME_RULE, is_name, name_problems
 from .templates import trouble, url_trouble
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0}
@@ -69,13 +69,9 @@ class Ask:
 
 def server_problems(servers: Sequence[Server]) -> Iterator[Problem]:
     """Yield what is wrong with servers; no text repeats a URL or key, which are secrets."""
-    names = [server.name for server in servers]
-    for index, server in enumerate(servers):
-        if not is_name(server.name):
-            yield f"servers[{index}].name", f"{server.name!r} is not a name ({NAME_RULE})"
+    yield from name_problems("servers", [server.name for server in servers], "two servers have")
+    for server in servers:
         subject = f"servers[{server.name}]"
-        if server.name in names[:index]:
-            yield f"{subject}.name", "two servers have this name; each needs its own"
         if (why := url_trouble(server.url)) is not None:
             yield f"{subject}.url", why
         elif urlsplit(server.url).query or urlsplit(server.url).fragment:

@@ -7,6 +7,7 @@ line with the file or variable that the value came from, the key, and the mend.
 from __future__ import annotations
 
 import os
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass, replace
@@ -17,7 +18,7 @@ from ..core.errors import UsageError
 from ..core.files import FAULT_VARIABLE
 from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
-from ..core.names import NAME_RULE, READINGS, RESERVED_GROUPS, is_name
+from ..core.names import NAME_RULE, READINGS, RESERVED_GROUPS, is_name, name_problems
 from ..core.schema import WrongDataError, keys_of, merged, nearest, read, read_toml
 from ..sources.spec import parse_source
 from .answer_checks import answer_problems
@@ -249,21 +250,13 @@ def check(settings: Settings, origins: Origins) -> None:  # noqa: C901, PLR0912 
                 raise error(f"{name!r} is not a name ({NAME_RULE})", key)
     for group in RESERVED_GROUPS.intersection(settings.groups):
         raise error(f"{group!r} is no name for a group: topics of roll-outs have it", "groups")
-    prefix = settings.homeassistant.prefix
-    if not prefix or any(mark in prefix for mark in "+#\0$") or prefix.strip("/") != prefix:
-        text = f"{prefix!r} cannot begin a topic; it must be without '+', '#', '$' and outer '/'"
-        raise error(text, "homeassistant", "prefix")
-    broker = settings.broker
-    root = broker.topic_root
-    if (
-        not root
-        or any(mark in root for mark in "+#\0")
-        or root.startswith(("$", "/"))
-        or root.endswith("/")
-    ):
-        text = f"{root!r} cannot begin a topic; it must be without '+', '#', '$' and outer '/'"
-        raise error(text, "broker", "topic_root")
-    below = topic_trouble(prefix, root)
+    broker, prefix = settings.broker, settings.homeassistant.prefix
+    begins = (("homeassistant", "prefix", prefix), ("broker", "topic_root", broker.topic_root))
+    for table, key, text in begins:
+        if re.fullmatch(r"[^+#\0$/]([^+#\0]*[^+#\0/])?", text, re.DOTALL) is None:
+            mend = "it must be without '+', '#', '$' and outer '/'"
+            raise error(f"{text!r} cannot begin a topic; {mend}", table, key)
+    below = topic_trouble(prefix, broker.topic_root)
     if below is not None:
         raise error(f'{below}; it is usually "homeassistant"', "homeassistant", "prefix")
     try:
@@ -302,14 +295,10 @@ def _check_pipelines(settings: Settings, origins: Origins) -> None:
     for key in settings.remote.may:
         if key not in changeable:
             raise error(f"there is no {key!r}{nearest(key, changeable)}", "remote", "may")
-    taken = [pipeline.name for pipeline in settings.pipelines]
-    for index, pipeline in enumerate(settings.pipelines):
-        if not is_name(pipeline.name):
-            text = f"{pipeline.name!r} is not a name ({NAME_RULE})"
-            raise error(text, "pipelines", key=f"pipelines[{index}].name")
-        if pipeline.name in taken[:index]:
-            text = "two pipelines have this name; each needs its own"
-            raise error(text, "pipelines", key=f"pipelines[{pipeline.name}].name")
+    names = [pipeline.name for pipeline in settings.pipelines]
+    for key, text in name_problems("pipelines", names, "two pipelines have"):
+        raise error(text, "pipelines", key=key)
+    for pipeline in settings.pipelines:
         for key, text in _problems(pipeline, settings):
             raise error(text, "pipelines", key=f"pipelines[{pipeline.name}].{key}")
     if settings.rules:
@@ -372,12 +361,10 @@ def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str
 
 def _stage_problems(stages: Sequence[SecondStage], above: str = "") -> Iterator[tuple[str, str]]:
     """Yield what is wrong with second stages that look at the same."""
-    for index, stage in enumerate(stages):
+    names = [stage.name for stage in stages]
+    yield from name_problems(f"{above}then", names, "two second stages have")
+    for stage in stages:
         key = f"{above}then[{stage.name}]"
-        if not is_name(stage.name):
-            yield f"{above}then[{index}].name", f"{stage.name!r} is not a name ({NAME_RULE})"
-        if stage.name in [other.name for other in stages[:index]]:
-            yield f"{key}.name", "two second stages have this name; each needs its own"
         try:
             if len(parse_route(stage.model)) != 1:
                 yield f"{key}.model", f"expected one model, found {stage.model!r}"
@@ -428,10 +415,11 @@ def _absolute(settings: Settings, origins: Origins, env: Mapping[str, str]) -> S
         except RuntimeError:
             raise origins.error(f"there is no such user's home: {path!r}", *key) from None
 
-    def tls(key: str) -> str | None:
-        path = getattr(settings.broker, key)
-        return None if path is None else absolute(path, "broker", key)
-
+    tls: dict[str, Any] = {
+        key: absolute(path, "broker", key)
+        for key in ("ca_file", "cert_file", "key_file")
+        if (path := getattr(settings.broker, key)) is not None
+    }
     file = None if origins.file is None else str(origins.file)
     state = settings.state_dir or default_state(file, env)
     return replace(
@@ -447,10 +435,5 @@ def _absolute(settings: Settings, origins: Origins, env: Mapping[str, str]) -> S
             replace(server, ca_file=server.ca_file and absolute(server.ca_file, "servers"))
             for server in settings.servers
         ),
-        broker=replace(
-            settings.broker,
-            ca_file=tls("ca_file"),
-            cert_file=tls("cert_file"),
-            key_file=tls("key_file"),
-        ),
+        broker=replace(settings.broker, **tls),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ..core.names import NAME_RULE, is_name
+from ..core.names import NAME_RULE, is_name, name_problems
 from ..core.text import closest
 from ..models.decoders import BOXED
 from ..models.manifest import SCORED, ModelFolder
@@ -35,12 +35,7 @@ def rule_problems(
     ):
         if len(shapes) > most:
             yield key, f"expected at most {most}, found {len(shapes)}"
-        names = [shape.name for shape in shapes]
-        for index, name in enumerate(names):
-            if not is_name(name):
-                yield f"{key}[{index}].name", f"{name!r} is not a name ({NAME_RULE})"
-            if name in names[:index]:
-                yield f"{key}[{name}].name", "another one has this name; each needs its own"
+        yield from name_problems(key, [shape.name for shape in shapes], "another one has")
     for zone in pipeline.zones:
         if (why := polygon_trouble(zone.polygon)) is not None:
             yield f"zones[{zone.name}].polygon", why
@@ -106,15 +101,11 @@ def _rule_problems(rule: Rule, pipeline: Pipeline) -> Iterator[Problem]:
 def combined_problems(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the rules over pipelines: key and text."""
     there = {pipeline.name: pipeline for pipeline in settings.pipelines}
-    names = [rule.name for rule in settings.rules]
-    for index, rule in enumerate(settings.rules):
+    yield from name_problems("rules", [rule.name for rule in settings.rules], "another one has")
+    for rule in settings.rules:
         where = f"rules[{rule.name}]"
-        if not is_name(rule.name):
-            yield f"rules[{index}].name", f"{rule.name!r} is not a name ({NAME_RULE})"
         if len(set(rule.all)) < max(2, len(rule.all)) or len(rule.all) > MOST_RULES:
             yield f"{where}.all", 'expected several unlike ones, as ["door/enter", "yard/count"]'
-        if rule.name in names[:index]:
-            yield f"{where}.name", "another one has this name; each needs its own"
         if rule.pipeline in there and rule.name in [own.name for own in there[rule.pipeline].rules]:
             text = f"{rule.pipeline}, on whose topic its events are, has a rule of this name"
             yield f"{where}.name", text

@@ -21,7 +21,6 @@ from .address import Address, parse_url
 from .answers import Http, Infer, Text
 from .asks import Ask, Server
 from .bounds import Milliseconds, Polygon, Seconds, Share, Threshold
-from .remote import Remote
 from .rules import CombinedRule, Line, Rule, Zone
 from .sensor_input import SensorInput
 
@@ -274,6 +273,18 @@ class Evidence:
     before_s: Annotated[float, Ge(0), Le(60)] = 5.0
     """Of a clip, before its event; kept in memory all along."""
     after_s: Annotated[float, Ge(0), Le(300)] = 10.0
+
+
+@storable
+@record(kw_only=True)
+class Remote:
+    """What the commands `set` and `configure` may change of pipelines."""
+
+    may: tuple[str, ...] = (
+        *("enabled", "rate", "threshold", "thresholds", "labels", "zones", "lines", "rules"),
+        *("masks", "roi", "motion", "snapshot", "min_box"),
+    )
+    """Keys of a pipeline; "pipelines": that there are others."""
 
 
 @storable

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -29,6 +30,15 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 def is_name(text: str) -> bool:
     """Whether *text* may name a device, group, pipeline, model, transfer or request."""
     return _NAME.fullmatch(text) is not None
+
+
+def name_problems(key: str, names: Sequence[str], twice: str) -> Iterator[tuple[str, str]]:
+    """Yield which entries of a list have no name, or one that another one has: key and text."""
+    for index, name in enumerate(names):
+        if not is_name(name):
+            yield f"{key}[{index}].name", f"{name!r} is not a name ({NAME_RULE})"
+        if name in names[:index]:
+            yield f"{key}[{name}].name", f"{twice} this name; each needs its own"
 
 
 def safe_name(text: str, default: str = "model") -> str:

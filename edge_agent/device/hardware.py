@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..core.frozen import record
-from .resources import ROOT, read, text, usable_cpus, usable_memory
+from .resources import ROOT, entries, read, text, usable_cpus, usable_memory
 
 Gpu = Literal["intel", "nvidia", "amd"]
 
@@ -156,21 +156,21 @@ def _accelerators(root: Path, *, tegra: bool) -> tuple[frozenset[Gpu], bool, lis
     gpus: set[Gpu] = set()
     nodes: list[Path] = []
     makers: dict[str, Gpu] = {"0x8086": "intel", "0x1002": "amd"}
-    for node in _entries(root / "dev/dri", "renderD*"):
+    for node in entries(root / "dev/dri", "renderD*"):
         maker = makers.get(text(root / "sys/class/drm" / node.name / "device/vendor"))
         if maker is not None:
             gpus.add(maker)
             nodes.append(node)
     npus = [
         node
-        for node in _entries(root / "dev/accel", "accel*")
+        for node in entries(root / "dev/accel", "accel*")
         if text(root / "sys/class/accel" / node.name / "device/vendor") == "0x8086"
     ]
-    desktop = _entries(root / "dev", "nvidia[0-9]*") + _entries(
+    desktop = entries(root / "dev", "nvidia[0-9]*") + entries(
         root / "proc/driver/nvidia", "version"
     )
     # A Jetson's GPU is part of the chip: no PCI vendor, and nodes of its own.
-    jetson = _entries(root / "dev", "nvhost-gpu") + _entries(root / "dev", "nvgpu") if tegra else []
+    jetson = entries(root / "dev", "nvhost-gpu") + entries(root / "dev", "nvgpu") if tegra else []
     if desktop or jetson:
         gpus.add("nvidia")
         nodes += [node for node in desktop if node.name != "version"]
@@ -190,10 +190,3 @@ def _board(root: Path) -> str:
 def _os_name(root: Path) -> str:
     match = re.search(r'^PRETTY_NAME="?([^"\n]*)', text(root / "etc/os-release"), re.MULTILINE)
     return match[1] if match else ""
-
-
-def _entries(folder: Path, pattern: str) -> list[Path]:
-    try:
-        return sorted(folder.glob(pattern))
-    except OSError:
-        return []

@@ -130,3 +130,11 @@ def text(path: Path) -> str:
     """Read a small file of the kernel's as text, stripped."""
     # Device tree strings end with a NUL.
     return read(path).decode("utf-8", "replace").strip("\0 \t\n")
+
+
+def entries(folder: Path, pattern: str) -> list[Path]:
+    """List what is in a folder of the kernel's by pattern; nothing where it cannot be read."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []

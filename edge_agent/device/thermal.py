@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .resources import ROOT, text
+from .resources import ROOT, entries, text
 
 HOT_C = 90.0
 """Limit of a sensor that names none of its own."""
@@ -141,11 +141,11 @@ def _words(sensor: Sensor) -> str:
 def _sensors(root: Path) -> Iterator[Sensor]:
     """Yield every sensor once: of hwmon, and of the thermal zones that hwmon does not have."""
     seen: set[str] = set()
-    for chip in _entries(root / "sys/class/hwmon", "hwmon*"):
+    for chip in entries(root / "sys/class/hwmon", "hwmon*"):
         name = text(chip / "name") or chip.name
         # A zone's twin in hwmon bears its name, with "-" as "_", but not its trip points.
         zone = _zone_called(root, name)
-        for path in _entries(chip, "temp*_input"):
+        for path in entries(chip, "temp*_input"):
             celsius = _milli(path)
             if celsius is None:
                 continue
@@ -155,7 +155,7 @@ def _sensors(root: Path) -> Iterator[Sensor]:
             slows_at, dies_too = _trips(zone) if zone is not None else (None, None)
             seen.add(_plain(name))
             yield Sensor(f"{name} {label}".strip(), celsius, slows_at, dies_at or dies_too)
-    for zone in _entries(root / "sys/class/thermal", "thermal_zone*"):
+    for zone in entries(root / "sys/class/thermal", "thermal_zone*"):
         kind = text(zone / "type") or zone.name
         celsius = _milli(zone / "temp")
         if celsius is not None and _plain(kind) not in seen:
@@ -163,7 +163,7 @@ def _sensors(root: Path) -> Iterator[Sensor]:
 
 
 def _zone_called(root: Path, name: str) -> Path | None:
-    for zone in _entries(root / "sys/class/thermal", "thermal_zone*"):
+    for zone in entries(root / "sys/class/thermal", "thermal_zone*"):
         if _plain(text(zone / "type")) == _plain(name):
             return zone
     return None
@@ -176,7 +176,7 @@ def _trips(zone: Path) -> tuple[float | None, float | None]:
     only tells the driver; "active" ones start fans.
     """
     found: dict[str, list[float]] = {"passive": [], "critical": []}
-    for path in _entries(zone, "trip_point_*_type"):
+    for path in entries(zone, "trip_point_*_type"):
         limit = _limit(path.with_name(path.name.removesuffix("_type") + "_temp"))
         if limit is not None:
             found.setdefault(text(path), []).append(limit)
@@ -189,7 +189,7 @@ def _cooled(root: Path) -> Iterator[str]:
     Not by comparing frequencies: an idle processor, a governor and an owner who wants quiet lower
     them too. A cooling device beyond state 0 is there for heat alone.
     """
-    for device in _entries(root / "sys/class/thermal", "cooling_device*"):
+    for device in entries(root / "sys/class/thermal", "cooling_device*"):
         kind, state = text(device / "type"), text(device / "cur_state")
         if _SLOWING.search(kind) and state.isdecimal() and int(state) > 0:
             most = text(device / "max_state")
@@ -201,7 +201,7 @@ def _cooled(root: Path) -> Iterator[str]:
 
 def _frequencies(root: Path) -> tuple[int, int]:
     """Return the highest frequency allowed now and the highest there is, MHz; 0: unknown."""
-    policies = _entries(root / "sys/devices/system/cpu/cpufreq", "policy*")
+    policies = entries(root / "sys/devices/system/cpu/cpufreq", "policy*")
     allowed = [_kilohertz(policy / "scaling_max_freq") for policy in policies]
     most = [_kilohertz(policy / "cpuinfo_max_freq") for policy in policies]
     return max(allowed, default=0), max(most, default=0)
@@ -215,7 +215,7 @@ def _kilohertz(path: Path) -> int:
 def _raspberry(root: Path) -> Iterator[str]:
     """Yield what a Raspberry Pi's firmware reports; no privileges are needed."""
     flags = 0
-    for path in _entries(root / "sys/devices/platform", "*/*firmware/get_throttled") + _entries(
+    for path in entries(root / "sys/devices/platform", "*/*firmware/get_throttled") + entries(
         root / "sys/devices/platform", "*/*/*firmware/get_throttled"
     ):
         try:
@@ -223,7 +223,7 @@ def _raspberry(root: Path) -> Iterator[str]:
         except ValueError:
             continue
     # The kernel's own driver knows the voltage, also where the firmware's flags are not shown.
-    for chip in _entries(root / "sys/class/hwmon", "hwmon*"):
+    for chip in entries(root / "sys/class/hwmon", "hwmon*"):
         if text(chip / "name") == "rpi_volt" and text(chip / "in0_lcrit_alarm") == "1":
             flags |= 0x1
     for bit, words in _PI_BITS:
@@ -248,10 +248,3 @@ def _limit(path: Path) -> float | None:
 
 def _plain(name: str) -> str:
     return name.replace("-", "_").lower()
-
-
-def _entries(folder: Path, pattern: str) -> list[Path]:
-    try:
-        return sorted(folder.glob(pattern))
-    except OSError:
-        return []

@@ -25,9 +25,8 @@ from edge_agent.config.configured import (
     table,
 )
 from edge_agent.config.overrides import Overrides
-from edge_agent.config.remote import Remote
 from edge_agent.config.rules import Action, Rule, Zone
-from edge_agent.config.settings import Pipeline, Settings
+from edge_agent.config.settings import Pipeline, Remote, Settings
 from edge_agent.core.errors import AgentError, RequestError
 
 YARD = ((0.1, 0.4), (0.9, 0.4), (0.9, 1.0))
