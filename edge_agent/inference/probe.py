@@ -8,7 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..core.types import Array, TensorSpec
-from .text_inputs import ORDINARY
+
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+"""Inputs of networks for texts, as all exporters of Hugging Face's models call them."""
+_ORDINARY = {MASK: 1, TYPES: 0}
+"""Of those that take but few values, an ordinary one: any other ends some networks."""
 
 
 def probe_inputs(specs: Sequence[TensorSpec], seed: int) -> dict[str, Array]:
@@ -18,8 +22,8 @@ def probe_inputs(specs: Sequence[TensorSpec], seed: int) -> dict[str, Array]:
     """
     random = np.random.default_rng(seed)
     return {
-        spec.name: np.full([size or 1 for size in spec.shape], ORDINARY[spec.name], spec.dtype)
-        if spec.name in ORDINARY
+        spec.name: np.full([size or 1 for size in spec.shape], _ORDINARY[spec.name], spec.dtype)
+        if spec.name in _ORDINARY
         else probe_input(spec, random)
         for spec in specs
     }

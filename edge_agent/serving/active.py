@@ -18,17 +18,17 @@ from ..core.containment import contained
 from ..core.errors import AgentError, BarredError, ModelError
 from ..core.frozen import record
 from ..core.names import version_key
-from ..core.types import Kind
+from ..core.types import Kind, Outcome, Sample
 from ..device.allocator import trim_memory
 from ..inference.engines.registry import engine_words
 from ..inference.model import Model
+from ..inference.preprocess.placement import Region
 from ..models.manifest import ModelFolder
 
 if TYPE_CHECKING:
     # Not on the way to the first result.
     from ..models.store.catalog import Library
     from .loader import ModelLoader
-    from .shadow import Shadow
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,19 @@ class Lanes(Protocol):
 
     def lost_frames(self) -> int:
         """Count the frames whose loss could be blamed on an exchange: superseded, or failed."""
+
+
+class Shadow(Protocol):
+    """A candidate that infers the frames of what serves, and compares."""
+
+    def compare(
+        self,
+        sample: Sample,
+        incumbent: Outcome | None,
+        threshold: float | None,
+        region: Region | None,
+    ) -> None:
+        """Compare on a frame that the incumbent has inferred, or None if it has failed on it."""
 
 
 @record

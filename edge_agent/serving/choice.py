@@ -30,14 +30,15 @@ from ..device.headroom import has_room
 from ..device.resources import usable_cpus
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import (
+    QUICK_WAY,
     WantedEngine,
     engine_order,
     is_installed,
     plain_choice,
     prepared_kind,
+    quick_engines,
     titles,
 )
-from ..inference.quick_check import QUICK_WAY, quick_engines
 from .golden_check import is_held_to_golden
 from .tuning_results import TuningResults, Way
 from .verdicts import Verdicts

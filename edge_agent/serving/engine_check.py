@@ -20,8 +20,8 @@ from ..core.errors import AgentError, ModelError
 from ..core.files import size_of
 from ..core.types import Kind, Tensors
 from ..device.headroom import has_room
+from ..inference.engines.registry import QUICK_WAY
 from ..inference.model import Model, OutputCheck
-from ..inference.quick_check import QUICK_WAY
 from ..models.manifest import ModelFolder
 from .active import ActiveModels, Serving
 from .challenger import POLL_SECONDS

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.containment import contained
 from ..core.errors import AgentError, EngineError, ModelError
 from ..core.frozen import record
-from ..inference.engines.registry import capabilities, plain_choice
-from ..inference.quick_check import check_quick
+from ..inference.engines.registry import capabilities, check_quick, plain_choice
 from .golden_check import GoldenCheck, is_held_to_golden
 
 if TYPE_CHECKING:

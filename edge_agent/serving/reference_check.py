@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -142,46 +142,38 @@ def attach_check(model: Model, kind: Kind) -> None:
 
 @record(eq=False)
 class Statement:
-    """What a session without optimization has found in an input; outlives the session."""
+    """What a session without optimization has found in an input."""
 
     tensors: Tensors
     """Of the network, unfolded."""
     answer: Answer
-    noisy: Findings
-    """In the same input with noise of one gray level."""
+    in_noise: Callable[[], Findings]
+    """Returns what it finds in the same input with noise of one gray level."""
     label: str
     """Of the session's engine."""
 
-    def in_noise(self) -> Findings:
-        return self.noisy
-
 
 def state(plain: Model, tensors: Tensors) -> Statement:
-    """Have a session say what is in an input, for an engine that is loaded when it is gone.
-
-    Args:
-        plain: see `open_plain`.
-        tensors: inputs of the network, unfolded.
+    """Have a session say what is in an input, unfolded, for when it is gone.
 
     Raises:
         AgentError: it fails.
     """
     with contained(plain.id):
         kept = {name: np.array(array) for name, array in tensors.items()}
-        return Statement(
-            kept, answer_of(plain, kept), find_in_noise(plain, kept), plain.engine.label
-        )
+        answer, noisy = answer_of(plain, kept), find_in_noise(plain, kept)
+    return Statement(kept, answer, lambda: noisy, plain.engine.label)
 
 
-def why_unlike(statements: Sequence[Statement], model: Model) -> str | None:
+def why_unlike(statements: Iterable[Statement], model: Model) -> str | None:
     """Return why an engine must not serve a model, or None if it agrees with what was stated."""
     for said in statements:
         try:
             with contained(model.id):
                 given = answer_of(model, said.tensors)
+                agreement = compare_answers(model, said.answer, given, said.in_noise)
         except AgentError as problem:
             return str(problem)
-        agreement = compare_answers(model, said.answer, given, said.in_noise)
         if not agreement.passed:
             return f"beside {said.label} without optimization: {agreement.why}"
     return None
@@ -220,7 +212,8 @@ def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:
 def why_wrong(reference: Model, model: Model, kind: Kind, inputs: Iterable[Tensors]) -> str | None:
     """Return why an engine must not serve a model, or None if it may.
 
-    It may where it agrees with the reference, and where another engine agrees with it.
+    It may where it agrees with the reference on inputs, unfolded, and where another engine agrees
+    with it.
     """
     given = list(inputs)
     why = why_unlike_session(reference, model, given)
@@ -229,17 +222,14 @@ def why_wrong(reference: Model, model: Model, kind: Kind, inputs: Iterable[Tenso
 
 def why_unlike_session(reference: Model, model: Model, inputs: Iterable[Tensors]) -> str | None:
     """Return how a model on one engine differs from a session beside it, or None if it does not."""
+    return why_unlike(_statements(reference, inputs), model)
+
+
+def _statements(reference: Model, inputs: Iterable[Tensors]) -> Iterator[Statement]:
     for tensors in inputs:
         try:
-            expected = answer_of(reference, tensors)
+            answer = answer_of(reference, tensors)
         except AgentError:
-            continue  # says nothing about the other engine
-        try:
-            with contained(model.id):
-                in_noise = partial(find_in_noise, reference, tensors)
-                agreement = compare_answers(model, expected, answer_of(model, tensors), in_noise)
-        except AgentError as problem:
-            return str(problem)
-        if not agreement.passed:
-            return f"beside {reference.engine.label} without optimization: {agreement.why}"
-    return None
+            continue  # says nothing about another engine
+        in_noise = partial(find_in_noise, reference, tensors)
+        yield Statement(tensors, answer, in_noise, reference.engine.label)

@@ -24,6 +24,7 @@ from .. import __version__
 from ..config.device_profile import DeviceProfile
 from ..core.files import replace_file
 from ..core.frozen import record
+from ..core.state_file import DAMAGED
 from ..device.hardware import Facts
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import ENGINES, installed
@@ -217,11 +218,10 @@ class TuningResults:
             return {}, _stale(content.get("here"), self._here)
         tunes, damaged = {}, 0
         for digest, entry in content["models"].items():
-            tune = _tune(entry)
-            if tune is None:
+            try:
+                tunes[digest] = _tune(entry)
+            except DAMAGED:
                 damaged += 1
-            else:
-                tunes[digest] = tune
         return tunes, f"{damaged} entries are damaged and are not used" if damaged else None
 
 
@@ -261,40 +261,27 @@ def _score(tunes: Sequence[Tune], lanes: int) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def _tune(entry: Any) -> Tune | None:
-    """Parse one model's entry; None where anything in it is not as `write` writes it."""
-    if not isinstance(entry, dict):
-        return None
-    model, found = entry.get("model"), entry.get("ways")
-    made = _number(entry.get("made"))
-    if not isinstance(model, str) or made is None or not isinstance(found, list):
-        return None
-    ways = [_way(each) for each in found]
-    whole = [way for way in ways if way is not None]
-    return Tune(model, made, tuple(whole)) if whole and len(whole) == len(ways) else None
+def _tune(entry: Any) -> Tune:
+    """Parse one model's entry; raises one of `DAMAGED` of what `write` does not write."""
+    ways = tuple(_way(each) for each in entry["ways"])
+    if not ways or not isinstance(entry["model"], str):
+        raise ValueError("not a tune")
+    return Tune(entry["model"], _number(entry["made"]), ways)
 
 
-def _way(entry: Any) -> Way | None:
-    if not isinstance(entry, dict):
-        return None
-    engine, device, fps = entry.get("engine"), entry.get("device"), _number(entry.get("fps"))
-    threads = _count(entry.get("threads"), _MOST_THREADS)
-    lanes = _count(entry.get("lanes"), _MOST_LANES)
-    batch = _count(entry.get("batch"), _MOST_BATCH)
-    if not isinstance(engine, str) or engine not in ENGINES or not isinstance(device, str):
-        return None
-    if fps is None or fps <= 0:
-        return None
-    if threads is None or lanes is None or batch is None:
-        return None
-    return Way(engine, device, threads, lanes, batch, fps)
+def _way(entry: Any) -> Way:
+    way = Way(**entry)
+    counts = (way.threads, _MOST_THREADS), (way.lanes, _MOST_LANES), (way.batch, _MOST_BATCH)
+    whole = all(type(count) is int and 1 <= count <= most for count, most in counts)
+    if not whole or way.engine not in ENGINES or not isinstance(way.device, str):
+        raise ValueError("not a way")
+    if _number(way.fps) == 0:
+        raise ValueError("no way gives nothing")
+    return replace(way, fps=float(way.fps))
 
 
-def _count(value: Any, most: int) -> int | None:
-    return value if type(value) is int and 1 <= value <= most else None
-
-
-def _number(value: Any) -> float | None:
-    """Parse a number that can be a time or a rate, or None if it is none."""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain and 0 <= value <= _MOST else None
+def _number(value: Any) -> float:
+    """Parse a number that can be a time or a rate."""
+    if isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise ValueError("no such number")
+    return float(value)

@@ -106,7 +106,7 @@ def test_no_library_is_needed_for_a_draft(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "import edge_agent.daemon.fast_start.draft\n"
         "from edge_agent.inference.engines.engine import EngineChoice\n"
-        "from edge_agent.inference.quick_check import check_quick\n"
+        "from edge_agent.inference.engines.registry import check_quick\n"
         "check_quick(EngineChoice('onnxruntime'), Path(sys.argv[1]))\n"
         "print(*({'numpy', 'onnxruntime', 'onnx', 'cv2', 'paho'} & {*sys.modules}))\n"
     )
@@ -120,7 +120,7 @@ def test_a_session_is_opened_before_the_rest_is_imported(tmp_path: Path) -> None
         "from pathlib import Path\n"
         "from edge_agent.inference.engines.engine import EngineChoice\n"
         "from edge_agent.serving.open import begin_quick\n"
-        "from edge_agent.inference.quick_check import check_quick\n"
+        "from edge_agent.inference.engines.registry import check_quick\n"
         "begin_quick(check_quick(EngineChoice('onnxruntime'), Path(sys.argv[1])))\n"
         "late = ('inference.model', 'inference.engines.ort', 'models.manifest')\n"
         "print(*({f'edge_agent.{name}' for name in late} & {*sys.modules}))\n"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edge_agent.core.errors import EngineError, ModelError
 from edge_agent.device.resources import adds_bytes_exactly
 from edge_agent.inference.engines.engine import EngineChoice
-from edge_agent.inference.quick_check import check_quick, quick_engines
+from edge_agent.inference.engines.registry import check_quick, quick_engines
 from edge_agent.models.manifest import load
 from edge_agent.serving.open import begin_quick, open_quick
 from tests.helpers import quantized_models

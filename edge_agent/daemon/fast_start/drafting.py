@@ -161,7 +161,7 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def _checked(planned: PlannedModel, memory: int) -> Mapping[str, Any]:
-    from ...inference.quick_check import check_quick
+    from ...inference.engines.registry import check_quick
 
     at = -(-os.lseek(memory, 0, os.SEEK_END) // ALLOCATIONGRANULARITY) * ALLOCATIONGRANULARITY
     os.ftruncate(memory, at)

@@ -165,7 +165,7 @@ class PreloadedModel:
 
 def _begin_quick(planned: PlannedModel, index: int, drafting: Drafting | None) -> Any:
     # Not on the way of models that have a form.
-    from ...inference.quick_check import check_quick
+    from ...inference.engines.registry import check_quick
     from ...serving.open import begin_quick
 
     if drafting is not None:

@@ -10,7 +10,7 @@ from ...core.errors import ModelError, SampleError
 from ...core.text_findings import Embeddings
 from ...core.types import Array, Findings, Match, Tensors
 from ...models.npz import read_npz
-from ..text_inputs import MASK
+from ..probe import MASK
 from .decoder import Decoder, Floats, Network, Output, ensure_finite
 
 SMALLEST = 1e-9

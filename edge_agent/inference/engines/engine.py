@@ -66,7 +66,7 @@ class EngineChoice:
 
 
 class CheckedNetwork(NamedTuple):
-    """What `check` of an engine's `quick_check_module` returns, and its `QuickLoad` takes."""
+    """What `check` of an engine's `quick_module` returns, and its `QuickLoad` takes."""
 
     choice: EngineChoice
     path: Path

@@ -18,12 +18,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...core.containment import contained
 from ...core.errors import EngineError
 from ...core.frozen import record
 
 if TYPE_CHECKING:
+    from mmap import mmap
+
     from ..folding.cut import InputCut
-    from .engine import Engine, EngineChoice, FixShapes
+    from .engine import CheckedNetwork, Engine, EngineChoice, FixShapes
+
+QUICK_WAY = {"way": "quick"}
+"""In the place of an engine's options: what is known of it as it loads a network the quick way."""
 
 PreparedKind = Literal["graph", "blob"]
 """graph: the optimized graph in stages and weights that are mapped; loading can begin before the
@@ -67,9 +73,8 @@ class Capabilities:
     runs_arriving: bool = False
     """Whether a network can run on the CPU while its weights arrive."""
     quick_module: str = ""
-    """Defines `QuickLoad`: loads a network on the CPU sooner than `open_network`, to run slower."""
-    quick_check_module: str = ""
-    """Defines `check`, for what `QuickLoad` takes: needs no engine."""
+    """Defines `QuickLoad`, which loads a network on the CPU sooner than `open_network`, to run
+    slower, and `check`, for what it takes; that needs no engine."""
 
 
 def _survey_openvino() -> tuple[str, Mapping[str, str]]:
@@ -128,7 +133,6 @@ _ONNXRUNTIME = Capabilities(
     maker_module="edge_agent.inference.prepared.compile.onnx_graph",
     runs_arriving=True,
     quick_module="edge_agent.inference.engines.ort_quick",
-    quick_check_module="edge_agent.inference.engines.ort_quick_check",
 )
 
 
@@ -253,6 +257,27 @@ def plain_choice(suffix: str) -> EngineChoice | None:
         if options := capabilities(name).plain:
             return EngineChoice(name, options=options)
     return None
+
+
+def quick_engines(network: Path) -> list[EngineName]:
+    """List the engines that have a quick way to load such a network."""
+    able = readers(network.suffix.lower())
+    return [name for name in able if capabilities(name).quick_module]
+
+
+def check_quick(
+    choice: EngineChoice, network: Path, read: Callable[[Path], bytes | mmap] = Path.read_bytes
+) -> CheckedNetwork:
+    """Check a network that is to be loaded the quick way of an engine, which is not needed yet.
+
+    Raises:
+        ModelError: the network is not fit to run.
+        EngineError: it has to be loaded in another way.
+    """
+    with contained(network.name):
+        module = import_module(capabilities(choice.engine).quick_module)
+        checked: CheckedNetwork = module.check(choice, network, read)
+        return checked
 
 
 def exclusive_formats() -> Iterator[tuple[str, EngineName]]:

@@ -12,7 +12,7 @@ import numpy as np
 from ...core.containment import words
 from ...core.errors import AgentError, ModelError, SampleError
 from ...core.types import Array, TensorSpec
-from ..text_inputs import IDS, MASK, TYPES
+from ..probe import IDS, MASK, TYPES
 
 MOST_BYTES = 64 * 2**20
 """Of a tokenizer."""

@@ -15,7 +15,7 @@ from ...core.errors import ModelError
 from ...core.files import path_inside
 from ...core.types import TensorSpec
 from .facts import NEUTRAL, NetworkFacts
-from .onnx_schema import BFLOAT16, DOUBLE, DTYPES, EXTERNAL, FLOAT, FLOAT16, STRING
+from .onnx_schema import BFLOAT16, DOUBLE, DTYPES, EXTERNAL, FLOAT, FLOAT16, STRING, new_model
 from .strip_weights import place_of, without_weights
 
 if TYPE_CHECKING:
@@ -128,8 +128,6 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
 def _parse(network: Path, data: bytes | mmap | None) -> ModelProto:
     """Read the file without its weights, be they in it or beside it."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
-    from .onnx_messages import new_model
 
     size = network.stat().st_size if data is None else len(data)
     if size > MAX_ONNX_BYTES:

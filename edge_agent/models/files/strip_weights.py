@@ -15,7 +15,7 @@ from typing import Any
 
 from ...core.errors import ModelError
 from .onnx_reader import MAX_DEPTH
-from .onnx_schema import TENSOR_DOC, TENSOR_RAW
+from .onnx_schema import TENSOR_DOC, TENSOR_RAW, new_model
 from .protobuf import LENGTH, DamagedError, fields, message
 
 MAX_PARTS = 2_000_000
@@ -68,8 +68,6 @@ def _inner(kind: str) -> Mapping[int, str]:
     Asked of the parser, not of a table of our own: what it would build an object for is what must
     be counted, in every version of it.
     """
-    from .onnx_messages import new_model
-
     descriptor: Any = new_model().DESCRIPTOR.file.pool.FindMessageTypeByName(kind)
     return {
         field.number: field.message_type.full_name
