@@ -54,7 +54,7 @@ class Deployment:
         # lane for 20 ms (measured), and each swap asks for one.
         gc.freeze()
         try:
-            for line in clean_leftovers(self._store, derived=collect):
+            for line in clean_leftovers(self._store, derived=collect.forms):
                 log.info("store: %s", line)
         except ModelError as problem:
             self._problems.append(str(problem))

@@ -34,7 +34,7 @@ BATCH = 4
 def push(state: Path, package: Package) -> int:
     """Bring a package in, try it, make it live, delete the oldest; give how many blocks it took."""
     store = Store(state)
-    clean_leftovers(store, derived=collect)
+    clean_leftovers(store, derived=collect.forms)
     name, version = package.header.name, package.header.version
     sent = 0
     if store.transfer(name, version) != package.transfer:

@@ -440,7 +440,7 @@ def test_killed_while_preparing(tmp_path: Path, seen: str) -> None:
         # It was done in that very moment: then it is whole.
         assert found.key == key_of(store.root, model, CPU, "signal")
     wait_until(lambda: not _at_work(store), "the child to be gone")
-    clean_leftovers(store, derived=collect)
+    clean_leftovers(store, derived=collect.forms)
     assert list(store.staging.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ from edge_agent.core.errors import ModelError
 from edge_agent.core.files import size_of
 from edge_agent.inference.prepared.artifact import FILE, FOLDER, encode, read
 from edge_agent.inference.prepared.compile import collect
-from edge_agent.inference.prepared.compile.collect import collect_artifacts, forms, need_room
+from edge_agent.inference.prepared.compile.collect import collect_artifacts, need_room
 from edge_agent.models.manifest import load
 from edge_agent.models.store.housekeeping import clean_leftovers, make_room
 from edge_agent.models.store.install import install_folder
@@ -64,16 +64,16 @@ def test_form_goes_with_its_model(store: Store) -> None:
     orphan, kept = form_of(store, gone, "a1"), form_of(store, stays, "a2")
     store.activate("face", "2")
     store.delete("face", "1")
-    (line,) = clean_leftovers(store, derived=collect)
+    (line,) = clean_leftovers(store, derived=collect.forms)
     assert line == f"{orphan}: its model is gone, removed"
-    assert forms(store) == [kept]
-    assert clean_leftovers(store, derived=collect) == ()
+    assert [form.path for form in collect.forms(store)] == [kept]
+    assert clean_leftovers(store, derived=collect.forms) == ()
 
 
 def test_form_of_a_model_that_was_moved_waits(store: Store, tmp_path: Path) -> None:
     """A model of another folder may be under another path now: only who knows it removes forms."""
     form = form_of(store, tmp_path / "library" / "face", "a1")
-    assert clean_leftovers(store, derived=collect) == ()
+    assert clean_leftovers(store, derived=collect.forms) == ()
     assert collect_artifacts(store, keep=["a1"]) == ()
     assert collect_artifacts(store, keep=["a2"]) == (f"{form}: its model is gone, removed",)
 
@@ -85,11 +85,11 @@ def test_form_that_cannot_be_used_goes(store: Store) -> None:
     damage(damaged / FILE, 80)
     form = read(str(foreign))
     (foreign / FILE).write_bytes(encode({**form.table, "cpu": "another"}))
-    lines = clean_leftovers(store, derived=collect)
+    lines = clean_leftovers(store, derived=collect.forms)
     assert len(lines) == 2
     assert "damaged" in lines[0]
     assert "other instructions" in lines[1]
-    assert forms(store) == []
+    assert collect.forms(store) == []
 
 
 def test_older_form_of_the_same_goes(store: Store) -> None:
@@ -100,7 +100,7 @@ def test_older_form_of_the_same_goes(store: Store) -> None:
     os.utime(old, (1, 1))
     assert collect_artifacts(store, keep=["b"]) == ()
     assert collect_artifacts(store) == (f"{old}: there is a newer one, removed",)
-    assert forms(store) == [new, other]
+    assert [form.path for form in collect.forms(store)] == [new, other]
 
 
 def test_forms_count_against_the_quota(store: Store) -> None:
@@ -109,8 +109,8 @@ def test_forms_count_against_the_quota(store: Store) -> None:
     store.activate("face", "1")
     form = form_of(store, model, "a1")
     taken = size_of(store.models) + size_of(form)
-    assert make_room(store, 1000, taken + 1000, derived=collect) == ()
-    assert make_room(store, 1000, taken + 999, derived=collect) == ("prepared form a1",)
+    assert make_room(store, 1000, taken + 1000, derived=collect.forms) == ()
+    assert make_room(store, 1000, taken + 999, derived=collect.forms) == ("prepared form a1",)
     assert not form.exists()
     assert model.is_dir()
 
@@ -122,8 +122,8 @@ def test_version_goes_together_with_its_form(store: Store) -> None:
     form_of(store, old, "a1")
     kept = form_of(store, live, "a2")
     taken = size_of(store.models) + size_of(store.root / FOLDER)
-    assert make_room(store, 1000, taken, derived=collect) == ("face@1",)
-    assert forms(store) == [kept]
+    assert make_room(store, 1000, taken, derived=collect.forms) == ("face@1",)
+    assert [form.path for form in collect.forms(store)] == [kept]
     assert live.is_dir()
 
 
@@ -142,6 +142,6 @@ def test_digests_are_no_form(store: Store) -> None:
     """What is remembered beside the forms is none of them, and stays."""
     (store.root / FOLDER).mkdir()
     (store.root / FOLDER / "digests.json").write_text("{}")
-    assert forms(store) == []
-    assert clean_leftovers(store, derived=collect) == ()
+    assert collect.forms(store) == []
+    assert clean_leftovers(store, derived=collect.forms) == ()
     assert (store.root / FOLDER / "digests.json").is_file()

@@ -240,7 +240,7 @@ def test_damaged_pointers_never_crash(store: Store, damage: bytes) -> None:
     assert found.highest == "2"
     assert [
         line
-        for line in clean_leftovers(store, derived=collect)
+        for line in clean_leftovers(store, derived=collect.forms)
         if "pointers.json: is damaged" in line
     ]
     assert Library(store).live("face").manifest.version == "2"
@@ -295,7 +295,7 @@ class PointerMachine(RuleBasedStateMachine):
         """Ask for room, which may be refused."""
         before = self.store.versions("face")
         try:
-            make_room(self.store, 1, quota, derived=collect)
+            make_room(self.store, 1, quota, derived=collect.forms)
         except ModelError:
             assert self.store.versions("face") == before
 
@@ -487,8 +487,8 @@ def test_oldest_unused_goes_first(store: Store) -> None:
         store.activate("face", version)
     store.activate("face", "1")
     taken = sum(path.stat().st_size for path in store.models.rglob("*") if path.is_file())
-    assert make_room(store, 1000, BIG, derived=collect) == ()
-    assert make_room(store, 300_000, taken, derived=collect) == ("face@2", "face@3")
+    assert make_room(store, 1000, BIG, derived=collect.forms) == ()
+    assert make_room(store, 300_000, taken, derived=collect.forms) == ("face@2", "face@3")
     assert store.versions("face") == ("1", "4", "5", "6")
 
 
@@ -501,9 +501,11 @@ def test_what_is_needed_is_never_collected(store: Store) -> None:
     store.set_trial("face", Trial("4", "trial", since=0.0))
     before = tree(store.models)
     with pytest.raises(ModelError, match=r"does not fit: 0\.3 MB needed, .* raise quota_mb"):
-        make_room(store, 300_000, 1_150_000, keep=[("face", "5.0"), ("face", "1")], derived=collect)
+        make_room(
+            store, 300_000, 1_150_000, keep=[("face", "5.0"), ("face", "1")], derived=collect.forms
+        )
     assert tree(store.models) == before
-    assert make_room(store, 300_000, 1_150_000, keep=[("face", "5.0")], derived=collect) == (
+    assert make_room(store, 300_000, 1_150_000, keep=[("face", "5.0")], derived=collect.forms) == (
         "face@1",
     )
 
@@ -515,14 +517,14 @@ def test_larger_than_the_quota_deletes_nothing(store: Store) -> None:
     store.activate("face", "2")
     before = tree(store.root)
     with pytest.raises(ModelError, match=r"does not fit: 3\.0 MB needed"):
-        make_room(store, 3_000_000, 2_000_000, derived=collect)
+        make_room(store, 3_000_000, 2_000_000, derived=collect.forms)
     assert tree(store.root) - {"store.lock"} == before - {"store.lock"}
 
 
 def test_more_than_the_disk_has_is_refused(store: Store) -> None:
     """Half the free disk is the most that can be unpacked."""
     with pytest.raises(ModelError, match="needed while it is unpacked, but the disk has"):
-        make_room(store, shutil.disk_usage(store.root).free, BIG * BIG, derived=collect)
+        make_room(store, shutil.disk_usage(store.root).free, BIG * BIG, derived=collect.forms)
 
 
 def test_resting_transfer_makes_room_but_an_open_one_does_not(store: Store, tmp_path: Path) -> None:
@@ -530,11 +532,12 @@ def test_resting_transfer_makes_room_but_an_open_one_does_not(store: Store, tmp_
     package = package_of(tmp_path / "face")
     with receive(store, package):
         with pytest.raises(ModelError, match="does not fit"):
-            make_room(store, 900_000, 1_000_000, derived=collect)
+            make_room(store, 900_000, 1_000_000, derived=collect.forms)
         assert (
-            make_room(store, 900_000, 1_000_000, transfer=package.transfer, derived=collect) == ()
+            make_room(store, 900_000, 1_000_000, transfer=package.transfer, derived=collect.forms)
+            == ()
         )
-    assert make_room(store, 900_000, 1_000_000, derived=collect) == (package.transfer,)
+    assert make_room(store, 900_000, 1_000_000, derived=collect.forms) == (package.transfer,)
     assert not list(store.incoming.iterdir())
 
 
@@ -666,7 +669,7 @@ def test_killed_anywhere_it_is_the_old_or_the_new(
     for case in cases:
         label = f"{case['point']}:{case['nth']}"
         store = Store(Path(case["folder"]))
-        clean_leftovers(store, derived=collect)
+        clean_leftovers(store, derived=collect.forms)
         assert Library(store).live("face").manifest.version in {"2", "3"}, label
         for version in store.versions("face"):
             assert contents(store.models / "face" / version) == whole_files[version], label
@@ -683,9 +686,9 @@ def test_what_others_are_doing_is_not_cleaned_up(store: Store, tmp_path: Path) -
     package = package_of(tmp_path / "face")
     with store.stage() as staged, receive(store, package) as incoming:
         incoming.put(0, package.block(0))
-        assert clean_leftovers(Store(store.root), derived=collect, now=9e9) == ()
+        assert clean_leftovers(Store(store.root), derived=collect.forms, now=9e9) == ()
         assert staged.is_dir()
-    (line,) = clean_leftovers(store, derived=collect, now=9e9)
+    (line,) = clean_leftovers(store, derived=collect.forms, now=9e9)
     assert line.endswith(f"{package.transfer}: nobody went on with it for a week, removed")
     assert not list(store.incoming.iterdir())
 
@@ -697,7 +700,7 @@ def test_strange_things_are_said_not_removed(store: Store) -> None:
     (store.models / "face" / ".pointers.json.1234").write_text("half")
     (store.incoming / "what").mkdir()
     (store.staging / "half").mkdir()
-    lines = clean_leftovers(store, derived=collect)
+    lines = clean_leftovers(store, derived=collect.forms)
     assert len(lines) == 4
     assert any("notes.txt: does not belong here" in line for line in lines)
     assert (store.models / "face" / "notes.txt").exists()

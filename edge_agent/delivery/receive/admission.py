@@ -153,7 +153,7 @@ class Admission:
             self._store,
             size,
             self._identity.quota_bytes(),
-            derived=collect,
+            derived=collect.forms,
             keep=self._identity.pinned(),
             transfer=transfer,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -95,12 +95,4 @@ class Fold:
 
 def note(fold: Fold | None) -> dict[str, Any] | None:
     """Return a fold as it is written to the table of a prepared form."""
-    if fold is None:
-        return None
-    return {
-        "name": fold.name,
-        "dtype": fold.dtype,
-        "scale": fold.scale,
-        "zero_point": fold.zero_point,
-        "turned": fold.turned,
-    }
+    return None if fold is None else asdict(fold)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 from ...core.errors import ModelError
 from ...core.files import disk_errors, drop_lock, remove_tree, size_of, subfolders, take_lock
@@ -22,23 +22,26 @@ PATIENCE_S = 7 * 24 * 3600.0
 """How long a transfer is kept that is not resumed."""
 
 
-class Derived(Protocol):
-    """What has been made of models and can be made again: their prepared forms."""
+class DerivedForm(NamedTuple):
+    """What has been made of a model and can be made again: a prepared form."""
 
-    def folder(self, store: Store) -> Path:
-        """Return the folder of all forms."""
+    path: Path
+    model: Path | None
+    """Folder of its model; None: it cannot be used."""
+    useless: str | None = None
+    """Why it will not be used, or None."""
 
-    def forms(self, store: Store) -> list[Path]:
-        """List the folders of all forms."""
 
-    def forms_of(self, store: Store, model: Path) -> list[Path]:
-        """List the forms of the model in a folder."""
+Derived = Callable[[Store], list[DerivedForm]]
+"""Lists the forms in a store."""
 
-    def model_of(self, form: Path) -> Path | None:
-        """Return the folder of the model that a form is of; None where the form cannot be used."""
 
-    def useless(self, store: Store) -> list[tuple[Path, str]]:
-        """List the forms that will not be used, each with the reason."""
+def delete_useless(store: Store, forms: Iterable[DerivedForm]) -> Iterator[str]:
+    """Delete the forms that will not be used; yield a line for each. The caller has the lock."""
+    for form in forms:
+        if form.useless is not None:
+            store.delete_folder(form.path)
+            yield f"{form.path}: {form.useless}, removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def make_room(
         store: to make room in.
         needed: bytes of the version to come.
         quota: bytes that the store may take.
-        derived: what else lies in the store: of models, to be made again.
+        derived: lists what has been made of models.
         keep: (name, version) of what pipelines have pinned.
         transfer: the one by which the version arrives, which is not counted.
 
@@ -82,9 +85,11 @@ def make_room(
         ModelError: it does not fit. Nothing has been deleted then.
     """
     with disk_errors(f"making room for {_mb(needed)}"), store.locked():
-        idle = _idle(store, derived, keep, transfer)
+        forms = derived(store)
+        idle = _idle(store, forms, keep, transfer)
         spare = sum(each.size for each in idle)
-        taken = size_of(store.models) + size_of(store.incoming) + size_of(derived.folder(store))
+        taken = size_of(store.models) + size_of(store.incoming)
+        taken += sum(size_of(form.path) for form in forms)
         if transfer is not None:
             taken -= size_of(store.incoming / transfer)
         if taken - spare + needed > quota:
@@ -107,15 +112,19 @@ def make_room(
                 store.delete_folder(each.path)
             else:
                 store.discard(*each.version)
-                for form in derived.forms_of(store, each.path):
-                    store.delete_folder(form)
+                for form in forms:
+                    if form.model == each.path:
+                        store.delete_folder(form.path)
             taken, free = taken - each.size, free + each.size
             gone.append(each.label)
         return tuple(gone)
 
 
 def _idle(
-    store: Store, derived: Derived, keep: Collection[tuple[str, str]], transfer: str | None
+    store: Store,
+    forms: Collection[DerivedForm],
+    keep: Collection[tuple[str, str]],
+    transfer: str | None,
 ) -> list[_Idle]:
     """List what may be deleted: unused longest first, and last what can be made again."""
     found: list[_Idle] = []
@@ -132,19 +141,18 @@ def _idle(
                 continue
             path = store.models / name / version
             used = pointers.used.get(version, path.stat().st_mtime)
-            forms = sum(size_of(form) for form in derived.forms_of(store, path))
+            size = size_of(path) + sum(size_of(form.path) for form in forms if form.model == path)
             models.append(path)
-            label = f"{name}@{version}"
-            found.append(_Idle(used, size_of(path) + forms, label, path, (name, version)))
+            found.append(_Idle(used, size, f"{name}@{version}", path, (name, version)))
     for path in subfolders(store.incoming):
         if path.name != transfer and _abandoned(path):
             used = path.stat().st_mtime
             found.append(_Idle(used, size_of(path), path.name, path, None))
     found.sort(key=lambda each: each.used)
-    for form in derived.forms(store):
-        if derived.model_of(form) not in models:
-            label = f"prepared form {form.name}"
-            found.append(_Idle(0.0, size_of(form), label, form, None))
+    for form in forms:
+        if form.model not in models:
+            label = f"prepared form {form.path.name}"
+            found.append(_Idle(0.0, size_of(form.path), label, form.path, None))
     return found
 
 
@@ -178,9 +186,7 @@ def clean_leftovers(store: Store, *, derived: Derived, now: float | None = None)
             if why is not None:
                 store.delete_folder(path)
                 lines.append(f"{path}: {why}, removed")
-        for form, why in derived.useless(store):
-            store.delete_folder(form)
-            lines.append(f"{form}: {why}, removed")
+        lines += delete_useless(store, derived(store))
     return tuple(lines)
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection
+from operator import itemgetter
 from pathlib import Path
 
 from ....core.errors import ModelError
 from ....core.files import disk_errors, size_of, subfolders
+from ....models.store.housekeeping import DerivedForm, delete_useless
 from ....models.store.store import Store
 from ..artifact import FOLDER, ArtifactError, read
 
@@ -18,72 +20,43 @@ _WHILE_MADE = 3
 """What making a form takes on the disk for a while, as a multiple of the model's size."""
 
 
-def folder(store: Store) -> Path:
-    """Return the folder of all artifacts."""
-    return store.root / FOLDER
-
-
-def forms(store: Store) -> list[Path]:
-    """List the folders of all artifacts."""
-    return subfolders(folder(store))
-
-
-def forms_of(store: Store, model: Path) -> list[Path]:
-    """List the artifacts of the model in a folder."""
-    return [form for form in forms(store) if model_of(form) == model]
-
-
-def model_of(form: Path) -> Path | None:
-    """Return the folder of an artifact's model; None where the artifact cannot be used."""
-    try:
-        return Path(read(str(form)).table["model"])
-    except ArtifactError:
-        return None
-
-
-def useless(store: Store, keep: Collection[str] = ()) -> list[tuple[Path, str]]:
-    """List artifacts that will not be used, and why; those in *keep*, by their keys, are used."""
-    found: list[tuple[Path, str]] = []
+def forms(store: Store, keep: Collection[str] = ()) -> list[DerivedForm]:
+    """List all artifacts; those in *keep*, by their keys, are of use whatever else is true."""
+    found: dict[Path, DerivedForm] = {}
     newest: dict[tuple[str, str, str], tuple[float, Path]] = {}
-    for path in forms(store):
-        if path.name in keep:
-            continue
+    for path in subfolders(store.root / FOLDER):
         try:
             table = read(str(path)).table
         except ArtifactError as problem:
-            found.append((path, f"cannot be used: {problem}"))
+            useless = None if path.name in keep else f"cannot be used: {problem}"
+            found[path] = DerivedForm(path, None, useless)
             continue
         model = Path(table["model"])
+        found[path] = DerivedForm(path, model)
+        if path.name in keep:
+            continue
         if not model.is_dir():
             # A model outside of the store may be in another place now, with the same content: who
             # knows what is in use can tell.
             if keep or model.is_relative_to(store.models):
-                found.append((path, "its model is gone"))
+                found[path] = DerivedForm(path, model, "its model is gone")
             continue
         same = (table["model"], table["kind"], table["engine"])
-        made = path.stat().st_mtime
-        older = newest.get(same)
-        if older is None or older[0] <= made:
-            newest[same] = (made, path)
-            if older is not None:
-                found.append((older[1], "there is a newer one"))
-        else:
-            found.append((path, "there is a newer one"))
-    return found
+        made = path.stat().st_mtime, path
+        older, newest[same] = sorted([newest.get(same, made), made], key=itemgetter(0))
+        if older != newest[same]:
+            found[older[1]] = DerivedForm(older[1], model, "there is a newer one")
+    return list(found.values())
 
 
 def collect_artifacts(store: Store, keep: Collection[str] = ()) -> tuple[str, ...]:
-    """Remove artifacts that will not be used; return a line for each.
+    """Remove artifacts that will not be used and are not in *keep*; return a line for each.
 
     Raises:
         ModelError: the disk is broken.
     """
-    with disk_errors(f"{folder(store)}: cleaning up"), store.locked():
-        lines = []
-        for form, why in useless(store, keep):
-            store.delete_folder(form)
-            lines.append(f"{form}: {why}, removed")
-        return tuple(lines)
+    with disk_errors(f"{store.root / FOLDER}: cleaning up"), store.locked():
+        return tuple(delete_useless(store, forms(store, keep)))
 
 
 def need_room(store: Store, model: Path, quota: int) -> None:
@@ -101,7 +74,7 @@ def need_room(store: Store, model: Path, quota: int) -> None:
     """
     size = size_of(model)
     with disk_errors(f"{model}: preparing it"):
-        taken = size_of(store.models) + size_of(store.incoming) + size_of(folder(store))
+        taken = size_of(store.models) + size_of(store.incoming) + size_of(store.root / FOLDER)
         free = shutil.disk_usage(store.root).free
     if quota and taken + size > quota:
         raise ModelError(

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,19 +45,6 @@ Ends = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 """Inputs and outputs."""
 
 
-class Pass(NamedTuple):
-    """A rewrite of a graph that must leave every number as it is."""
-
-    name: str
-    """As an artifact's table has it."""
-    rewrite: Callable[[], ModelProto | None]
-    """Returns a rewritten copy of the graph; None: there is nothing to rewrite."""
-    must_gain: bool = True
-    """Whether it is kept only where the network gets faster."""
-    fold: Fold | None = None
-    """How the rewritten network's input differs."""
-
-
 class Rewriter:
     """Applies passes to a network."""
 
@@ -83,40 +70,45 @@ class Rewriter:
         if not adds_bytes_exactly():
             return []
         network, folder, floats = self._network, self._folder, self._computed_in_floats
-        passes = (
-            Pass("signed", lambda: give_sign(network, folder)),
-            Pass("zero_point", lambda: zero_point.rewrite(network, folder, floats)),
-        )
-        return [each.name for each in passes if self.apply(each)]
+        passes: dict[str, Callable[[], ModelProto | None]] = {
+            "signed": lambda: give_sign(network, folder),
+            "zero_point": lambda: zero_point.rewrite(network, folder, floats),
+        }
+        return [name for name, rewrite in passes.items() if self._apply(name, rewrite())]
 
     def fold_input(self, cut: InputCut | None) -> Fold | None:
         """Cut off what *cut* says of the network's input; None: it stays as it is."""
         cut = None if cut is None else fitting(cut, self._words)
         if cut is None:
             return None
-        network = self._network
-        fold = Pass("fold", lambda: network.folded(cut), must_gain=False, fold=cut.fold)
-        return cut.fold if self.apply(fold) else None
+        folded = self._network.folded(cut)
+        return cut.fold if self._apply("fold", folded, must_gain=False, fold=cut.fold) else None
 
-    def apply(self, each: Pass) -> bool:
-        """Rewrite the network; take it back if numbers differ or it is no gain."""
-        network = self._network
-        rewritten = each.rewrite()
+    def _apply(
+        self,
+        name: str,
+        rewritten: ModelProto | None,
+        *,
+        must_gain: bool = True,
+        fold: Fold | None = None,
+    ) -> bool:
+        """Rewrite the network; take it back if numbers differ, or if it is no gain but must be."""
         if rewritten is None:
             return False
+        network = self._network
         itself = network.model
         try:
             limit = float("inf")
-            if each.must_gain:
+            if must_gain:
                 limit = self._processor_seconds(self._engine(None)) * (1 - _MARGIN)
             network.model = rewritten
-            engine = self._engine(each.fold)
+            engine = self._engine(fold)
             if self._reference.distance_from(engine) == 0 and (
-                not each.must_gain or self._processor_seconds(engine) < limit
+                not must_gain or self._processor_seconds(engine) < limit
             ):
                 return True
         except EngineError as problem:
-            log.info("%s: pass %s is not applied: %s", network.network.name, each.name, problem)
+            log.info("%s: pass %s is not applied: %s", network.network.name, name, problem)
         network.model = itself
         return False
 
