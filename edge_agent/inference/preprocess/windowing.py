@@ -20,15 +20,12 @@ from ...models.manifest import InputSpec
 if TYPE_CHECKING:
     from .resampling import Resampler
 
-ROWS = 1024
-"""Of a block, at least: this many windows of one row each share it."""
-
 
 class Window(NamedTuple):
     """A window as it was cut."""
 
     data: NDArray[np.float32]
-    """(window, channels), part of a block that others share: to be read only."""
+    """(window, channels), part of what others share: to be read only."""
     time_ns: int
     """Wall clock of its last sample."""
     since: float
@@ -58,8 +55,8 @@ class Window(NamedTuple):
 class Windower:
     """Picks channels, thins samples out and cuts windows, as a manifest's `[input]` says.
 
-    Samples are written into blocks of several windows, and a window is a part of one: what a window
-    costs does not grow with its overlap.
+    The windows of one push are parts of the same rows: what each costs does not grow with its
+    overlap.
     """
 
     def __init__(self, spec: InputSpec, columns: tuple[str, ...] = ()) -> None:
@@ -80,13 +77,12 @@ class Windower:
         """Samples still to be passed over, before thinning out."""
         self._gap = 0
         """Samples still to be passed over because hop is larger than window."""
-        self._block: NDArray[np.float32] = np.empty((0, 0), np.float32)
-        self._times: NDArray[np.int64] = np.empty(0, np.int64)
-        """Wall clock of each row of the block, ns."""
-        self._start = self._end = 0
-        """What the block holds; the next window begins at start."""
+        self._held: list[tuple[NDArray[np.float32], NDArray[np.int64]]] = []
+        """Rows from the beginning of the next window on, and the wall clock of each, ns."""
+        self._count = 0
+        """How many rows these are."""
         self._shared = 0
-        """How many of those a window has included already, or were none of the source."""
+        """How many of them a window has included already, or were none of the source."""
         self._follows = False
         if self._resampler is not None:
             self._resampler.reset()
@@ -94,7 +90,7 @@ class Windower:
     @property
     def rest(self) -> int:
         """Samples that wait for a window to be complete and that no window has included yet."""
-        return self._end - self._start - self._shared
+        return max(0, self._count - self._shared)
 
     def usable(self, reading: Reading) -> Iterator[Reading | SampleError]:
         """Yield the parts of a reading that have all numbers, and why the rows between have not.
@@ -171,63 +167,45 @@ class Windower:
 
     def _cut(
         self, rows: Array, times: NDArray[np.int64], window: int
-    ) -> list[tuple[NDArray[np.float32], NDArray[np.int64], int, bool]]:
-        """Add rows to the block, piece by piece; return block, times and start of each window."""
-        if self._block.shape[1] != rows.shape[1]:
-            self._begin(window, rows.shape[1], times)
-        done: list[tuple[NDArray[np.float32], NDArray[np.int64], int, bool]] = []
+    ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64], int, bool]]:
+        """Add rows to those held; yield rows, times, start and `follows` of each window."""
+        if self._held and self._held[0][0].shape[1] != rows.shape[1]:
+            self._held = []
+        if not self._held:
+            self._begin(rows, times, window)
         passed = min(self._gap, len(rows))
         self._gap -= passed
-        rows, times = rows[passed:], times[passed:]
-        while len(rows):
-            if self._end == len(self._block):
-                self._move(window)
-            count = min(len(rows), len(self._block) - self._end)
-            self._block[self._end : self._end + count] = rows[:count]
-            self._times[self._end : self._end + count] = times[:count]
-            self._end += count
-            rows, times = rows[count:], times[count:]
-            while self._end - self._start >= window:
-                done.append((self._block, self._times, self._start, self._follows))
-                self._follows = True
-                self._shared = max(0, window - self._hop)
-                self._start += self._hop
-                if self._start > self._end:
-                    ahead = self._start - self._end
-                    self._start = self._end
-                    passed = min(ahead, len(rows))
-                    self._gap = ahead - passed
-                    rows, times = rows[passed:], times[passed:]
-        return done
+        self._hold(rows[passed:], times[passed:])
+        if self._count < window:
+            return
+        try:
+            rows, times = (np.concatenate(each) for each in zip(*self._held, strict=True))
+        except MemoryError:
+            raise ModelError(
+                f"input.window: {window} samples of {counted(rows.shape[1], 'channel')} "
+                "do not fit into memory"
+            ) from None
+        start = 0
+        while start + window <= len(rows):
+            yield rows, times, start, self._follows
+            self._follows = True
+            start += self._hop
+        self._shared = max(0, window - self._hop)
+        self._gap = max(0, start - len(rows))
+        self._held, self._count = [], 0
+        self._hold(rows[start:], times[start:])
 
-    def _begin(self, window: int, channels: int, times: NDArray[np.int64]) -> None:
-        """Start the first block, with the zeros of `lead`."""
-        self._block, self._times = _allocate(window, channels)
-        self._start, self._end, self._shared = 0, 0, 0
+    def _begin(self, rows: Array, times: NDArray[np.int64], window: int) -> None:
+        """Hold the zeros of `lead`."""
         lead = min(self._spec.lead, window - 1)
-        self._block[:lead] = 0.0
-        self._times[:lead] = times[0] if len(times) else 0
-        self._end = self._shared = lead
+        self._shared, self._count = lead, 0
+        first = times[0] if len(times) else 0
+        self._hold(np.zeros((lead, rows.shape[1])), np.full(lead, first, np.int64))
 
-    def _move(self, window: int) -> None:
-        """Go on in another block: windows that are on their way still lie in this one."""
-        held = slice(self._start, self._end)
-        block, times = _allocate(window, self._block.shape[1])
-        count = self._end - self._start
-        block[:count], times[:count] = self._block[held], self._times[held]
-        self._block, self._times = block, times
-        self._start, self._end = 0, count
-
-
-def _allocate(window: int, channels: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    rows = max(2 * window, min(ROWS, 16 * window))
-    try:
-        return np.empty((rows, channels), np.float32), np.empty(rows, np.int64)
-    except MemoryError:
-        raise ModelError(
-            f"input.window: {window} samples of {counted(channels, 'channel')} "
-            "do not fit into memory"
-        ) from None
+    def _hold(self, rows: Array, times: NDArray[np.int64]) -> None:
+        # Copies: a view would keep the whole piece alive while a few rows wait.
+        self._held.append((np.array(rows, np.float32), np.array(times)))
+        self._count += len(rows)
 
 
 def _own(row: Array) -> NDArray[np.float32]:
