@@ -359,7 +359,7 @@ def test_the_recipe_of_rtdetr_gives_boxes_in_pixels_of_the_frame(tmp_path: Path)
 
 def findings(folder: Path, picture: Any) -> list[tuple[str, float, tuple[int, ...]]]:
     """Give label, score and box of what a model folder finds in a picture."""
-    model, _ = load_model(load_folder(folder), [EngineChoice("onnxruntime")], "picture")
+    model = load_model(load_folder(folder), [EngineChoice("onnxruntime")], "picture")
     try:
         outcome = model.infer(Sample(picture, 0, 0, 0.0))
     finally:

@@ -44,7 +44,7 @@ class _Comparison:
         name = f"{choice.engine}:{choice.device}"
         try:
             with attendant.doing(f"the first inference on {name}, loading included,"):
-                model, _ = load_model(imported.folder, [choice], spec.kind)
+                model = load_model(imported.folder, [choice], spec.kind)
         except EngineError as problem:
             self._refuse(name, "cannot run it", str(problem).rpartition(f"{name}: ")[2])
             return None, 0.0

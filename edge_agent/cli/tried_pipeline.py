@@ -53,7 +53,7 @@ def load_second_stages(
     for stage in pipeline.stages:
         arm = parse_route(stage.model)[0]
         folder = library.find(arm.name, arm.version)
-        model, _ = load_model(folder, engines_for(folder.network), "picture")
+        model = load_model(folder, engines_for(folder.network), "picture")
         attach_check(model, "picture")
         loaded.append((stage, model))
     return loaded

@@ -36,7 +36,7 @@ from ..inference.model import Model
 from ..inference.prepared.artifact import read
 from ..models.store.agent_lock import hold_agent_lock
 from ..runtime.pipelines.runner import Runner
-from ..serving.open import open_prepared, open_quick, open_whole
+from ..serving.open import open_prepared, open_quick
 from .event_service import EventService
 from .fast_start import readahead
 from .fast_start.fingerprint import digest
@@ -261,7 +261,9 @@ class Agent:
             model = open_prepared(folder, choice, begun or read(quick.form), quick.kind)
         else:
             # Looked into when the plan was made, and unchanged since.
-            model = open_whole(folder, [choice], quick.kind, checked=True)
+            from ..inference.model import load_model
+
+            model = load_model(folder, [choice], quick.kind, checked=True)
         if quick.unverified:
             from ..serving.reference_check import (
                 attach_check,  # the run before ended too soon to know

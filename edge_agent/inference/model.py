@@ -418,14 +418,11 @@ def default_threshold(folder: ModelFolder) -> float:
 
 def load_model(
     folder: ModelFolder, choices: Sequence[EngineChoice], kind: Kind, *, checked: bool = False
-) -> tuple[Model, list[str]]:
-    """Load a model on the first engine that can run it.
+) -> Model:
+    """Load a model on the first engine that can run it; it is warmed up.
 
     What has been *checked* already, as in a trial, is not checked again, which holds up all other
     threads while it takes the file apart: 55 ms of 100 MB (measured).
-
-    Returns:
-        The model, warmed up, and why each engine before the one that serves was passed over.
 
     Raises:
         ModelError: the model itself is not fit to run, on whatever engine.
@@ -465,7 +462,7 @@ def load_model(
         except AgentError:
             engine.close()
             raise
-        return model, passed
+        return model
     raise EngineError(f"{folder.manifest.id}: no engine can run it: {'; '.join(passed)}")
 
 

@@ -16,10 +16,9 @@ from ..core.files import size_of
 from ..inference.batching import Batch, load_batch, seconds_alone
 from ..inference.engines.engine import PreparedForm
 from ..inference.engines.registry import capabilities
-from ..inference.model import Model
+from ..inference.model import Model, load_model
 from .active import ActiveModels, Lanes, Serving
 from .loader import ModelLoader
-from .open import open_whole
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +109,7 @@ class BatchSetup:
         choices = self._loader.engines.choices_for(model.folder)
         own = [choice for choice in choices if choice.engine == model.choice.engine]
         alone = seconds_alone(model)
-        whole = open_whole(model.folder, own, serving.kind, checked=True)
+        whole = load_model(model.folder, own, serving.kind, checked=True)
         self._loader.attach_check(whole, serving.kind)
         self._alone[whole] = alone
         if not self._active.replace(model, whole):

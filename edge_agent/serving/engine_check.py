@@ -21,13 +21,12 @@ from ..core.files import size_of
 from ..core.types import Kind, Tensors
 from ..device.headroom import has_room
 from ..inference.engines.registry import QUICK_WAY
-from ..inference.model import Model, OutputCheck
+from ..inference.model import Model, OutputCheck, load_model
 from ..models.manifest import ModelFolder
 from .active import ActiveModels, Serving
 from .challenger import POLL_SECONDS
 from .golden_check import GoldenCheck, is_held_to_golden, why_not_golden
 from .loader import ModelLoader
-from .open import open_whole
 from .reference_check import (
     INPUTS,
     Statement,
@@ -198,7 +197,7 @@ class EngineCheck:
         while True:
             try:
                 choices = self._loader.engines.choices_for(folder)
-                model = open_whole(folder, choices, kind, checked=True)
+                model = load_model(folder, choices, kind, checked=True)
             except AgentError as problem:
                 log.debug("model %s: %s", plain.id, problem)  # said where it is loaded again
                 return None

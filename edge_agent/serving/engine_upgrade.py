@@ -14,11 +14,10 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ..core.errors import AgentError, EngineError
 from ..inference.engines.engine import EngineChoice, PreparedForm
-from ..inference.model import Model
+from ..inference.model import Model, load_model
 from .active import ActiveModels, Serving
 from .challenger import POLL_SECONDS, Challenge, Challenger, Notes, log_decision, name_of
 from .loader import ModelLoader
-from .open import open_whole
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ class EngineUpgrade:
         try:
             # What was checked of a model loaded quickly is a copy: its file may be another.
             checked = not model.loaded_quickly
-            return open_whole(model.folder, [choice], serving.kind, checked=checked)
+            return load_model(model.folder, [choice], serving.kind, checked=checked)
         except EngineError as problem:
             if model.loaded_quickly:
                 # It should have served from the beginning.

@@ -21,11 +21,10 @@ from ..core.errors import AgentError, EngineError
 from ..core.types import Request
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import engine_words
-from ..inference.model import Model
+from ..inference.model import Model, load_model
 from .active import ActiveModels, Serving
 from .golden_check import GoldenCheck
 from .loader import ModelLoader
-from .open import open_whole
 
 log = logging.getLogger(__name__)
 
@@ -255,7 +254,7 @@ class Failover:
         if self._loader.engines.exceeds_budget(model.folder):
             return None  # there is no room for the whole of it
         try:
-            better = open_whole(model.folder, [choice], serving.kind, checked=True)
+            better = load_model(model.folder, [choice], serving.kind, checked=True)
         except AgentError as problem:
             log.debug("model %s: %s: %s", model.id, _name(choice), problem)
             return None

@@ -16,7 +16,7 @@ from ..inference.prepared.artifact import ArtifactError
 from ..models.store.catalog import Library
 from ..models.store.store import Store
 from .choice import DeviceEngines, EngineCandidate
-from .open import Forms, open_prepared, open_streamed, open_whole
+from .open import Forms, open_prepared, open_streamed
 
 if TYPE_CHECKING:
     from ..inference.model import Model
@@ -104,7 +104,9 @@ class ModelLoader:
             return self.load_prepared(folder, form, kind)
         if candidate.way == "streamed" and self.forms is not None:
             return open_streamed(folder, choice, kind, self.forms, checked=checked)
-        model = open_whole(folder, [choice], kind, checked=checked)
+        from ..inference.model import load_model
+
+        model = load_model(folder, [choice], kind, checked=checked)
         model.is_reference = candidate.way == "reference"
         return model
 

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ..core.containment import contained
 from ..core.errors import AgentError, EngineError, ModelError
 from ..core.frozen import record
-from ..inference.engines.registry import capabilities, check_quick, plain_choice
+from ..inference.engines.registry import capabilities, check_quick
 from .golden_check import GoldenCheck, is_held_to_golden
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..core.types import Kind
     from ..inference.engines.engine import CheckedNetwork, EngineChoice
     from ..inference.model import Model
@@ -56,34 +54,6 @@ class Forms:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON, for another process."""
         return {**asdict(self), "state": str(self.state)}
-
-
-def open_whole(
-    folder: ModelFolder, choices: Sequence[EngineChoice], kind: Kind, *, checked: bool
-) -> Model:
-    """Load a model as its engine does it, warmed up; on the first engine that can run it.
-
-    Raises:
-        ModelError: the model itself is not fit to run, on whatever engine.
-        EngineError: no engine can run it; says why for each.
-    """
-    from ..inference.model import load_model
-
-    return load_model(folder, choices, kind, checked=checked)[0]
-
-
-def open_reference(folder: ModelFolder, kind: Kind) -> Model | None:
-    """Load a model in a session that optimizes nothing, for others to be compared with.
-
-    Returns:
-        None where no engine has such a session.
-
-    Raises:
-        ModelError: the model itself is not fit to run.
-        EngineError: the engine cannot run it.
-    """
-    choice = plain_choice(folder.network.suffix)
-    return None if choice is None else open_whole(folder, [choice], kind, checked=True)
 
 
 def open_prepared(

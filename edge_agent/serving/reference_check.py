@@ -24,11 +24,10 @@ from ..core.types import Findings, Kind, Tensors
 from ..device.headroom import has_room
 from ..inference.agreement import Answer, answer_of, compare_answers, compare_models, find_in_noise
 from ..inference.engines.engine import EngineChoice
-from ..inference.engines.registry import readers
-from ..inference.model import Model
+from ..inference.engines.registry import plain_choice, readers
+from ..inference.model import Model, load_model
 from ..models.manifest import ModelFolder
 from .golden_check import GoldenCheck, is_held_to_golden
-from .open import open_reference, open_whole
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +38,16 @@ INPUTS = 3
 def open_plain(folder: ModelFolder, kind: Kind) -> Model | None:
     """Load a model in a session that optimizes nothing; None, and logged, where none can be had.
 
+    Its network has been checked already.
+
     Raises:
         ModelError: the model itself is not fit to run.
     """
+    choice = plain_choice(folder.network.suffix)
+    if choice is None:
+        return None
     try:
-        return open_reference(folder, kind)
+        return load_model(folder, [choice], kind, checked=True)
     except EngineError as problem:
         log.info("model %s: nothing to compare engines with: %s", folder.manifest.id, problem)
         return None
@@ -191,7 +195,7 @@ def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:
         if engine == model.choice.engine:
             continue
         try:
-            other = open_whole(folder, [EngineChoice(engine)], kind, checked=True)
+            other = load_model(folder, [EngineChoice(engine)], kind, checked=True)
         except AgentError as problem:
             log.debug("model %s: no second opinion by %s: %s", model.id, engine, problem)
             continue

@@ -192,7 +192,7 @@ def _needed(
     inputs, outputs = [case.inputs for case in cases], [case.outputs for case in cases]
     kept = list(range(len(cases)))[:CASES]
     try:
-        model, _ = load_model(made, engines, kind, checked=True)
+        model = load_model(made, engines, kind, checked=True)
         kept = clearest(model, inputs, outputs)
         model.close()
     except ModelError as problem:

@@ -37,7 +37,7 @@ def loaded(
     folder: ModelFolder, choice: EngineChoice = EXACT, *, checked: bool = True
 ) -> Iterator[Model]:
     """Load a model on one engine, and close it in the end; *checked*: its network has been."""
-    model, _ = load_model(folder, [choice], folder.manifest.input.kind, checked=checked)
+    model = load_model(folder, [choice], folder.manifest.input.kind, checked=checked)
     try:
         yield model
     finally:

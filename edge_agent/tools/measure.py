@@ -64,7 +64,7 @@ def _runner(path: Path, choice: EngineChoice) -> Callable[[int], object]:
     from ..models.manifest import load
 
     folder = load(path)
-    model, _ = load_model(folder, [choice], folder.manifest.input.kind, checked=True)
+    model = load_model(folder, [choice], folder.manifest.input.kind, checked=True)
     inputs = [model.ready(probe_inputs(model.engine.inputs, seed)) for seed in range(4)]
     for each in inputs:
         model.run(each)

@@ -419,7 +419,7 @@ def test_the_script_finds_what_the_agent_finds(
     writer.release()
     _, frame = cv2.VideoCapture(str(clip)).read()
     (model,) = prepare_models.look([str(folder)], str(tmp_path / "place"))
-    agents, _ = load_model(load(folder), [EngineChoice("onnxruntime", threads=1)], "picture")
+    agents = load_model(load(folder), [EngineChoice("onnxruntime", threads=1)], "picture")
     found = agents.infer(Sample(frame, 0, 0, 0.0)).findings
     assert isinstance(found, Detections)
     assert len(found) > 0

@@ -27,7 +27,7 @@ def test_a_box_near_the_threshold_is_no_disagreement(
         for name, count in (("incumbent", 2), ("candidate", 1))
     ]
     incumbent, candidate = (
-        load_model(load(folder), [EngineChoice("onnxruntime")], "picture")[0] for folder in folders
+        load_model(load(folder), [EngineChoice("onnxruntime")], "picture") for folder in folders
     )
     sample = Sample(plain(40), 0, 0, 0.0)
     shadow = Comparison(candidate, 1)

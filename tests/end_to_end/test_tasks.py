@@ -47,7 +47,7 @@ def write_frames(folder: Path) -> str:
 def with_golden(folder: Path, head: Head) -> None:
     """Make a model folder of a bare file, with golden outputs of a picture."""
     with import_model(save_yolo(folder / f"{head}.onnx", head)) as imported:
-        model, _ = load_model(imported.folder, [EngineChoice("onnxruntime")], "picture")
+        model = load_model(imported.folder, [EngineChoice("onnxruntime")], "picture")
         inputs = {
             name: np.array(one) for name, one in model.prepare_data(picture(*FRAME)).tensors.items()
         }

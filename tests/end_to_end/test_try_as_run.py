@@ -117,7 +117,7 @@ def as_tried(config: Path, model_folder: Path, engine: str) -> Iterator[dict[str
     settings, pipeline = read_pipeline(str(config))
     spec = parse_source(pipeline.source, config.parent)
     folder = manifest.load(model_folder)
-    model, _ = load_model(folder, [EngineChoice(engine)], spec.kind)
+    model = load_model(folder, [EngineChoice(engine)], spec.kind)
     seconds = load_second_stages(settings, pipeline)
     try:
         with Samples(spec, folder.manifest.input, threading.Event()) as samples:

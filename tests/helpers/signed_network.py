@@ -57,7 +57,7 @@ def pictures(folder: Path) -> Path:
 def quantize(place: Path) -> Path:
     """Write YOLOX-nano in eight bits with a sign; return the file."""
     model = load(detector(place / "float", NETWORK, "1"))
-    engine = load_model(model, [EngineChoice("onnxruntime")], "picture")[0]
+    engine = load_model(model, [EngineChoice("onnxruntime")], "picture")
     inputs = [engine.prepare(Request(sample)).tensors for sample in _samples().values()]
     inputs = [engine.unfolded(tensors) for tensors in inputs]
     engine.close()
@@ -76,7 +76,7 @@ def expected(folder: Path) -> dict[str, list[str]]:
     model = load(folder)
     plain = open_plain(model, "picture")
     assert plain is not None
-    wrong = load_model(model, [EngineChoice("openvino", options=LOW_PRECISION)], "picture")[0]
+    wrong = load_model(model, [EngineChoice("openvino", options=LOW_PRECISION)], "picture")
     found: dict[str, list[str]] = {}
     other: dict[str, list[str]] = {}
     for name, sample in _samples().items():

@@ -226,7 +226,7 @@ def test_entities_stay_while_the_models_that_name_them_are_loaded(tmp_path: Path
         announcer.publish()
         assert components(runner) == {}
         [serving] = runner.active.all()
-        model = load_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
+        model = load_model(folder, [EngineChoice("onnxruntime")], "picture")
         runner.active.put(serving.arm, serving.kind, model)
         announcer.publish()
         assert len(components(runner)["door_zone_yard_person"]) > 1

@@ -95,7 +95,7 @@ def inverse(folder: Path) -> Path:
 
 def opened(folder: Path, engine: EngineName, kind: Kind = "picture") -> Model:
     """Load a model."""
-    return load_model(load(folder), [EngineChoice(engine, threads=1)], kind)[0]
+    return load_model(load(folder), [EngineChoice(engine, threads=1)], kind)
 
 
 def batched(folder: Path, engine: EngineName, kind: Kind = "picture", most: int = 4) -> Model:

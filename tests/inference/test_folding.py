@@ -659,7 +659,7 @@ def test_model_is_folded_and_finds_the_same(engine: EngineName, tmp_path: Path) 
     """A model that is opened takes bytes, and finds what it finds without; regions included."""
     folder = load(model(tmp_path / "small"))
     itself = unfolded(folder, engine)
-    folded, _ = load_model(folder, [choice_of(engine)], "picture")
+    folded = load_model(folder, [choice_of(engine)], "picture")
     assert folded.engine.fold is not None
     for region in (None, (5, 7, 40, 39)):
         one = tensors_of(itself.infer(sample(FRAME), region=region).findings)
@@ -676,7 +676,7 @@ def test_model_is_folded_and_finds_the_same(engine: EngineName, tmp_path: Path) 
 def test_a_challenger_gets_inputs_of_the_network_itself(tmp_path: Path) -> None:
     """What a folded model was given goes to another engine as any engine takes it."""
     folder = load(model(tmp_path / "small"))
-    folded, _ = load_model(folder, [choice_of("onnxruntime")], "picture")
+    folded = load_model(folder, [choice_of("onnxruntime")], "picture")
     serving = Serving(Arm("small", None, 1), "picture", folded)
     active: Any = None  # is not asked
     other = unfolded(folder, "onnxruntime")
@@ -886,7 +886,7 @@ def test_bundled_detector_finds_the_same(engine: EngineName) -> None:
     (path,) = (CHECKOUT / "models" / "media").glob("*.mp4")
     clip = Video(str(path), "the bundled clip", FILE)
     itself = unfolded(folder, engine)
-    folded, _ = load_model(folder, [choice_of(engine)], "picture")
+    folded = load_model(folder, [choice_of(engine)], "picture")
     assert folded.engine.fold is not None
     seen = 0
     for _ in range(3):

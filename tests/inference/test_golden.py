@@ -48,7 +48,7 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
         }
         (tmp_path / "model.toml").write_text(tomli_w.dumps(table))
         constant_outputs(tmp_path / "model.onnx", {"scores": SCORES})
-        model, _ = load_model(load(tmp_path), [EngineChoice("onnxruntime")], "picture")
+        model = load_model(load(tmp_path), [EngineChoice("onnxruntime")], "picture")
         made.append(model)
         return model
 
@@ -108,7 +108,7 @@ def test_a_case_in_which_nothing_is_found_compares_outputs(
 ) -> None:
     """As flat squares, which `convert` writes, are nothing for a detector: no box is no proof."""
     folder = detector(tmp_path / "found", [(0, 0.1, 0.1, 0.1, 0.4, 0.9)], ["person"])
-    model, _ = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
+    model = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
     row = (0, 0, 0.1, 0.1 + off, 0.1, 0.4 - off, 0.9 - off)
     ((name, picture),) = probe_inputs(model.engine.inputs, seed=1).items()
     arrays = {f"input__{name}": picture, "output__detection_out": np.array([[[row]]], np.float32)}

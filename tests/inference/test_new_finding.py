@@ -56,7 +56,7 @@ def test_a_new_kind_of_finding_goes_all_the_way(
     folder = load(brightness(tmp_path / "light"))
     output = replace(folder.manifest.output, decoder=cast("Any", "light"))
     folder = replace(folder, manifest=replace(folder.manifest, output=output))
-    model, _ = load_model(folder, [EngineChoice("onnxruntime")], "picture")
+    model = load_model(folder, [EngineChoice("onnxruntime")], "picture")
     picture = np.full((48, 64, 3), 60, np.uint8)
     sample = Sample(picture, 0, 0, 0.0)
     pipeline = Pipeline(name="p", source="dir:.", model="light", labels=("cat",), threshold=0.5)

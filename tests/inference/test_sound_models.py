@@ -30,7 +30,7 @@ def load(name: str, engine: str, **manifest: Any) -> Model:
     """Load a model file of others under a manifest of ours."""
     data = {"name": "m", "version": "1", "file": name, **manifest}
     folder = check(parse(data, "model.toml"), MODELS)
-    return load_model(folder, [EngineChoice(engine)], "signal")[0]
+    return load_model(folder, [EngineChoice(engine)], "signal")
 
 
 def samples(model: Model, source: str) -> list[Sample]:

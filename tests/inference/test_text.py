@@ -76,7 +76,7 @@ def written(*letters: int) -> NDArray[np.uint8]:
 
 
 def loaded(folder: Path, engine: str = "onnxruntime") -> Model:
-    return load_model(load(folder), [EngineChoice(engine)], "picture")[0]
+    return load_model(load(folder), [EngineChoice(engine)], "picture")
 
 
 @pytest.mark.parametrize("logits", [False, True])

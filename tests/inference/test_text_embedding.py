@@ -33,7 +33,7 @@ TEXTS = (
 
 def opened(folder: Path, engine: str = "onnxruntime", kind: Kind = "text") -> Model:
     """Load a model on an engine."""
-    return load_model(load(folder), [EngineChoice(engine)], kind)[0]
+    return load_model(load(folder), [EngineChoice(engine)], kind)
 
 
 def ask(model: Model, text: str | bytes) -> Any:

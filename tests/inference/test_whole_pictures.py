@@ -78,7 +78,7 @@ def folder(network: Path, task: str, output: str) -> Path:
 
 
 def loaded(path: Path, engine: str = "onnxruntime") -> Model:
-    return load_model(load(path), [EngineChoice(engine)], "picture")[0]
+    return load_model(load(path), [EngineChoice(engine)], "picture")
 
 
 def seen(path: Path, picture: NDArray[np.uint8], **asked: Any) -> Findings:

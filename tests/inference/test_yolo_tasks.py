@@ -38,7 +38,7 @@ SCALE = np.array([96 / 301, 50 / 157], np.float32)
 
 
 def loaded(folder: ModelFolder, engine: str = "onnxruntime") -> Model:
-    return load_model(folder, [EngineChoice(engine)], "picture")[0]
+    return load_model(folder, [EngineChoice(engine)], "picture")
 
 
 def seen(path: Path, engine: str, size: tuple[int, int] = FRAME, **asked: Any) -> Detections:

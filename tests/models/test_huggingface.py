@@ -222,7 +222,7 @@ def test_every_size_open(tmp_path: Path) -> None:
     with import_model(network) as imported:
         spec = imported.folder.manifest.input
         assert (spec.layout, spec.width, spec.height) == ("nchw", 32, 32)
-        model, _ = load_model(imported.folder, [EngineChoice("onnxruntime")], "picture")
+        model = load_model(imported.folder, [EngineChoice("onnxruntime")], "picture")
         assert model.engine.inputs[0].shape == (1, 3, 32, 32)
         model.close()
 

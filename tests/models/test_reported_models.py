@@ -31,7 +31,7 @@ def found(path: Path, engine: str, level: int = 225, size: int = 96) -> Findings
     """Infer a gray picture by a model folder or bare file."""
     picture = np.full((size, size, 3), level, np.uint8)
     with import_model(path) as imported:
-        model, _ = load_model(imported.folder, [EngineChoice(engine)], "picture")
+        model = load_model(imported.folder, [EngineChoice(engine)], "picture")
         try:
             return model.infer(Sample(picture, 0, 0, 0.0)).findings
         finally:

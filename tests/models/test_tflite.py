@@ -65,8 +65,7 @@ def twin(folder: Path) -> Model:
         '[input]\nlayout = "nhwc"\n[output]\ndecoder = "softmax"\nscale = 0.00390625\n'
         'labels = "labels.txt"\n'
     )
-    model, _ = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
-    return model
+    return load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
 
 
 def test_it_finds_what_its_twin_finds(tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ def test_it_finds_what_its_twin_finds(tmp_path: Path) -> None:
     other = twin(tmp_path / "twin")
     with import_model(ASSET) as imported:
         engine = EngineChoice(readers(".tflite")[0])
-        model, _ = load_model(imported.folder, [engine], "picture")
+        model = load_model(imported.folder, [engine], "picture")
         for name in pictures:
             data = cast("NDArray[np.uint8]", cv2.imread(str(ASSETS / name)))
             found: list[Classes] = []

@@ -22,7 +22,7 @@ LEARN = 320
 
 def opened(folder: Path) -> Model:
     """Load a model of one channel in windows of four."""
-    return load_model(load(folder), [EngineChoice("onnxruntime")], "signal")[0]
+    return load_model(load(folder), [EngineChoice("onnxruntime")], "signal")
 
 
 def model(tmp_path: Path, version: str = "1") -> Model:

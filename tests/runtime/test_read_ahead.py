@@ -247,7 +247,7 @@ def test_closing_lets_everyone_go() -> None:
 @pytest.fixture
 def small(tmp_path: Path) -> Model:
     """Load a small network that takes a picture."""
-    return load_model(load(model(tmp_path / "small")), [EngineChoice("onnxruntime")], "picture")[0]
+    return load_model(load(model(tmp_path / "small")), [EngineChoice("onnxruntime")], "picture")
 
 
 def picture(number: int = 0) -> Any:
@@ -274,7 +274,7 @@ def test_what_was_prepared_early_is_used(small: Model) -> None:
 def test_only_pictures_of_streams_are_resized_in_the_quick_way(tmp_path: Path) -> None:
     """Pictures of a folder are what somebody compares with; those of a codec are near enough."""
     folder = model(tmp_path / "coarse", weights={"step": np.array(1 / 32, np.float32)})
-    coarse = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")[0]
+    coarse = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
     data = np.random.default_rng(0).integers(0, 256, (131, 173, 3)).astype(np.uint8)
     ready = [coarse.prepare(Request(Sample(data, 0, 0, 0.0, file))) for file in (None, "cat.png")]
     stream, still = (each.tensors["picture"] for each in ready)

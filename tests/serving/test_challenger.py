@@ -41,7 +41,7 @@ def products(folder: Path, rounds: int, factor: float = 1.0) -> Path:
 def opened(folder: Path) -> Model:
     """Load it."""
     choice = EngineChoice("onnxruntime", threads=1, options={"graph_optimization_level": "basic"})
-    return load_model(load(folder), [choice], "signal")[0]
+    return load_model(load(folder), [choice], "signal")
 
 
 class Stage:

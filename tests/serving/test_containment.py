@@ -208,7 +208,7 @@ def test_what_a_second_engine_raises_leaves_what_serves(
             desk.bad,
             model,
             desk.active,
-            lambda: load_model(model.folder, choice, "picture", checked=True)[0],
+            lambda: load_model(model.folder, choice, "picture", checked=True),
             None,
             "moody",
         )

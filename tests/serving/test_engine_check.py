@@ -252,7 +252,7 @@ def test_an_engine_that_came_in_uncompared_is_compared_alone(make: Callable[...,
     """As the one that another gives way to when it fails."""
     desk = make("onnxruntime", **ALONE)
     desk.model.is_reference = False
-    desk.serving.model = load_model(desk.model.folder, [EngineChoice("openvino")], "picture")[0]
+    desk.serving.model = load_model(desk.model.folder, [EngineChoice("openvino")], "picture")
     desk.show(DARK)
     assert desk.model.is_reference
 

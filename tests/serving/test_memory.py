@@ -29,7 +29,7 @@ def test_models_that_may_go_do_so_early_when_memory_is_short(
     for serving in (first, second):
         folder = load(brightness(tmp_path / serving.arm.name))
         active.put(
-            serving.arm, "picture", load_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
+            serving.arm, "picture", load_model(folder, [EngineChoice("onnxruntime")], "picture")
         )
     second.lazy = True
     assert first.model is not None
@@ -96,7 +96,7 @@ def test_models_are_forgotten_without_waiting_for_their_last_frame(tmp_path: Pat
     active = ActiveModels(board, lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
     serving = active.serving_for(Arm("one", None, 1), "picture")
     folder = load(brightness(tmp_path / "one"))
-    model = load_model(folder, [EngineChoice("onnxruntime")], "picture")[0]
+    model = load_model(folder, [EngineChoice("onnxruntime")], "picture")
     for version in (None, "1"):
         active.put(Arm("one", version, 1), "picture", model)
     serving.lazy = True

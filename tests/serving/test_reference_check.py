@@ -37,7 +37,7 @@ WEAK = (1, 0.53, 0.0, 0.0, 0.2, 0.2)
 
 def opened(folder: Path) -> Model:
     """Load a model on ONNX Runtime."""
-    return load_model(load(folder), [EngineChoice("onnxruntime")], "picture")[0]
+    return load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
 
 
 def verdict(tmp_path: Path, expected: Rows, found: Rows) -> str | None:
@@ -135,7 +135,7 @@ def test_an_engine_agrees_with_a_plain_session(engine: str, tmp_path: Path) -> N
     folder = load(brightness(tmp_path / "light"))
     plain = open_plain(folder, "picture")
     assert plain is not None
-    model = load_model(folder, [EngineChoice(engine)], "picture")[0]
+    model = load_model(folder, [EngineChoice(engine)], "picture")
     picture = {"picture": np.full((1, 3, 16, 16), 40, np.float32)}
     assert why_unlike_session(plain, model, [picture]) is None
     assert compare_on_noise(plain, model, picture).passed
@@ -228,7 +228,7 @@ def test_surely_nothing_keeps_a_healthy_engine(task: str, tmp_path: Path) -> Non
     folder = load(write_manifest(tmp_path, "1", task, output={"decoder": "raw"}))
     plain = open_plain(folder, "picture")
     assert plain is not None
-    model = load_model(folder, [EngineChoice("openvino")], "picture")[0]
+    model = load_model(folder, [EngineChoice("openvino")], "picture")
     inputs = [{"picture": np.full((1, 3, 8, 8), step / 10, np.float32)} for step in range(5)]
     distance = relative_distance(*(one.run(inputs[0])["chance"] for one in (plain, model)))
     assert distance > model.manifest.trial.tolerance
@@ -242,7 +242,7 @@ def test_two_engines_are_believed_against_one(tmp_path: Path, gray: int, right: 
     Bytes that overflow are computed by OpenVINO in its own way, which no other engine confirms.
     """
     folder = load(wrapping(tmp_path / "wrapping"))
-    model = load_model(folder, [EngineChoice("openvino")], "picture")[0]
+    model = load_model(folder, [EngineChoice("openvino")], "picture")
     inputs = [{"picture": np.full((1, 3, 16, 16), gray, np.float32)}]
     assert is_confirmed(model, "picture", inputs) is right
     # A reference that differs from both does not condemn an engine that is confirmed.
@@ -255,6 +255,6 @@ def test_two_engines_are_believed_against_one(tmp_path: Path, gray: int, right: 
 def test_an_engine_that_fails_on_every_input_confirms_nothing(tmp_path: Path) -> None:
     """Two are believed against one only where the second one has answered."""
     folder = load(wrapping(tmp_path / "wrapping"))
-    model = load_model(folder, [EngineChoice("openvino")], "picture")[0]
+    model = load_model(folder, [EngineChoice("openvino")], "picture")
     unfit = [{"picture": np.zeros((1, 3, 5, 5), np.float32)}]
     assert is_confirmed(model, "picture", unfit) is False

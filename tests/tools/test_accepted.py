@@ -115,7 +115,7 @@ AT_THE_THRESHOLD, CLEAR = (0, 0.5002, 0.5, 0.5, 0.9, 0.9), (0, 0.9, 0.1, 0.1, 0.
 def test_a_box_at_the_threshold_refuses_no_engine(tmp_path: Path) -> None:
     """One engine's 0.5002 is the next one's 0.4998; the trial counts neither."""
     folder = detector(tmp_path / "1", [(0, 0.4998, *AT_THE_THRESHOLD[2:])], ["person"])
-    model, _ = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
+    model = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
     (name,) = (spec.name for spec in model.engine.inputs)
     picture = {name: np.zeros([size or 1 for size in model.engine.inputs[0].shape], np.float32)}
     rows = np.array([[[[0, *AT_THE_THRESHOLD]]]], np.float32)
@@ -130,7 +130,7 @@ def test_a_box_at_the_threshold_refuses_no_engine(tmp_path: Path) -> None:
 def test_a_case_on_a_threshold_is_not_written(tmp_path: Path) -> None:
     """Where there are others; else the clearest."""
     folder = detector(tmp_path / "1", [CLEAR], ["person"])
-    model, _ = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
+    model = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
     outputs = [
         {"detection_out": np.array([[[[0, *row]]]], np.float32)}
         for row in (AT_THE_THRESHOLD, CLEAR, (0, 0.495, *CLEAR[2:]), (0, 0.1, *CLEAR[2:]))

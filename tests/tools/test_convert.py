@@ -161,7 +161,7 @@ def test_what_is_left(
     assert [path.name for path in out.parent.iterdir()] == ["color"]
     for engine in ENGINES:
         assert f"on {engine}:CPU: the worst output is" in said.out
-        model, _ = load_model(load(out), [EngineChoice(engine)], "picture")
+        model = load_model(load(out), [EngineChoice(engine)], "picture")
         agreement = check_golden(model)
         model.close()
         assert agreement is not None
@@ -425,7 +425,7 @@ def test_a_tflite_is_compared_with_its_own_interpreter(tmp_path: Path) -> None:
     assert "compared on openvino:CPU" in said.out
     folder = load(out)
     assert len(folder.labels) == 1001
-    model, _ = load_model(folder, [EngineChoice("openvino")], "picture")
+    model = load_model(folder, [EngineChoice("openvino")], "picture")
     agreement = check_golden(model)
     model.close()
     assert agreement is not None

@@ -58,7 +58,7 @@ def test_a_model_in_eight_bits(tmp_path: Path, pictures: Path) -> None:
         assert given == distribution(column)
     assert usual.score is not None
     for engine in ENGINES:
-        loaded, _ = load_model(folder, [EngineChoice(engine)], "picture")
+        loaded = load_model(folder, [EngineChoice(engine)], "picture")
         agreement = check_golden(loaded)
         loaded.close()
         assert agreement is not None

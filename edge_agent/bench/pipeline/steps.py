@@ -23,13 +23,13 @@ from ...core.errors import AgentError, SampleError, SourceError, UsageError
 from ...core.types import Kind, Reading, Sample, State, Timing
 from ...device.hardware import read_facts
 from ...inference.engines.engine import EngineChoice
-from ...inference.model import Model
+from ...inference.model import Model, load_model
 from ...inference.preprocess.windowing import Windower
 from ...models.manifest import load
 from ...models.store.store import Store
 from ...serving.choice import DeviceEngines
 from ...serving.loader import ModelLoader
-from ...serving.open import open_prepared, open_whole
+from ...serving.open import open_prepared
 from ...sources.source import open_source
 from ...sources.spec import parse_source
 from ..common.recipe import recipe
@@ -200,7 +200,7 @@ def _open(model: str, choice: EngineChoice, loader: ModelLoader, kind: Kind) -> 
         form = loader.prepared_form(folder, kind)
         if form is not None:
             return open_prepared(folder, quick, form, kind, threads=choice.threads)
-    return open_whole(folder, [choice], kind, checked=False)
+    return load_model(folder, [choice], kind, checked=False)
 
 
 def _decode(source: str, seconds: float) -> tuple[list[Reading], float, float]:

@@ -203,7 +203,7 @@ def judge(
     wrong: list[tuple[int, str]] = []
     left = choices
     while True:
-        model, _ = load_model(folder, left, question["kind"], checked=bool(wrong))
+        model = load_model(folder, left, question["kind"], checked=bool(wrong))
         found = replace(_judge_on(model, choices, question, followed, trust), wrong=tuple(wrong))
         at = choices.index(model.choice)
         left = choices[at + 1 :]
@@ -315,7 +315,7 @@ def _compare_stages(
     whole = model
     if found.engine != followed.label:
         quick = [choice for choice in choices if followed.label.startswith(choice.engine)]
-        whole, _ = load_model(model.folder, quick, kind, checked=True)
+        whole = load_model(model.folder, quick, kind, checked=True)
     if not followed.same(whole.run):
         return replace(found, streamed="its stages gave other numbers than the whole: not counted")
     for inputs, outputs in followed.runs if whole is not model else ():
