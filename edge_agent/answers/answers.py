@@ -311,13 +311,15 @@ class Answers:
         inner: list[Future[Outcome]] = []
         if isinstance(queue, Generator):
             try:
-                inner = [queue.submit(question.data.tobytes())]
+                inner = [queue.submit(question.data.tobytes(), ticket.tell)]
             except FullError as problem:
                 raise RefusedError(str(problem), 1.0) from None
         else:
             inner = submit_parts(queue, question, RefusedError(FULL, 1.0))
-        ticket.inner = tuple(inner)
         left = len(inner)
+        with self._lock:
+            given_up = ticket not in self._open
+            ticket.inner = () if given_up else tuple(inner)
 
         def take(_: object) -> None:
             nonlocal left
@@ -329,6 +331,8 @@ class Answers:
 
         for one in inner:
             one.add_done_callback(take)
+            if given_up:
+                one.cancel()
 
     def _serving(self, asked: _Asked) -> tuple[Model | Generator, list[Serving]]:
         """Return the model that is likely to answer, and all that may."""
@@ -390,13 +394,15 @@ class Answers:
             if ticket not in self._open:
                 return
             self._open.remove(ticket)
+            # A cycle would keep a picture in memory until there is much else to collect.
+            inner, ticket.inner = ticket.inner, ()
             if isinstance(found, Answer):
                 self._counts["answered"] += 1
                 self._latency_ms.append((self._clock() - ticket.since) * 1e3)
             else:
                 self._counts["refused" if isinstance(found, RefusedError) else "failed"] += 1
-        # A cycle would keep a picture in memory until there is much else to collect.
-        ticket.inner = ()
+        for one in inner:
+            one.cancel()  # unless it is done
         if isinstance(found, Answer):
             ticket.future.set_result(found)
         else:
@@ -404,8 +410,6 @@ class Answers:
 
     def give_up(self, ticket: Ticket, why: AgentError | None = None) -> None:
         """Answer no more: whoever has asked has gone, or has sent nothing."""
-        for one in ticket.inner:
-            one.cancel()
         self._settle(ticket, why or RequestError("nobody waits for the answer any more"))
 
     # All questions
@@ -414,7 +418,7 @@ class Answers:
         """Give up what has taken too long; called every second or so."""
         late = self._clock() - ANSWER_SECONDS
         with self._lock:
-            old = [ticket for ticket in self._open if ticket.since < late]
+            old = [ticket for ticket in self._open if max(ticket.since, ticket.heard) < late]
             opened = list(self._models.items())
         for route, asked in opened:
             # The next question loads what is live now.
@@ -470,14 +474,3 @@ class Answers:
         if not identity.credible(sample.time_ns):
             payload["clock"] = payloads.UNSET
         return payload
-
-
-def ask_payload(payload: bytes) -> Callable[[Model, Kind], Question]:
-    """Return what parses a question that has come whole."""
-
-    def parse(model: Model, kind: Kind) -> Question:
-        from .question import read_question
-
-        return read_question(payload, model, kind)
-
-    return parse

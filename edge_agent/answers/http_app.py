@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import time
 import zlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -12,9 +13,10 @@ from math import ceil
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -24,10 +26,10 @@ from ..core.text import one_line
 from ..core.types import Kind
 from ..inference.model import Model
 from ..mqtt import payloads
-from .answers import Answers
+from .answers import FULL, MOST, Answers
 from .errors import RefusedError, StoppingError, TooLargeError, UnknownModelError, unknown
 from .kserve import Inference, metadata
-from .openai_http import TextRequest, error, listed, speaks
+from .openai_http import Piece, TextRequest, error, listed, speaks
 from .question import Question, read_question
 from .ticket import Answer, Ticket
 
@@ -71,6 +73,8 @@ class _Site:
     def __init__(self, answers: Answers, metrics: Callable[[], bytes]) -> None:
         self._answers = answers
         self._metrics = metrics
+        self._reading = 0
+        """Bodies that name their model, and come in: not admitted yet."""
         model = "/v2/models/{model}"
         version = f"{model}/versions/{{version}}"
         routes = [
@@ -146,7 +150,7 @@ class _Site:
             answers.ask(
                 ticket, lambda model, kind: parse(_inflated(body, coding, most), model, kind)
             )
-            return await asyncio.wrap_future(response)
+            return await _kept(request, asyncio.wrap_future(response))
         except ClientDisconnect:
             answers.give_up(ticket)
             return Response(status_code=400)
@@ -162,19 +166,54 @@ class _Site:
         length = request.headers.get("content-length", "0")
         answers.check_size(int(length) if length.isdecimal() else 0)
         coding, path = request.headers.get("content-encoding", ""), request.url.path[len("/v1/") :]
+        if self._reading >= MOST:
+            raise RefusedError(FULL, 1.0)
+        self._reading += 1
         try:
             body = await _body(request, most)
         except ClientDisconnect:
             return Response(status_code=400)
+        finally:
+            self._reading -= 1
         asked = await asyncio.to_thread(lambda: TextRequest(path, _inflated(body, coding, most)))
         ticket = answers.admit(asked.model, len(body), asked.version)
-        response = _response(ticket, lambda answer: JSONResponse(asked.encode(answer)))
         try:
+            if asked.stream:
+                return await self._stream(request, ticket, asked)
+            response = _response(ticket, lambda answer: JSONResponse(asked.encode(answer)))
             answers.ask(ticket, asked.parse)
-            return await asyncio.wrap_future(response)
+            return await _kept(request, asyncio.wrap_future(response))
+        except ClientDisconnect:
+            answers.give_up(ticket)
+            return Response(status_code=400)
         except BaseException:
             answers.give_up(ticket)
             raise
+
+    async def _stream(self, request: Request, ticket: Ticket, asked: TextRequest) -> Response:
+        """Answer in events, from the first piece on; what fails before it is refused as ever."""
+        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece]()
+
+        def take(piece: Piece) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and nobody listens
+                loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        def tell(model: str, text: str) -> None:
+            ticket.heard = time.monotonic()
+            take((model, text))
+
+        ticket.tell = tell
+        ticket.future.add_done_callback(take)
+        self._answers.ask(ticket, asked.parse)
+        first = await _kept(request, asyncio.ensure_future(pieces.get()))
+        if isinstance(first, Future) and (problem := first.exception()):
+            raise problem
+        return StreamingResponse(
+            asked.events(first, pieces),
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},  # of proxies
+            media_type="text/event-stream",
+            background=BackgroundTask(self._answers.give_up, ticket),  # where the caller has left
+        )
 
     async def _listed(self, request: Request) -> Response:
         found = await asyncio.to_thread(self._speaking)
@@ -227,6 +266,28 @@ class _Site:
         return Response(self._metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+async def _kept(request: Request, wanted: asyncio.Future[T]) -> T:
+    """Wait for something, as long as the caller does; the body has been read.
+
+    Raises:
+        ClientDisconnect: the caller has gone.
+    """
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((wanted, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not wanted.done():
+            raise ClientDisconnect
+        return wanted.result()
+    finally:
+        leaving.cancel()
+        wanted.cancel()
+
+
 def _response(ticket: Ticket, encode: Callable[[Answer], Response]) -> Future[Response]:
     """Return what gets the response once there is an answer."""
     response: Future[Response] = Future()
@@ -238,6 +299,8 @@ def _encoded(
     done: Future[Answer], encode: Callable[[Answer], Response], response: Future[Response]
 ) -> None:
     """Make the response of an answer; in the thread that has it."""
+    if not response.set_running_or_notify_cancel():
+        return  # the caller has gone
     problem = done.exception()
     try:
         if problem is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 64
+BACKLOG = 256
 IDLE_SECONDS = 5
 """After which a connection without a request is closed."""
 END_SECONDS = 2

@@ -11,7 +11,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MOST_CONNECTIONS = 64
+MOST_CONNECTIONS = 256
 MOST_HEAD = 16 * 1024
 """Bytes of a request's line and headers."""
 MOST_HEADERS = 64

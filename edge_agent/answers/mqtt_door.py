@@ -16,9 +16,9 @@ from ..mqtt.client import Client
 from ..mqtt.connection import ReceivedMessage
 from ..mqtt.requests import is_for_replies
 from ..mqtt.topics import Topics
-from .answers import Answers, ask_payload
+from .answers import Answers
 from .errors import RefusedError
-from .ticket import Answer
+from .ticket import Answer, ask_payload
 
 log = logging.getLogger(__name__)
 

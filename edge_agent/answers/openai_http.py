@@ -5,18 +5,24 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Mapping
+from asyncio import Queue
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 from uuid import uuid4
 
 from ..core.errors import SampleError
 from ..core.json_text import read_json
+from ..core.text import one_line
 from ..core.text_findings import Embeddings, Generated
 from ..core.types import Kind
 from ..inference.model import Model
 from ..models.manifest import ModelFolder
 from .question import Question, read_question
 from .ticket import Answer
+
+Piece = tuple[str, str] | Future[Answer]
+"""Of an answer: the model and what it says next; at the end all of it, or why there is none."""
 
 IDLE = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -34,7 +40,6 @@ NEUTRAL: Mapping[str, Any] = {
     "suffix": "",
     "tools": [],
     "tool_choice": "none",
-    "stream": False,
 }
 """Keys that are supported with this value only."""
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
@@ -87,6 +92,9 @@ class TextRequest:
             raise SampleError("model: expected the name of a model, as GET /v1/models lists them")
         self.model, _, version = name.partition("@")
         self.version = version or None
+        self.stream = self._usage = False
+        if path != "embeddings":
+            self._streams(given)
         for key, value in NEUTRAL.items():
             if given.pop(key, value) != value:
                 raise SampleError(f"{key}: only {json.dumps(value)} is supported here")
@@ -96,6 +104,18 @@ class TextRequest:
         self._base64 = False
         made = self._embedding(given) if path == "embeddings" else self._completion(given)
         self._asked = json.dumps(made).encode()
+
+    def _streams(self, given: dict[str, Any]) -> None:
+        self.stream = given.pop("stream", False)
+        if not isinstance(self.stream, bool):
+            raise SampleError("stream: expected true or false")
+        options = given.pop("stream_options", {})
+        usage = options.get("include_usage", False) if isinstance(options, dict) else None
+        if not isinstance(usage, bool) or (options and not self.stream):
+            raise SampleError(
+                'stream_options: expected {"include_usage": true}, where stream is true'
+            )
+        self._usage = usage
 
     def _embedding(self, given: dict[str, Any]) -> dict[str, Any]:
         coding = given.pop("encoding_format", "float")
@@ -163,26 +183,80 @@ class TextRequest:
         return {"object": "list", "data": data, "model": model}
 
     def _text(self, found: Generated, model: str) -> dict[str, Any]:
-        chat = self._path == "chat/completions"
         said: dict[str, Any] = (
             {"message": {"role": "assistant", "content": found.text}}
-            if chat
+            if self._chat
             else {"text": found.text}
         )
-        usage = {
-            "prompt_tokens": found.prompt_tokens,
-            "completion_tokens": found.tokens,
-            "total_tokens": found.prompt_tokens + found.tokens,
-        }
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": found.finish}
         return {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid4().hex}",
-            "object": "chat.completion" if chat else "text_completion",
+            **self._head(model),
+            "choices": [_choice(said, found.finish)],
+            "usage": _used(found),
+        }
+
+    @property
+    def _chat(self) -> bool:
+        return self._path == "chat/completions"
+
+    def _head(self, model: str) -> dict[str, Any]:
+        """Return what an answer begins with, and all chunks of it."""
+        kind = "chat.completion.chunk" if self.stream else "chat.completion"
+        return {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}",
+            "object": kind if self._chat else "text_completion",
             "created": int(time.time()),
             "model": model,
-            "choices": [choice],
-            "usage": usage,
         }
+
+    async def events(self, first: Piece, more: Queue[Piece]) -> AsyncIterator[bytes]:
+        """Yield the events of an answer that is streamed.
+
+        Args:
+            first: of the pieces.
+            more: those that follow; the answer itself is the last.
+        """
+        piece, told, none = first, 0, {"usage": None} if self._usage else {}
+        model = piece[0] if isinstance(piece, tuple) else piece.result().outcome.model
+        head = {**self._head(model), **none}
+
+        def chunk(text: str, finish: str | None = None, **delta: str) -> bytes:
+            said = {"delta": {**delta, "content": text} if text or delta else {}}
+            return _event(
+                {**head, "choices": [_choice(said if self._chat else {"text": text}, finish)]}
+            )
+
+        if self._chat:
+            yield chunk("", role="assistant")
+        while isinstance(piece, tuple):
+            told += len(piece[1])
+            yield chunk(piece[1])
+            piece = await more.get()
+        if problem := piece.exception():
+            yield _event(error(500, one_line(str(problem))))
+            return
+        found: Any = piece.result().outcome.findings
+        if rest := found.text[told:]:
+            yield chunk(rest)
+        yield chunk("", found.finish)
+        if self._usage:
+            yield _event({**head, "choices": [], "usage": _used(found)})
+        yield b"data: [DONE]\n\n"
+
+
+def _choice(said: dict[str, Any], finish: str | None) -> dict[str, Any]:
+    return {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+
+
+def _used(found: Generated) -> dict[str, int]:
+    return {
+        "prompt_tokens": found.prompt_tokens,
+        "completion_tokens": found.tokens,
+        "total_tokens": found.prompt_tokens + found.tokens,
+    }
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(data)}\n\n".encode()
 
 
 def _only(left: Mapping[str, Any], known: str) -> None:

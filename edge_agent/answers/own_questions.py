@@ -6,8 +6,9 @@ import json
 
 from ..core.errors import AgentError, RequestError, WebError
 from ..core.text_findings import Generated
-from .answers import Answers, ask_payload
+from .answers import Answers
 from .errors import RefusedError
+from .ticket import ask_payload
 
 
 def generate(answers: Answers, model: str, text: str, seconds: float) -> tuple[str, int]:

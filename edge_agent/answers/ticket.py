@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..core.frozen import record
-from ..core.types import Outcome, Sample
+from ..core.types import Kind, Outcome, Sample
+
+if TYPE_CHECKING:
+    from ..inference.model import Model
+    from .question import Question  # and NumPy with it
 
 
 @record
@@ -31,3 +37,18 @@ class Ticket:
     """Of the lanes, one for each row."""
     held: int = 0
     """Bytes of its arrays."""
+    tell: Callable[[str, str], None] | None = None
+    """Gets the model and each piece of what it says, in the model's thread; must not raise."""
+    heard: float = 0.0
+    """When the last piece came."""
+
+
+def ask_payload(payload: bytes) -> Callable[[Model, Kind], Question]:
+    """Return what parses a question that has come whole."""
+
+    def parse(model: Model, kind: Kind) -> Question:
+        from .question import read_question
+
+        return read_question(payload, model, kind)
+
+    return parse

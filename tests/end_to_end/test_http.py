@@ -281,7 +281,7 @@ def test_what_strangers_send_gets_a_clear_status_and_costs_nobody_else(
         for name, future in sent.items():
             found = future.result(PATIENCE)
             assert found.startswith(b"HTTP/1.1 " + HOSTILE[name][1]), (name, found[:80])
-        crowd = [ask.connect() for _ in range(64)]
+        crowd = [ask.connect() for _ in range(256)]
         assert ask.raw(b"").startswith(b"HTTP/1.1 503")
         for wire in crowd:
             wire.close()

@@ -17,14 +17,15 @@ TEMPLATE = (
 )
 
 
-def language_model(folder: Path, version: str = "1", seed: int = 1) -> Path:
-    """Make the folder."""
+def language_model(folder: Path, version: str = "1", seed: int = 1, width: int = WIDTH) -> Path:
+    """Make the folder; the cache takes 256 bytes of each token for 32 of *width*."""
     folder.mkdir(parents=True)
     end = _tokenizer(folder)
-    _network(folder, end + 1, np.random.default_rng(seed))
+    _network(folder, end + 1, np.random.default_rng(seed), width)
+    length = {"max_position_embeddings": PLACES}
     numbers = {"bos_token_id": 0, "eos_token_id": end, "pad_token_id": 0}
     files: dict[str, dict[str, Any]] = {
-        "config": {"model_type": "llama", "vocab_size": end + 1, **numbers},
+        "config": {"model_type": "llama", "vocab_size": end + 1, **length, **numbers},
         "generation_config": numbers,
         "tokenizer_config": {"eos_token": END, "chat_template": TEMPLATE},
     }
@@ -83,7 +84,7 @@ def _hidden(mask: Any, places: Any) -> Any:
     return op.multiply(op.subtract(absent, later), _constant(1e9, np.float32))
 
 
-def _state(part: Any, name: str, beam: Any, batch: Any) -> tuple[Any, Any]:
+def _state(part: Any, name: str, beam: Any, batch: Any, width: int) -> tuple[Any, Any]:
     """Give a part with what was there before, and what keeps it."""
     import openvino as ov
     from openvino import op as basic
@@ -91,17 +92,17 @@ def _state(part: Any, name: str, beam: Any, batch: Any) -> tuple[Any, Any]:
     from openvino.op.util import Variable, VariableInfo
 
     info = VariableInfo()
-    info.data_shape = ov.PartialShape([-1, HEADS, -1, WIDTH // HEADS])
+    info.data_shape = ov.PartialShape([-1, HEADS, -1, width // HEADS])
     info.data_type, info.variable_id = ov.Type.f32, name
     state = Variable(info)
-    shape = op.concat([batch, _constant([HEADS, 0, WIDTH // HEADS])], 0)
+    shape = op.concat([batch, _constant([HEADS, 0, width // HEADS])], 0)
     empty = op.broadcast(_constant(0, np.float32), shape)
     past = op.gather(basic.read_value(empty.output(0), state), beam, _constant(0))
     whole = op.concat([past, part], 2)
     return whole, basic.assign(whole, state)
 
 
-def _network(folder: Path, vocabulary: int, random: np.random.Generator) -> None:
+def _network(folder: Path, vocabulary: int, random: np.random.Generator, width: int) -> None:
     """Save a decoder with a cache as optimum has it: states, and attention as one operator."""
     import openvino as ov
     from openvino import opset13 as op
@@ -119,27 +120,27 @@ def _network(folder: Path, vocabulary: int, random: np.random.Generator) -> None
 
     ids, mask, places = (take(n, 2) for n in ("input_ids", "attention_mask", "position_ids"))
     beam = take("beam_idx", 1, ov.Type.i32)
-    x = op.gather(weights(vocabulary, WIDTH), ids, _constant(0))
-    x = op.add(x, op.gather(weights(PLACES, WIDTH), places, _constant(0)))
+    x = op.gather(weights(vocabulary, width), ids, _constant(0))
+    x = op.add(x, op.gather(weights(PLACES, width), places, _constant(0)))
     batch = op.gather(op.shape_of(ids, "i64"), _constant([0]), _constant(0))
     hidden, states = _hidden(mask, places), []
     for layer in range(LAYERS):
         parts = []
         for name in ("query", "key", "value"):
-            shape = _constant([0, 0, HEADS, WIDTH // HEADS])
-            part = op.reshape(mul(x, WIDTH, WIDTH), shape, True)
+            shape = _constant([0, 0, HEADS, width // HEADS])
+            part = op.reshape(mul(x, width, width), shape, True)
             part = op.transpose(part, _constant([0, 2, 1, 3]))
             if name != "query":
                 variable = f"past_key_values.{layer}.{name}present.{layer}.{name}"
-                part, kept = _state(part, variable, beam, batch)
+                part, kept = _state(part, variable, beam, batch, width)
                 states.append(kept)
             parts.append(part)
         heed = op.transpose(
             op.scaled_dot_product_attention(*parts, hidden), _constant([0, 2, 1, 3])
         )
-        x = op.add(x, mul(op.reshape(heed, _constant([0, 0, WIDTH]), True), WIDTH, WIDTH))
-        x = op.add(x, mul(op.relu(mul(x, WIDTH, 64)), 64, WIDTH))
-    logits = mul(x, WIDTH, vocabulary)
+        x = op.add(x, mul(op.reshape(heed, _constant([0, 0, width]), True), width, width))
+        x = op.add(x, mul(op.relu(mul(x, width, 64)), 64, width))
+    logits = mul(x, width, vocabulary)
     logits.output(0).set_names({"logits"})
     network = ov.Model([op.result(logits)], states, [ids, mask, places, beam], "tiny")
     ov.save_model(network, folder / "openvino_model.xml", compress_to_fp16=False)

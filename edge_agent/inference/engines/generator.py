@@ -38,6 +38,8 @@ TOKENIZERS = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
 UNLOAD_SECONDS = 5.0
 NICE = 10
 """Beside the threads of frames."""
+Tell = Callable[[str, str], None]
+"""Gets the model and each piece of its answer, in the thread that steps it."""
 
 
 class FullError(RequestError):
@@ -48,13 +50,17 @@ class FullError(RequestError):
 class _Asked:
     """A question, and how far its answer is."""
 
-    prompt: str
+    prompt: Any
+    """Its tokens, (1, n)."""
     config: Any
-    future: Future[Outcome]
-    since: float
     stops: list[str]
+    tell: Tell | None
+    future: Future[Outcome] = field(default_factory=Future)
+    since: float = field(default_factory=time.perf_counter)
     handle: Any = None
     tokens: list[int] = field(default_factory=list)
+    told: str = ""
+    """What `tell` has got."""
     finish: str = "stop"
 
 
@@ -92,14 +98,17 @@ class Generator:
 
     # What others call
 
-    def submit(self, data: bytes) -> Future[Outcome]:
+    def submit(self, data: bytes, tell: Tell | None = None) -> Future[Outcome]:
         """Ask something; does not wait.
+
+        *tell* gets the answer as far as it is certain, piece by piece; the rest of it is known
+        with the outcome.
 
         Raises:
             SampleError: it makes no sense.
             FullError: too many wait.
         """
-        asked = self._read(data)
+        asked = self._read(data, tell)
         with self._changed:
             if self._closing.is_set():
                 raise FullError(f"{self.id}: is being unloaded; ask again")
@@ -127,7 +136,7 @@ class Generator:
         """Wait until it is unloaded."""
         self._thread.join(seconds)
 
-    def _read(self, data: bytes) -> _Asked:
+    def _read(self, data: bytes, tell: Tell | None) -> _Asked:
         """Check a question, and make its prompt."""
         import openvino_genai as genai
 
@@ -137,7 +146,6 @@ class Generator:
             genai.GenerationConfig(str(defaults)) if defaults.exists() else genai.GenerationConfig()
         )
         config.apply_chat_template = False
-        config.max_new_tokens = min(body.get("max_tokens", math.inf), self._max_tokens)
         heat = body.get("temperature", 0)
         config.do_sample, config.temperature = heat > 0, float(heat or 1)
         stop = body.get("stop", [])
@@ -146,15 +154,26 @@ class Generator:
         if "schema" in body:
             text = json.dumps(body["schema"])
             config.structured_output_config = genai.StructuredOutputConfig(json_schema=text)
-        prompt = body.get("prompt")
-        if prompt is None:
-            try:
-                prompt = self._tokenizer.apply_chat_template(
-                    body["messages"], add_generation_prompt=True
-                )
-            except RuntimeError as problem:
-                raise SampleError(f"messages: {self._reason(problem)}") from None
-        return _Asked(prompt, config, Future(), time.perf_counter(), stops)
+        try:
+            prompt = self._prompt(body)
+        except RuntimeError as problem:
+            raise SampleError(f"messages: {self._reason(problem)}") from None
+        left = self._context - prompt.shape[-1]
+        if left < 1:
+            raise SampleError(
+                f"{prompt.shape[-1]} tokens, of which {self.id} has room for {self._context} with "
+                "its answer; shorten the prompt"
+            )
+        config.max_new_tokens = min(body.get("max_tokens", math.inf), self._max_tokens, left)
+        return _Asked(prompt, config, stops, tell)
+
+    def _prompt(self, body: Mapping[str, Any]) -> Any:
+        """Return the tokens of a question, (1, n)."""
+        text = body.get("prompt")
+        if text is None:
+            text = self._tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)
+        # A template has the token of the beginning itself.
+        return self._tokenizer.encode(text, add_special_tokens="prompt" in body).input_ids
 
     def _reason(self, problem: Exception) -> str:
         return native_reason(problem, self.folder.network)
@@ -202,6 +221,8 @@ class Generator:
             str(self.folder.network.parent), scheduler, "CPU", properties
         )
         self._tokenizer = self._pipeline.get_tokenizer()
+        config = read_json(self.folder.network.with_name("config.json").read_bytes())
+        self._context = config.get("text_config", config).get("max_position_embeddings", math.inf)
 
     def _step(self) -> bool:
         """Answer a token of each question; False: no more come."""
@@ -243,6 +264,7 @@ class Generator:
 
         if each.future.done():
             return
+        before = len(each.tokens)
         while each.handle.can_read():
             for output in each.handle.read().values():
                 each.tokens += output.generated_ids
@@ -250,23 +272,42 @@ class Generator:
                     each.finish = "length"
         status = each.handle.get_status()
         if status == genai.GenerationStatus.RUNNING:
+            if each.tell is not None and len(each.tokens) > before:
+                certain = _certain(self._text(each), each.stops)
+                if len(certain) > len(each.told):
+                    each.tell(self.id, certain[len(each.told) :])
+                    each.told = certain
             return
         if status == genai.GenerationStatus.IGNORED:
             most = f"text.kv_cache_mb = {self._kv_cache_mb}"
             self._fail([each], SampleError(f"{self.id}: is longer than {most} has room for"))
             return
-        text = self._tokenizer.decode(each.tokens)
-        text = text[: min((at for one in each.stops if (at := text.find(one)) >= 0), default=None)]
-        prompt_tokens = int(self._tokenizer.encode(each.prompt).input_ids.shape[-1])
+        prompt_tokens = each.prompt.shape[-1]
+        text = self._text(each)
         found = Generated(text, len(each.tokens), each.finish, prompt_tokens)
         took = (time.perf_counter() - each.since) * 1e3
         if each.future.set_running_or_notify_cancel():
             each.future.set_result(Outcome(self.id, LABEL, found, Timing(0.0, took, 0.0)))
 
+    def _text(self, each: _Asked) -> str:
+        """Return what was said so far, up to where it is to stop."""
+        text: str = self._tokenizer.decode(each.tokens)
+        ends = [at for one in each.stops if (at := text.find(one)) >= 0]
+        if ends:
+            each.finish = "stop"
+        return text[: min(ends, default=None)]
+
     def _fail(self, asked: list[_Asked], problem: AgentError) -> None:
         for each in asked:
             if not each.future.done() and each.future.set_running_or_notify_cancel():
                 each.future.set_exception(problem)
+
+
+def _certain(text: str, stops: list[str]) -> str:
+    """Return as much of an answer as no further token changes: without half a letter or stop."""
+    text = text.rstrip("\ufffd")
+    held = (n for one in stops for n in range(len(one) - 1, 0, -1) if text.endswith(one[:n]))
+    return text[: len(text) - max(held, default=0)]
 
 
 def _checked(data: bytes) -> Mapping[str, Any]:
@@ -296,6 +337,10 @@ def _is_text(found: Any) -> bool:
     return isinstance(found, str) and bool(found)
 
 
+def _is_stop(found: Any) -> bool:
+    return _is_text(found) and len(found) <= 200
+
+
 def _are(found: Any, is_so: Callable[[Any], bool], most: int) -> bool:
     return isinstance(found, list) and 0 < len(found) <= most and all(map(is_so, found))
 
@@ -323,8 +368,8 @@ CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         lambda found: type(found) in {int, float} and 0 <= found <= 2,
     ),
     "stop": (
-        "a text, or up to 16 of them",
-        lambda found: _is_text(found) or _are(found, _is_text, 16),
+        "a text of up to 200 letters, or up to 16 of them",
+        lambda found: _is_stop(found) or _are(found, _is_stop, 16),
     ),
     "schema": ("a JSON schema", lambda found: isinstance(found, dict)),
 }
