@@ -81,7 +81,7 @@ HOMES: Mapping[str, str] = {
     "rich": "cli",
     "tomli_w": "models.importing cli",
     "amqtt": "mqtt.amqtt_broker",
-    "lap": "rules.assignment",
+    "lap": "rules.tracker",
     "prometheus_client": "health.prometheus health.bounded_server",
     "serial": "sources.serial_line",
     "tokenizers": "inference.preprocess.text",

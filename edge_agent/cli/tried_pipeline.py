@@ -18,7 +18,7 @@ from ..rules.rule_engine import RuleEngine
 from ..rules.totals import LineTotals
 from ..runtime.pipelines.capture import masks_of
 from ..runtime.pipelines.frame_path import FramePath
-from ..runtime.pipelines.overlay import Shape
+from ..runtime.pipelines.sinks import Shape
 from ..serving.reference_check import attach_check
 from .lineup import engines_for
 from .terminal import count_words, event_sentence

@@ -23,9 +23,9 @@ from ..core.flight_recorder import recorder
 from ..core.threads import ShutdownQueue
 from ..delivery.local_requests import LocalRequests
 from ..delivery.receive.admission import DeviceIdentity
-from ..delivery.receive.drawing import Drawing
 from ..delivery.receive.rollouts import Rollouts
 from ..delivery.receive.router import Router
+from ..delivery.receive.transfer import Drawing
 from ..delivery.rollout.commands import Rollback
 from ..delivery.rollout.deployer import Deployer
 from ..delivery.rollout.ledger import Ledger

@@ -46,12 +46,7 @@ class LocalRequests:
         return request
 
     def wait(self, request: Path, on_state: Callable[[str], None], timeout: float) -> None:
-        """Wait until the version serves.
-
-        Args:
-            request: its path.
-            on_state: called with each new state of the version.
-            timeout: s, without a new state.
+        """Wait until the version serves; *timeout* seconds without a new state are too long.
 
         Raises:
             ModelError: it was rejected, or the agent has gone.

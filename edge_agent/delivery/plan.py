@@ -142,12 +142,7 @@ def ring_of(key: PrivateKey | None) -> Keyring:
 
 
 def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) -> Plan:
-    """Return the plan in a payload, once its signature is good.
-
-    Args:
-        payload: from the broker.
-        ring: the keys that are trusted; None: the signature is not looked at.
-        allow_unsigned: whether it may have none.
+    """Return the plan in a payload, once its signature is good; no *ring*: whatever it is.
 
     Raises:
         MalformedError: it is none, or nobody who is trusted has signed it.

@@ -40,14 +40,9 @@ class StatusTopic:
     def publish(
         self, transfer: str, state: str, *, have: int = 0, total: int = 0, **more: Any
     ) -> bool:
-        """Publish a state; return False without a connection.
+        """Publish a state of section 5; return False without a connection.
 
-        Args:
-            transfer: its id.
-            state: one of section 5.
-            have: blocks that are on the device.
-            total: blocks of the package.
-            more: `list`, `need`, `why`, or what a model's topic has; None is left out.
+        *have* and *total* count blocks; *more* is what else is told, of which None is left out.
         """
         percent = 100.0 * have / total if total else 0.0
         status = {"state": state, "have": have, "total": total, "percent": round(percent, 1)}
@@ -79,12 +74,9 @@ def numbers_in(ranges: Any) -> list[int]:
 def agreement_words(details: Mapping[str, Any]) -> tuple[str | None, bool]:
     """Describe how far a version that went live had agreed with the one before.
 
-    Args:
-        details: of its way there, as they are published; from any device, so of any shape.
-
-    Returns:
-        "agrees with it on 12 of 30 live frames (…)", None where nothing was compared; and whether
-        that is so little that it is to be warned of.
+    Return "agrees with it on 12 of 30 live frames (…)", None where nothing was compared; and
+    whether that is so little that it is to be warned of. *details* are of any device, so of any
+    shape.
     """
     match details.get("shadow"):
         case {"compared": int(compared), "agreement": int() | float() as share} if compared > 0:

@@ -51,11 +51,7 @@ class RetainedPackage:
     ) -> None:
         """Send nothing yet.
 
-        Args:
-            client: sends it.
-            broker: its settings, for a connection that reads as a device does.
-            package: what is sent.
-            expires_s: after which a broker of MQTT 5 removes it by itself.
+        After *expires_s* a broker of MQTT 5 removes it by itself.
         """
         self._client = client
         self._broker = broker
@@ -87,10 +83,7 @@ class RetainedPackage:
         )
 
     def put(self, progress: Callable[[int, int], object]) -> None:
-        """Send all of it, the offer last.
-
-        Args:
-            progress: called with the blocks that are sent, and how many there are.
+        """Send all of it, the offer last; *progress* is told the blocks that are sent, and all.
 
         Raises:
             BrokerError: the broker does not take it.
@@ -154,12 +147,7 @@ def remove(client: OneShotClient, root: str, transfer: str) -> bool:
 
 
 def clear(client: OneShotClient, topic: str, blocks: int) -> None:
-    """Remove a package from the broker; the offer last, which says what there is to remove.
-
-    Args:
-        client: publishes.
-        topic: that of the package.
-        blocks: their number.
+    """Remove a package of so many *blocks*; the offer last, which says what there is to remove.
 
     Raises:
         BrokerError: the broker does not do it.

@@ -33,13 +33,7 @@ AROUND = 16
 
 
 def block_bytes(limit: int | None, root: str, target: str) -> int:
-    """Return how large blocks may be for the broker to take them.
-
-    Args:
-        limit: the broker's maximum packet size; None: it has named none.
-        root: first topic level.
-        target: the device's id, or @group.
-    """
+    """Return how large blocks may be, bytes, for the broker to take them; *limit*: its packets."""
     if limit is None:
         return CUT
     topic = f"{root}/{target}/in/push/{'0' * 32}/block/{'0' * 7}"
@@ -83,16 +77,9 @@ class Sender:
         drawn: bool = False,
         until: str = "probation",
     ) -> None:
-        """Send nothing yet.
+        """Send nothing yet; *client* listens to `<root>/+/push/<transfer>`.
 
-        Args:
-            client: listens to `<root>/+/push/<transfer>`.
-            root: first topic level.
-            target: the device's id, or @group.
-            devices: that are expected to answer.
-            package: what is sent.
-            drawn: it lies on the broker already; only members that cannot draw it are answered.
-            until: see `Progress.until`.
+        *drawn*: the package lies on the broker; only members that cannot draw it are answered.
         """
         self._drawn = drawn
         self._until = until

@@ -97,16 +97,9 @@ class Client:
     ) -> None:
         """Read the certificates; nothing is connected before `run`.
 
-        Args:
-            broker: settings of the broker.
-            client_id: MQTT client id.
-            status_topic: carries `status(state, reason)`, also as the last will.
-            status: returns the status payload.
-            filters: returns the topic filters to subscribe to; called at each connection.
-            inbox: where received messages are put.
-            backoff: pauses between attempts to connect.
-            spool: the file for results of QoS 1 that wait; None: they wait in memory only.
-            ledger: the file that remembers retained topics; None: it is not remembered.
+        *status* returns what *status_topic* carries, also as the last will, given state and reason;
+        *filters* is called at each connection. Without *spool* results wait in memory only, without
+        *ledger* retained topics are forgotten at the end.
 
         Raises:
             UsageError: certificates that cannot be used.
@@ -293,12 +286,7 @@ class Client:
                 self._subscribing.ask(self._outbox.connection, [topic], own=False)
 
     def change_broker(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
-        """Replace the connection by one with other settings; unconfirmed messages go along.
-
-        Args:
-            broker: settings of the broker.
-            tls: of these settings, from `tls_context`.
-        """
+        """Replace the connection by one with other settings; unconfirmed messages go along."""
         with self._lock:
             self._problem, self._settings_changed = None, True
         self._reconnect.change(broker, tls)
@@ -327,10 +315,8 @@ class Client:
     def close(self, reason: Literal["stopped", "lost"] = "stopped") -> None:
         """Publish the last status, disconnect, and write what could not be delivered to disk.
 
-        Waits at most three seconds, and two more for a disk that hangs.
-
-        Args:
-            reason: why the device is offline; lost: nobody has asked for it, as the will says.
+        Waits at most three seconds, and two more for a disk that hangs. *reason* lost: nobody has
+        asked for it, as the will says.
         """
         with self._lock:
             connection = self._outbox.connection

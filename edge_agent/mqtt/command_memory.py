@@ -60,11 +60,8 @@ class CommandMemory:
     ) -> None:
         """Read what the last run has left.
 
-        Args:
-            path: of the file, one JSON array a line.
-            credible: whether this machine's clock shows the time. Until then the age of a command
-                cannot be judged: none is refused, and none is forgotten before there are MOST.
-            clock: seconds since 1970.
+        Until the clock is *credible*, the age of a command cannot be judged: none is refused, and
+        none is forgotten before there are MOST.
         """
         self._path = path
         self._credible = credible

@@ -64,19 +64,9 @@ def connect(
 ) -> Connection:
     """Connect once: to each address of the broker's name or names in turn, until one accepts.
 
-    Where the broker refuses MQTT 5 or the last will, again without.
-
-    Args:
-        broker: settings of the broker.
-        client_id: MQTT client id.
-        hooks: called with what happens on the connection.
-        protocol: 5 or 4, instead of the one in the settings.
-        will: last will.
-        tls: from `tls_context`; made here where it is not given.
-        session: have the broker keep messages for us over short absences, acknowledge by hand.
-        stopping: ends the attempt when set.
-        abilities: of the broker, as far as they are known.
-        avoid: the address that is tried last: of a node that was lost, or hangs.
+    Where the broker refuses MQTT 5 or the last will, again without. *session* has the broker keep
+    messages for us over short absences, which are acknowledged by hand; *stopping* ends the
+    attempt; *avoid* is tried last: the node that was lost, or hangs.
 
     Raises:
         BrokerError: the broker cannot be reached or refuses the connection.

@@ -173,19 +173,10 @@ class Connection:
         about: Mapping[str, str] | None = None,
         expires_s: int | None = None,
     ) -> Any:
-        """Publish, as far as the broker's abilities go.
+        """Publish, as far as the broker's abilities go; return paho's receipt.
 
-        Args:
-            topic: where to.
-            payload: of any content.
-            qos: at most, as the broker's abilities.
-            retain: whether the broker is to keep it.
-            correlation: of the request that this answers.
-            about: user properties, which MQTT 3.1.1 has not.
-            expires_s: how long the broker keeps it for who is away; MQTT 3.1.1 keeps it for ever.
-
-        Returns:
-            paho's receipt, whose `mid` is the message id passed to the hooks.
+        Its `mid` is the message id that the hooks are given. MQTT 3.1.1 has no user properties
+        (*about*) and keeps for ever what is to expire.
         """
         qos, retain = min(qos, self.abilities.qos), retain and self.abilities.retain
         said: dict[str, Any] = {}
@@ -211,10 +202,8 @@ class Connection:
     def subscribe(self, filters: list[str], *, as_published: bool = False) -> int | None:
         """Subscribe at QoS 1; return the message id, or None where the connection has ended.
 
-        Args:
-            filters: topic filters.
-            as_published: keep the retain flag of messages that are delivered as they are published
-                (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
+        *as_published* keeps the retain flag of messages that are delivered as they are published
+        (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
         """
         if not filters:
             return None  # MQTT knows no SUBSCRIBE of nothing

@@ -28,12 +28,7 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
     """A queue of messages; None ends it."""
 
     def __init__(self, *, messages: int = MAX_MESSAGES, size: int = MAX_BYTES) -> None:
-        """Start empty.
-
-        Args:
-            messages: of QoS 0 that may wait.
-            size: bytes that may wait.
-        """
+        """Start empty; *messages* of QoS 0 and *size* bytes may wait."""
         super().__init__()
         self.dropped = 0
         """Messages that did not fit."""

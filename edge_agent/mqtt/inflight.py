@@ -35,14 +35,7 @@ class InflightMessage:
     def __init__(
         self, message: Message, number: int = 0, batch: Batch | None = None, index: int = 0
     ) -> None:
-        """Make one that is in memory only, or also on disk.
-
-        Args:
-            message: to be delivered.
-            number: its place in the order of publishing.
-            batch: that it is part of on disk.
-            index: its place there.
-        """
+        """Make one that is in memory, or also in *batch*; *number*: in the order of publishing."""
         self.message = message
         self.number = number
         self.batch = batch
@@ -305,10 +298,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
     def choose_evicted(self, new: Sequence[Batch], count: int, size: int) -> list[Batch]:
         """Choose the batches that give way: the least important first, and of those the oldest.
 
-        Args:
-            new: about to be written; may be chosen too.
-            count: excess messages.
-            size: excess bytes.
+        So many messages, *count*, and bytes, *size*, are to go; *new* are about to be written.
         """
         chosen: list[Batch] = []
         if count <= 0 and size <= 0:

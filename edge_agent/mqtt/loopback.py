@@ -39,11 +39,7 @@ class Loopback:
 
 @contextmanager
 def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
-    """Run a broker within a `with` block.
-
-    Args:
-        folder: of its settings and log.
-        more: lines of settings; for mosquitto only.
+    """Run a broker within a `with` block; *more*: lines of settings, for mosquitto only.
 
     Raises:
         UsageError: none is installed.

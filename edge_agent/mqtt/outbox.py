@@ -54,11 +54,7 @@ class Outbox:
     """Everything in flight to the broker, and what waits for a connection."""
 
     def __init__(self, barrier_topic: str) -> None:
-        """Start without a connection.
-
-        Args:
-            barrier_topic: one that is never subscribed to; see `Barrier`.
-        """
+        """Start without a connection; *barrier_topic* is never subscribed to, see `Barrier`."""
         self.connection: Connection | None = None
         self.channels: list[Channel] = []
         self.inflight = Inflight()
@@ -206,12 +202,7 @@ class Outbox:
     # What happens to the connection
 
     def connected(self, connection: Connection, status: tuple[str, bytes]) -> None:
-        """Take over a new connection: publish the device's status, then all that waited.
-
-        Args:
-            connection: subscribed already.
-            status: topic and payload that say that the device is online.
-        """
+        """Take over a connection, subscribed already: publish *status*, then all that waited."""
         first = not self._was_connected
         self._was_connected = True
         self._flight = _Flight()
@@ -373,11 +364,7 @@ class Barrier:
     """
 
     def __init__(self, topic: str) -> None:
-        """Start without barriers.
-
-        Args:
-            topic: one that is never subscribed to.
-        """
+        """Start without barriers; *topic* is never subscribed to."""
         self._topic = topic
         self._marks: dict[int, list[tuple[Channel, Message]]] = {}
         """By message id of an unanswered barrier: the last result of each channel before it."""

@@ -66,15 +66,9 @@ def make_client(
     *,
     session: bool,
 ) -> Client:
-    """Make a client that is not connected.
+    """Make a client that is not connected, for the address *where*.
 
-    Args:
-        broker: has the name and password.
-        where: the one of its addresses that is connected to.
-        client_id: MQTT client id.
-        protocol: 5 or 4.
-        tls: None: without TLS.
-        session: the broker keeps messages for us, and what arrives is acknowledged by hand.
+    *session*: the broker keeps messages for us, and what arrives is acknowledged by hand.
     """
     _import_lazily("urllib.request")
     _import_lazily("hashlib")
@@ -113,12 +107,8 @@ def _import_lazily(name: str, errors: tuple[str, ...] = ()) -> None:
 
     paho imports `urllib.request`, and with it HTTP and mail, and `hashlib` for WebSockets, which
     are not used here, and `ssl`, which most brokers on a local network do without: half of paho's
-    own import time, on the way to the first result, and 4 MB of libraries.
-
-    Args:
-        name: of the module.
-        errors: exceptions that only the module itself raises: an `except` clause that names one
-            does not import the module.
+    own import time, on the way to the first result, and 4 MB of libraries. *errors* are exceptions
+    that only the module itself raises: an `except` clause that names one does not import it.
     """
     if name in sys.modules:
         return

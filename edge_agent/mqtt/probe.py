@@ -15,9 +15,7 @@ RETAINED_SECONDS = 5.0
 def retained_trouble(broker: Broker, topic: str) -> str:
     """Return what other connections are not given of what is retained; empty: nothing, or unknown.
 
-    Args:
-        broker: its settings.
-        topic: of the device's own, below one that tells a wildcard apart.
+    *topic* is the device's own, below one that tells a wildcard apart.
 
     Raises:
         BrokerError: it cannot be reached, or refuses the message.

@@ -44,14 +44,8 @@ class Reconnect:
     ) -> None:
         """Read the certificates; do not connect yet.
 
-        Args:
-            broker: settings of the broker.
-            client_id: MQTT client id.
-            hooks: of every connection.
-            will: returns the last will, called at each connection.
-            backoff: pauses between attempts.
-            closing: set when no more connections are wanted; then `interrupt`.
-            on_problem: called with the reason whenever there is no connection.
+        *closing* is set when no more connections are wanted, then `interrupt` is called;
+        *on_problem* is told the reason whenever there is no connection.
 
         Raises:
             UsageError: certificates that cannot be used.
@@ -82,10 +76,6 @@ class Reconnect:
         """Use other settings, for a connection that is to be made at once.
 
         The user of the present connection sees `changed`, and has to close it.
-
-        Args:
-            broker: settings of the broker.
-            tls: of these settings, from `tls_context`.
         """
         self._next.append((broker, tls))
         self._interrupted.set()

@@ -46,11 +46,7 @@ class Later:
     """The outcome of a command that takes a while; told once, by any thread."""
 
     def __init__(self, unfinished: str) -> None:
-        """Begin.
-
-        Args:
-            unfinished: the error, should the agent end before.
-        """
+        """Begin; *unfinished* is the error, should the agent end before."""
         self.unfinished = unfinished
         self._told: Mapping[str, Any] | AgentError | None = None
 
@@ -131,15 +127,8 @@ class Requests:
     ) -> None:
         """Prepare.
 
-        Args:
-            inbox: what was received.
-            client: publishes the replies.
-            topics: this device's.
-            subscriptions: know what is for whom.
-            memory: of earlier commands.
-            commands: that there are.
-            deliveries: takes what is in an inbox and is no command: models and transfers.
-            set_bare: sets a key of a pipeline, given both and the bare value.
+        *deliveries* takes what is in an inbox and is no command: models and transfers; *set_bare*
+        sets a key of a pipeline to a bare value.
         """
         self.malformed = 0
         """Messages that could not be understood."""
@@ -154,11 +143,7 @@ class Requests:
         self._waiting: list[_Waiting] = []
 
     def run(self, on_idle: Callable[[], object] = lambda: None) -> None:
-        """Handle messages until the inbox is closed.
-
-        Args:
-            on_idle: called when no message waits, and every IDLE_SECONDS then.
-        """
+        """Handle messages until the inbox is closed; while none waits, *on_idle* is called."""
         busy = False
         while True:
             try:

@@ -26,11 +26,9 @@ class Retained:
     """Publishes and clears retained topics; may be called by any thread."""
 
     def __init__(self, send: Callable[[str, bytes], None], ledger: Path | None) -> None:
-        """Do not read the ledger yet.
+        """Do not read the ledger yet; without one the topics are forgotten at the end.
 
-        Args:
-            send: publishes a payload on a topic, at QoS 1; an empty one clears the topic.
-            ledger: the file of the topics that there were; None: they are forgotten at the end.
+        *send* publishes at QoS 1; an empty payload clears the topic.
         """
         self._send = send
         self._file = None if ledger is None else StateFile(ledger, _FORGOTTEN)
@@ -45,22 +43,11 @@ class Retained:
         """Held while the ledger is compared and written."""
 
     def register(self, prefix: str, current: Current) -> None:
-        """Clear the topics below a prefix once *current* no longer returns them.
-
-        Args:
-            prefix: of topics, with its last slash; also outside the device's own.
-            current: returns the topics below it that there are now.
-        """
+        """Clear the topics below a prefix, with its last slash, once *current* has them no more."""
         self._prefixes[prefix] = current
 
     def publish(self, topic: str, payload: Mapping[str, Any], *, timestamp: bool = False) -> None:
-        """Publish a payload if it is not the one published last.
-
-        Args:
-            topic: where to.
-            payload: to be compared and encoded.
-            timestamp: add the key `time`, which makes no difference.
-        """
+        """Publish a payload if it is not the one published last; *timestamp* adds `time` to it."""
         from . import payloads
 
         body = payloads.encode(payload)

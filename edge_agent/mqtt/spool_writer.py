@@ -91,13 +91,8 @@ class SpoolWriter:
     ) -> None:
         """Remember what to do; neither file nor thread is there before `wake`.
 
-        Args:
-            path: of the spool's file.
-            inflight: the messages.
-            lock: the client's: guards *inflight*.
-            period_s: between two writes.
-            most: messages that the file may hold.
-            most_bytes: bytes that the file may take.
+        *lock* is the client's and guards *inflight*; *most* messages and *most_bytes* may be in the
+        file.
         """
         self.problem: str | None = None
         """Why messages wait in memory only."""
@@ -127,8 +122,7 @@ class SpoolWriter:
     def tick(self, *, adopt: bool) -> None:
         """Wake the thread where there is work; called a few times a second, with the lock.
 
-        Args:
-            adopt: whether messages of an earlier run are to be published too.
+        *adopt*: messages of an earlier run are to be published too.
         """
         inflight = self._inflight
         since = inflight.connected_since

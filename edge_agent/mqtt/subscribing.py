@@ -43,13 +43,7 @@ class Subscribing:
         self._refused.clear()
 
     def ask(self, connection: Connection, topics: list[str], *, own: bool) -> None:
-        """Subscribe.
-
-        Args:
-            connection: where to.
-            topics: topic filters.
-            own: commands and pushes arrive there; else they are topics of others.
-        """
+        """Subscribe; *own*: commands and pushes arrive there, else they are topics of others."""
         if not topics:
             return
         mid = connection.subscribe(topics, as_published=own)
@@ -61,12 +55,7 @@ class Subscribing:
         self._refused.pop(topic, None)
 
     def answered(self, mid: int, refusals: tuple[Refusal | None, ...]) -> bool:
-        """Take a SUBACK; return whether that is a new problem.
-
-        Args:
-            mid: message id of the SUBSCRIBE.
-            refusals: for each of its topic filters.
-        """
+        """Take a SUBACK, with the refusals of its filters; return whether a problem is new."""
         request = self._requests.pop(mid, None)
         if request is None:
             return False

@@ -20,12 +20,7 @@ class Subscriptions:
     """The prefixes of topics that are subscribed to."""
 
     def __init__(self, topics: Topics, groups: Callable[[], Iterable[str]]) -> None:
-        """Start with the inboxes only.
-
-        Args:
-            topics: this device's.
-            groups: returns those that it is a member of, by the settings of the moment.
-        """
+        """Start with the inboxes of the device and its *groups*, by the settings of the moment."""
         self._topics = topics
         self._groups = groups
         self._others: dict[str, tuple[Handler, Callable[[], Iterable[str]] | None]] = {}
@@ -35,10 +30,7 @@ class Subscriptions:
     ) -> None:
         """Subscribe to a topic and all below it; `Client.subscribe` applies it while connected.
 
-        Args:
-            prefix: the topic.
-            handler: takes what arrives there.
-            topics: returns those below it that are wanted at the moment; None: all are.
+        *topics* returns those below it that are wanted at the moment; None: all are.
         """
         self._others[prefix] = handler, topics
 

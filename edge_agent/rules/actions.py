@@ -60,11 +60,9 @@ class Actions:
     ) -> None:
         """Start with nothing to do.
 
-        Args:
-            publish: publishes topic, payload, QoS, retained or not; False without a connection.
-            root: returns the topic root.
-            read: returns the topics that sources of this agent read: what is published there would
-                come back as a reading.
+        *publish* takes topic, payload, QoS and whether it is retained; False without a connection.
+        *read* returns the topics that sources of this agent read: what is published there would
+        come back as a reading.
         """
         self.done = 0
         self.failed = 0
@@ -81,8 +79,8 @@ class Actions:
     def problem(self, to: Container[str]) -> str | None:
         """Return why an action was given up last, of those that none like it has followed since.
 
-        Args:
-            to: URLs that are posted to, and `MESSAGES`: what no rule does any more is no problem.
+        *to* has the URLs that are posted to, and `MESSAGES`: what no rule does any more is no
+        problem.
         """
         with self._changed:
             return next((why for what, why in reversed(self._failing.items()) if what in to), None)
@@ -155,11 +153,7 @@ class Actions:
         self._give_up(f"rule {post.rule}: {redact(post.url)}: {why}", post.url)
 
     def close(self, seconds: float = 0.0) -> None:
-        """End the threads, once what waits is posted, each in one try more.
-
-        Args:
-            seconds: what takes longer is given up.
-        """
+        """End the threads, once what waits is posted, each in one try more, or the time is over."""
         for post in self._posts.close(seconds):
             self._give_up(f"rule {post.rule}: {redact(post.url)}: the agent stops", post.url)
 

@@ -50,12 +50,7 @@ class Asking:
         settings: Callable[[], Settings],
         publish: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
-        """Begin with no questions.
-
-        Args:
-            settings: returns those that hold.
-            publish: takes a pipeline and the payload of an answer.
-        """
+        """Begin with no questions; *publish* takes a pipeline and the payload of an answer."""
         self.answered = 0
         self.failed = 0
         self.skipped = 0

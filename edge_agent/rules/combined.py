@@ -61,13 +61,7 @@ class CombinedRules:
     def __init__(
         self, settings: Callable[[], Settings], name_event: Callable[[], str], holds: Holds
     ) -> None:
-        """Begin with nothing seen.
-
-        Args:
-            settings: returns those that hold.
-            name_event: returns another name for an event.
-            holds: whether a rule holds at a time, ns since 1970.
-        """
+        """Begin with nothing seen; *name_event* returns another name for an event."""
         self._settings = settings
         self._name_event = name_event
         self._holds = holds

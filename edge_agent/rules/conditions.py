@@ -39,12 +39,9 @@ class Condition:
         self._since = 0.0
 
     def step(self, value: float, now: float, *, plain: bool = True) -> Change | None:
-        """Take a result; return what changes with it.
+        """Take a result at *now*, monotonic seconds; return what changes with it.
 
-        Args:
-            value: what is compared with `above` and `below`.
-            now: monotonic seconds of the result.
-            plain: whether it is true where there are no bounds.
+        *value* is compared with `above` and `below`; *plain*: it is true where there are no bounds.
         """
         wanted = self._holds(value, plain=plain)
         # A bit for each result in which it was not as it is held to be.
@@ -102,13 +99,7 @@ class Conditions:
     """All conditions of one pipeline, and their events. Used by one thread at a time."""
 
     def __init__(self, rules: Mapping[int, Rule], others: list[Rule], log: EventLog) -> None:
-        """Begin with nothing known.
-
-        Args:
-            rules: on the number of objects, by column of `Occupancy`.
-            others: on whole results.
-            log: makes the events.
-        """
+        """Begin with nothing known; *rules* on the number of objects, by column of `Occupancy`."""
         self._log = log
         self._entries = [_Entry(rule, column) for column, rule in rules.items()]
         self._entries += [_Entry(rule, None) for rule in others]
@@ -116,10 +107,8 @@ class Conditions:
     def step(self, outcome: Outcome, counts: NDArray[np.intp] | None, results: int) -> None:
         """Look at a result.
 
-        Args:
-            outcome: what was found.
-            counts: (columns,) objects that count in each; None: the result is not one of objects.
-            results: those of objects so far, this one too.
+        *counts* (columns,): objects that count in each; None: the result is not one of objects.
+        *results* counts those of objects so far, this one too.
         """
         for entry in self._entries:
             rule, count = entry.rule, 0

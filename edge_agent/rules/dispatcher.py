@@ -126,14 +126,8 @@ class EventDispatcher:
     ) -> None:
         """Read what the last run has left.
 
-        Args:
-            sinks: take events, their pictures and counts.
-            client: publishes what actions say, and clears topics of what is gone.
-            topics: this device's.
-            session: of this run.
-            settings: returns those that hold.
-            credible: whether a time, in nanoseconds since 1970, can be right.
-            holds: whether a rule holds at a time, by its hours and modes.
+        *settings* returns those that hold; *credible*: a time, in nanoseconds since 1970, can be
+        right.
         """
         self.actions = Actions(
             lambda topic, data, qos, retain: client.publish(topic, data, qos=qos, retain=retain),

@@ -35,13 +35,8 @@ class RuleEngines:
     ) -> None:
         """Begin without engines.
 
-        Args:
-            totals: of lines.
-            sinks: take counts.
-            name_event: returns another name for an event.
-            emit: takes the events of one moment, and keeps them.
-            holds: whether a rule holds at a time.
-            combined: the rules over pipelines; None: there are none.
+        *name_event* returns another name for an event, *emit* takes the events of one moment and
+        keeps them.
         """
         self._holds = holds
         self._combined = combined
@@ -107,8 +102,7 @@ class RuleEngines:
     def publish_counts(self, *, at_once: bool = False) -> None:
         """Publish what is in the zones and has crossed the lines, where it has changed.
 
-        Args:
-            at_once: also within a second after the last time.
+        *at_once*: also within a second after the last time.
         """
         now = time.monotonic()
         if now - self._published_at < COUNT_SECONDS and not at_once:

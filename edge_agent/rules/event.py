@@ -59,14 +59,7 @@ class Event:
 
 
 def payload(event: Event, device: str, session: str, *, clock: bool = True) -> dict[str, Any]:
-    """Return the payload of an event.
-
-    Args:
-        event: to be published.
-        device: that publishes it.
-        session: of the run in which it occurred.
-        clock: whether its time can be right.
-    """
+    """Return the payload of an event; *clock*: its time can be right."""
     made = {
         "schema": payloads.SCHEMA,
         "device": device,

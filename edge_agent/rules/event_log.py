@@ -59,12 +59,8 @@ class EventLog:
     ) -> None:
         """Begin without events.
 
-        Args:
-            pipeline: its name.
-            name_event: returns another name for an event.
-            emit: takes the events of one moment. All that leave the engine pass here.
-            asks: what is asked about them.
-            holds: whether a rule holds at a time, ns since 1970.
+        *name_event* returns another name for an event; *emit* takes the events of one moment: all
+        that leave the engine pass here.
         """
         self._holds = holds
         self.seq = -1

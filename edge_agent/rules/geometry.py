@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..config.rules import Line, Zone
 from ..core.frozen import record
-from .slots import grown
+from .motion import grown
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -72,12 +72,10 @@ class Edges:
     def __init__(
         self, shapes: Sequence[Sequence[Sequence[float]]], centers: Sequence[bool], *, closed: bool
     ) -> None:
-        """Lay out the sides.
+        """Lay out the sides of shapes, whose points are in 0..1 of the frame.
 
-        Args:
-            shapes: the points of each, in 0..1 of the frame.
-            centers: of each, whether it looks at the centers of boxes.
-            closed: whether a side leads from the last point to the first.
+        *centers*: of each, whether it looks at the centers of boxes. *closed*: a side leads from
+        the last point to the first.
         """
         begins: list[Sequence[float]] = []
         ends: list[Sequence[float]] = []
@@ -152,9 +150,7 @@ class Zones:
     def inside(self, placed: Placed, before: Flags) -> Flags:
         """Return (n, zones): who is inside.
 
-        Args:
-            placed: where boxes are.
-            before: (n, zones) who was inside, and stays so up to its margin beyond the zone.
+        Who was inside *before*, (n, zones), stays so up to its margin beyond the zone.
         """
         if placed.size != self._size:
             self._size = placed.size
@@ -188,12 +184,9 @@ class Gates:
     """
 
     def __init__(self, lines: Sequence[Line], needed: Sequence[tuple[int, int]], room: int) -> None:
-        """Start with no object seen.
+        """Start with no object seen: a gate for each line, with *room* for so many objects.
 
-        Args:
-            lines: one for each gate.
-            needed: in how many of how many results an object must be seen beyond it.
-            room: slots of objects.
+        *needed*: in how many of how many results an object must be seen beyond each.
         """
         centers = [line.anchor == "center" for line in lines]
         self._edges = Edges([line.points for line in lines], centers, closed=False)
@@ -263,10 +256,8 @@ class Gates:
     def _count(self, way: NDArray[np.int8], sure: Flags, there: Flags) -> NDArray[np.int8]:
         """Return (gates, slots) which crossings are counted now.
 
-        Args:
-            way: (gates, slots) the crossings of this result.
-            sure: (gates, slots) who is surely on one side.
-            there: (slots,) who is seen.
+        *way* (gates, slots): the crossings of this result; *sure* (gates, slots): who is surely on
+        one side; *there* (slots,): who is seen.
         """
         counted = np.zeros_like(way)
         some = np.flatnonzero((way | self._pending).any(axis=0) & there)

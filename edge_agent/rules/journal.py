@@ -69,11 +69,7 @@ class Journal:
     """Events on their way, and those that last, in files. Any thread may call it."""
 
     def __init__(self, path: Path) -> None:
-        """Read what the last run has left.
-
-        Args:
-            path: of what was known; what has come since is beside it, with the suffix ".log".
-        """
+        """Read what the last run has left; what came last is in *path* with the suffix ".log"."""
         self._file = StateFile(path, "events that had begun")
         self._appended = path.with_suffix(".log")
         self._left = _read(self._file, self._appended)
@@ -121,14 +117,10 @@ class Journal:
     def add(
         self, events: Sequence[tuple[Payload, int]], totals: Totals | None = None
     ) -> list[Entry]:
-        """Write down events, each with its QoS; they are on the disk when this returns.
+        """Write down events of one moment, each with its QoS; returns when they are on the disk.
 
-        Args:
-            events: that happened at the same moment.
-            totals: of the lines that they have crossed.
-
-        Returns:
-            An entry for each of QoS 1; to be marked with `published_at`.
+        Return an entry for each of QoS 1, to be marked with `published_at`. *totals* are of the
+        lines that they have crossed.
         """
         with self._known:
             entries, durable = self._take(events)
@@ -184,8 +176,7 @@ class Journal:
     def settle(self, *, delivered: bool) -> None:
         """Forget what is safe; called every now and then.
 
-        Args:
-            delivered: the broker has everything of QoS 1 that was published.
+        *delivered*: the broker has everything of QoS 1 that was published.
         """
         now = time.monotonic()
         with self._known:

@@ -7,12 +7,15 @@ a box's sides, as ByteTrack has them; its unit of time, a frame, is a thirtieth 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from .slots import grown
-
 Floats = NDArray[np.float64]
+Slots = NDArray[np.intp]
+"""Places in arrays over the tracks: what each user of the tracker knows of them."""
 
 POSITION = 1 / 20
 """Noise of a measured position, and of where a box goes in a frame, as a share of its side."""
@@ -115,11 +118,7 @@ def places(boxes: NDArray[np.float32]) -> Floats:
 def overlaps(
     one: NDArray[np.float32], other: NDArray[np.float32]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
-    """Return which of *one* (n, 4) overlap which of *other* (m, 4), and by what IoU (k,).
-
-    Returns:
-        The index in each, and the overlap, of the pairs that have one.
-    """
+    """Return which of *one* (n, 4) overlap which of *other* (m, 4): indices (k,) and IoU (k,)."""
     # Most pairs have none: only comparisons are made of all, of sides that lie together in memory.
     x1, y1, x2, y2 = np.ascontiguousarray(other.T)
     left, top, right, bottom = one.T[:, :, None]
@@ -134,3 +133,11 @@ def overlaps(
     )
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared
     return rows, columns, shared / np.maximum(union, 1e-9)
+
+
+def grown(room: int, *arrays: NDArray[Any], axis: int = 0) -> Iterator[NDArray[Any]]:
+    """Yield arrays extended by zeros to *room* slots along one axis."""
+    for array in arrays:
+        more = [(0, 0)] * array.ndim
+        more[axis] = (0, room - array.shape[axis])
+        yield np.pad(array, more)

@@ -15,8 +15,8 @@ from ..config.settings import Pipeline
 from .event import Why
 from .event_log import EventLog, OngoingEvent
 from .geometry import Gates, where
+from .motion import Slots
 from .occupancy import NEEDED
-from .slots import Slots
 from .tracked import TrackedObjects, View
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..config.rule_kinds import Trigger, kind_of
 from ..config.rules import Rule, Zone
 from .geometry import Flags, Placed, Zones, ones
-from .slots import Slots, grown
+from .motion import Slots, grown
 from .tracker import Tracker
 
 NEEDED = (2, 3)
@@ -26,13 +26,7 @@ class Occupancy:
     """Who counts in which zone and for which rule. Used by one thread at a time."""
 
     def __init__(self, zones: Sequence[Zone], rules: Sequence[Rule], room: int) -> None:
-        """Begin with nobody there.
-
-        Args:
-            zones: all of the pipeline.
-            rules: all of the pipeline.
-            room: slots of the tracker.
-        """
+        """Begin with nobody there; *room*: slots of the tracker."""
         within = [rule for rule in rules if kind_of(rule).in_zone]
         self.names = [zone.name for zone in zones]
         whole = len(zones)
@@ -71,18 +65,10 @@ class Occupancy:
         now: float,
         also: Sequence[frozenset[str]] | None = None,
     ) -> tuple[Flags, Flags, Flags]:
-        """Take where objects are.
+        """Take where the objects in *slots* (n,) are at *now*, monotonic seconds.
 
-        Args:
-            slots: (n,) of the objects that are seen.
-            placed: where they are.
-            tracker: knows their labels and numbers.
-            now: monotonic seconds.
-            also: (n) the labels that second stages found in them.
-
-        Returns:
-            (n, zones) who is inside; (n, columns) what becomes true; (n, columns) what becomes
-            false.
+        Return (n, zones) who is inside, (n, columns) what becomes true, and (n, columns) what
+        becomes false. *also*: of each the labels that second stages found in it.
         """
         there = np.ones((len(slots), len(self.names) + 1), bool)
         if self._zones is not None:

@@ -118,11 +118,9 @@ class Evidence:
         return True
 
     def prune(self, keep_mb: int, share: float = 1.0) -> None:
-        """Remove what a kill has left half-written, and the oldest pictures of too many.
+        """Remove what a kill has left half-written, and the oldest of more than *keep_mb* MiB.
 
-        Args:
-            keep_mb: what may be kept, MiB.
-            share: of it that is left where there is more.
+        Of them *share* is left where there is more.
         """
         found = []
         try:
@@ -173,12 +171,9 @@ class Evidence:
     def list(
         self, *, pipeline: str | None = None, since: float = 0.0, most: int | None = None
     ) -> list[dict[str, Any]]:
-        """List what is kept, the latest first, as a payload has it.
+        """List what is kept, the latest first, as a payload has it; *since*: seconds since 1970.
 
-        Args:
-            pipeline: of this one only; None: of all.
-            since: seconds since 1970.
-            most: how many of these; None: all.
+        *pipeline* None: of all, *most* None: all of these.
         """
         found = []
         for kind, suffix in KEPT.items():

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..config.rule_kinds import kind_of, rules_by_trigger
 from ..config.settings import Pipeline
 from ..core.types import Detections, Outcome, Sample
-from ..runtime.pipelines.overlay import Shape
+from ..runtime.pipelines.sinks import Shape
 from .conditions import Conditions
 from .event import Event, Why
 from .event_log import UPDATE_SECONDS, EventLog, Holds, always
@@ -43,14 +43,8 @@ class RuleEngine:
     ) -> None:
         """Start with nothing seen.
 
-        Args:
-            settings: the pipeline's.
-            lossless: every capture is inferred, as fast as it goes: time between two of them is
-                told by their numbers, not by the clock.
-            name_event: returns another name for an event.
-            emit: takes the events of one moment, and keeps them.
-            totals: of the lines.
-            holds: whether a rule holds at a time, ns since 1970.
+        *lossless*: every capture is inferred, as fast as it goes: time between two of them is told
+        by their numbers, not by the clock. *emit* takes the events of one moment, and keeps them.
         """
         self._settings = settings
         self._lossless = lossless
@@ -74,13 +68,7 @@ class RuleEngine:
         """Results of samples from before, which lanes may still have, count no more."""
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
-        """Add tracks and zones to a result.
-
-        Args:
-            sample: what it was found in.
-            outcome: what was found.
-            weak: detections below the threshold, which carry on tracks.
-        """
+        """Add tracks and zones to a result; *weak* ones, below the threshold, carry on tracks."""
         found = outcome.findings
         with self._lock:
             if sample.since <= self._valid_after:
@@ -142,10 +130,8 @@ class RuleEngine:
     def advance_time(self, sample: Sample) -> None:
         """Go on in time: nothing has moved in a capture, so that the latest result holds in it.
 
-        It is none of the results that `frames` of a rule counts.
-
-        Args:
-            sample: the capture; all before it have been given to `result`.
+        It is none of the results that `frames` of a rule counts. All captures before it have been
+        given to `result`.
         """
         with self._lock:
             if self._log.seq < 0 or sample.since <= self._valid_after:
@@ -165,11 +151,7 @@ class RuleEngine:
         return self._objects.occupancy.changed
 
     def counts(self, *, seen: bool = True) -> dict[str, dict[str, int]]:
-        """Return by zone how many objects of each label are in it.
-
-        Args:
-            seen: the change is known with this.
-        """
+        """Return by zone how many objects of each label are in it; *seen*: the change is known."""
         with self._lock:
             if seen:
                 self._objects.occupancy.changed = False
@@ -192,9 +174,7 @@ class RuleEngine:
     def source_lost(self, *, switched_off: bool, at: float) -> None:
         """End all events, and forget all objects: the source is lost, or was switched off.
 
-        Args:
-            switched_off: it was.
-            at: monotonic seconds; what was captured before counts no more.
+        What was captured before *at*, monotonic seconds, counts no more.
         """
         self._finish("stopped" if switched_off else "lost", at)
 

@@ -49,12 +49,7 @@ class Answer:
 
 
 def ask(server: Server, question: Question, seconds: float) -> Answer:
-    """Ask a server once.
-
-    Args:
-        server: to be asked.
-        question: about an event.
-        seconds: for the answer.
+    """Ask a server once, and wait so many seconds for its answer.
 
     Raises:
         WebError: there is none.

@@ -17,13 +17,7 @@ class SideBySide(Generic[T]):
     """Items that wait, and the threads that do them. `run` by one thread; others call the rest."""
 
     def __init__(self, do: Callable[[T], None], server: Callable[[T], str], most: int) -> None:
-        """Begin with none.
-
-        Args:
-            do: carries one out, however long that takes.
-            server: returns whom it is for.
-            most: items that may wait.
-        """
+        """Begin with none; *most* may wait, *server* returns whom one is for."""
         self.closing = threading.Event()
         self._do = do
         self._server = server

@@ -20,11 +20,7 @@ class LineTotals:
     """The totals of one pipeline's lines. Any thread may call it."""
 
     def __init__(self, kept: Mapping[str, Any] | None) -> None:
-        """Go on from what was kept.
-
-        Args:
-            kept: what `content` returned, in this run or an earlier one; None: there was nothing.
-        """
+        """Go on from what `content` returned, in this run or an earlier one; None: from nothing."""
         self.changed = kept is None
         self._lock = threading.Lock()
         self._since: str = kept["since"] if kept else payloads.iso(time.time_ns())
@@ -86,12 +82,7 @@ class TotalsFile:
     """The totals of all pipelines, in a file."""
 
     def __init__(self, path: Path, journaled: Mapping[str, Any] | None = None) -> None:
-        """Read what was kept.
-
-        Args:
-            path: of the file.
-            journaled: totals by pipeline that were written with events, and may be later ones.
-        """
+        """Read what was kept; *journaled*, by pipeline: written with events, and may be later."""
         self._file = StateFile(path, "totals of lines")
         self._totals = self._file.read(_parse) or {}
         for pipeline, content in (journaled or {}).items():

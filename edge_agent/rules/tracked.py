@@ -14,8 +14,8 @@ from ..config.settings import Pipeline
 from ..core.frozen import record
 from ..core.types import Detections
 from .geometry import Flags, Placed, place
+from .motion import Slots, grown
 from .occupancy import Occupancy
-from .slots import Slots, grown
 from .tracker import Tracker
 
 
@@ -56,18 +56,11 @@ class TrackedObjects:
         now: float,
         staged: Sequence[frozenset[str]] | None = None,
     ) -> tuple[Detections, View]:
-        """Take the detections of a result.
+        """Take the detections of a result, *seconds* after the one before.
 
-        Args:
-            found: the detections.
-            weak: those below the threshold, which only carry on tracks.
-            seconds: since the result before.
-            size: width and height of the frame.
-            now: monotonic seconds.
-            staged: the labels that second stages found in each; None: there are none.
-
-        Returns:
-            The detections with tracks and zones, and what the rules look at.
+        Return them with tracks and zones, and what the rules look at. *weak*: those below the
+        threshold, which only carry on tracks. *size*: width and height of the frame. *staged*: the
+        labels that second stages found in each.
         """
         tracker, occupancy = self.tracker, self.occupancy
         slot_of = tracker.update(found, weak, seconds, size)

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.types import Detections
-from .assignment import assign
-from .motion import Floats, Motion, overlaps, places
-from .slots import Slots, grown
+from .motion import Floats, Motion, Slots, grown, overlaps, places
 
 LOWEST_SCORE = 0.1
 """Lowest score of a detection that can carry on a track."""
@@ -93,16 +91,11 @@ class Tracker:
         seconds: float,
         size: tuple[int, int],
     ) -> Slots:
-        """Take the detections of the next result.
+        """Take the detections of the next result, *seconds* after the one before.
 
-        Args:
-            found: the detections.
-            weak: further ones whose scores are below the threshold; they carry on tracks only.
-            seconds: since the result before.
-            size: width and height of the frame.
-
-        Returns:
-            By detection of *found*: the slot of its track; -1: it has none.
+        Return by detection of *found* the slot of its track; -1: it has none. *weak*: further ones
+        whose scores are below the threshold; they carry on tracks only. *size*: width and height of
+        the frame.
         """
         self._release(self.ended)
         frames = min(max(seconds, 1e-3) * FRAMES_PER_SECOND, LONGEST)
@@ -267,3 +260,48 @@ def _said(found: Detections, size: tuple[int, int]) -> NDArray[np.float32]:
     width, height = size
     cut = (x1 <= EDGE) | (y1 <= EDGE) | (x2 >= width - EDGE) | (y2 >= height - EDGE)
     return found.scores * np.where(cut, np.float32(CUT), np.float32(1))
+
+
+# The assignment of detections to tracks: most of it is obvious, the rest is solved
+
+
+def assign(rows: Slots, columns: Slots, gain: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Choose pairs of rows and columns (n,) of greatest total gain, above 0; return which, (n,).
+
+    Each row and each column is in one pair at most.
+    """
+    if not rows.size:
+        return np.zeros(0, bool)
+    # A pair that gains more than all others of its row and of its column together is in every best
+    # choice: without it, no more than one of each could be had. Usually nearly all are such.
+    in_row, in_column = np.bincount(rows, gain)[rows], np.bincount(columns, gain)[columns]
+    picked: NDArray[np.bool_] = 3 * gain > in_row + in_column
+    if picked.all():
+        return picked
+    taken = np.bincount(rows, picked)[rows] + np.bincount(columns, picked)[columns]
+    left = np.flatnonzero(taken == 0)
+    if left.size:
+        picked[left] = _solve(rows[left], columns[left], gain[left])
+    return picked
+
+
+def _solve(rows: Slots, columns: Slots, gain: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Choose as `assign` does, where nothing is obvious."""
+    import lap
+
+    row_of, row_count = _renumbered(rows)
+    column_of, column_count = _renumbered(columns)
+    most = float(gain.max())
+    # What is not possible costs more than leaving both alone, which is what the limit says.
+    cost = np.full((row_count, column_count), 10 * most + 10)
+    cost[row_of, column_of] = most - gain
+    _, chosen, _ = lap.lapjv(cost, extend_cost=True, cost_limit=most + 1e-6)
+    picked: NDArray[np.bool_] = chosen[row_of] == column_of
+    return picked
+
+
+def _renumbered(indices: Slots) -> tuple[Slots, int]:
+    """Return indices without gaps between them, and how many there are."""
+    there = np.zeros(int(indices.max()) + 1, bool)
+    there[indices] = True
+    return (np.cumsum(there) - 1)[indices], int(there.sum())

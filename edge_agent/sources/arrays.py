@@ -143,12 +143,8 @@ def _samples(raw: Array) -> NDArray[np.float32]:
 def open_array(path: Path, name: str, scheme: str, channels: int = 0) -> ArrayRows:
     """Open a file of rows.
 
-    Args:
-        path: of the file.
-        name: what errors call it.
-        scheme: what it is: npy (time by channels, or any more sizes as ready model inputs), wav, or
-            f32 (nothing but float32, little endian).
-        channels: of f32, values in a row.
+    npy: time by channels, or more sizes as ready model inputs; wav; or f32, nothing but float32,
+    little endian, so many *channels* in a row.
 
     Raises:
         SourceError: it cannot be read, is no such file, is empty, or is cut short.

@@ -69,12 +69,7 @@ class Continuity:
     """Judges what comes, in the order in which it comes. Used by one thread at a time."""
 
     def __init__(self, gap_s: float | None, counts: Counts | None = None) -> None:
-        """Set up.
-
-        Args:
-            gap_s: the longest silence that is no gap, seconds; None: by what is usual.
-            counts: what was counted before the device was lost.
-        """
+        """Set up; *gap_s*: the longest silence that is no gap, seconds; None: by what is usual."""
         self.counts = counts or Counts()
         self._gap_s = gap_s
         self._steps: deque[float] = deque(maxlen=32)

@@ -163,14 +163,9 @@ def _size(data: bytes) -> tuple[int, int]:
 
 
 def _end(held: bytearray, at: int) -> tuple[int | None, int]:
-    """Find where a JPEG ends, or where the next begins that cuts it short.
+    """Find where a JPEG ends, or where the next begins that cuts it short, from *at* on.
 
-    Args:
-        held: what has come, from the picture's beginning.
-        at: how far has been looked.
-
-    Returns:
-        The end, None where it has not come yet; and how far has been looked by now.
+    Return that, None where it has not come yet; and how far has been looked by now.
     """
     while (found := _MARK.search(held, at)) is not None:
         mark, place = found[0][1], found.start()

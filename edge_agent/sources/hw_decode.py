@@ -27,12 +27,7 @@ class Hardware:
     """What is known of hardware decoding in this process."""
 
     def __init__(self, nodes: str = NODES, kinds: Sequence[str] = KINDS) -> None:
-        """Start with no stream known.
-
-        Args:
-            nodes: folder of the render nodes.
-            kinds: of acceleration to try, by FFmpeg's names.
-        """
+        """Start with no stream known; *kinds* of acceleration to try, by FFmpeg's names."""
         self.kinds = kinds
         self._nodes = nodes
         self._failed: set[str] = set()
@@ -66,10 +61,7 @@ class Hardware:
     def decoder(self, software: Any, name: str, decode: str) -> Any:
         """Return a decoder on hardware that does what one in software would, or None.
 
-        Args:
-            software: the decoder of a stream, an `av.VideoCodecContext`.
-            name: of the stream, without passwords.
-            decode: auto, software, or hardware of this name, whether there is a device or not.
+        *decode*: auto, software, or hardware of this name, whether there is a device or not.
         """
         if not self.wanted(name, decode):
             return None

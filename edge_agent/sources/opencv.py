@@ -26,14 +26,9 @@ def load() -> Any:
 
 
 def decode(data: Array) -> Array:
-    """Decode a picture, turned upright.
+    """Decode a picture file, (n,) uint8; return it upright, (height, width, 3) uint8 BGR.
 
-    Args:
-        data: (n,) uint8, of a file. From the file itself OpenCV takes a JPEG that was cut short for
-            whole, the rest gray.
-
-    Returns:
-        (height, width, 3) uint8, BGR.
+    From the file itself OpenCV takes a JPEG that was cut short for whole, the rest gray.
 
     Raises:
         SampleError: it is damaged, too large, or no picture.

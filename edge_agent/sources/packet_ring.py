@@ -51,12 +51,9 @@ class PacketRing:
         self._lock = threading.Lock()
 
     def add(self, session: object, stream: Any, packet: Any) -> None:
-        """Take a packet that was read.
+        """Take a packet of PyAV, of which nothing is kept but a copy of its bytes.
 
-        Args:
-            session: of the reader; the one that has begun last counts.
-            stream: of PyAV, that it is of.
-            packet: of PyAV; nothing of it is kept but a copy of its bytes.
+        Of the reader's sessions the one that has begun last counts.
         """
         if packet.dts is None or not packet.size:
             return

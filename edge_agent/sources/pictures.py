@@ -79,12 +79,7 @@ def open_source(spec: SourceSpec, context: SourceContext) -> PictureFolder:
 
 
 def _list(spec: SourceSpec, *, told: bool = False) -> list[str]:
-    """List the pictures' names, relative to the folder, in name order.
-
-    Args:
-        spec: of the source.
-        told: whether to log what is passed over.
-    """
+    """List the pictures' names, relative to the folder, in order; *told*: log what is left out."""
     path = spec.local
     if path.is_file():
         return [path.name]

@@ -105,12 +105,7 @@ class Kept:
     """What is known of a source from one opening to the next."""
 
     def __init__(self, name: str, twin: int) -> None:
-        """Begin with nothing opened.
-
-        Args:
-            name: what errors call it.
-            twin: how many others were called the same before it; they differ in secrets.
-        """
+        """Begin with nothing opened; *twin* others of this name differ in secrets alone."""
         self.name = name
         self.twin = twin
         self.number = 0
@@ -330,13 +325,7 @@ def share(
     open_producer: Callable[[Shared], Producer],
     make: Callable[[Shared], T],
 ) -> T:
-    """Return a tap on a source, which is opened where no other capture has it open.
-
-    Args:
-        spec: captures whose source reads the same share it.
-        context: of one of them.
-        open_producer: opens it.
-        make: makes the tap.
+    """Return a tap on a source, which is opened where no other capture of the same has it open.
 
     Raises:
         SourceError: it cannot be opened.

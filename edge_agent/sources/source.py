@@ -96,11 +96,7 @@ class Source(Protocol):
 
 
 def open_source(spec: SourceSpec, context: SourceContext | None = None) -> Source:
-    """Open the source that *spec* names.
-
-    Args:
-        spec: what `parse_source` made of the settings.
-        context: None: it is closed by nothing but its owner.
+    """Open the source that *spec* names; without *context* it is closed by its owner only.
 
     Raises:
         SourceError: it is not there, cannot be read, or gives nothing.

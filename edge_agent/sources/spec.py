@@ -67,11 +67,7 @@ class SourceSpec:
 
 
 def parse_source(text: str, base: Path) -> SourceSpec:
-    """Parse the text of a source.
-
-    Args:
-        text: as the settings or the command line give it.
-        base: folder that relative paths count from.
+    """Parse the text of a source; *base*: folder that relative paths count from.
 
     Raises:
         UsageError: the scheme, a value or an option is unknown, missing or wrong.

@@ -49,17 +49,12 @@ class Video:
         decode: str = "auto",
         source: str = "",
     ) -> None:
-        """Open it; nothing is decoded yet.
+        """Open a path or URL; nothing is decoded yet.
 
-        Args:
-            address: path or URL.
-            name: what errors call it.
-            options: NETWORK or FILE, and more of FFmpeg's.
-            threads: that decode; 0: as many as are of use.
-            keys: whether to decode key frames only.
-            timeouts: of opening and of reading, seconds.
-            decode: by what: auto, software, or hardware of this name.
-            source: by which its packets are wanted elsewhere, see `packet_ring`.
+        *options*: NETWORK or FILE, and more of FFmpeg's. *threads* 0: as many as are of use.
+        *keys*: only key frames are decoded. *timeouts*: of opening and of reading, seconds.
+        *decode*: auto, software, or hardware of this name. *source*: its packets are kept by this,
+        see `packet_ring`.
 
         Raises:
             av.FFmpegError: it cannot be opened.
@@ -131,13 +126,10 @@ class Video:
         return frame is not None
 
     def picture(self) -> Array:
-        """Return the frame that `advance` has decoded, uint8 BGR (height, width, 3).
+        """Return the frame that `advance` has decoded, (height, width, 3) uint8 BGR, upright.
 
-        A frame coded as two fields is woven: what stands still keeps its full height, nothing
-        waits for the next frame, and only what moves has frayed edges.
-
-        Returns:
-            uint8, height x width x 3, BGR, turned and mirrored as the file says.
+        A frame coded as two fields is woven: what stands still keeps its full height, nothing waits
+        for the next frame, and only what moves has frayed edges.
 
         Raises:
             SampleError: it cannot be converted.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +19,10 @@ from numpy.typing import NDArray
 from edge_agent.core.errors import EngineError, ModelError
 from edge_agent.core.types import Tensors, TensorSpec
 from edge_agent.delivery.early.cuts import Cutter
-from edge_agent.delivery.early.follow import model_of, unpack_early
+from edge_agent.delivery.early.follow import unpack_early
 from edge_agent.delivery.early.growing_file import PROGRESS, GrowingFile, UnfitError
 from edge_agent.delivery.early.onnx_stream import OnnxFile
-from edge_agent.delivery.early.stages import StagedEngine
+from edge_agent.delivery.early.stages import StagedNetwork
 from edge_agent.delivery.trial.process import TrialProcess, run_trial
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.models.manifest import load
@@ -112,7 +113,9 @@ class Filling:
         self.content = content
         self._file = os.open(place, os.O_RDWR | os.O_CREAT)
         os.truncate(self._file, len(content))
-        self.data = GrowingFile(self._file)
+        self._progress, self._reader = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        socket.send_fds(self._progress, [PROGRESS.pack(0, False)], [self._file])
+        self.data = GrowingFile(self._reader)
         self._at = 0
 
     def bring(self, stop: int, *, tail: int | None = None) -> None:
@@ -121,10 +124,12 @@ class Filling:
         self._at = max(self._at, stop)
         if tail is not None:
             os.pwrite(self._file, self.content[tail:], tail)
-        self.data.grow(self._at, granted=tail is not None)
+        self._progress.send(PROGRESS.pack(self._at, tail is not None))
 
     def close(self) -> None:
         os.close(self._file)
+        self._progress.close()
+        self._reader.close()
 
 
 @pytest.fixture
@@ -187,14 +192,14 @@ def test_stages_run_before_the_last_byte_is_there(
     content = path.read_bytes()
     file = filling(content)
     network: list[OnnxFile] = []
-    engines: list[StagedEngine] = []
+    engines: list[StagedNetwork] = []
     outputs: list[dict[str, NDArray[Any]]] = []
 
     def follow() -> None:
         network.append(OnnxFile(file.data, 0, len(content)))
         file.data.wish(*network[0].tail)
-        engines.append(StagedEngine(file.data, network[0], ORT))
-        outputs.append(engines[0].infer(inputs_of(engines[0].inputs)))
+        engines.append(StagedNetwork(file.data, network[0], ORT))
+        outputs.append(engines[0].infer(inputs_of)[1])
 
     follower = threading.Thread(target=follow, daemon=True)
     follower.start()
@@ -206,13 +211,13 @@ def test_stages_run_before_the_last_byte_is_there(
     file.bring(len(content) * 4 // 5, tail=network[0].tail[0])
     # A residual network in float32 is cut only where convolutions do not take a sum in.
     if kind != "residual":
-        wait(lambda: engines[0].stages >= 1, "a stage")
+        wait(lambda: engines[0].built >= 1, "a stage")
     assert not outputs
     file.bring(len(content), tail=network[0].tail[0])
     follower.join(PATIENCE)
     (found,) = outputs
     (engine,) = engines
-    assert engine.stages >= (1 if kind == "residual" else 3)
+    assert engine.built >= (1 if kind == "residual" else 3)
     (expected,) = whole(path, inputs_of(engine.inputs))
     assert found[engine.outputs[0].name].tobytes() == expected.tobytes()
 
@@ -297,8 +302,8 @@ def test_what_does_not_fit_is_named_and_waits(
     file.bring(len(content), tail=0)
 
     def run() -> None:
-        engine = StagedEngine(file.data, OnnxFile(file.data, 0, len(content)), ORT)
-        engine.infer(inputs_of(engine.inputs))
+        network = OnnxFile(file.data, 0, len(content))
+        StagedNetwork(file.data, network, ORT).infer(inputs_of)
 
     with pytest.raises((UnfitError, EngineError)):
         run()
@@ -353,7 +358,7 @@ def stream_of(package: Package) -> bytes:
 def test_what_comes_before_the_network_is_unpacked(
     tmp_path: Path, filling: Callable[[bytes], Filling]
 ) -> None:
-    """Manifest and labels are there, and the place of the network is known, when it begins."""
+    """Manifest and labels are there when the network begins, and where it lies is known."""
     model = folder_of(tmp_path / "model")
     content = stream_of(make(load(model)))
     file = filling(content)
@@ -361,12 +366,9 @@ def test_what_comes_before_the_network_is_unpacked(
     file.bring(begin)
     early = tmp_path / "early"
     early.mkdir()
-    network, first, last = unpack_early(file.data, early)
+    first, last = unpack_early(file.data, early)
     assert content[first:last] == (model / "model.onnx").read_bytes()
-    assert model_of(early, network).labels == tuple(LABELS)
-    (early / "model.toml").unlink()
-    with pytest.raises(UnfitError, match="after the network"):
-        model_of(early, network)
+    assert load(early).labels == tuple(LABELS)
 
 
 def test_only_what_was_checked_counts_as_there(tmp_path: Path) -> None:
@@ -414,7 +416,7 @@ def following(
     early.mkdir()
     process = TrialProcess(["onnxruntime"], memory_mb, lambda _specs: frame)
     descriptor = os.open(data, os.O_RDONLY)
-    question = {"folder": str(early), "choice": asdict(ORT), "kind": "picture", "golden": True}
+    question = {"folder": str(early), "choice": asdict(ORT)}
     process.follow(question, descriptor)
     os.close(descriptor)
     data.unlink()  # as when the package is unpacked before the child has looked

@@ -15,8 +15,8 @@ from edge_agent.core.errors import MalformedError
 from edge_agent.delivery.protocol import MAX_OFFER_BYTES
 from edge_agent.delivery.receive.admission import DeviceIdentity
 from edge_agent.delivery.receive.blocks import MAX_TRANSFERS
-from edge_agent.delivery.receive.drawing import Drawing
 from edge_agent.delivery.receive.router import Router
+from edge_agent.delivery.receive.transfer import Drawing
 from edge_agent.delivery.rollout.ledger import Candidate, Ledger
 from edge_agent.models.packages.keys import TrustedKeys
 from edge_agent.models.store.catalog import Library

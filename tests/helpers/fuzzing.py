@@ -46,8 +46,8 @@ from edge_agent.core.types import (
 )
 from edge_agent.daemon.commands import Ping
 from edge_agent.delivery.receive.admission import DeviceIdentity
-from edge_agent.delivery.receive.drawing import Drawing
 from edge_agent.delivery.receive.router import Router
+from edge_agent.delivery.receive.transfer import Drawing
 from edge_agent.delivery.rollout.commands import Activate
 from edge_agent.delivery.rollout.ledger import Ledger
 from edge_agent.delivery.sender import Sender

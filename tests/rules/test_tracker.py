@@ -7,8 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from edge_agent.rules.assignment import assign
-from edge_agent.rules.tracker import LOST_SECONDS
+from edge_agent.rules.tracker import LOST_SECONDS, assign
 from tests.helpers.rule_engines import Stage, box
 
 

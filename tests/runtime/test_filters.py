@@ -8,7 +8,7 @@ import pytest
 from edge_agent.config.settings import Pipeline
 from edge_agent.config.shapes import line_trouble, polygon_trouble
 from edge_agent.core.types import Classes, Detections
-from edge_agent.runtime.pipelines.filters import Filter
+from edge_agent.runtime.pipelines.frame_path import Filter
 from edge_agent.runtime.pipelines.masks import Masks
 
 

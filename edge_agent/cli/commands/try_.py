@@ -29,7 +29,7 @@ from ...models.describing import missing_labels
 from ...models.idle_keys import idle_keys
 from ...models.importing import BARE, ImportedModel, file_of, import_model
 from ...mqtt import payloads
-from ...runtime.pipelines.overlay import Shape
+from ...runtime.pipelines.sinks import Shape
 from ...sources.spec import SourceSpec, guess_source, parse_source
 from ..attended import Attendant
 from ..engine_comparison import compare_engines

@@ -21,42 +21,16 @@ STAGES = 8
 # Nothing is fused to the output of these …
 _CLOSED = frozenset(
     {
-        "Add",
-        "AveragePool",
-        "Clip",
-        "Concat",
-        "GlobalAveragePool",
-        "LayerNormalization",
-        "LeakyRelu",
-        "MaxPool",
-        "Relu",
-        "Sum",
+        *("Add", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "LayerNormalization"),
+        *("LeakyRelu", "MaxPool", "Relu", "Sum"),
     }
 )
 # … unless it is one of these.
 _JOINS = frozenset(
     {
-        "AveragePool",
-        "BatchNormalization",
-        "Cast",
-        "Clip",
-        "Div",
-        "Elu",
-        "Erf",
-        "Gelu",
-        "GlobalAveragePool",
-        "HardSigmoid",
-        "HardSwish",
-        "LayerNormalization",
-        "LeakyRelu",
-        "Mul",
-        "Pow",
-        "QuantizeLinear",
-        "ReduceMean",
-        "Relu",
-        "Sigmoid",
-        "Softmax",
-        "Sub",
+        *("AveragePool", "BatchNormalization", "Cast", "Clip", "Div", "Elu", "Erf", "Gelu"),
+        *("GlobalAveragePool", "HardSigmoid", "HardSwish", "LayerNormalization", "LeakyRelu"),
+        *("Mul", "Pow", "QuantizeLinear", "ReduceMean", "Relu", "Sigmoid", "Softmax", "Sub"),
         "Tanh",
     }
 )
@@ -90,13 +64,7 @@ class Cutter:
     def __init__(
         self, nodes: Sequence[Node], inputs: Iterable[str], outputs: Iterable[str]
     ) -> None:
-        """Index the graph.
-
-        Args:
-            nodes: in order of execution.
-            inputs: names of the network's inputs.
-            outputs: names of its outputs.
-        """
+        """Index a graph: its *nodes* in order of execution, names of what it takes and gives."""
         self._nodes = nodes
         self._end = len(nodes)
         self._inputs, self._outputs = frozenset(inputs), frozenset(outputs)
@@ -193,10 +161,8 @@ class Cutter:
     def next(self, here: Mapping[str, int], left: int, total: int) -> CutStage | None:
         """Cut off the next stage, if enough for one is here.
 
-        Args:
-            here: the weights that have arrived, and their bytes.
-            left: bytes of the file that have not arrived yet.
-            total: bytes of the file.
+        *here* has the bytes of the weights that have arrived, *left* those of the file that have
+        not.
         """
         # Ever smaller toward the end: what is left to build when the last byte arrives is short.
         wanted = max(LEAST_BYTES, min(total // STAGES, left // 2))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 import struct
-import threading
 
 from ...core.errors import AgentError
 
@@ -21,28 +21,24 @@ class UnfitError(AgentError):
 
 
 class GrowingFile:
-    """The members of a package, in the file of its transfer."""
+    """The members of a package, in the file of its transfer. Used by one thread."""
 
-    def __init__(self, descriptor: int) -> None:
-        """Map the file, which has its full length from the beginning; it may lose its name."""
-        self.length = os.fstat(descriptor).st_size
-        self.buffer = mmap.mmap(descriptor, self.length, mmap.MAP_SHARED, mmap.PROT_READ)
-        self._have = 0
-        self._wish: tuple[int, int] | None = None
-        self._granted = False
-        self._changed = threading.Condition()
+    def __init__(self, progress: socket.socket) -> None:
+        """Map the file, which may have lost its name.
 
-    def grow(self, have: int, *, granted: bool) -> None:
-        """Record how much is there.
-
-        Args:
-            have: bytes from the beginning.
-            granted: the bytes of `wish` are there, too.
+        *progress* brings its descriptor, then how far it is, in records of `PROGRESS`. It has its
+        full length from the beginning.
         """
-        with self._changed:
-            self._have = max(self._have, have)
-            self._granted |= granted
-            self._changed.notify_all()
+        _, (descriptor,), _, _ = socket.recv_fds(progress, PROGRESS.size, 1)
+        try:
+            self.length = os.fstat(descriptor).st_size
+            self.buffer = mmap.mmap(descriptor, self.length, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+        self._progress = progress
+        self._have = 0
+        self._wish = (0, 0)
+        self._granted = False
 
     def wish(self, start: int, stop: int) -> None:
         """Record which bytes are to come before their turn; once."""
@@ -52,15 +48,18 @@ class GrowingFile:
         """Wait until some bytes are there.
 
         Raises:
-            UnfitError: they lie outside the file.
+            UnfitError: they lie outside the file, or will not come.
         """
         if not 0 <= start <= stop <= self.length:
             raise UnfitError(f"bytes {start} to {stop} of {self.length}")
-        if stop <= self._have:
-            return
-        wished = self._wish is not None and self._wish[0] <= start and stop <= self._wish[1]
-        with self._changed:
-            self._changed.wait_for(lambda: stop <= self._have or (wished and self._granted))
+        wished = self._wish[0] <= start and stop <= self._wish[1]
+        while not (stop <= self._have or (wished and self._granted)):
+            record = self._progress.recv(PROGRESS.size)
+            if not record:
+                raise UnfitError("the rest of it did not come")
+            have, granted = PROGRESS.unpack(record)
+            self._have = max(self._have, have)
+            self._granted |= granted
 
     def read(self, start: int, stop: int) -> bytes:
         """Return some bytes, as soon as they are there."""

@@ -63,12 +63,7 @@ class OnnxFile:
 
     @_unfit_if_damaged()
     def __init__(self, data: GrowingFile, begin: int, end: int) -> None:
-        """Wait for the first bytes.
-
-        Args:
-            data: the package.
-            begin: of the file in it.
-            end: of the file in it.
+        """Wait for the first bytes of the file that lies in *data* from *begin* to *end*.
 
         Raises:
             UnfitError: it is no file that can be read like this.

@@ -104,10 +104,7 @@ class Admission:
     def is_here(self, transfer: str, header: PackageHeader, *, phase: str | None) -> bool:
         """Whether the store has this very package; another one that was never accepted is removed.
 
-        Args:
-            transfer: what it comes by.
-            header: of the package.
-            phase: of a version of this number that is live or on its way there.
+        *phase* is of a version of this number that is live or on its way there.
 
         Raises:
             ModelError: its version is on this device with other content.

@@ -27,8 +27,7 @@ from ..protocol import WINDOW
 from ..rollout.ledger import Candidate, Ledger
 from ..trial.early_trial import EarlyTrial
 from .admission import Admission
-from .drawing import Drawing
-from .transfer import STATUS_SECONDS, Transfer
+from .transfer import STATUS_SECONDS, Drawing, Transfer
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +59,8 @@ class BlockReceiver:
     ) -> None:
         """Receive nothing yet.
 
-        Args:
-            store: where packages go.
-            library: knows all versions.
-            ledger: of candidates.
-            admission: checks whether a package may still come in when it is complete.
-            submit: takes a candidate whose package is complete, and the number of its blocks.
-            expect: begins the trial of a package that is about to arrive, where that is worth it.
+        *submit* takes a candidate whose package is complete, and the number of its blocks; *expect*
+        begins the trial of a package that is about to arrive, where that is worth it.
         """
         self._store = store
         self._library = library
@@ -103,13 +97,7 @@ class BlockReceiver:
     ) -> None:
         """Request a package that was offered; what has come of it before is not requested.
 
-        Args:
-            transfer_id: of the package.
-            header_bytes: its header, as it was signed.
-            signature: of that.
-            header: the same, parsed and admitted.
-            began: monotonic clock when the offer came.
-            drawing: draws it from the broker, where it lies there.
+        *began*: monotonic clock when the offer came. *drawing*: where it lies on the broker.
         """
         candidate = Candidate(
             header.name,

@@ -97,15 +97,8 @@ class Rollouts:
     ) -> None:
         """Read what is known of earlier ones.
 
-        Args:
-            file: where that is kept.
-            identity: of this device, and whom it trusts.
-            transfers: draws packages.
-            library: of all versions.
-            say: publishes this device's word, retained.
-            stop: ends the trial of what came by a transfer, for a reason.
-            rollback: brings the version of a model back that was before; raises AgentError.
-            health: returns ok or degraded.
+        *say* publishes this device's word, *stop* ends the trial of what came by a transfer, for a
+        reason, *rollback* raises AgentError, *health* returns ok or degraded.
         """
         self._file = StateFile(file, "roll-outs that were seen")
         self._identity = identity

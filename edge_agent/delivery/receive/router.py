@@ -1,25 +1,43 @@
-"""Routes what arrives under `in/` for models. Section 5 of the interface.
+"""Packages as they come in: offered, to be sent in blocks, or as a whole in one message.
 
-Offers and packages in one message go to `offers`, lists and blocks to `blocks`; what is complete
-goes to the deployer.
+Takes what arrives under `in/` for models (section 5 of the interface). An offer is parsed and
+checked, then begun, answered, or kept until the clock is set; lists and blocks go to `blocks`. What
+comes as a whole is signed and in blocks like any other package, or a tar made by hand. What is
+complete goes to the deployer.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import logging
+import time
 from collections.abc import Callable
+from functools import partial
 
-from ...core.errors import MalformedError
+from ...core.errors import MalformedError, ModelError
+from ...core.files import disk_errors
 from ...core.names import is_name
-from ...models.packages.package import PackageHeader
+from ...models.manifest import ModelFolder
+from ...models.packages.archive import Archive, open_archive
+from ...models.packages.package import PackageHeader, transfer_id
 from ...models.store.catalog import Library
+from ...models.store.incoming import interrupted_transfers
+from ...models.store.install import install_handmade, install_package
 from ...models.store.store import Store
 from ...mqtt.connection import ReceivedMessage
+from ...mqtt.payloads import seconds_of
+from ..protocol import MAX_OFFER_BYTES, MAX_SINGLE_MESSAGE_BYTES, MOST_OFFER_SECONDS
 from ..rollout.ledger import Candidate, Ledger
 from ..trial.early_trial import EarlyTrial
 from .admission import Admission, DeviceIdentity
-from .blocks import BlockReceiver
-from .drawing import Drawing
-from .offers import Offers
+from .blocks import MAX_TRANSFERS, BlockReceiver
+from .transfer import Drawing
+
+log = logging.getLogger(__name__)
+
+CLOCK_SECONDS = 2.0
+"""Between two looks at the clock, while offers wait for it."""
 
 
 class Router:
@@ -38,29 +56,22 @@ class Router:
     ) -> None:
         """Make the parts; nothing is received yet.
 
-        Args:
-            store: where packages go.
-            library: knows all versions.
-            identity: what packages are checked against.
-            ledger: of candidates.
-            drawing: of packages that lie on the broker.
-            submit: takes a candidate whose package is complete.
-            expect: begins the trial of a package that is about to arrive, where that is worth it.
+        *submit* takes a candidate whose package is complete; *expect* begins the trial of a package
+        that is about to arrive, where that is worth it.
         """
+        self._store = store
+        self._library = library
         self._ledger = ledger
+        self._status = ledger.status
         self._drawing = drawing
         self._deploy = submit
-        admission = Admission(store, library, identity)
+        self._admission = Admission(store, library, identity)
         self._blocks = BlockReceiver(
-            store, library, ledger, admission=admission, submit=self._submit, expect=expect
+            store, library, ledger, admission=self._admission, submit=self._submit, expect=expect
         )
-        self._offers = Offers(
-            *(store, library, ledger),
-            admission=admission,
-            blocks=self._blocks,
-            drawing=drawing,
-            submit=self._submit,
-        )
+        self._waiting: dict[str, tuple[bytes, bytes | None, Drawing | None]] = {}
+        """Header and signature of those that wait for a credible clock; what draws them."""
+        self._clock_checked = 0.0
 
     def message(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
         """Handle a message under `in/`; return True if it is acknowledged later.
@@ -72,66 +83,229 @@ class Router:
             case ("model",) | ("push", _, "offer") if not message.payload:
                 return False  # how a retained message is cleared; nothing is sent like this
             case ("model",):
-                return self._offers.whole(message)
+                return self._whole(message)
             case ("push", transfer, "offer") if is_name(transfer):
-                self._offers.offer(transfer, message.payload)
+                self._offer(transfer, message.payload)
                 return False
             case ("push", transfer, "abort") if is_name(transfer):
-                self._offers.forget(transfer)
+                self._waiting.pop(transfer, None)
                 self._blocks.abort(transfer)
                 return False
-            case ("push", transfer, "list", number) if _is_number(number):
-                self._blocks.list_part(transfer, int(number), message.payload)
-                return False
-            case ("push", transfer, "block", number) if _is_number(number):
-                return self._blocks.block(transfer, int(number), message)
+            case ("push", transfer, "list" | "block" as kind, number) if _is_number(number):
+                return self._part(transfer, kind, int(number), message)
             case _:
                 raise MalformedError(
                     "nothing is expected here; below in/ there are command/<verb>, "
                     "set/<pipeline>/<key>, infer/<model>, model and push/<transfer>/…"
                 )
 
+    def _part(self, transfer: str, kind: str, number: int, message: ReceivedMessage) -> bool:
+        if kind == "block":
+            return self._blocks.block(transfer, number, message)
+        self._blocks.list_part(transfer, number, message.payload)
+        return False
+
     # Of a roll-out
 
     def draw(self, transfer: str) -> None:
         """Draw a package that lies on the broker, unless it is here or on its way."""
         if transfer in self._blocks:
-            self._offers.go_on(transfer)
+            self._blocks.answer_offer(transfer, self._drawing)
         elif self._ledger.by_transfer(transfer) is None:
             self._drawing.ask_offer(transfer)
 
     def suspend(self, transfer: str) -> None:
         """Draw nothing more of a package for now; what has come stays."""
         self._drawing.end(transfer)
-        self._offers.forget(transfer)
+        self._waiting.pop(transfer, None)
         self._blocks.suspend(transfer)
 
     def abort(self, transfer: str) -> None:
         """Draw nothing more of a package, and remove what has come."""
         self._drawing.end(transfer)
-        self._offers.forget(transfer)
+        self._waiting.pop(transfer, None)
         self._blocks.abort(transfer)
 
     def drawn(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
         """Handle what has been drawn of a package; return True if it is acknowledged later.
 
         Raises:
-            MalformedError: it is not what it should be; another may come.
+            MalformedError: it is not what it should be; another may come. Nothing else follows from
+                what anybody may have put there.
         """
         match levels:
             case _ if not message.payload:
                 return False  # the package has been removed from the broker
             case (transfer, "offer") if self._drawing.wants(*levels):
-                self._offers.drawn(transfer, message.payload)
+                try:
+                    header, signature, _, _ = _parse(transfer, message.payload)
+                except ModelError as problem:
+                    raise MalformedError(str(problem)) from None
+                self._consider(transfer, header, signature, self._drawing)
                 self._drawing.came(*levels)
                 return False
-            case (transfer, "list", number) if _is_number(number):
-                self._blocks.list_part(transfer, int(number), message.payload)
-                return False
-            case (transfer, "block", number) if _is_number(number):
-                return self._blocks.block(transfer, int(number), message)
+            case (transfer, "list" | "block" as kind, number) if _is_number(number):
+                return self._part(transfer, kind, int(number), message)
             case _:
                 return False
+
+    # Offers
+
+    def _offer(self, transfer: str, payload: bytes) -> None:
+        """Handle an offer as it arrives.
+
+        Raises:
+            MalformedError: it is not one; that has been published to its sender.
+        """
+        try:
+            header, signature, sent, lies_retained = _parse(transfer, payload)
+            if sent is not None and self._admission.clock_is_set():
+                _check_age(sent, time.time())
+        except ModelError as problem:
+            self._status.reject(transfer, str(problem))
+            raise MalformedError(str(problem)) from None
+        self._consider(transfer, header, signature, self._drawing if lies_retained else None)
+
+    def _consider(
+        self,
+        transfer: str,
+        header_bytes: bytes,
+        signature: bytes | None,
+        drawing: Drawing | None = None,
+    ) -> None:
+        """Start receiving a package, continue, or publish why not."""
+        began = time.monotonic()
+        if transfer in self._blocks:
+            self._blocks.answer_offer(transfer, drawing)
+            return
+        candidate = self._ledger.by_transfer(transfer)
+        if candidate is not None:
+            self._ledger.answer(candidate)
+            return
+        self._waiting.pop(transfer, None)
+        try:
+            header = self._admission.check(header_bytes, signature)
+            if header is None:
+                self._wait(transfer, (header_bytes, signature, drawing))
+                return
+            if self._answer_present(transfer, header):
+                return
+            self._blocks.check_free()
+            self._admission.make_room(header.share(self._admission.here).bytes, transfer)
+        except ModelError as problem:
+            self._status.reject(transfer, str(problem))
+            return
+        self._blocks.begin(transfer, header_bytes, signature, header, began=began, drawing=drawing)
+
+    def _wait(self, transfer: str, offer: tuple[bytes, bytes | None, Drawing | None]) -> None:
+        """Keep an offer until the clock says whether it has expired.
+
+        Raises:
+            ModelError: there are too many.
+        """
+        if len(self._waiting) >= MAX_TRANSFERS:
+            raise ModelError(f"{len(self._waiting)} pushes wait for the clock already")
+        self._waiting[transfer] = offer
+        why = "the clock of this device is not set yet; waits until it is"
+        self._status.publish(transfer, "need", why=why)
+
+    def _answer_present(self, transfer: str, header: PackageHeader) -> bool:
+        """Answer the offer of a package that is on the device; return False if it is not.
+
+        Raises:
+            ModelError: its version is on this device with other content.
+        """
+        name, version = header.name, header.version
+        phase = self._ledger.phase(name, version)
+        if not self._admission.is_here(transfer, header, phase=phase):
+            return False
+        if phase is not None:
+            figures = self._ledger.figures(name, version)
+            self._status.publish(
+                transfer, phase, have=header.blocks, total=header.blocks, **figures
+            )
+            return True
+        log.info("push %s: %s is here already", transfer, header.id)
+        found = partial(self._library.find_unchanged, name, version)
+        self._submit(Candidate(name, version, transfer, found), header.blocks)
+        return True
+
+    # Packages in one message
+
+    def _whole(self, message: ReceivedMessage) -> bool:
+        """Submit a package; return True: its message is acknowledged when it is in the store.
+
+        Raises:
+            MalformedError: it is not one; that has been published, if it could be.
+        """
+        payload = message.payload
+        if len(payload) > MAX_SINGLE_MESSAGE_BYTES:
+            raise MalformedError(
+                f"in/model: larger than {MAX_SINGLE_MESSAGE_BYTES >> 20} MiB; use push"
+            )
+        transfer = transfer_id(payload)
+        try:
+            archive = open_archive(payload, "in/model")
+        except ModelError as problem:
+            self._status.reject(transfer, str(problem))
+            raise MalformedError(str(problem)) from None
+        if archive.front is not None:
+            transfer = archive.front.transfer
+            if self._ledger.by_transfer(transfer) is not None:
+                return False
+        try:
+            candidate = self._candidate(archive, transfer, len(payload))
+        except ModelError as problem:
+            self._status.reject(transfer, str(problem))
+            return False
+        if candidate is None:
+            return False
+        candidate.on_installed = message.ack
+        self._submit(candidate, 1)
+        return True
+
+    def _candidate(self, archive: Archive, transfer: str, size: int) -> Candidate | None:
+        """Make a candidate of a package that may come in; None: the device has it.
+
+        Raises:
+            ModelError: it may not.
+        """
+        front = archive.front
+        if front is None:
+            self._admission.check_unsigned()
+            self._admission.make_room(size)
+            # What it is called is known when it is unpacked.
+            return Candidate("?", "0", transfer, partial(self._install_handmade, archive))
+        header = self._admission.check(front.header, front.signature)
+        if header is None:
+            raise ModelError("the clock of this device is not set yet; use push, which waits")
+        blocks = header.block_list(front.block_list)
+        members = archive.members(header)
+        if self._answer_present(transfer, header):
+            return None
+        self._admission.make_room(header.share(self._admission.here).bytes)
+
+        def install() -> ModelFolder:
+            self._admission.check(front.header, front.signature)
+            return install_package(
+                self._store, front, header, blocks, members, self._admission.here
+            )
+
+        return Candidate(header.name, header.version, transfer, install)
+
+    def _install_handmade(self, archive: Archive) -> ModelFolder:
+        """Install a tar without a header; its name and version are known only then."""
+        folder = install_handmade(self._store, archive, self._admission.here)
+        name, version = folder.manifest.name, folder.manifest.version
+        try:
+            self._admission.check_not_older(name, version)
+            self._admission.check_not_elsewhere(name, version)
+        except ModelError:
+            with self._store.locked():
+                if not self._store.accepted(name, version):
+                    self._store.discard(name, version)
+            raise
+        return folder
 
     def _submit(self, candidate: Candidate, blocks: int) -> None:
         """Submit a candidate to the deployer; all its *blocks* are on the device."""
@@ -139,17 +313,37 @@ class Router:
         if candidate.phase == "receiving":
             self._ledger.advance(candidate, "verifying")
         if candidate.transfer is not None:
-            self._ledger.status.publish(candidate.transfer, "verifying", have=blocks, total=blocks)
+            self._status.publish(candidate.transfer, "verifying", have=blocks, total=blocks)
         self._deploy(candidate)
+
+    # As time passes
 
     def resume(self) -> None:
         """Resume, after a start, the transfers that were interrupted."""
-        self._offers.resume()
+        for transfer, front in interrupted_transfers(self._store).items():
+            log.info("push %s: was interrupted, is resumed", transfer)
+            self._consider(transfer, front.header, front.signature)
+            if self._ledger.by_transfer(transfer) is None and transfer not in self._waiting:
+                self._remove(transfer)
+
+    def _remove(self, transfer: str) -> None:
+        """Remove what has arrived of a package that may not come in any more, or is here."""
+        try:
+            with disk_errors(f"push {transfer}: removing it"), self._store.locked():
+                folder = self._store.incoming / transfer
+                if folder.is_dir():
+                    self._store.delete_folder(folder)
+        except ModelError as problem:
+            log.error("push %s: not removed: %s", transfer, problem)  # noqa: TRY400 - one line, no traceback
 
     def tick(self, now: float) -> None:
-        """Do what is due, by the monotonic clock."""
+        """Do what is due, by the monotonic clock; offers wait until the other clock is set."""
         self._blocks.tick(now)
-        self._offers.tick(now)
+        if self._waiting and now - self._clock_checked > CLOCK_SECONDS:
+            self._clock_checked = now
+            if self._admission.clock_is_set():
+                for transfer, offer in list(self._waiting.items()):
+                    self._consider(transfer, *offer)
 
     def close(self) -> None:
         """Suspend all transfers; what has come stays."""
@@ -158,3 +352,41 @@ class Router:
 
 def _is_number(level: str) -> bool:
     return level.isdecimal() and len(level) < 9
+
+
+def _check_age(sent: float, now: float) -> None:
+    """Raise ModelError if an offer was kept by a broker while this device was away.
+
+    Nobody sends its blocks any more, and it may be withdrawn.
+    """
+    if now - sent > MOST_OFFER_SECONDS:
+        raise ModelError(
+            f"offer: is {now - sent:.0f} s old, and at most {MOST_OFFER_SECONDS} s are accepted; "
+            "push it again, and where that is refused, too, compare the clocks of both machines"
+        )
+
+
+def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, float | None, bool]:
+    """Return header, signature and time of an offer, and whether its blocks lie on the broker.
+
+    Nothing in it is trusted yet.
+
+    Raises:
+        ModelError: it is not an offer.
+    """
+    if len(payload) > MAX_OFFER_BYTES:
+        raise ModelError(f"offer: {len(payload)} bytes, at most {MAX_OFFER_BYTES}")
+    try:
+        body = json.loads(payload)
+        header = base64.b64decode(body["package"], validate=True)
+        signature = body.get("signature") or None
+        if signature is not None:
+            signature = base64.b64decode(signature, validate=True)
+        sent = None if body.get("time") is None else seconds_of(body["time"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        raise ModelError(
+            'offer: expected {"schema": 1, "package": base64, "signature"?: base64, "time"}'
+        ) from None
+    if transfer_id(header) != transfer:
+        raise ModelError("offer: the transfer is not named after its package")
+    return header, signature, sent, body.get("drawn") is True

@@ -14,7 +14,6 @@ from ...models.store.store import Store
 from ...mqtt.requests import Command
 from ...serving.active import ActiveModels
 from .ledger import Ledger
-from .probation import Probations
 from .swap import Swap, exchange_details, log_live
 
 
@@ -50,16 +49,13 @@ class VersionCommands:
         library: Library,
         active: ActiveModels,
         ledger: Ledger,
-        *,
         swap: Swap,
-        probations: Probations,
     ) -> None:
         self._store = store
         self._library = library
         self._active = active
         self._ledger = ledger
         self._swap = swap
-        self._probations = probations
         self.commands: tuple[Command[Any], ...] = (
             Command("rollback", Rollback, self.rollback),
             Command("activate", Activate, self.activate),
@@ -70,7 +66,7 @@ class VersionCommands:
         """Go back to the previous version."""
         name = request.model
         with self._swap.changing:
-            version = self._probations.roll_back(name, "by command")
+            version = self._swap.roll_back(name, "by command")
             # Not before: one that fails changes nothing.
             self._ledger.cancel(name, "rolled back by command")
         return {"model": name, "version": version}
@@ -86,7 +82,7 @@ class VersionCommands:
             folder, models = self._swap.reopen(name, version)
             self._ledger.cancel(name, f"{version} was activated by command")
             before = self._swap.running(name, version)
-            self._probations.end(name)
+            self._swap.end_probation(name)
             details = exchange_details(self._swap.activate(folder, models))
             log_live(name, folder.manifest.version, before, details)
             self._ledger.changed()

@@ -1,14 +1,17 @@
 """From a complete package to the version that serves, and back if it fails on probation.
 
 One thread takes candidates one after the other through all steps; commands come from another. This
-module has the steps and their order; each step has a module of its own.
+module has the steps and their order, and the trial in a child process for every kind of sample that
+a candidate gets; the other steps have modules of their own.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing as closed_after
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -18,6 +21,7 @@ from ...core.errors import AgentError, ModelError
 from ...core.files import fault
 from ...core.flight_recorder import PreviousCrash
 from ...core.types import Kind
+from ...device.headroom import free_mb
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
 from ...models.packages.package import PackageHeader
@@ -25,15 +29,17 @@ from ...models.store.catalog import Library
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
 from ...serving.active import ActiveModels, Exchange
-from ..trial.early_trial import EarlyTrial, EarlyTrials
+from ..trial.early_trial import EarlyTrial, begin_early
+from ..trial.live_frames import LiveFrames
+from ..trial.process import Verdict, run_trial
 from .acceptance import bounds_of
 from .commands import VersionCommands
 from .ledger import Candidate, Interrupted, Ledger
-from .probation import Probations
 from .recovery import Recovery
 from .shadow import run_in_shadow
 from .swap import Swap, exchange_details, log_live
-from .trial import try_candidate
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 WATCH_SECONDS = 0.05
@@ -58,16 +64,10 @@ class Deployer:
     ) -> None:
         """Make the steps; nothing runs yet.
 
-        Args:
-            store: of versions.
-            library: of all versions.
-            active: what serves.
-            ledger: of candidates.
-            trial: returns the device's bounds, which may be reloaded.
-            swap: the profile's "overlap" or "replace".
-            memory_budget_mb: what models may take; 0: no bound.
+        *trial* returns the device's bounds, which may be reloaded; *swap* is the profile's
+        "overlap" or "replace"; *memory_budget_mb* 0: no bound.
         """
-        overlap = swap != "replace"
+        self._overlap = swap != "replace"
         self._store = store
         self._active = active
         self._ledger = ledger
@@ -75,20 +75,19 @@ class Deployer:
         self._queue: SimpleQueue[Candidate | None] = SimpleQueue()
         self._closing = threading.Event()
         self._budget_mb = memory_budget_mb
-        self._swap = Swap(store, library, active, trial=trial, overlap=overlap)
-        self._probations = Probations(store, library, ledger, self._swap)
-        self._recovery = Recovery(store, library, ledger, self._probations)
-        self._early_trials = EarlyTrials(
-            store, active, trial, overlap=overlap, budget_mb=memory_budget_mb
-        )
-        self.commands = VersionCommands(
-            store, library, active, ledger, swap=self._swap, probations=self._probations
-        )
+        self._swap = Swap(store, library, active, ledger, trial=trial, overlap=self._overlap)
+        self._recovery = Recovery(store, library, ledger, self._swap)
+        self._early: EarlyTrial | None = None
+        """The latest; there is one at a time."""
+        self.commands = VersionCommands(store, library, active, ledger, self._swap)
         """What operators decide about versions."""
 
     def expect(self, header: PackageHeader) -> EarlyTrial | None:
         """Start the trial of a package that is about to arrive, where that is worth it."""
-        return self._early_trials.begin(header)
+        if not self._overlap or (self._early is not None and not self._early.over):
+            return None  # two models may not be in memory at once
+        self._early = begin_early(header, self._store, self._active, self._budget_mb)
+        return self._early
 
     def submit(self, candidate: Candidate) -> None:
         """Queue a complete candidate; it is deployed after those before it."""
@@ -98,11 +97,7 @@ class Deployer:
     # Life
 
     def recover(self, last: PreviousCrash | None) -> None:
-        """Find what was on its way when the agent ended; before the ledger is asked anything.
-
-        Args:
-            last: how the last run ended, if not in order.
-        """
+        """Find what was on its way when the agent ended; before the ledger is asked anything."""
         for candidate in self._recovery.find_candidates(last):
             self.submit(candidate)
 
@@ -121,7 +116,7 @@ class Deployer:
                     self._deploy(candidate)
                 finally:
                     candidate.close_early_trial()
-            self._probations.check_all()
+            self._swap.check_probations()
 
     def suspend(self) -> None:
         """Record, at an orderly end, that the candidates are not to blame for it."""
@@ -148,7 +143,7 @@ class Deployer:
                 self._ledger.enter(candidate, "preparing")
                 bounds = bounds_of(folder, self._bounds())
                 self._ledger.enter(candidate, "trial")
-                details = try_candidate(
+                details = _try(
                     candidate,
                     folder,
                     bounds,
@@ -168,11 +163,11 @@ class Deployer:
                 active=self._active,
                 ledger=self._ledger,
                 closing=self._closing,
-                meanwhile=self._probations.check_all,
+                meanwhile=self._swap.check_probations,
             )
             with self._swap.changing:
                 candidate.check_wanted(self._closing)
-                self._probations.end(candidate.name)
+                self._swap.end_probation(candidate.name)
                 exchange = self._swap.go_live(candidate, models, bounds)
                 self._record_live(candidate, models, exchange, details, bounds)
                 models = {}
@@ -217,7 +212,7 @@ class Deployer:
         """Exchange the incumbent for it where memory does not hold both."""
         with self._swap.changing:
             candidate.check_wanted(self._closing)
-            self._probations.end(candidate.name)
+            self._swap.end_probation(candidate.name)
             models, exchange = self._swap.replace(candidate, folder, bounds)
             details = {**details, "mode": "replace"}
             self._record_live(candidate, models, exchange, details, bounds)
@@ -234,7 +229,7 @@ class Deployer:
         before = self._store.pointers(candidate.name).previous
         loaded = list(models.values())
         if bounds.probation_s > 0:
-            self._probations.begin(candidate, loaded, bounds)
+            self._swap.begin_probation(candidate, loaded, bounds)
         else:
             self._ledger.remove(candidate)
         # Pipelines that name this very version may have waited for it.
@@ -281,3 +276,74 @@ def _first_inference(candidate: Candidate, models: list[Model]) -> dict[str, Any
     if not firsts:
         return {"first_inference_ms": None}
     return {"first_inference_ms": round((min(firsts) - candidate.began) * 1e3, 1)}
+
+
+def _try(
+    candidate: Candidate,
+    folder: ModelFolder,
+    bounds: Trial,
+    *,
+    active: ActiveModels,
+    budget_mb: int,
+    closing: threading.Event,
+) -> dict[str, Any]:
+    """Try a candidate; return the result for its model's topic. *budget_mb* 0: no bound.
+
+    Raises:
+        ModelError: it has not passed, or shall not go on.
+    """
+    details: dict[str, Any] = {}
+    engines = active.loader.engines
+    servings = active.servings_of(folder.manifest.name)
+    kinds: set[Kind] = {each.kind for each in servings} or {folder.manifest.input.kind}
+    for kind in sorted(kinds):
+        streamed = engines.streamed(folder)
+        choices = engines.choices_for(folder) if streamed is None else [streamed]
+        serving = next((each for each in servings if each.kind == kind), None)
+        with closed_after(LiveFrames(serving, folder.path)) as frames:
+            verdict = run_trial(
+                folder.path,
+                choices,
+                kind,
+                golden=bounds.golden,
+                timeout_s=bounds.timeout_s,
+                memory_mb=budget_mb or free_mb(),
+                stopped=lambda: "the agent ends" if closing.is_set() else candidate.canceled,
+                process=candidate.take_child(kind),
+                forms=None if streamed is None else active.loader.forms,
+                frame=frames.inputs,
+            )
+        candidate.close_early_trial()
+        for number, why in verdict.wrong:
+            wrong = choices[number]
+            log.warning(
+                "%s: does not run on %s:%s: %s", candidate.id, wrong.engine, wrong.device, why
+            )
+            if engines.verdicts is not None:
+                engines.verdicts.mark_wrong(folder.path, wrong, why)
+        if verdict.passed and verdict.proven is not None and engines.verdicts is not None:
+            # Else it would be checked again on its first frames.
+            engines.verdicts.mark_correct(folder.path, choices[verdict.proven])
+        if verdict.streamed:
+            log.info("%s: run while it arrived: %s", candidate.id, verdict.streamed)
+        candidate.first_result_at = candidate.first_result_at or verdict.first_at
+        candidate.check_wanted(closing)
+        _check_verdict(candidate, verdict, bounds)
+        details["trial"] = {
+            "why": verdict.why,
+            "engine": verdict.engine,
+            "infer_ms": verdict.infer_ms,
+            **({"streamed": verdict.streamed} if verdict.streamed else {}),
+        }
+    return details
+
+
+def _check_verdict(candidate: Candidate, verdict: Verdict, bounds: Trial) -> None:
+    """Raise ModelError if the child has found that a candidate does not pass."""
+    if not verdict.passed:
+        raise ModelError(candidate.blamed(verdict.why))
+    if bounds.max_infer_ms and verdict.infer_ms > bounds.max_infer_ms:
+        raise ModelError(
+            f"{candidate.id}: too slow: {verdict.infer_ms:.1f} ms an inference, "
+            f"at most {bounds.max_infer_ms:g} ms are allowed"
+        )

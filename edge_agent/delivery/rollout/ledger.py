@@ -1,9 +1,9 @@
 """The ledger of candidates: every version on its way to serve, its phase, and how the last ended.
 
-A candidate is one record, from the offer of its package to the end of its probation. `PHASES` says
-which phase may follow which and where each is persisted; `recovery` continues from what is there
-after a kill. The thread that receives packages adds candidates, the deployer's thread
-takes them through the phases, commands cancel them; any thread may ask.
+A candidate is one record, from the offer of its package to the end of its probation. `recovery`
+continues from what is there after a kill. The thread that receives packages adds
+candidates, the deployer's thread takes them through the phases, commands cancel them; any thread
+may ask.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.errors import ModelError
 from ...core.files import disk_errors, fault
@@ -40,41 +40,24 @@ Phase = Literal["receiving", "verifying", "preparing", "trial", "shadow", "proba
 Outcome = Literal["live", "rejected", "rolled-back"]
 
 
-class Step(NamedTuple):
-    """One row of the table of phases."""
-
-    then: frozenset[Phase | Outcome]
-    """What may follow."""
-    persisted: Literal["transfer", "version", "trial mark", "probation mark"]
-    """What is on the disk of a candidate in this phase:
-    transfer: `incoming/<transfer>/`, with the list and the blocks that have come;
-    version: that, or, once installed, its folder in the store, without the mark of acceptance;
-    trial mark: also `trial` in the model's `pointers.json`, written when preparing begins;
-    probation mark: the same with phase "probation", in one write with the live pointer."""
-    after_kill: Literal["resume transfer", "try again", "resume probation"]
-    """What the next start of the agent does with it, unless it is to blame for the end."""
-
-
-PHASES: Mapping[str, Step] = {
-    "receiving": Step(frozenset({"verifying"}), "transfer", "resume transfer"),
-    "verifying": Step(frozenset({"preparing", "rejected"}), "version", "try again"),
-    "preparing": Step(
-        frozenset({"trial", "probation", "rejected"}), "trial mark", "try again"
-    ),  # to probation: one that the agent's end has interrupted
-    "trial": Step(
-        frozenset({"shadow", "probation", "live", "rejected"}), "trial mark", "try again"
-    ),
-    "shadow": Step(frozenset({"probation", "live", "rejected"}), "trial mark", "try again"),
-    "probation": Step(frozenset({"live", "rolled-back"}), "probation mark", "resume probation"),
+PHASES: Mapping[str, frozenset[Phase | Outcome]] = {
+    "receiving": frozenset({"verifying"}),
+    "verifying": frozenset({"preparing", "rejected"}),
+    # To probation: one that the agent's end has interrupted.
+    "preparing": frozenset({"trial", "probation", "rejected"}),
+    "trial": frozenset({"shadow", "probation", "live", "rejected"}),
+    "shadow": frozenset({"probation", "live", "rejected"}),
+    "probation": frozenset({"live", "rolled-back"}),
 }
-"""An outcome is persisted in `deployments.json`, and "live" and "rolled-back" by the model's
-pointers before. A transfer that is aborted or not admitted, and a version that serves already,
-leave the ledger without an outcome."""
+"""By phase: what may follow.
 
-
-def after_kill(mark: Mark) -> str:
-    """Return what to do with a candidate whose mark the agent has left behind."""
-    return PHASES.get(mark.phase, PHASES["preparing"]).after_kill
+On the disk is of a candidate that is received `incoming/<transfer>/`, with the list and the blocks
+that have come; then that or, once installed, its folder in the store; from preparing on also
+`trial` in the model's `pointers.json`, whose phase becomes "probation" in one write with the live
+pointer. After a kill a transfer is resumed, a trial begins again and a probation goes on, unless
+the candidate is to blame for the end. An outcome is persisted in `deployments.json`, and "live" and
+"rolled-back" by the model's pointers before. A transfer that is aborted or not admitted, and a
+version that serves already, leave the ledger without an outcome."""
 
 
 class Interrupted(ModelError):
@@ -161,11 +144,8 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
     ) -> None:
         """Read how earlier candidates ended.
 
-        Args:
-            store: of versions; `deployments.json` in its folder outlives a restart.
-            library: of all versions.
-            publish: publishes on the topic of a transfer.
-            on_change: called when what `describe` returns has changed.
+        *publish* is for the topic of a transfer; *on_change* is called when what `describe` returns
+        has changed.
         """
         self._store = store
         self._library = library
@@ -417,5 +397,5 @@ def _parse(content: Any) -> dict[str, dict[str, Any]]:
 
 
 def _check_step(candidate: Candidate, step: Phase | Outcome) -> None:
-    if step not in PHASES[candidate.phase].then:
+    if step not in PHASES[candidate.phase]:
         raise RuntimeError(f"{candidate.id}: {step} does not follow {candidate.phase}")

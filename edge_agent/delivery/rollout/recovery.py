@@ -21,8 +21,8 @@ from ...models.store.pointers import Trial as Mark
 from ...models.store.store import Store
 from ...serving.active import ActiveModels
 from .acceptance import bounds_of
-from .ledger import Candidate, Ledger, after_kill
-from .probation import Probations
+from .ledger import Candidate, Ledger
+from .swap import Swap
 
 log = logging.getLogger(__name__)
 
@@ -34,27 +34,21 @@ responsible."""
 class Recovery:
     """Reads the marks at a start."""
 
-    def __init__(
-        self, store: Store, library: Library, ledger: Ledger, probations: Probations
-    ) -> None:
+    def __init__(self, store: Store, library: Library, ledger: Ledger, swap: Swap) -> None:
         self._store = store
         self._library = library
         self._ledger = ledger
-        self._probations = probations
+        self._swap = swap
 
     def find_candidates(self, last: PreviousCrash | None) -> list[Candidate]:
-        """Read the marks, before any model is loaded; return the candidates to be tried (again).
-
-        Args:
-            last: how the last run ended, if not in order.
-        """
+        """Read the marks, before any model is loaded; return the candidates to be tried (again)."""
         found: list[Candidate] = []
         for name in self._store.names():
             mark = self._store.pointers(name).trial
             try:
                 if mark is None:
                     found += self._untried(name)
-                elif after_kill(mark) == "try again":
+                elif mark.phase != "probation":
                     found += self._try_again(name, mark)
                 elif (why := _reason_against(name, mark, last)) is not None:
                     self._undo_crash(name, mark, why)
@@ -105,7 +99,7 @@ class Recovery:
             self._library.rollback(name)
         except ModelError as problem:
             self._store.set_trial(name, None)
-            self._probations.keep_live(candidate, why, problem)
+            self._swap.keep_live(candidate, why, problem)
             return
         fault("rollback.done")
         log.warning("%s: rolled back: %s", candidate.id, why)
@@ -136,7 +130,7 @@ class Recovery:
                 continue
             fault("probation.resumed")
             models = [s.model for s in active.servings_of(name) if s.model is not None]
-            self._probations.begin(candidate, models, bounds)
+            self._swap.begin_probation(candidate, models, bounds)
             candidate.figures = self._ledger.figures(name, candidate.version)
             self._ledger.changed()
 

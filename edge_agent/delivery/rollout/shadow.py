@@ -119,14 +119,7 @@ def run_in_shadow(
 ) -> dict[str, Any]:
     """Run a candidate in shadow, where there is an incumbent; return the result for its topic.
 
-    Args:
-        candidate: that is tried.
-        models: the candidate, loaded.
-        bounds: what it must keep to.
-        active: what serves.
-        ledger: of candidates.
-        closing: set when the agent ends.
-        meanwhile: called again and again until it has seen its frames.
+    *meanwhile* is called again and again until it has seen its frames.
 
     Raises:
         ModelError: it fails, is too slow or does not agree, or shall not go on.

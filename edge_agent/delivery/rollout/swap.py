@@ -26,8 +26,8 @@ from ...models.store.pointers import same_version
 from ...models.store.store import Store
 from ...serving.active import ActiveModels, Exchange
 from ..protocol import agreement_words
-from .acceptance import bounds_of
-from .ledger import Candidate
+from .acceptance import Watch, bounds_of
+from .ledger import Candidate, Ledger
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Swap:
         store: Store,
         library: Library,
         active: ActiveModels,
+        ledger: Ledger,
         *,
         trial: Callable[[], Trial],
         overlap: bool,
@@ -50,6 +51,7 @@ class Swap:
         self._store = store
         self._library = library
         self._active = active
+        self._ledger = ledger
         self._bounds = trial
         """Returns the device's bounds, which may be reloaded."""
         self._overlap = overlap
@@ -179,6 +181,91 @@ class Swap:
         except ModelError:
             return None
         return None if same_version(version, other) else version
+
+    # Probation: a version serves and is still watched; one of a model at most
+
+    def begin_probation(self, candidate: Candidate, models: list[Model], bounds: Trial) -> None:
+        """Watch a version that serves from now on."""
+        until = time.monotonic() + bounds.probation_s
+        candidate.watch = Watch(models, until, bounds)
+        candidate.interrupted = None
+        self._ledger.advance(candidate, "probation")
+
+    def check_probations(self) -> None:
+        """Check every version on probation: pass those whose time is over, roll back failing ones.
+
+        Takes the lock.
+        """
+        for candidate in self._ledger.on_probation():
+            watch = candidate.watch
+            if watch is None:
+                continue
+            why = watch.fault
+            with self.changing:
+                if candidate not in self._ledger.on_probation():
+                    continue
+                if why is not None:
+                    self._fail(candidate, why)
+                elif watch.over and watch.stuck:
+                    self._fail(candidate, "gave no result at all during its probation")
+                elif watch.over:
+                    fault("probation.passed")
+                    self.end_probation(candidate.name)
+
+    def end_probation(self, name: str) -> None:
+        """End the probation of a model's version that passes or is replaced."""
+        for candidate in self._ledger.on_probation(name):
+            self._ledger.clear_mark(name, candidate.version)
+            log.info("%s: probation is over", candidate.id)
+            self._ledger.finish(candidate, "live", None)
+
+    def _fail(self, candidate: Candidate, why: str) -> None:
+        log.warning("%s: failed on probation: %s", candidate.id, why)
+        try:
+            self.roll_back(candidate.name, why)
+        except AgentError as problem:
+            self._ledger.clear_mark(candidate.name, candidate.version)
+            self.keep_live(candidate, why, problem)
+            return
+        self._ledger.finish(candidate, "rolled-back", why)
+
+    def roll_back(self, name: str, why: str) -> str:
+        """Make the previous version live, record the reason, and return the version.
+
+        Raises:
+            AgentError: there is none, it does not load, or it is not what was accepted; nothing
+                has changed then.
+        """
+        pointers = self._store.pointers(name)
+        if pointers.live is None:
+            self._library.live(name)  # of a mistyped name it tells the nearest
+        if pointers.live is None or pointers.previous is None:
+            raise ModelError(
+                f"{name}: there is no version before {pointers.live or 'the one that runs'}"
+                " to go back to"
+            )
+        folder, models = self.reopen(name, pointers.previous)
+        try:
+            self._library.rollback(name)
+        except ModelError:
+            close_all(models)
+            raise
+        fault("rollback.done")
+        for candidate in self._ledger.on_probation(name):
+            self._ledger.remove(candidate)
+        details = exchange_details(self.exchange(name, models))
+        self._ledger.record_last(name, pointers.live, "rolled-back", why, details)
+        log.info("%s@%s: rolled back: %s", name, pointers.live, why)
+        log_live(name, folder.manifest.version, pointers.live, details)
+        self._ledger.changed()
+        return folder.manifest.version
+
+    def keep_live(self, candidate: Candidate, why: str, problem: AgentError) -> None:
+        """Record that a version has failed and stays live, as there is no other."""
+        why = f"{why}; it goes on all the same: {problem}"
+        log.warning("%s: %s", candidate.id, why)
+        self._ledger.record_last(candidate.name, candidate.version, "live", why)
+        self._ledger.finish(candidate, "live", why)
 
 
 def close_all(models: Models) -> None:

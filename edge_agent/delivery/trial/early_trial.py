@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...config.settings import Trial
 from ...core.containment import words
 from ...core.errors import AgentError
 from ...core.types import Kind
@@ -45,47 +44,32 @@ class EarlyTrial:
         self,
         choices: Sequence[EngineChoice],
         serving: Serving | None,
-        *,
-        golden: bool,
         memory_mb: int,
         stage: AbstractContextManager[Path],
     ) -> None:
-        """Start the child.
-
-        Args:
-            choices: of engines that the trial will have.
-            serving: whose frames the model is for, where there are any.
-            golden: whether golden inputs shall be run.
-            memory_mb: what the child may take beyond what it takes with no model.
-            stage: gives an empty folder, for what the child unpacks.
-        """
+        """Start the child, for the frames of *serving*; *stage* gives an empty folder for it."""
         self._stack = ExitStack()
-        folder = self._stack.enter_context(stage)
-        self._golden = golden
-        self._frames = LiveFrames(serving, folder)
+        self._folder = self._stack.enter_context(stage)
+        self._frames = LiveFrames(serving, self._folder)
+        self.kind: Kind | None = self._frames.kind
         self.over = False
         """Whether the child has been taken over or ended, and its folder is gone."""
-        self._announced = 0
-        self._granted = False
-        self.kind: Kind | None = self._frames.kind
+        self._announced = (0, False)
         self._choice = next((choice for choice in choices if runs_arriving(choice)), None)
         engines = [choice.engine for choice in choices]
         if self._choice is not None:
             first = self._choice.engine
             engines = sorted(engines, key=lambda engine: engine != first)
-        self._folder = folder
+        self._process: TrialProcess | None = None
         try:
-            self._process: TrialProcess | None = TrialProcess(
-                engines, memory_mb, self._frames.inputs
-            )
+            self._process = TrialProcess(engines, memory_mb, self._frames.inputs)
         except OSError:
-            self._process = None
             self.close()
             raise
 
     def begin(self, data: Path) -> None:
         """Ask the child to follow a model, in the file that its members are written to."""
-        if self._process is None or self._choice is None:
+        if self._process is None or self._choice is None or self.kind is None:
             return
         try:
             descriptor = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
@@ -93,15 +77,8 @@ class EarlyTrial:
             log.warning("%s: cannot be run while it arrives: %s", data, problem.strerror)
             return
         try:
-            self._process.follow(
-                {
-                    "folder": str(self._folder),
-                    "choice": asdict(self._choice),
-                    "kind": self.kind,
-                    "golden": self._golden,
-                },
-                descriptor,
-            )
+            question = {"folder": str(self._folder), "choice": asdict(self._choice)}
+            self._process.follow(question, descriptor)
         finally:
             os.close(descriptor)
 
@@ -111,16 +88,14 @@ class EarlyTrial:
         return self._process.wish if self._process is not None else None
 
     def arrived(self, have: int, *, granted: bool, whole: bool = False) -> None:
-        """Send the child what has arrived and is authenticated.
+        """Tell the child that *have* bytes, from the beginning, are there and authenticated.
 
-        Args:
-            have: bytes of the package, from the beginning.
-            granted: the wish has arrived, too.
-            whole: nothing is missing.
+        *granted*: what it wished for is there, too; *whole*: nothing is missing.
         """
-        if have - self._announced < STEP_BYTES and granted == self._granted and not whole:
+        before, was_granted = self._announced
+        if have - before < STEP_BYTES and granted == was_granted and not whole:
             return
-        self._announced, self._granted = have, granted
+        self._announced = have, granted
         if self._process is not None:
             self._process.send_progress(PROGRESS.pack(have, granted))
 
@@ -139,59 +114,22 @@ class EarlyTrial:
         self.over = True
 
 
-class EarlyTrials:
-    """Starts them: one at a time, and only where there is room in memory for it beside all else."""
+def begin_early(
+    header: PackageHeader, store: Store, active: ActiveModels, budget_mb: int
+) -> EarlyTrial | None:
+    """Start the trial of a package that is about to arrive, where that is worth it.
 
-    def __init__(
-        self,
-        store: Store,
-        active: ActiveModels,
-        trial: Callable[[], Trial],
-        *,
-        overlap: bool,
-        budget_mb: int,
-    ) -> None:
-        """Keep what is needed.
-
-        Args:
-            store: of versions.
-            active: what serves.
-            trial: the device's bounds, which may be reloaded.
-            overlap: whether two models may be in memory at once.
-            budget_mb: what models may take; 0: no bound.
-        """
-        self._store = store
-        self._active = active
-        self._bounds = trial
-        self._overlap = overlap
-        self._budget_mb = budget_mb
-        self._latest: EarlyTrial | None = None
-
-    def begin(self, header: PackageHeader) -> EarlyTrial | None:
-        """Start the trial of a package that is about to arrive, where that is worth it."""
-        if (
-            header.size < WORTH_BYTES  # noqa: PLR0916 - each its own reason to wait
-            # Which of its networks it is, is known when it is complete.
-            or header.variants
-            or not self._overlap
-            or (self._latest is not None and not self._latest.over)
-            or not has_room(header.size)
-        ):
-            return None
-        engines = self._active.loader.engines
-        serving = next(
-            (s for s in self._active.servings_of(header.name) if s.model is not None), None
-        )
-        try:
-            self._latest = EarlyTrial(
-                [replace(choice, lanes=engines.lanes) for choice in engines.lineup.choices],
-                serving,
-                golden=self._bounds().golden,
-                memory_mb=self._budget_mb or free_mb(),
-                stage=self._store.stage(),
-            )
-        except (AgentError, OSError) as problem:
-            # It is tried when it is complete; if that fails too, the trial reports it.
-            log.warning("%s: not tried while it arrives: %s", header.id, words(problem))
-            return None
-        return self._latest
+    *budget_mb* is what models may take; 0: no bound.
+    """
+    # Which of its variants it is, is known when it is complete.
+    if header.size < WORTH_BYTES or header.variants or not has_room(header.size):
+        return None
+    engines = active.loader.engines
+    choices = [replace(choice, lanes=engines.lanes) for choice in engines.lineup.choices]
+    serving = next((s for s in active.servings_of(header.name) if s.model is not None), None)
+    try:
+        return EarlyTrial(choices, serving, budget_mb or free_mb(), store.stage())
+    except (AgentError, OSError) as problem:
+        # It is tried when it is complete; if that fails too, the trial reports it.
+        log.warning("%s: not tried while it arrives: %s", header.id, words(problem))
+        return None

@@ -47,12 +47,7 @@ class LiveFrames:
     """Watches what goes through a model that serves, until it is closed."""
 
     def __init__(self, serving: Serving | None, folder: Path) -> None:
-        """Start watching.
-
-        Args:
-            serving: whose frames they are; None: there are none.
-            folder: of the model that they are for; its manifest is read when a frame is wanted.
-        """
+        """Watch the frames of *serving*, for the model in *folder*, which need not be there yet."""
         self._serving = serving
         self._folder = folder
         self._newest = _Newest()
@@ -61,11 +56,7 @@ class LiveFrames:
             serving.shadow = self._newest
 
     def inputs(self, specs: tuple[TensorSpec, ...]) -> Tensors | None:
-        """Return the newest frame as inputs of the network; None where that cannot be done.
-
-        Args:
-            specs: of the network's inputs, as it declares them.
-        """
+        """Return the newest frame as inputs of the network; None where that cannot be done."""
         sample, kind = self._newest.sample, self.kind
         if sample is None or kind is None:
             return None

@@ -66,12 +66,9 @@ class TrialProcess:
     """A child that is ready for one candidate."""
 
     def __init__(self, engines: Sequence[str], memory_mb: int, frame: FrameSource) -> None:
-        """Start the child; it loads its libraries.
+        """Start the child; it loads the libraries of *engines*.
 
-        Args:
-            engines: that it may need.
-            memory_mb: what it may take beyond what it takes with no model; 0: no bound.
-            frame: returns a live frame, as inputs of a network, or None.
+        *memory_mb* is what it may take beyond what it takes with no model; 0: no bound.
         """
         self._sending = threading.Lock()
         stdin, self._requests = os.pipe2(os.O_CLOEXEC)
@@ -126,9 +123,7 @@ class TrialProcess:
     def follow(self, question: Mapping[str, Any], data: int) -> None:
         """Ask it to run a model that is arriving; see `early.follow`.
 
-        Args:
-            question: what to do.
-            data: descriptor of the file that is being filled; may be closed afterward.
+        *data* is the descriptor of the file that is being filled; it may be closed afterward.
         """
         with self._sending, contextlib.suppress(OSError):  # it has ended
             socket.send_fds(self._progress, [PROGRESS.pack(0, False)], [data])

@@ -30,7 +30,6 @@ from ...inference.engines.registry import load_library
 
 if TYPE_CHECKING:
     from ...core.types import Array, Kind, Tensors, TensorSpec
-    from ...inference.agreement import Agreement
     from ...inference.model import Model
     from ...models.manifest import ModelFolder
     from ..early.follow import Followed
@@ -86,12 +85,7 @@ class Channel:
             sys.stdout.flush()
 
     def frame(self, memory: int, specs: Sequence[TensorSpec]) -> dict[str, Array] | None:
-        """Return the newest frame, as inputs of the network; None where there is none.
-
-        Args:
-            memory: descriptor of the memory that the agent writes them into.
-            specs: of the network's inputs.
-        """
+        """Return the newest frame, which the agent writes into *memory*; None: there is none."""
         import numpy as np
 
         self.send(frame=[(spec.name, spec.shape, spec.dtype) for spec in specs])
@@ -172,13 +166,7 @@ def judge(
     followed: Followed | None,
     frame: FrameSource = lambda _specs: None,
 ) -> Verdict:
-    """Load and run the candidate, and return the verdict.
-
-    Args:
-        question: `folder`, `choices`, `kind`, whether to run `golden` inputs, and of which `forms`
-            it is streamed if it is larger than the budget.
-        followed: what was found while it arrived.
-        frame: returns a live frame, as inputs of the network, or None.
+    """Load and run the candidate of `TrialProcess.judge`, and return the verdict.
 
     Raises:
         AgentError: it does not load, or fails.
@@ -228,6 +216,7 @@ def _judge_on(
     trust: Trust | None,
 ) -> Verdict:
     """Return the verdict on a candidate as one engine has loaded it."""
+    from ...inference.golden import compare_golden
     from ...inference.probe import probe_inputs, race
     from ...serving.reference_check import INPUTS
 
@@ -239,7 +228,7 @@ def _judge_on(
     if followed is not None:
         found = _compare_stages(found, followed, model, choices, question["kind"])
     if question["golden"]:
-        agreement = _golden(model, followed if found.first_at is not None else None)
+        agreement = compare_golden(model)
         if agreement is not None:
             proven = choices.index(model.choice) if agreement.passed else None
             why = f"golden: {agreement.why}"
@@ -316,9 +305,10 @@ def _compare_stages(
     if found.engine != followed.label:
         quick = [choice for choice in choices if followed.label.startswith(choice.engine)]
         whole = load_model(model.folder, quick, kind, checked=True)
-    if not followed.same(whole.run):
+    inputs, outputs = followed.inputs, followed.outputs
+    if not followed.same(whole.run(inputs)):
         return replace(found, streamed="its stages gave other numbers than the whole: not counted")
-    for inputs, outputs in followed.runs if whole is not model else ():
+    if whole is not model:
         agreement = compare_outputs(model, inputs, model.run(inputs), outputs)
         if not agreement.passed:
             return replace(
@@ -326,15 +316,6 @@ def _compare_stages(
             )
     words = f"{followed.stages} stages, bit for bit as the whole on {followed.label}"
     return replace(found, first_at=followed.first_at, streamed=words)
-
-
-def _golden(model: Model, followed: Followed | None) -> Agreement | None:
-    """Compare with the golden outputs, unless the stages have been compared already."""
-    from ...inference.golden import compare_golden
-
-    if followed is not None and followed.agreement and followed.label == model.engine.label:
-        return followed.agreement
-    return compare_golden(model)
 
 
 def _check_finite(outputs: dict[str, Any]) -> None:

@@ -89,18 +89,8 @@ class Capture:
     ) -> None:
         """Build the capture side; nothing is opened before `start`.
 
-        Args:
-            settings: the pipeline's: its rate, and whether still frames are left out.
-            spec: what to open.
-            queue: where captures go.
-            servings: the pipeline's models; of a signal only they know the windows.
-            board: whose queue it is.
-            region: of a picture, all that the models get; None: the whole.
-            wait_credit: waits until a lossless source may give more; False when it shall not.
-            snapshots: may need a frame in which nothing moves.
-            status: publishes the state of the source.
-            errors: records why captures cannot be used.
-            context: what the source is opened with, but for `closing`.
+        *region* None: the models get the whole picture. *wait_credit* waits until a lossless source
+        may give more; False when it shall not. *context* has its own `closing`.
         """
         self.spec = spec
         self.queue = queue

@@ -54,12 +54,7 @@ class PipelineCommands:
     """Carried out by the thread of requests."""
 
     def __init__(self, runner: Runner, changed: Callable[[], object]) -> None:
-        """Set up.
-
-        Args:
-            runner: has the pipelines.
-            changed: called when something was set.
-        """
+        """Set up; *changed* is called when something was set."""
         self._runner = runner
         self._changed = changed
         self.commands: tuple[Command[Any], ...] = (

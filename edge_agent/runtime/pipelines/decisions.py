@@ -42,11 +42,8 @@ class Decisions:
     ) -> Outcome:
         """Return the outcome as it is to be reported.
 
-        Args:
-            outcome: of the model.
-            spec: its manifest's `[output]`.
-            follows: whether nothing is missing since the window before.
-            override: the threshold of the settings, which wins.
+        *follows*: nothing is missing since the window before. *override*: the threshold of the
+        settings, which wins.
         """
         if spec.smooth is None and not isinstance(spec.threshold, str):
             return outcome

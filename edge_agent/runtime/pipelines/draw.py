@@ -15,7 +15,7 @@ from ...core.masks import Mask
 from ...core.types import Array, Detections, Findings
 from ...inference.likeness import SEEN
 from ...inference.preprocess.placement import Region
-from .overlay import Shape
+from .sinks import Shape
 
 FONT = cv2.FONT_HERSHEY_SIMPLEX
 Color = tuple[int, int, int]
@@ -34,13 +34,9 @@ def annotate(
     region: Region | None = None,
     shapes: Sequence[Shape] = (),
 ) -> Array:
-    """Return a copy of *picture*, uint8 BGR, with boxes and labels drawn.
+    """Return a copy of *picture*, (height, width, 3) uint8 BGR, with boxes and labels drawn.
 
-    Args:
-        picture: the frame.
-        found: in it, with tracks where it has them; None: nothing was looked for.
-        region: the part that was looked at, x1, y1, x2, y2 in pixels; None: all.
-        shapes: zones and lines.
+    *region* is the part that was looked at, x1, y1, x2, y2 in pixels; None: all.
     """
     canvas = picture.copy()
     height, width = canvas.shape[:2]

@@ -32,13 +32,9 @@ class Drift:
     def __init__(
         self, pipeline: str, learned: Learned[Usual] | None, source: str, region: Region | None
     ) -> None:
-        """Set up.
+        """Set up; *learned* None: what is learned is not kept, *region* None: the whole picture.
 
-        Args:
-            pipeline: its name.
-            learned: keeps what is learned; None: it is not kept.
-            source: what is learned of another one says nothing of this.
-            region: of a picture, all that the model gets; None: the whole.
+        What is learned of another *source* says nothing of this one.
         """
         self.indices: dict[str, float] = {}
         """By channel, and of the score: replaced as a whole; empty: not known yet."""
@@ -61,14 +57,7 @@ class Drift:
         self._learn = 1
 
     def follow(self, model: Model, sample: Sample, found: Findings, limit: float) -> None:
-        """Take a result.
-
-        Args:
-            model: whose result it is.
-            sample: the frame or window.
-            found: in it, before anything is decided over several results.
-            limit: the lowest score of a result.
-        """
+        """Take a result, before anything is decided over several; *limit*: its lowest score."""
         if self._model is None:
             # The first result is on its way: nothing more is imported for it.
             self._model = ""

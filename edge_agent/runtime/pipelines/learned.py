@@ -24,13 +24,9 @@ class Learned(Generic[T]):
     def __init__(
         self, file: StateFile, key: str, read: Callable[[Any], T], write: Callable[[T], Any]
     ) -> None:
-        """Read the file when the first is asked for.
+        """Read the file when the first is asked for; a value is called *key* there.
 
-        Args:
-            file: where they are.
-            key: what a value is called there.
-            read: returns a value of its JSON; raises ValueError, KeyError, … where it is none.
-            write: the other way round.
+        *read* makes a value of its JSON, and raises ValueError, KeyError, … where it is none.
         """
         self._file = file
         self._key = key

@@ -25,9 +25,8 @@ from ..scheduler.board import Board, FrameQueue
 from .capture import Capture
 from .device_mode import DeviceMode
 from .learned import LearnedValues
-from .overlay import Shape
 from .route import PipelineRoute
-from .sinks import ResultStage, Sinks, Stream
+from .sinks import ResultStage, Shape, Sinks, Stream
 from .snapshots import Snapshots
 from .status import FrameErrors, Identity, SourceStatus
 
@@ -103,15 +102,7 @@ class Pipeline:
         seconds: list[tuple[SecondStage, Serving]],
         common: Common,
     ) -> None:
-        """Put the parts together; nothing is opened before `start`.
-
-        Args:
-            settings: of this pipeline.
-            spec: of its source.
-            servings: its models, one for each arm.
-            seconds: its second stages and their models.
-            common: what it has in common with others.
-        """
+        """Put the parts together, one of *servings* for each arm; `start` opens the source."""
         self._common = common
         self.settings = settings
         self.spec = spec

@@ -42,21 +42,9 @@ class PipelineRoute:
         stage: ResultStage | None = None,
         learned: LearnedValues | None = None,
     ) -> None:
-        """Build the route of one pipeline.
+        """Build the route of one pipeline, with one of *servings* for each arm.
 
-        Args:
-            settings: the pipeline's.
-            servings: its models, one for each arm.
-            seconds: its second stages and their models.
-            board: counts and orders what is completed.
-            stream: its results.
-            sinks: take them, in the order of capture.
-            snapshots: makes pictures of them.
-            errors: records why frames are dropped.
-            timeline: measures the start.
-            load: loads a model that is needed now; returns when it is there, or cannot be loaded.
-            stage: adds to results before the sinks take them.
-            learned: keeps what is learned; None: it is not kept.
+        *load* loads a model that is needed now: it returns when that is there, or cannot be loaded.
         """
         self.path = FramePath(settings, stage, learned)
         """What is done with each frame; its drift is of the first model, where they are split."""

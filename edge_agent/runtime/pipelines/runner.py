@@ -66,16 +66,8 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     ) -> None:
         """Open what can be opened without waiting for others.
 
-        Args:
-            settings: checked settings.
-            lanes: how many frames are inferred at a time.
-            library: returns what models there are; called when first needed.
-            loader: returns how they are loaded; likewise.
-            stops: where reasons to stop are left.
-            timeline: measures the start.
-            sinks: take what the device has to say, beside MQTT.
-            stages: makes what adds to the results of a pipeline before the sinks take them.
-            overrides: what was changed from afar; None: it is read here.
+        *library* and *loader* are called when first needed. *stages* makes what adds to the results
+        of a pipeline before the sinks take them. Without *overrides* they are read here.
 
         Raises:
             UsageError: something the settings name is not as it should be.
@@ -163,9 +155,8 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     def start(self, urgent: str | None = None) -> None:
         """Start the sources and the lanes.
 
-        Args:
-            urgent: reference of a model: sources of other models wait for `start_others`, as
-                opening them would take the processor from its first result. None: all start.
+        Sources of models other than *urgent* wait for `start_others`, as opening them would take
+        the processor from its first result. None: all start.
         """
         self._waiting = [
             pipeline
@@ -271,12 +262,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     ) -> RequestQueue[Model]:
         """Take requests that belong to no pipeline, and load their model if it is not there.
 
-        Args:
-            name: of their account, among those of requests.
-            model: as a pipeline's `model`; no pipeline need have it.
-            kind: what it is asked about.
-            room: how many may wait.
-            priority: as a pipeline's.
+        *name* is that of their account; so many as *room* may wait.
 
         Raises:
             UsageError: it names no model.
@@ -288,8 +274,9 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             servings = [self.active.serving_for(arm, kind) for arm in arms]
             for serving in servings:
                 serving.lazy = False
+            split = Split(arms, servings)
             queue = RequestQueue(
-                *(self.board, f"requests:{name}", Split(arms, servings)),
+                *(self.board, f"requests:{name}", split.choose, split.advance),
                 room=room,
                 priority=priority,
             )

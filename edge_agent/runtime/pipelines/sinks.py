@@ -16,14 +16,25 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...core.containment import reason
+from ...core.frozen import record
 from ...core.types import Detections, Outcome, Sample
 from ...mqtt.message import Channel
-from .overlay import Shape
 
 log = logging.getLogger(__name__)
 
 RECENT_SECONDS = 60.0
 """How long an error keeps the device degraded."""
+
+
+@record
+class Shape:
+    """A zone or a line with its counts, drawn over a picture beside its findings."""
+
+    points: Sequence[Sequence[float]]
+    """x, y in 0..1 of the frame."""
+    closed: bool
+    """A zone; False: a line, with its direction `in`."""
+    text: str
 
 
 @dataclass(slots=True, eq=False)
@@ -60,13 +71,7 @@ class Sink:
         """Expect no more of them, but those that are in a lane."""
 
     def result(self, stream: Stream, sample: Sample, outcome: Outcome) -> None:
-        """Take the result of one frame, in the order of capture.
-
-        Args:
-            stream: the pipeline's.
-            sample: the frame or window, to be read only.
-            outcome: what was found in it, second stages included.
-        """
+        """Take the result of one frame, in the order of capture; *sample* is to be read only."""
 
     def wait_credit(self, stream: Stream, closing: threading.Event) -> bool:
         """Wait until a lossless pipeline may give more results; False when it shall not."""
@@ -81,10 +86,7 @@ class Sink:
     def picture(self, stream: Stream, jpeg: bytes, about: Mapping[str, str]) -> None:
         """Take a frame with its findings drawn: one that it wanted, or a snapshot.
 
-        Args:
-            stream: the pipeline's.
-            jpeg: the picture.
-            about: the frame's `seq`, where it was inferred, and its `time`.
+        *about* has its `time` and, where it was inferred, its `seq`.
         """
 
     def event(self, event: Mapping[str, Any], qos: int, *, replayed: bool) -> None:
@@ -105,8 +107,7 @@ class Sink:
     def settle(self, seconds: float) -> bool:
         """Return whether every event has arrived where it must not get lost on the way.
 
-        Args:
-            seconds: for so long it may wait for that, where it can be waited for.
+        It may wait so many seconds for that, where it can be waited for.
         """
         del seconds
         return True
@@ -190,12 +191,9 @@ class ResultStage(Protocol):
     """It wants detections of this score, too; None: no weaker ones than the settings."""
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
-        """Return a result with what this adds.
+        """Return a result with what this adds; *sample* is to be read only.
 
-        Args:
-            sample: the frame or window, to be read only.
-            outcome: what was found in it.
-            weak: what else was found, whose scores are below the threshold; None: nothing.
+        *weak*: what else was found, whose scores are below the threshold; None: nothing.
         """
 
     def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
@@ -210,7 +208,5 @@ class ResultStage(Protocol):
     def source_lost(self, *, switched_off: bool, at: float) -> None:
         """Forget what was: the source is lost, has ended, or was switched off.
 
-        Args:
-            switched_off: it was.
-            at: monotonic seconds; lanes may yet have results of what was captured before.
+        Lanes may yet have results of what was captured before *at*, monotonic seconds.
         """

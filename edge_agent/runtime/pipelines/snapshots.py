@@ -11,8 +11,7 @@ from ...config.settings import Snapshots as Form
 from ...core.errors import SampleError
 from ...core.types import Array, Findings, Outcome, Sample
 from ...mqtt import payloads
-from .overlay import Shape
-from .sinks import Sink, Sinks, Stream
+from .sinks import Shape, Sink, Sinks, Stream
 from .status import FrameErrors
 
 SNAPSHOT_SECONDS = 2.0
@@ -69,11 +68,8 @@ class Snapshots:
         """Whether a frame must be inferred though nothing moves in it.
 
         Where every frame is too late to be inferred, a picture that was requested is made of one
-        without findings.
-
-        Args:
-            picture: (height, width, 3) uint8, BGR: the frame, just captured.
-            late: how many frames of the pipeline were dropped by its deadline.
+        without findings: *picture*, (height, width, 3) uint8, BGR, just captured. So many, *late*,
+        were dropped by the deadline.
         """
         if not self.requested:
             return bool(self._wanted())

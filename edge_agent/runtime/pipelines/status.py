@@ -46,11 +46,7 @@ class SourceStatus:
     ) -> None:
         """Begin with a source that has not been opened.
 
-        Args:
-            settings: the pipeline's.
-            identity: who publishes.
-            client: publishes.
-            losses: by source: why it is lost, as the log says already; of all pipelines.
+        *losses* is of all pipelines: by source, why it is lost, as the log says already.
         """
         self.state: str | None = None
         """running, lost, ended or off; None: it has not been opened yet."""

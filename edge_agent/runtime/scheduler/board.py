@@ -37,12 +37,8 @@ class Board(Generic[M]):
     ) -> None:
         """Start empty.
 
-        Args:
-            max_delay: how long a lane waits for frames that may go together with what it has,
-                seconds.
-            lanes: how many will take captures off.
-            clock: monotonic seconds, as captures have them.
-            starting: models are still being loaded, until `settled` is set.
+        For *max_delay* seconds a lane waits for frames that may go together with what it has.
+        *starting*: models are still being loaded, until `settled` is set.
         """
         self.settled = threading.Event()
         """Set when the models of the start are loaded and its first result is out, or overdue. The
@@ -96,12 +92,7 @@ class Board(Generic[M]):
     def put(self, queue: FrameQueue[M], make: Callable[[int], Sample]) -> bool:
         """Add a capture; a lossless queue waits for room, a live one drops its oldest.
 
-        Args:
-            queue: whose capture it is.
-            make: makes the sample, given its sequence number.
-
-        Returns:
-            False once it is closed or removed.
+        *make* makes the sample, given its sequence number. False once it is closed or removed.
         """
         with self._lock:
             queue.pacing.count()
@@ -128,13 +119,8 @@ class Board(Generic[M]):
     ) -> bool:
         """Wait until a recording may give its next capture; see `read_ahead`.
 
-        Args:
-            queue: the recording's.
-            burst: whether it could give several in a row.
-            timeout: seconds; None: as long as it takes.
-
-        Returns:
-            False once it is closed or removed, or when the time is over.
+        False once it is closed or removed, or after *timeout* seconds. *burst*: it could give
+        several in a row.
         """
         with self._lock:
             if self._gone(queue):
@@ -241,7 +227,7 @@ class Board(Generic[M]):
                 others = model is not only
             else:
                 others = model in self._gathering or model in self._untried
-            if model is None or others or queue.behind or (model.in_order and queue.busy):
+            if model is None or others or queue.results.behind or (model.in_order and queue.busy):
                 waiting.remove(queue)
                 continue
             charged = (queue.cost or model.cost).seconds
@@ -283,10 +269,8 @@ class Board(Generic[M]):
     def finish(self, job: Job[M], deliver: Callable[[], None] | None) -> None:
         """Count a taken frame and hand its result over in the order of capture.
 
-        Args:
-            job: what `take` returned.
-            deliver: hands the result to the sinks; None: inference failed. Called here, or by the
-                lane that finishes the frame before it.
+        *deliver* is called here, or by the lane that finishes the frame before it; None: inference
+        failed.
         """
         queue = job.queue
         with self._lock:
@@ -298,14 +282,14 @@ class Board(Generic[M]):
                 self._work.notify_all()
             if job.model.in_order and queue.frames:
                 self._work.notify()
-            ready = queue.next_delivery()
+            ready = queue.results.next()
         while ready is not None:
             ready()
             with self._lock:
-                behind = queue.behind
-                queue.delivered()
-                ready = queue.next_delivery()
-                if behind and not queue.behind:
+                behind = queue.results.behind
+                queue.results.delivered()
+                ready = queue.results.next()
+                if behind and not queue.results.behind:
                     self._work.notify()
                 if ready is None:
                     self._changed.notify_all()

@@ -82,14 +82,7 @@ class FairShare:
         return max(priorities)
 
     def charge(self, share: Share, queues: Iterable[Q], now: float, seconds: float) -> None:
-        """Charge one that is served.
-
-        Args:
-            share: its share.
-            queues: all that had something queued, itself included.
-            now: monotonic seconds.
-            seconds: of lane time that it is charged.
-        """
+        """Charge one that is served, so many *seconds*; *queues*: all that had something queued."""
         least = share.spent
         others = set()
         for queue in queues:

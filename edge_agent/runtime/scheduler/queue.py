@@ -97,7 +97,7 @@ MOST_RESULTS = 64
 inference takes less than what follows, one lane would run away from the one that hands over."""
 
 
-class _InOrder:
+class ResultsInOrder:
     """Hands results over in the order in which their frames were taken."""
 
     def __init__(self) -> None:
@@ -118,7 +118,10 @@ class _InOrder:
         self._waiting[ticket] = deliver or _nothing
 
     def next(self) -> Callable[[], None] | None:
-        """Return what delivers the next one, or None if it is missing, or another lane delivers."""
+        """Return what delivers the next one, or None if it is missing, or another lane delivers.
+
+        The lane that gets one calls it without the lock, then `delivered`.
+        """
         if self._delivering:
             return None
         ready = self._waiting.pop(self._delivered, None)
@@ -132,7 +135,7 @@ class _InOrder:
 
     @property
     def behind(self) -> bool:
-        """Whether as many wait as may."""
+        """Whether so many wait to be handed over that no further frame is taken."""
         return len(self._waiting) >= MOST_RESULTS
 
     @property
@@ -155,17 +158,11 @@ class FrameQueue(Generic[M]):
         deadline: float = 0.0,
         cost: Cost | None = None,
     ) -> None:
-        """Start empty.
+        """Start empty, with room for so many captures.
 
-        Args:
-            name: the pipeline's.
-            route: chooses the models and takes the answers.
-            room: how many may wait.
-            lossless: captures wait for room; else the oldest is dropped.
-            priority: those of the highest go first.
-            deadline: seconds after which a capture is dropped; 0: none.
-            cost: what its frames take, where that is not what its model's take; then each counts
-                for what it took itself.
+        Those of a *lossless* queue wait for room, else the oldest is dropped; after *deadline*
+        seconds one is dropped, 0: never. *cost* is what its frames take, where that is not what its
+        model's take; then each counts for what it took itself.
         """
         self.name = name
         self.route = route
@@ -183,7 +180,7 @@ class FrameQueue(Generic[M]):
         self.is_new = False
         """No frame of it has been taken since the agent started."""
         self._changed: threading.Condition
-        self._results = _InOrder()
+        self.results = ResultsInOrder()
 
     # The capture side
 
@@ -259,10 +256,9 @@ class FrameQueue(Generic[M]):
         return self.route.choose() is not None
 
     def usual(self) -> tuple[float, int]:
-        """Return what a frame usually takes of a lane, and how many go together.
+        """Return what a frame usually takes of a lane, and how many go together at most.
 
-        Returns:
-            Seconds, 0 where it is not known yet; and frames that a lane takes at a time, at most.
+        The first in seconds, 0 where it is not known yet.
         """
         model = self.route.choose()
         if model is None:
@@ -273,17 +269,14 @@ class FrameQueue(Generic[M]):
         """Take the first frame for a lane; the model is in use until `complete`."""
         self.route.advance()
         model.users += 1
-        job = Job(self, self.frames.popleft(), model, self._results.ticket(), now, charged)
+        job = Job(self, self.frames.popleft(), model, self.results.ticket(), now, charged)
         self.is_new = False
         return job
 
     def complete(self, job: Job[M], took: float, deliver: Callable[[], None] | None) -> None:
-        """Count a frame that has left its model, and keep what delivers its result.
+        """Count a frame that has left its model after *took* seconds of lane time.
 
-        Args:
-            job: what `pop` returned.
-            took: seconds of lane time.
-            deliver: hands its result over; None: inference failed.
+        *deliver* hands its result over; None: inference failed.
         """
         (self.cost or job.model.cost).learn(took)
         if self.cost is not None:
@@ -294,28 +287,12 @@ class FrameQueue(Generic[M]):
             self.account.dropped["error"] += 1
         else:
             self.account.inferred += 1
-        self._results.put(job.ticket, deliver)
-
-    def next_delivery(self) -> Callable[[], None] | None:
-        """Return what delivers the next result, or None if it is missing, or another lane delivers.
-
-        The lane that gets one calls it without the lock, then `delivered`.
-        """
-        return self._results.next()
-
-    def delivered(self) -> None:
-        """Record that the result of `next_delivery` was handed over."""
-        self._results.delivered()
-
-    @property
-    def behind(self) -> bool:
-        """Whether so many results wait to be handed over that no further frame is taken."""
-        return self._results.behind
+        self.results.put(job.ticket, deliver)
 
     @property
     def at_rest(self) -> bool:
         """Whether every capture is inferred and handed over, or dropped."""
-        return self.account.waiting == 0 and self._results.complete
+        return self.account.waiting == 0 and self.results.complete
 
 
 def _nothing() -> None:

@@ -72,19 +72,12 @@ R = TypeVar("R", bound=Recording)
 
 
 def grant(queues: Iterable[R], ahead: int, *, idle: bool = False) -> list[R]:
-    """Grant captures to waiting recordings, those with the least lane time first.
+    """Grant captures to waiting recordings, those with the least lane time first; return these.
 
     Only recordings of one priority count for each other: what waits in a lower class is in nobody's
-    way, and it must wait there to be served at all.
-
-    Args:
-        queues: all that there are.
-        ahead: captures that may wait for lanes.
-        idle: a lane has nothing to do. One more goes on then, as those that should give may be
-            held up: by a slow disk, or by a link over which nothing goes.
-
-    Returns:
-        Those that go on.
+    way, and it must wait there to be served at all. So many as *ahead* may wait for lanes. Where a
+    lane is *idle* one more goes on, as those that should give may be held up: by a slow disk, or by
+    a link over which nothing goes.
     """
     coming: dict[int, int] = {}
     waiting = []

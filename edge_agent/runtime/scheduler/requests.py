@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from ...core.errors import AgentError, RequestError
 from ...core.types import Array, Outcome, Request, Sample, State, Tensors
 from .board import Board
-from .queue import FrameQueue, Job, M, Servable
+from .queue import FrameQueue, Job, M
 
 Region = tuple[int, int, int, int]
-M_co = TypeVar("M_co", bound=Servable, covariant=True)
-
-
-class Split(Protocol[M_co]):
-    """Splits requests between models; see `queue.Route`, which these two belong to."""
-
-    def choose(self) -> M_co | None:
-        """Return the model for the next request."""
-
-    def advance(self) -> None:
-        """Record that it goes through that model."""
 
 
 class RequestQueue(Generic[M]):
@@ -36,24 +26,17 @@ class RequestQueue(Generic[M]):
         self,
         board: Board[M],
         name: str,
-        split: Split[M],
+        choose: Callable[[], M | None],
+        advance: Callable[[], None],
         *,
         room: int,
         priority: int = 0,
     ) -> None:
-        """Take requests from now on.
-
-        Args:
-            board: whose lanes infer them.
-            name: its account's; no pipeline has it.
-            split: chooses the model of each.
-            room: how many may wait for a lane.
-            priority: those of the highest go first, as for pipelines.
-        """
+        """Take requests from now on, of which so many as *room* may wait for a lane."""
         self.name = name
         self.priority = priority
-        self.choose = split.choose
-        self.advance = split.advance
+        self.choose = choose
+        self.advance = advance
         self.refused = 0
         """Requests that found no room; they are in no account."""
         self._board = board
@@ -75,16 +58,9 @@ class RequestQueue(Generic[M]):
     ) -> Future[Outcome]:
         """Ask what the model finds; does not wait.
 
-        Args:
-            data: picture: (height, width, 3) uint8, BGR; signal: (window, channels) float32; with
-                *tensors* any of them.
-            threshold: lowest score of a finding; None: the model's.
-            region: of a picture, only this part: x1, y1, x2, y2 in its pixels.
-            tensors: inputs of the network by name, in place of what would be made of the data.
-            raw: whether its outputs are wanted undecoded.
-
-        Returns:
-            Gives the outcome, or raises why there is none; it is canceled where this is closed.
+        The future is canceled where this is closed. *data* is a picture, (height, width, 3) uint8
+        BGR, or a signal, (window, channels) float32; with *tensors*, inputs of the network by name,
+        any of them. *region* of a picture: x1, y1, x2, y2 in its pixels.
 
         Raises:
             RequestError: too many wait, or this is closed.
