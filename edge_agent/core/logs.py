@@ -23,12 +23,13 @@ SOCKET = Path("/run/systemd/journal/socket")
 """Where journald takes entries with fields; systemd, docs/JOURNAL_NATIVE_PROTOCOL.md."""
 EVERY_SECONDS = 60.0
 REMEMBERED = 256
-"""Different lines that are remembered at a time; the oldest are forgotten first."""
+"""Different lines that are remembered; the oldest are forgotten first."""
 OF_A_KIND = 20
 """Different lines a minute from one place in the code."""
 ALIKE = 3
 """Lines a minute from one place that differ in nothing but what they quote."""
 _QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(?!\w)"""
+_SAME = "same"
 ANSWER: Mapping[str, bool] = {"answer": True}
 """As `extra` of a line that answers a request: it is never held back."""
 MAX_MESSAGE = 16 * 1024
@@ -186,13 +187,13 @@ class Latch:
 
 
 class _Held:
-    """A line, or all lines of one place in the code, of which some were held back."""
+    """Lines of which some were held back: the same one, those that are alike, or of one place."""
 
     def __init__(self, since: float, record: logging.LogRecord) -> None:
         self.since = since
-        """When it was first written."""
+        """When the first of them was written."""
         self.record = record
-        """Its latest occurrence."""
+        """The latest of them."""
         self.said = 0
         self.held = 0
 
@@ -209,49 +210,39 @@ class RateLimit(logging.Handler):
         super().__init__()
         self._to = to
         self._clock = clock
-        self._lines: OrderedDict[tuple[int, str], _Held] = OrderedDict()
-        self._kinds: OrderedDict[tuple[str, int], _Held] = OrderedDict()
-        self._alike: OrderedDict[tuple[str, int, str], _Held] = OrderedDict()
+        self._held: OrderedDict[tuple[Any, ...], _Held] = OrderedDict()
+        """By what they have in common, the oldest first."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or hold it back and count it."""
-        now = self._clock()
+        now, message = self._clock(), record.getMessage()
         self._let_go(now)
         if getattr(record, "answer", False):
             self._to.handle(record)
             return
-        line = self._lines.get((record.levelno, record.getMessage()))
-        if line is not None:
-            line.record = record
-            line.held += 1
-            return
         place = (record.pathname, record.lineno)
-        form = re.sub(_QUOTED, "''", record.getMessage())
-        alike = self._alike.setdefault((*place, form), _Held(now, record))
-        while len(self._alike) > REMEMBERED:
-            self._say_more(self._alike.popitem(last=False)[1])
-        alike.record = record
-        if alike.said >= ALIKE:
-            alike.held += 1
-            return
-        kind = self._kinds.setdefault(place, _Held(now, record))
-        kind.record = record
-        if kind.said >= OF_A_KIND:
-            kind.held += 1
-            return
-        kind.said += 1
-        alike.said += 1
-        self._lines[record.levelno, record.getMessage()] = _Held(now, record)
-        while len(self._lines) > REMEMBERED:
-            self._say_again(self._lines.popitem(last=False)[1])
+        counted = {}
+        for key, most in (
+            ((_SAME, record.levelno, message), 1),
+            ((*place, re.sub(_QUOTED, "''", message)), ALIKE),
+            (place, OF_A_KIND),
+        ):
+            counted[key] = held = self._held.get(key) or _Held(now, record)
+            held.record = record
+            if held.said >= most:
+                held.held += 1
+                return
+        for held in counted.values():
+            held.said += 1
+        self._held |= counted
+        while len(self._held) > len(counted) * REMEMBERED:
+            self._say(*self._held.popitem(last=False))
         self._to.handle(record)
 
     def flush(self) -> None:
         """Write how many lines were held back, at the program's end."""
-        for line in self._lines.values():
-            self._say_again(line)
-        for held in (*self._alike.values(), *self._kinds.values()):
-            self._say_more(held)
+        for key, held in self._held.items():
+            self._say(key, held)
         self._to.flush()
 
     def close(self) -> None:
@@ -262,30 +253,28 @@ class RateLimit(logging.Handler):
 
     def _let_go(self, now: float) -> None:
         """Write the counts of the last minute, and forget lines that were quiet for one."""
-        while self._lines:
-            key, oldest = next(iter(self._lines.items()))
+        while self._held:
+            key, oldest = next(iter(self._held.items()))
             if now - oldest.since < EVERY_SECONDS:
                 break
-            del self._lines[key]
-            if oldest.held:
-                self._say_again(oldest)
-                self._lines[key] = _Held(now, oldest.record)
-        for many in (self._alike, self._kinds):
-            while many and now - next(iter(many.values())).since >= EVERY_SECONDS:
-                self._say_more(many.popitem(last=False)[1])
+            del self._held[key]
+            if oldest.held and key[0] == _SAME:
+                again = self._held[key] = _Held(now, oldest.record)
+                again.said = 1
+            self._say(key, oldest)
 
-    def _say_again(self, line: _Held) -> None:
-        at = time.strftime("%H:%M:%S", time.localtime(line.record.created))
-        times = f"once, at {at}" if line.held == 1 else f"{line.held} times, last at {at}"
-        self._say(line, f"{line.record.getMessage()} (again, {times})")
-
-    def _say_more(self, kind: _Held) -> None:
-        lines = "1 more line" if kind.held == 1 else f"{kind.held} more lines"
-        self._say(kind, f"{lines} of the kind: {kind.record.getMessage()}")
-
-    def _say(self, held: _Held, text: str) -> None:
-        if held.held:
-            held.held = 0
-            # Of now, as the lines around it are: a log is read in the order of its times.
-            said = {**held.record.__dict__, "msg": text, "args": (), "created": time.time()}
-            self._to.handle(logging.makeLogRecord(said))
+    def _say(self, key: tuple[Any, ...], held: _Held) -> None:
+        if not held.held:
+            return
+        message = held.record.getMessage()
+        if key[0] == _SAME:
+            at = time.strftime("%H:%M:%S", time.localtime(held.record.created))
+            times = f"once, at {at}" if held.held == 1 else f"{held.held} times, last at {at}"
+            text = f"{message} (again, {times})"
+        else:
+            lines = "1 more line" if held.held == 1 else f"{held.held} more lines"
+            text = f"{lines} of the kind: {message}"
+        held.held = 0
+        # Of now, as the lines around it are: a log is read in the order of its times.
+        said = {**held.record.__dict__, "msg": text, "args": (), "created": time.time()}
+        self._to.handle(logging.makeLogRecord(said))
