@@ -63,15 +63,15 @@ class Attendant:
         if self.closing.is_set():
             raise KeyboardInterrupt
 
-    def call(self, work: Callable[[], T], until: float = math.inf) -> T:
-        """Do *work* in a thread; by the monotonic clock *until* it is told to end.
+    def call(self, work: Callable[[], T], what: str, until: float = math.inf) -> T:
+        """Do *work* in a thread, named as for `doing`; by the monotonic clock *until* it is to end.
 
         Raises:
             AgentError: Ctrl-C, or the end of the time, and it has not come back; or what `each`
                 raises.
         """
         try:
-            results = list(self.each((work() for _ in range(1)), lambda: time.monotonic() < until))
+            results = list(self.each(self._once(work, what), lambda: time.monotonic() < until))
         except KeyboardInterrupt:
             if self.left_behind is None:
                 raise
@@ -79,6 +79,10 @@ class Attendant:
         if not results:
             raise AgentError(self.left_behind or "the time is over")
         return results[0]
+
+    def _once(self, work: Callable[[], T], what: str) -> Iterator[T]:
+        with self.doing(what):
+            yield work()
 
     def each(
         self, items: Iterator[T], tick: Callable[[], bool] = lambda: True

@@ -95,7 +95,9 @@ def compare_engines(
     for choice in engines_for(imported.folder.network):
         attendant = Attendant(patience_s)
         try:
-            model, rate = attendant.call(partial(known.try_engine, attendant, choice, seconds))
+            model, rate = attendant.call(
+                partial(known.try_engine, attendant, choice, seconds), f"a trial of {choice.engine}"
+            )
         except OverdueError as problem:
             known.leave(choice, problem)
             continue

@@ -6,13 +6,13 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...config.settings import Pipeline, SecondStage, Settings
+from ...config.settings import Pipeline, Settings
 from ...core.bundled import bundled
 from ...core.errors import (
     AgentError,
@@ -29,7 +29,6 @@ from ...models.describing import missing_labels
 from ...models.idle_keys import idle_keys
 from ...models.importing import BARE, ImportedModel, file_of, import_model
 from ...mqtt import payloads
-from ...runtime.pipelines.sinks import Shape
 from ...sources.spec import SourceSpec, guess_source, parse_source
 from ..attended import Attendant
 from ..engine_comparison import compare_engines
@@ -42,7 +41,6 @@ from ..terminal import say
 
 if TYPE_CHECKING:
     from ...mqtt.one_shot import TopicReader
-    from ..signal_trace import SignalTrace
     from ..tried_pipeline import TriedPipeline
 
 PICTURE = Path("try.jpg")
@@ -107,14 +105,18 @@ def main(options: Options) -> int:
     saving = nullcontext() if options.save is None else new_folder(options.save)
     with saving as place, import_model(path) as imported:
         _print_model(imported, path)
+        shape = imported.folder.manifest.input
         with (
             _topics(options, spec) as topics,
-            _opened(attendant, spec, imported, topics) as samples,
+            attendant.call(
+                lambda: Samples(spec, shape, attendant.closing, topics), f"opening {spec.redacted}"
+            ) as samples,
         ):
             # What a recording takes to its first window is no matter of waiting.
             waits = options.seconds if spec.live and options.seconds else math.inf
             until = time.monotonic() + waits
-            first = attendant.call(lambda: _first(attendant, samples, spec), until)
+            what = f"the first reading of {spec.redacted}"
+            first = attendant.call(lambda: _first(attendant, samples, spec), what, until)
             seconds = _bench_seconds(options.seconds)
             best = compare_engines(imported, spec, first, seconds, attendant.patience_s)
             try:
@@ -165,19 +167,8 @@ def _topics(options: Options, spec: SourceSpec) -> Iterator[TopicReader | None]:
         yield reader
 
 
-def _opened(
-    attendant: Attendant, spec: SourceSpec, imported: ImportedModel, topics: TopicReader | None
-) -> Samples:
-    def open_it() -> Samples:
-        with attendant.doing(f"opening {spec.redacted}"):
-            return Samples(spec, imported.folder.manifest.input, attendant.closing, topics)
-
-    return attendant.call(open_it)
-
-
 def _first(attendant: Attendant, samples: Samples, spec: SourceSpec) -> Sample:
-    with attendant.doing(f"the first reading of {spec.redacted}"):
-        first = samples.first()
+    first = samples.first()
     if first is None and attendant.closing.is_set():
         raise AgentError(_nothing(spec))
     if first is None:
@@ -275,15 +266,32 @@ class _Shown:
     ) -> None:
         self._model = model
         self._tried = tried
-        self._title = f"edge-agent try · {spec.redacted} · {model.id}"
-        self._trace = None if first.picture else _trace(model, samples, first, tried)
-        self._picture = _picture_file() if self._trace is None else _plot_file()
+        title = f"edge-agent try · {spec.redacted} · {model.id}"
+        trace = None
+        if first.picture:
+            from ...runtime.pipelines.draw import annotate, jpeg
+
+            self._draw: Callable[..., Array] = lambda picture, found: annotate(
+                picture, found, shapes=tried.shapes()
+            )
+            self._picture = PictureFile(PICTURE, "annotated picture", jpeg)
+        else:
+            from ..signal_plot import plot, png
+            from ..signal_trace import SignalTrace
+
+            shape = model.manifest.input
+            names = [str(name) for name in shape.channels or samples.columns]
+            hop = shape.hop or shape.window or 1
+            trace = shown = SignalTrace(first, names, hop, tried.path.limit(model))
+            self._draw = lambda *_: plot(shown, title)
+            self._picture = PictureFile(PLOT, "plot", png)
         self._wrong: str | None = None
         """Why the engine is known to be wrong, as it was said last."""
-        self.view = LiveView(
-            self._title, [self._picture.note()], pipelines=["try"], every=_is_short(spec)
-        )
-        self.view.trace = self._trace
+        # Each result of a folder of pictures or a recording, once through, is worth a line.
+        recorded = spec.scheme.name == "dir" or (spec.kind == "signal" and not spec.live)
+        every = recorded and not spec.options["loop"]
+        self.view = LiveView(title, [self._picture.note()], pipelines=["try"], every=every)
+        self.view.trace = trace
         self.count = 0
         """Results."""
         self.dropped = 0
@@ -303,11 +311,9 @@ class _Shown:
             return
         self.count += 1
         view.result(payloads.result("try", "", "try", sample, outcome, age_ms))
-        if self._trace is None:
-            self._picture.take(partial(_annotated, sample.data, outcome, self._tried.shapes()))
-        else:
-            self._trace.add(sample, outcome)
-            self._picture.take(partial(_plotted, self._trace, self._title))
+        if view.trace is not None:
+            view.trace.add(sample, outcome)
+        self._picture.take(partial(self._draw, sample.data, outcome.findings))
         self._picture.refresh()
 
     def sum_up(self) -> None:
@@ -319,12 +325,6 @@ class _Shown:
             say(f"counted  {counts}")
         if self._picture.written:
             say(f"picture  {self._picture.path.resolve()}")
-
-
-def _is_short(spec: SourceSpec) -> bool:
-    """Whether each result is worth a line: of a folder of pictures or a recording, once through."""
-    recorded = spec.scheme.name == "dir" or (spec.kind == "signal" and not spec.live)
-    return recorded and not spec.options["loop"]
 
 
 class _SourceWatch:
@@ -359,11 +359,8 @@ def _tried(
 ) -> Iterator[TriedPipeline]:
     from ..tried_pipeline import TriedPipeline, load_second_stages
 
-    def load() -> list[tuple[SecondStage, Model]]:
-        with attendant.doing("loading the second stages"):
-            return load_second_stages(settings, pipeline)
-
-    seconds = attendant.call(load)
+    what = "loading the second stages"
+    seconds = attendant.call(lambda: load_second_stages(settings, pipeline), what)
     try:
         yield TriedPipeline(pipeline, seconds, lossless=spec.lossless)
     finally:
@@ -387,37 +384,3 @@ def _outcomes(
         except SampleError as problem:
             found = problem
         yield sample, found, (time.monotonic() - sample.since) * 1e3
-
-
-def _trace(model: Model, samples: Samples, first: Sample, tried: TriedPipeline) -> SignalTrace:
-    """Make what is seen of a sensor beside its results."""
-    from ..signal_trace import SignalTrace
-
-    spec = model.manifest.input
-    names = spec.channels or samples.columns
-    hop = spec.hop or spec.window or 1
-    return SignalTrace(first, [str(name) for name in names], hop, tried.path.limit(model))
-
-
-def _annotated(picture: Array, outcome: Outcome, shapes: Sequence[Shape]) -> Array:
-    from ...runtime.pipelines.draw import annotate
-
-    return annotate(picture, outcome.findings, shapes=shapes)
-
-
-def _plotted(trace: SignalTrace, title: str) -> Array:
-    from ..signal_plot import plot
-
-    return plot(trace, title)
-
-
-def _picture_file() -> PictureFile:
-    from ...runtime.pipelines.draw import jpeg
-
-    return PictureFile(PICTURE, "annotated picture", jpeg)
-
-
-def _plot_file() -> PictureFile:
-    from ..signal_plot import png
-
-    return PictureFile(PLOT, "plot", png)
