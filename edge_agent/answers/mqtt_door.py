@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,13 +24,13 @@ from .ticket import Answer, ask_payload
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class MqttDoor:
     """Takes questions off the broker, and publishes what comes of them."""
 
-    def __init__(self, answers: Answers, client: Client, topics: Topics) -> None:
-        self._answers = answers
-        self._client = client
-        self._topics = topics
+    answers: Answers
+    client: Client
+    topics: Topics
 
     def message(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
         """Take a message below `in/infer`; False: it is acknowledged at once.
@@ -50,12 +51,12 @@ class MqttDoor:
                 "in/infer/<model>/<id>"
             )
         try:
-            ticket = self._answers.admit(model, len(message.payload))
+            ticket = self.answers.admit(model, len(message.payload))
         except AgentError as problem:
             publish(_refusal(number, problem))
             return False
         ticket.future.add_done_callback(partial(self._answer, number, publish))
-        self._answers.ask(ticket, ask_payload(message.payload))
+        self.answers.ask(ticket, ask_payload(message.payload))
         return False
 
     def _way_back(
@@ -63,13 +64,13 @@ class MqttDoor:
     ) -> Callable[[dict[str, Any]], None] | None:
         """Return what publishes an answer; None: there is nowhere to."""
         topic = message.response_topic
-        if topic and is_for_replies(topic, self._topics):
-            answer = partial(self._client.publish_reply, topic, foreign=True)
+        if topic and is_for_replies(topic, self.topics):
+            answer = partial(self.client.publish_reply, topic, foreign=True)
             return lambda body: answer(payloads.encode(body), correlation=message.correlation)
         if number is None:
             return None
-        own = self._topics.reply(number)
-        return lambda body: self._client.publish_reply(own, payloads.encode(body))
+        own = self.topics.reply(number)
+        return lambda body: self.client.publish_reply(own, payloads.encode(body))
 
     def _answer(
         self,
@@ -81,7 +82,7 @@ class MqttDoor:
         if problem is not None:
             publish(_refusal(number, problem))
             return
-        body = {"id": number, "ok": True, **self._answers.result(future.result())}
+        body = {"id": number, "ok": True, **self.answers.result(future.result())}
         try:
             publish(body)
         except ValueError:

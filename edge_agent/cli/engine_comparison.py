@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
 from ..core.errors import EngineError, ModelError, SampleError
@@ -20,17 +21,17 @@ from .lineup import engines_for
 from .terminal import say
 
 
+@dataclass(eq=False)
 class _Comparison:
     """What is known of a model's engines so far, while they are tried one after the other."""
 
-    def __init__(self, imported: ImportedModel, spec: SourceSpec, sample: Sample) -> None:
-        self.refusals: list[str] = []
-        self.plain: Model | None = None
-        """A session without optimization."""
-        self._imported = imported
-        self._spec = spec
-        self._sample = sample
-        self._unlike: set[str] = set()
+    imported: ImportedModel
+    spec: SourceSpec
+    sample: Sample
+    refusals: list[str] = field(default_factory=list, init=False)
+    plain: Model | None = field(default=None, init=False)
+    """A session without optimization."""
+    _unlike: set[str] = field(default_factory=set, init=False)
 
     def try_engine(
         self, attendant: Attendant, choice: EngineChoice, seconds: float
@@ -40,7 +41,7 @@ class _Comparison:
         Returns:
             The model and frames a second; None and 0.0 where it may not serve.
         """
-        imported, spec, sample = self._imported, self._spec, self._sample
+        imported, spec, sample = self.imported, self.spec, self.sample
         name = f"{choice.engine}:{choice.device}"
         try:
             with attendant.doing(f"the first inference on {name}, loading included,"):

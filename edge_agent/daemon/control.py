@@ -6,6 +6,7 @@ Comes to life after the first result; meets the frames at frame boundaries only.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..answers.answers import Answers
@@ -25,91 +26,78 @@ from .service import Services
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Control:
     """Recovers, starts, ticks and closes what `compose` has built."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        inventory: Inventory,
-        *,
-        deployer: Deployer,
-        transfers: Router,
-        services: Services,
-        announcements: Announcements,
-        health: Health,
-        reload: SettingsReload,
-        configuration: Configuration,
-        answers: Answers,
-    ) -> None:
-        self._runner = runner
-        self._inventory = inventory
-        self._deployer = deployer
-        self._transfers = transfers
-        self._services = services
-        self._announcements = announcements
-        self._health = health
-        self._reload = reload
-        self._configuration = configuration
-        self._answers = answers
-        self._first_result_logged = False
+    runner: Runner
+    inventory: Inventory
+    deployer: Deployer
+    transfers: Router
+    services: Services
+    announcements: Announcements
+    health: Health
+    settings_reload: SettingsReload
+    configuration: Configuration
+    answers: Answers
+    _first_result_logged: bool = field(default=False, init=False)
 
     def recover(self, last: PreviousCrash | None) -> None:
         """Resume or undo the deployments that the last run left; before any model is loaded."""
         return_large_blocks()
-        self._deployer.recover(last)
+        self.deployer.recover(last)
 
     def start(self) -> None:
         """Publish what this device is, then start the services."""
-        self._announcements.info()
-        self._announcements.pipelines()
-        self._services.start(self._runner.threads)
+        self.announcements.info()
+        self.announcements.pipelines()
+        self.services.start(self.runner.threads)
 
     def reload(self) -> None:
         """Apply changed settings without touching pipelines that have not changed."""
-        self._reload.run()
+        self.settings_reload.run()
 
     def tick(self) -> None:
         """Do what is due; called every second or so by the main thread."""
-        if self._runner.identity.timeline.age > GOOD_SECONDS:
-            self._inventory.verdicts.forgive()
+        if self.runner.identity.timeline.age > GOOD_SECONDS:
+            self.inventory.verdicts.forgive()
         self._log_first_result()
-        self._configuration.tick()
-        self._answers.tick()
-        if self._runner.is_blocked():
+        self.configuration.tick()
+        self.answers.tick()
+        if self.runner.is_blocked():
             # Without a pipeline, a camera that is on, or a model: what comes then is no start.
-            self._runner.identity.timeline.give_up()
+            self.runner.identity.timeline.give_up()
 
     def _log_first_result(self) -> None:
         """Log the steps of the start and publish them with the models, once."""
-        steps = self._runner.identity.timeline.steps
+        steps = self.runner.identity.timeline.steps
         if self._first_result_logged or steps is None:
             return
         self._first_result_logged = True
         words = ", ".join(f"{step} {took:.0f}" for step, took in steps.items())
         log.info("first result %.0f ms after exec (%s)", steps["first_publish"], words)
-        self._announcements.models()
+        self.announcements.models()
 
     def publish_health(self, watchdog: dict[str, Any]) -> None:
         """Publish the health payload."""
-        payload = self._health.payload(watchdog)
+        payload = self.health.payload(watchdog)
         # By which a reader tells health of now from what a device that hangs has left.
-        payload["interval_s"] = self._runner.settings.health.interval_s
-        self._runner.sinks.give(lambda sink: sink.health(payload))
+        payload["interval_s"] = self.runner.settings.health.interval_s
+        self.runner.sinks.give(lambda sink: sink.health(payload))
 
     def drain(self) -> None:
         """Take no more questions, and answer those under way."""
-        self._answers.drain()
+        self.answers.drain()
 
     def suspend(self) -> None:
         """Suspend probations, so that none ends because the agent does."""
-        self._deployer.suspend()
+        self.deployer.suspend()
 
     def close(self) -> None:
         """Ask all services to end."""
-        self._services.close()
-        self._answers.close()
+        self.services.close()
+        self.answers.close()
 
     def close_transfers(self) -> None:
         """Write down how far transfers are; after the threads have ended."""
-        self._transfers.close()
+        self.transfers.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..answers.answers import Answers
@@ -30,41 +31,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class SettingsReload:
     """Reads the settings again and applies what has changed."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        plan_writer: PlanWriter,
-        announcements: Announcements,
-        metrics: MetricsPort,
-        http: HttpListener,
-        reread: Callable[[], Settings],
-        *,
-        file: str | None,
-        lazy: bool,
-        gone: Callable[[str], object],
-        answers: Answers,
-    ) -> None:
-        """Read nothing yet."""
-        self._runner = runner
-        self._plan_writer = plan_writer
-        self._announcements = announcements
-        self._metrics = metrics
-        self._http = http
-        self._reread = reread
-        self._file = file
-        self._lazy = lazy
-        self._gone = gone
-        self._answers = answers
-        self._refused: str | None = None
-        """What was wrong with the settings when they were last read again."""
+    runner: Runner
+    plan_writer: PlanWriter
+    announcements: Announcements
+    metrics: MetricsPort
+    http: HttpListener
+    reread: Callable[[], Settings]
+    file: str | None
+    lazy: bool
+    gone: Callable[[str], object]
+    answers: Answers
+    _refused: str | None = field(default=None, init=False)
+    """What was wrong with the settings when they were last read again."""
 
     def problems(self) -> list[str]:
         """Return that other settings run than those of the file, and why."""
-        ignored = self._runner.overrides.ignored
-        if self._refused is None or self._plan_writer.is_put_back():
+        ignored = self.runner.overrides.ignored
+        if self._refused is None or self.plan_writer.is_put_back():
             return list(ignored)
         return [
             *ignored,
@@ -74,10 +61,10 @@ class SettingsReload:
     def run(self) -> None:
         """Apply what has changed; wrong settings change nothing."""
         systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        runner = self._runner
+        runner = self.runner
         before = runner.settings
         try:
-            self._plan_writer.reread()
+            self.plan_writer.reread()
             settings, tls = self._read()
         except UsageError as problem:
             log.error("the settings stay as they were: %s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
@@ -93,7 +80,7 @@ class SettingsReload:
         if settings.broker != before.broker:
             log.info("broker: changed, connecting to %s", settings.broker.address, extra=ANSWER)
             runner.client.change_broker(settings.broker, tls)
-        self._metrics.answer_on(settings.health.metrics_port)
+        self.metrics.answer_on(settings.health.metrics_port)
         self._apply(before)
         pipelines = counted(len(runner.pipelines), "pipeline")
         log.info("settings read again: %s", pipelines, extra=ANSWER)
@@ -101,8 +88,8 @@ class SettingsReload:
 
     def change(self, settings: Settings, touched: Iterable[str]) -> None:
         """Go on with valid settings that differ in their pipelines only."""
-        runner, before = self._runner, self._runner.settings
-        self._plan_writer.go_on(settings)
+        runner, before = self.runner, self.runner.settings
+        self.plan_writer.go_on(settings)
         self._apply(before)
         for given in settings.pipelines:
             if given.name in touched and given.name in runner.pipelines:
@@ -113,32 +100,32 @@ class SettingsReload:
     def _apply(self, before: Settings) -> None:
         """Apply the runner's settings."""
         self._arrange(before)
-        self._runner.threads.spawn("loader", self._load)
+        self.runner.threads.spawn("loader", self._load)
 
     def _read(self) -> tuple[Settings, ssl.SSLContext | None]:
         """Read the settings and their TLS files; keep the values that need a restart."""
-        settings = self._reread()
+        settings = self.reread()
         for pipeline in settings.pipelines:
             parse_source(pipeline.source, settings.base)
         tls = tls_context(settings.broker)
-        settings, waiting = keep_until_restart(settings, self._runner.settings)
+        settings, waiting = keep_until_restart(settings, self.runner.settings)
         for key in waiting:
             log.warning("%s: changed, takes effect at the next start", key, extra=ANSWER)
-            self._plan_writer.waits_for_restart = True
+            self.plan_writer.waits_for_restart = True
         return settings, tls
 
     def _arrange(self, settings: Settings) -> None:
         """Remove, add and replace pipelines."""
-        runner = self._runner
+        runner = self.runner
         before = {pipeline.name: pipeline for pipeline in settings.pipelines}
         after = {pipeline.name: pipeline for pipeline in runner.settings.pipelines}
         if before and not after:
             words = "%s: names no pipeline any more, so all %d are gone; is it whole?"
-            log.warning(words, self._file or "the settings", len(before), extra=ANSWER)
+            log.warning(words, self.file or "the settings", len(before), extra=ANSWER)
         if before != after:
             # The first result of what comes now is not that of the start.
             runner.identity.timeline.give_up()
-        with self._runner.arranging:
+        with self.runner.arranging:
             for name in [name for name in after if name in before and after[name] != before[name]]:
                 if before[name].differs_live(after[name]):
                     runner.pipelines[name].apply(runner.overrides.applied(after[name]))
@@ -146,7 +133,7 @@ class SettingsReload:
                     before[name] = after[name]
             for name in [name for name in before if after.get(name) != before[name]]:
                 runner.remove(name)
-                self._gone(name)
+                self.gone(name)
                 if name not in after:
                     log.info("pipeline %s is gone", name, extra=ANSWER)
             for name in [name for name in after if after[name] != before.get(name)]:
@@ -154,26 +141,26 @@ class SettingsReload:
                     return
                 runner.add(after[name]).start(runner.threads)
                 log.info("pipeline %s is new or changed", name, extra=ANSWER)
-            runner.lazy(wanted=self._lazy)
+            runner.lazy(wanted=self.lazy)
 
     def _load(self) -> None:
         """Publish what there is now, load what is needed, release what is not."""
         # Not in the main thread: another one may be publishing what models there are, which takes
         # a while where they are many.
-        self._runner.client.retained.clear_gone()
-        self._announcements.info()
-        self._announcements.pipelines()
-        active = self._runner.active
-        self._answers.settings_changed()
-        self._http.settings_changed()
+        self.runner.client.retained.clear_gone()
+        self.announcements.info()
+        self.announcements.pipelines()
+        active = self.runner.active
+        self.answers.settings_changed()
+        self.http.settings_changed()
         active.load_all()
-        if self._runner.stopping():
+        if self.runner.stopping():
             return
-        with self._runner.arranging:
-            gone = active.forget({(s.reference, s.kind) for s in self._runner.used()})
+        with self.runner.arranging:
+            gone = active.forget({(s.reference, s.kind) for s in self.runner.used()})
         # Not while that is held: frames on their way through them may take long, and the next
         # reload would wait, with all else that the main thread does.
         for model in gone:
             active.retire(model)
-        self._runner.check_thresholds()
+        self.runner.check_thresholds()
         active.on_change()

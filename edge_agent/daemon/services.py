@@ -108,7 +108,7 @@ def compose(
         services=background,
         announcements=announcements,
         health=health,
-        reload=reload,
+        settings_reload=reload,
         configuration=configuration,
         answers=answers,
     )

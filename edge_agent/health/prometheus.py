@@ -10,6 +10,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..core.errors import RequestError, UsageError
@@ -126,20 +127,20 @@ def exposition(device: str, version: str, latest: Callable[[], Health | None]) -
     return generate_latest(registry)
 
 
+@dataclass(eq=False)
 class _Collector:
     """Builds the metric families at every scrape."""
 
-    def __init__(self, device: str, version: str, latest: Callable[[], Health | None]) -> None:
-        self._device = device
-        self._version = version
-        self._latest = latest
+    device: str
+    version: str
+    latest: Callable[[], Health | None]
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import InfoMetricFamily
 
-        about = {"device": self._device, "version": self._version}
+        about = {"device": self.device, "version": self.version}
         yield InfoMetricFamily(PREFIX, "Which device, which version.", about)
-        health = self._latest()
+        health = self.latest()
         if health is not None:
             yield from families(health)
 

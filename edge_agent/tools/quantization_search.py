@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -57,49 +57,37 @@ def best_of(good: Sequence[Candidate]) -> Candidate | None:
     return min(near, key=lambda each: (each.drop, each.product_ms), default=None)
 
 
+@dataclass(eq=False)
 class Search:
     """Tries ways to quantize one network."""
 
-    def __init__(
-        self,
-        comparison: Comparison,
-        network: FloatNetwork,
-        inputs: Sequence[Tensors],
-        target: Target,
-        max_drop: float,
-        place: Path,
-    ) -> None:
-        """Set up; nothing is tried yet.
-
-        *inputs* of the network are for calibration; *place* is a folder for networks and ranges.
-        """
-        self._comparison = comparison
-        self._folder = comparison.folder
-        self._network = network
-        self._inputs = inputs
-        self._target = target
-        self._max_drop = max_drop
-        self._place = place
-        self._progress = comparison.progress
-        self.candidates: list[Candidate] = []
-        self.failed: list[str] = []
-        """Ways that came to nothing, and why."""
+    comparison: Comparison
+    network: FloatNetwork
+    inputs: Sequence[Tensors]
+    """Of the network, for calibration."""
+    target: Target
+    max_drop: float
+    place: Path
+    """For networks and ranges."""
+    candidates: list[Candidate] = field(default_factory=list, init=False)
+    failed: list[str] = field(default_factory=list, init=False)
+    """Ways that came to nothing, and why."""
 
     def run(self) -> Candidate | None:
         """Return the best network that loses no more than it may, or None."""
         for recipe in self._recipes():
             self._try(recipe)
         if not self.candidates:
-            raise ModelError(f"{self._folder.manifest.id}: {'; '.join(self.failed)}")
+            raise ModelError(f"{self.comparison.folder.manifest.id}: {'; '.join(self.failed)}")
         good = self._good()
         if not good:
             self._restore(min(self.candidates, key=lambda each: each.drop))
             good = self._good()
-        self._comparison.time(good or [min(self.candidates, key=lambda each: each.drop)])
+        self.comparison.time(good or [min(self.candidates, key=lambda each: each.drop)])
         return best_of(good)
 
     def _good(self) -> list[Candidate]:
-        return [each for each in self.candidates if each.drop <= self._max_drop]
+        return [each for each in self.candidates if each.drop <= self.max_drop]
 
     def _recipes(self) -> list[Recipe]:
         ways = [Recipe(tool=ONNX_RUNTIME, method=method) for method in METHODS]
@@ -113,13 +101,11 @@ class Search:
     def _try(self, recipe: Recipe) -> Candidate | None:
         """Quantize by one recipe and judge what comes out."""
         number = len(self.candidates) + len(self.failed)
-        self._progress(f"trying {recipe}", 0, 0)
+        self.comparison.progress(f"trying {recipe}", 0, 0)
         try:
             # The quantizers raise whatever their code meets in a graph that it does not know.
             with contained(recipe.tool):
-                candidate = self._comparison.judge(
-                    recipe, self._made(recipe, f"candidate-{number}")
-                )
+                candidate = self.comparison.judge(recipe, self._made(recipe, f"candidate-{number}"))
         except AgentError as problem:
             self.failed.append(f"{recipe}: {problem}")
             return None
@@ -127,46 +113,46 @@ class Search:
         return candidate
 
     def _made(self, recipe: Recipe, name: str) -> Path:
-        folder = self._place / name
+        folder = self.place / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         out = folder / "model.onnx"
-        followers = self._network.followers
+        followers = self.network.followers
         behind = (name for node in recipe.float_nodes for name in followers[node])
-        exclude = (*self._network.tail, *recipe.float_nodes, *behind)
+        exclude = (*self.network.tail, *recipe.float_nodes, *behind)
         if recipe.method is None:
             quantize_nncf(
-                self._network.path,
+                self.network.path,
                 out,
-                self._inputs,
-                self._target,
+                self.inputs,
+                self.target,
                 exclude=exclude,
                 stepwise=recipe.stepwise,
             )
         else:
             quantize_onnx(
-                self._network.path,
+                self.network.path,
                 out,
                 self._ranges(recipe.method),
-                self._target,
+                self.target,
                 method=recipe.method,
                 kinds=HEAVY | AROUND if recipe.around else HEAVY,
                 exclude=exclude,
             )
-        copy_rest(self._folder, folder)
+        copy_rest(self.comparison.folder, folder)
         return folder
 
     def _ranges(self, method: Method) -> Path:
         """Return the file of ranges of a method, calibrated when it is first needed."""
-        path = self._place / f"{method}.json"
+        path = self.place / f"{method}.json"
         if not path.is_file():
-            count = len(self._inputs)
+            count, progress = len(self.inputs), self.comparison.progress
             calibrate(
-                self._network.path,
-                self._inputs,
+                self.network.path,
+                self.inputs,
                 path,
                 method=method,
-                advance=lambda done: self._progress(f"calibrating, {method}", done, count),
+                advance=lambda done: progress(f"calibrating, {method}", done, count),
             )
         return path
 
@@ -174,33 +160,33 @@ class Search:
         """Leave those operators float that lose most, as few as will do."""
         order = self._by_sensitivity(best.recipe)
         most = len(order)
-        while most and sum(map(len, order[:most])) > MOST_FLOAT * len(self._network.heavy):
+        while most and sum(map(len, order[:most])) > MOST_FLOAT * len(self.network.heavy):
             most -= 1
         count, failed = 1, 0
         while count <= most:
             tried = self._try(_with_float(best.recipe, order[:count]))
-            if tried is not None and tried.drop <= self._max_drop:
+            if tried is not None and tried.drop <= self.max_drop:
                 break
             failed, count = count, min(count * 2, most) if count < most else most + 1
         while count <= most and count - failed > 1:
             middle = (count + failed) // 2
             tried = self._try(_with_float(best.recipe, order[:middle]))
-            if tried is not None and tried.drop <= self._max_drop:
+            if tried is not None and tried.drop <= self.max_drop:
                 count = middle
             else:
                 failed = middle
 
     def _by_sensitivity(self, recipe: Recipe) -> list[tuple[str, ...]]:
         """Return groups of heavy operators, first those that bring most error when quantized."""
-        heavy = self._network.heavy
+        heavy = self.network.heavy
         size = -(-len(heavy) // GROUPS)
         groups = [heavy[start : start + size] for start in range(0, len(heavy), size)]
-        step = max(1, len(self._inputs) // SENSITIVITY_SAMPLES)
-        inputs = self._inputs[::step][:SENSITIVITY_SAMPLES]
-        float_folder = self._place / "float"
+        step = max(1, len(self.inputs) // SENSITIVITY_SAMPLES)
+        inputs = self.inputs[::step][:SENSITIVITY_SAMPLES]
+        float_folder = self.place / "float"
         float_folder.mkdir()
-        shutil.copyfile(self._network.path, float_folder / "model.onnx")
-        copy_rest(self._folder, float_folder)
+        shutil.copyfile(self.network.path, float_folder / "model.onnx")
+        copy_rest(self.comparison.folder, float_folder)
         wanted = outputs_of(float_folder, inputs)
         # One recipe for all, as NNCF would take a calibration for each.
         probe = replace(
@@ -212,7 +198,7 @@ class Search:
         )
         errors = []
         for number, group in enumerate(groups):
-            self._progress("measuring sensitivity", number, len(groups))
+            self.comparison.progress("measuring sensitivity", number, len(groups))
             others = tuple(name for name in heavy if name not in group)
             folder = self._made(replace(probe, float_nodes=others), "probe")
             found = outputs_of(folder, inputs)
