@@ -178,11 +178,7 @@ class Answers:
         return ticket
 
     def check_size(self, size: int) -> None:
-        """Check that a question is not too large.
-
-        Raises:
-            TooLargeError: it is.
-        """
+        """Check that a question is not too large."""
         if size > self.most_bytes:
             most = self._runner.settings.infer.max_mb
             raise TooLargeError(f"larger than {most:g} MB, which infer.max_mb allows")
@@ -202,11 +198,7 @@ class Answers:
         self._when_open(ticket.model, ticket.version, partial(self._put, ticket, parse))
 
     def look(self, model: str, version: str | None) -> Future[tuple[Model, list[str]]]:
-        """Load a model, if it is not there; return one of its versions, and all that answer.
-
-        Raises:
-            UnknownModelError: it may not be asked.
-        """
+        """Load a model, if it is not there; return one of its versions, and all that answer."""
         if model not in self._routes():
             raise UnknownModelError(unknown(model, self.names))
         future: Future[tuple[Model, list[str]]] = Future()

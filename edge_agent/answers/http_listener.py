@@ -34,11 +34,7 @@ class _Server:
     """A socket that is listened on, until `close`."""
 
     def __init__(self, http: Http, app: Any) -> None:
-        """Listen.
-
-        Raises:
-            UsageError: the extra is not installed, or the address cannot be had.
-        """
+        """Listen."""
         try:
             import uvicorn
 

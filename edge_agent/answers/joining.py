@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 def submit_parts(
     queue: RequestQueue[Model], question: Question, full: RefusedError
 ) -> list[Future[Outcome]]:
-    """Give the lanes all parts of a question.
-
-    Raises:
-        RefusedError: *full*: there is no room for all of them.
-    """
+    """Give the lanes all parts of a question."""
     inner: list[Future[Outcome]] = []
     try:
         for data, tensors in question.parts():
@@ -37,11 +33,7 @@ def submit_parts(
 
 
 def joined(outcomes: list[Outcome]) -> Outcome:
-    """Return the outcomes of several rows or texts as one, joined along the first axis.
-
-    Raises:
-        SampleError: they have no such axis.
-    """
+    """Return the outcomes of several rows or texts as one, joined along the first axis."""
     first = outcomes[0]
     if len(outcomes) == 1:
         return first

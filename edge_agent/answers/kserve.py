@@ -72,11 +72,7 @@ class Inference:
         self._asked: dict[str, Any] = {}
 
     def parse(self, model: Model, kind: Kind) -> Question:
-        """Return the question.
-
-        Raises:
-            SampleError: it is none that this model can be asked.
-        """
+        """Return the question."""
         if self._head is not None and not (self._head.isdecimal() and len(self._head) < 10):
             raise SampleError("Inference-Header-Content-Length: expected a number")
         size = len(self._body) if self._head is None else int(self._head)
@@ -124,11 +120,7 @@ class Inference:
             _check_in_request(f"output {name}", each)
 
     def encode(self, answer: Answer, name: str) -> tuple[bytes, int | None]:
-        """Return the answer, and how many bytes of it are JSON; None: all.
-
-        Raises:
-            SampleError: an output holds what JSON has not.
-        """
+        """Return the answer, and how many bytes of it are JSON; None: all."""
         found = answer.outcome.findings
         assert isinstance(found, RawTensors)  # noqa: S101 - it was asked for
         wanted = self._asked.get("outputs") or [{"name": each} for each in found.tensors]

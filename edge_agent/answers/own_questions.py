@@ -12,11 +12,7 @@ from .ticket import ask_payload
 
 
 def generate(answers: Answers, model: str, text: str, seconds: float) -> tuple[str, int]:
-    """Ask a model; return what it says, and of how many tokens.
-
-    Raises:
-        WebError: there is no answer.
-    """
+    """Ask a model; return what it says, and of how many tokens."""
     body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
     ticket = answers.admit_own(model)
     answers.ask(ticket, ask_payload(body))

@@ -54,11 +54,7 @@ class Question:
 
 
 def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
-    """Parse what was sent to a model that is loaded for samples of a kind.
-
-    Raises:
-        SampleError: it is nothing that this model can be asked.
-    """
+    """Parse what was sent to a model that is loaded for samples of a kind."""
     if kind == "generate":
         return Question(np.frombuffer(payload, np.uint8))
     if payload.startswith(PICTURES):
@@ -109,9 +105,6 @@ def to_array(value: Any, spec: TensorSpec, shape: tuple[int, ...] | None = None)
         value: nested lists.
         spec: of the input.
         shape: what the sender says the shape is, of lists that may be flat; None: as they are.
-
-    Raises:
-        SampleError: they are no numbers, do not fit the input's type, or have another shape.
     """
     try:
         found = np.asarray(value)

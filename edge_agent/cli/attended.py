@@ -64,12 +64,7 @@ class Attendant:
             raise KeyboardInterrupt
 
     def call(self, work: Callable[[], T], what: str, until: float = math.inf) -> T:
-        """Do *work* in a thread, named as for `doing`; by the monotonic clock *until* it is to end.
-
-        Raises:
-            AgentError: Ctrl-C, or the end of the time, and it has not come back; or what `each`
-                raises.
-        """
+        """Do *work* in a thread, named as for `doing`; monotonic *until* bounds it."""
         try:
             results = list(self.each(self._once(work, what), lambda: time.monotonic() < until))
         except KeyboardInterrupt:

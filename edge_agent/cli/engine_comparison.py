@@ -87,11 +87,7 @@ def compare_engines(
     seconds: float,
     patience_s: float | None,
 ) -> Model:
-    """Time every engine of this box on the first sample; return the model on the fastest.
-
-    Raises:
-        EngineError: none can run it.
-    """
+    """Time every engine of this box on the first sample; return the model on the fastest."""
     known, best, best_rate = _Comparison(imported, spec, sample), None, 0.0
     for choice in engines_for(imported.folder.network):
         attendant = Attendant(patience_s)

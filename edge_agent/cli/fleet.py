@@ -62,11 +62,7 @@ class Fleet:
         self._asked: set[str] = set()
 
     def look(self) -> None:
-        """Collect the retained messages until no more of them arrive, and find what was left out.
-
-        Raises:
-            BrokerError: the connection is lost.
-        """
+        """Collect the retained messages until no more arrive, and find what was left out."""
         heard = self._collect()
         if len(heard) < SMALL:
             kinds: set[str] = set()
@@ -219,21 +215,13 @@ def some_of(devices: Sequence[str]) -> str:
 
 
 def check_target(target: str) -> None:
-    """Check the value of `--device ID|@GROUP`.
-
-    Raises:
-        UsageError: it is neither a name nor @ and a name.
-    """
+    """Check the value of `--device ID|@GROUP`."""
     if not is_name(target.removeprefix("@")):
         raise UsageError(f"--device: {target!r} is not a name ({NAME_RULE}), or @ and one")
 
 
 def online_targets(fleet: Fleet, target: str, *, wait: bool, timeout: float) -> list[str]:
-    """Find the devices that a target means and that are online; *wait* for the first of them.
-
-    Raises:
-        AgentError: there is none, for *timeout* seconds: the device is unknown or offline.
-    """
+    """Find the devices that a target means and that are online; *wait* for the first of them."""
     deadline = time.monotonic() + timeout
     while True:
         fleet.look()

@@ -20,9 +20,6 @@ def forget(settings: Settings, device: str, known: Collection[str] = ()) -> tupl
 
     Returns:
         How many, and why there may be more; empty: these were all.
-
-    Raises:
-        AgentError: it is online, or the broker refuses that or cannot be reached.
     """
     topics = Topics(settings.broker.topic_root, device)
     own = f"{topics.root}/{device}/"
@@ -51,11 +48,7 @@ def _is_of(says: dict[str, Any], status: str) -> bool:
 
 
 def forget_installed(settings: Path, credentials: Path) -> str:
-    """Clear what the stopped service of this machine has left retained; say what was done.
-
-    Raises:
-        AgentError: as `forget`, or the settings are wrong.
-    """
+    """Clear what the stopped service of this machine has left retained; say what was done."""
     read = load(settings, {"CREDENTIALS_DIRECTORY": str(credentials)})
     topics = Topics(read.broker.topic_root, read.device_id)
     # The device's own user of the broker may not read what it has published.

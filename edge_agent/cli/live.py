@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..core.text import counted, printable
 from ..inference.engines.registry import engine_words
 from ..mqtt.payloads import percentiles
-from .terminal import brief, summary, verdict
+from .terminal import brief, silent_keys, summary, verdict
 
 if TYPE_CHECKING:
     from .signal_trace import SignalTrace
@@ -93,6 +94,8 @@ class LiveView:
         self.rows: dict[str, Row] = {}
         self._names = list(pipelines)
         self._live: Any = None
+        self._kept = ExitStack()
+        """What the terminal is given back."""
         self._recent: deque[str] = deque(maxlen=RECENT)
         self._drawn = 0.0
 
@@ -103,6 +106,7 @@ class LiveView:
             from rich.live import Live
 
             self._live = Live(auto_refresh=False)
+            self._kept.enter_context(silent_keys(sys.stdout))
             self._live.__enter__()
             self._refresh()
         else:
@@ -120,6 +124,7 @@ class LiveView:
         if self._live is not None:
             self._refresh()
             self._live.__exit__(kind, error, trace)
+            self._kept.close()
 
     def result(self, payload: Mapping[str, Any]) -> None:
         """Record a result."""

@@ -61,11 +61,7 @@ def positive_int(text: str) -> int:
 
 
 def load_settings(options: Any, *, needed: bool = False) -> Any:
-    """Read the settings that a command names or finds.
-
-    Raises:
-        UsageError: there are none where some are needed, or they are wrong.
-    """
+    """Read the settings that a command names or finds."""
     from ..config.load import find_file, load
     from ..config.locations import PLACES
 

@@ -54,9 +54,6 @@ class Samples:
             closing: ends all reading.
             topics: where messages of others come from; None: nowhere.
             tell: takes a line about each reading that is skipped.
-
-        Raises:
-            SourceError: it cannot be opened.
         """
         self._spec = spec
         self._shape = shape

@@ -63,9 +63,6 @@ def new_folder(name: str) -> Iterator[Path]:
     """Make the folder to save to, before any time is spent on what goes into it.
 
     Where the context ends with an error, nothing of it is left.
-
-    Raises:
-        UsageError: it cannot be made, or holds something.
     """
     folder = Path(name)
     made = [each for each in (folder, *folder.parents) if not each.exists()]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import termios
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from ..config.rule_kinds import RULE_KINDS
@@ -28,6 +30,31 @@ def say(text: str, stream: TextIO | None = None) -> None:
     stream = stream or sys.stdout
     for line in folded(text, stream):
         print(line, file=stream, flush=True)
+
+
+@contextmanager
+def silent_keys(stream: TextIO) -> Iterator[None]:
+    """Keep a terminal from writing keys into what is kept in place there; they work as ever.
+
+    A ^C behind a full line would begin another one, so that the next drawing was a line too low.
+    """
+    terminal = stream.fileno()
+    try:
+        # In the background, changing the terminal would stop us.
+        before = termios.tcgetattr(terminal) if os.tcgetpgrp(terminal) == os.getpgrp() else None
+    except (OSError, termios.error):
+        before = None
+    if before is None:
+        yield
+        return
+    silent = [*before]
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        if os.tcgetpgrp(terminal) == os.getpgrp():
+            termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 def folded(text: str, stream: TextIO) -> list[str]:

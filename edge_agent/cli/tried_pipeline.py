@@ -25,11 +25,7 @@ from .terminal import count_words, event_sentence
 
 
 def read_pipeline(file: str) -> tuple[Settings, Pipeline]:
-    """Return the settings of a file, and their first pipeline.
-
-    Raises:
-        UsageError: the file is wrong, or has none.
-    """
+    """Return the settings of a file, and their first pipeline."""
     settings = load(Path(file))
     if not settings.pipelines:
         raise UsageError(f"{file}: names no pipeline whose filters and rules could be tried")
@@ -39,11 +35,7 @@ def read_pipeline(file: str) -> tuple[Settings, Pipeline]:
 def load_second_stages(
     settings: Settings | None, pipeline: Pipeline
 ) -> list[tuple[SecondStage, Model]]:
-    """Load the second stages of a pipeline, from where `run` takes them.
-
-    Raises:
-        ModelError, EngineError: one is not there, or cannot be loaded.
-    """
+    """Load the second stages of a pipeline, from where `run` takes them."""
     if settings is None or not pipeline.then:
         return []
     from ..serving.loader import open_library, open_store
@@ -89,11 +81,7 @@ class TriedPipeline:
         self.path = FramePath(pipeline, self._engine)
 
     def infer(self, model: Model, sample: Sample) -> tuple[Sample, Outcome]:
-        """Return the sample with its masks, and what `run` would publish of it.
-
-        Raises:
-            SampleError: the sample does not fit.
-        """
+        """Return the sample with its masks, and what `run` would publish of it."""
         if self._masks is not None and sample.picture:
             sample = replace(sample, data=self._masks.apply(sample.data), early=None)
         return sample, self.path.infer(model, sample, self._seconds)

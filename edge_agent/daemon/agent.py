@@ -77,9 +77,6 @@ class Agent:
         """Open what can be opened without waiting for anyone.
 
         *planned*: a start from a plan, what of it runs already, and whether it is a draft.
-
-        Raises:
-            UsageError: something the settings name is not as it should be.
         """
         make_state_folder(settings.state)
         overrides = Overrides(settings.state / OVERRIDES)

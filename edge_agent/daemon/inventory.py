@@ -19,11 +19,7 @@ class Inventory:
     """The device and its models, as read from the disk."""
 
     def __init__(self, settings: Settings) -> None:
-        """Read everything; no model is loaded.
-
-        Raises:
-            UsageError: something that the settings name is missing or wrong.
-        """
+        """Read everything; no model is loaded."""
         self.match, self.facts = match_profile(settings)
         self.here = variants_here(settings, self.match, self.facts)
         self.store = open_store(settings)

@@ -24,11 +24,7 @@ _DPI = 100
 
 
 def check_installed() -> None:
-    """Check that pictures can be drawn, before anything is measured.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """Check that pictures can be drawn, before anything is measured."""
     if find_spec("matplotlib") is None:
         raise UsageError(
             "--picture needs matplotlib, which is not installed; pip install matplotlib"
@@ -76,11 +72,7 @@ def name_rows(plot: Axes, names: Sequence[str], strong: str) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write the picture, PNG.
-
-    Raises:
-        AgentError: the file cannot be written.
-    """
+    """Write the picture, PNG."""
     try:
         with output_file(path) as file:
             figure.savefig(file, format="png")

@@ -121,11 +121,7 @@ def metric_of(folder: ModelFolder) -> Metric | None:
 def network_inputs(
     folder: ModelFolder, samples: Sequence[Sample], advance: Advance
 ) -> list[Tensors]:
-    """Make the network's inputs of samples, by the very code of the agent.
-
-    Raises:
-        ModelError: a sample does not fit, or the network's own numbers on it are not finite.
-    """
+    """Make the network's inputs of samples, by the very code of the agent."""
     made: list[Tensors] = []
     with loaded(folder, checked=False) as model:
         for sample in samples:
@@ -146,11 +142,7 @@ def network_inputs(
 
 
 def usual_findings(folder: ModelFolder, samples: Sequence[Sample], advance: Advance) -> Usual:
-    """Return what is usual of samples and of what a network finds in them, computed exactly.
-
-    Raises:
-        ModelError: the network cannot be run on a sample.
-    """
+    """Return what is usual of samples and of what a network finds in them, computed exactly."""
     manifest = folder.manifest
 
     def results(model: Model) -> Iterator[tuple[Sample, Findings]]:
@@ -236,11 +228,7 @@ class Comparison:
         timed: Sequence[EngineChoice],
         progress: Progress,
     ) -> None:
-        """Judge the float model on *engines*, which decide; on those of *timed* it is timed.
-
-        Raises:
-            EngineError: an engine cannot run it.
-        """
+        """Judge the float model on *engines*, which decide; on those of *timed* it is timed."""
         self.folder = folder
         self.evaluator = evaluator
         self.timed = timed

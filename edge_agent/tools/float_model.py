@@ -43,11 +43,7 @@ class FloatNetwork:
 
 
 def check_float(network: Path) -> None:
-    """Check that a file holds a float network that can be quantized, as far as it is soon told.
-
-    Raises:
-        ModelError: it is not a float .onnx, or too large.
-    """
+    """Check that a file holds a float network that can be quantized, as far as it is soon told."""
     facts = inspect(network)
     if facts.kind != "onnx":
         raise ModelError(f"{network}: quantize takes .onnx; export the model as ONNX")
@@ -61,11 +57,7 @@ def check_float(network: Path) -> None:
 
 
 def make_ready(network: Path, place: Path) -> FloatNetwork:
-    """Check a network and write it, ready to be quantized, into the folder *place*.
-
-    Raises:
-        ModelError: it is not a float .onnx, too large, or of an opset that cannot be raised.
-    """
+    """Check a network and write it, ready to be quantized, into the folder *place*."""
     check_float(network)
     import onnx
     from onnx import version_converter

@@ -17,11 +17,7 @@ from ..models.manifest import GOLDEN, MANIFEST, ModelFolder, load
 
 @contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
-    """Make a folder beside *place* to work in; what is moved to *place* stays.
-
-    Raises:
-        UsageError: there is something at *place* already, or it cannot be made.
-    """
+    """Make a folder beside *place* to work in; what is moved to *place* stays."""
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UsageError(f"-o: {place} is there already and not empty; name a new folder")
     try:

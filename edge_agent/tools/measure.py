@@ -26,11 +26,7 @@ class Cost:
 
 
 def costs_of(folders: Sequence[Path], choice: EngineChoice) -> list[Cost]:
-    """Measure model folders on an engine, one beside the other.
-
-    Raises:
-        AgentError: one cannot be run there.
-    """
+    """Measure model folders on an engine, one beside the other."""
     words = choice.words()
     times, _ = ask(__name__, [list(map(str, folders)), words, ROUNDS], "timing")
     # Each alone: what one has loaded, the next would find there.

@@ -101,9 +101,6 @@ def labeled(
     """Read samples and what they show from a folder, as the module says.
 
     *read* gives all samples of a folder of pictures, or of a recording.
-
-    Raises:
-        UsageError: the folder is not made so, or knows labels that the model does not.
     """
     if not folder.is_dir():
         raise UsageError(f"--eval: {folder}: no such folder")

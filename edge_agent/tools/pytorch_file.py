@@ -141,10 +141,6 @@ def check_exported(names: Collection[str], read: Read, where: str) -> None:
         names: of its members, without the folder that all of them lie in.
         read: of the very reader that will load it: two that disagree could be led apart.
         where: begins an error.
-
-    Raises:
-        ModelError: it holds pickled objects, names Python functions, is compiled, was exported
-            in training mode, or is damaged.
     """
     again = EXPORT.format(stem=Path(where).stem)
     for name in names:
@@ -265,9 +261,6 @@ def check_script(names: Collection[str], read: Read, where: str) -> None:
 
     Its code is TorchScript, a language without Python's library, but some of its operators write
     files, and some run when it is loaded. The arguments are those of `check_exported`.
-
-    Raises:
-        ModelError: it does, or it holds objects of compiled classes.
     """
     for name in names:
         is_code = name.startswith("code/") and name.endswith(".py")

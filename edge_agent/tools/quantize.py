@@ -191,11 +191,7 @@ def judge(
 
 
 def check_comparable(folder: ModelFolder, other: ModelFolder, name: str) -> None:
-    """Check that a model may stand for a float one, as far as it is soon told.
-
-    Raises:
-        ModelError: it is of another format, or not for the same.
-    """
+    """Check that a model may stand for a float one, as far as it is soon told."""
     if inspect(other.network).kind != "onnx":
         raise ModelError(f"{name}: expected .onnx; of other files there is no exact computation")
     mine, its = folder.manifest, other.manifest

@@ -59,11 +59,7 @@ TARGETS: Mapping[TargetName, Target] = {
 
 
 def own_target(facts: Facts) -> Target:
-    """Return the target that a machine is.
-
-    Raises:
-        UsageError: there is none for its architecture.
-    """
+    """Return the target that a machine is."""
     if facts.arch == "aarch64":
         return TARGETS["arm"]
     if facts.arch == "x86_64":
@@ -99,9 +95,6 @@ def calibrate(
 
     Only tensors of operators of these *kinds* count, where some are named. *advance* is called with
     the number of samples that are done.
-
-    Raises:
-        ModelError: a tensor is not finite on these samples.
     """
     from onnxruntime.quantization.calibrate import create_calibrator, save_tensors_data
 

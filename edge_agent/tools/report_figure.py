@@ -18,11 +18,7 @@ _MOST_BOXES = 60
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write the picture, PNG.
-
-    Raises:
-        AgentError: the file cannot be written.
-    """
+    """Write the picture, PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -14,11 +14,7 @@ from ..options import Options
 
 
 def clip_of(options: Options) -> Path:
-    """Return `--source`, by default the bundled clip.
-
-    Raises:
-        UsageError: there is no such clip.
-    """
+    """Return `--source`, by default the bundled clip."""
     clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
     if not clip.is_file():
         why = "is not a file" if clip.exists() else "no such clip"
@@ -27,11 +23,7 @@ def clip_of(options: Options) -> Path:
 
 
 def picture_of(name: str | None) -> Path | None:
-    """Return the place of `--picture`, checked before anything is measured; None: none is wanted.
-
-    Raises:
-        UsageError: it cannot be written, or matplotlib is missing.
-    """
+    """Return the place of `--picture`, checked before anything is measured; None: none."""
     picture = None if name is None else Path(name)
     if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
         raise UsageError(
@@ -47,9 +39,6 @@ def recording_of(options: Options, models: Sequence[Path]) -> tuple[Path, str] |
 
     It is `--source`, by default the bundled one where all models take windows of a signal. None: a
     clip is played.
-
-    Raises:
-        UsageError: there is no such recording.
     """
     # Not above: it brings NumPy, and a process that times cold starts holds no large library.
     from ...sources.schemes import SCHEMES

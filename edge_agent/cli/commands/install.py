@@ -104,11 +104,7 @@ def main(options: Options) -> int:
 
 
 def check_system(command: str) -> None:
-    """Check that services can be changed here.
-
-    Raises:
-        UsageError: this is not root, or systemd does not run.
-    """
+    """Check that services can be changed here."""
     if os.geteuid() != 0:
         raise UsageError(f"{command} changes the system: run it with sudo")
     if shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():

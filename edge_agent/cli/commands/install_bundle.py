@@ -47,11 +47,7 @@ class Bundle:
         os.execv(command[0], command)  # noqa: S606 - no shell is wanted
 
     def check_fits(self) -> None:
-        """Check that its wheels are for this system.
-
-        Raises:
-            UsageError: they are not.
-        """
+        """Check that its wheels are for this system."""
         with zipfile.ZipFile(self.path) as archive:
             facts = json.loads(archive.read(FACTS))
         for what, found in this_system().items():
@@ -76,11 +72,7 @@ class Bundle:
 
 
 def open_bundle(path: Path) -> Bundle:
-    """Read a bundle through.
-
-    Raises:
-        UsageError: it is not there, not whole, not as it was made, or something else.
-    """
+    """Read a bundle through."""
     changed = "nothing was changed"
     try:
         with path.open("rb") as file:

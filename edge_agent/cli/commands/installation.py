@@ -81,21 +81,13 @@ class Installation:
 
     @property
     def units(self) -> Path:
-        """The folder with the units that this version brings.
-
-        Raises:
-            AgentError: it has none.
-        """
+        """The folder with the units that this version brings."""
         for found in self.place.glob("lib/python*/site-packages/edge_agent/_bundled/systemd"):
             return found
         raise AgentError(f"{self.place}: has no units; it is damaged, or not mounted")
 
     def pack(self) -> None:
-        """Pack the environment into an image, and mount that in its place.
-
-        Raises:
-            AgentError: there is no room, or it cannot be mounted.
-        """
+        """Pack the environment into an image, and mount that in its place."""
         partial = self.image.with_name(f".{self.image.name}")
         run("mksquashfs", str(self.place), str(partial), *_PACKING)
         with partial.open("rb") as file:
@@ -163,11 +155,7 @@ def point_to(installation: Installation) -> None:
 
 
 def check_images() -> None:
-    """Check that images can be made here.
-
-    Raises:
-        UsageError: they cannot.
-    """
+    """Check that images can be made here."""
     if shutil.which("mksquashfs") is None:
         raise UsageError("--image needs mksquashfs; install it: apt install squashfs-tools")
 
@@ -177,11 +165,7 @@ UNREACHED = ("connection broken by", "NewConnectionError", "Could not fetch URL"
 
 
 def own_source(folder: Path) -> Path:
-    """Return what pip is to install.
-
-    Raises:
-        AgentError: this is neither a checkout nor an installed package.
-    """
+    """Return what pip is to install."""
     checkout = Path(__file__).resolve().parents[3]
     if (checkout / "pyproject.toml").is_file():
         return checkout
@@ -217,11 +201,7 @@ def wheel_of(own: Distribution, folder: Path) -> Path:
 
 
 def run(*command: str, unreached: str = "") -> None:
-    """Run a command; *unreached* is said where it failed for want of a network.
-
-    Raises:
-        AgentError: it failed; with its last word.
-    """
+    """Run a command; *unreached* is said where it failed for want of a network."""
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         if unreached and any(sign in done.stderr for sign in UNREACHED):

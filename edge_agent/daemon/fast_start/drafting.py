@@ -41,11 +41,7 @@ class Drafting:
     """A plan that is being drafted, and the networks that it loads the quick way, checked."""
 
     def __init__(self, config: str, origins: str) -> None:
-        """Start the fork.
-
-        Raises:
-            OSError: the system allows no further process.
-        """
+        """Start the fork."""
         memory = os.memfd_create("networks")
         read, write = os.pipe()
         ended, alive = os.pipe()
@@ -72,11 +68,7 @@ class Drafting:
         return Plan(**given)
 
     def network(self, planned: PlannedModel, index: int) -> CheckedNetwork:
-        """Wait until a model's network is checked; `plan` has been asked for.
-
-        Raises:
-            AgentError: it cannot be loaded so.
-        """
+        """Wait until a model's network is checked; `plan` has been asked for."""
         with self._reading:
             while index not in self._said:
                 said = self._hear()

@@ -44,11 +44,7 @@ class Preload:
         """Set when the first model has given its first result, or need not be waited for."""
 
     def import_engine(self) -> None:
-        """Import NumPy, and the engine that gives first results.
-
-        Raises:
-            ImportError: one of them is not installed any more.
-        """
+        """Import NumPy, and the engine that gives first results."""
         self._import_numpy()
         self._need(ENGINE)
 
@@ -110,9 +106,6 @@ class Preload:
         """Return the load begun for a model of the plan, or None.
 
         That is `inference.prepared.load.Load`, or what `serving.open.begin_quick` returns.
-
-        Raises:
-            AgentError: it cannot be loaded so.
         """
         return self._models[index].result()
 
@@ -150,11 +143,7 @@ class PreloadedModel:
         self._done.set()
 
     def result(self) -> Any:
-        """Wait for the load and return it, or None if it is not preloaded.
-
-        Raises:
-            AgentError: it cannot be loaded so.
-        """
+        """Wait for the load and return it, or None if it is not preloaded."""
         if self.planned is None and not self.form:
             return None
         self._done.wait()
