@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.errors import AgentError, BrokerError, MalformedError
 from ..core.text import counted, printable
 from ..delivery.plan import ENDED, Plan, read, ring_of, seal
-from ..delivery.retained_package import RetainedPackage
+from ..delivery.sender import RetainedPackage
 from ..mqtt.one_shot import OneShotClient
 from ..mqtt.payloads import iso
 from ..mqtt.topics import rollouts

@@ -153,8 +153,11 @@ def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) 
         raise MalformedError("is no roll-out")
     data = text.encode(errors="replace")
     if ring is not None and not (allow_unsigned and "signature" not in body):
-        signature = _signature(body.get("signature"))
-        if signature is None or verify(ring, signature, DOMAIN + data) is None:
+        try:
+            signature = base64.b64decode(str(body.get("signature")), validate=True)
+        except ValueError:
+            signature = b""
+        if len(signature) != SIGNATURE_BYTES or verify(ring, signature, DOMAIN + data) is None:
             raise MalformedError("it is signed by no key that is trusted here")
     says = parse_object(data)
     if says is None:
@@ -162,14 +165,6 @@ def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) 
     plan = build(Plan, says, "roll-out", MalformedError)
     _check(plan)
     return plan
-
-
-def _signature(text: object) -> bytes | None:
-    try:
-        signature = base64.b64decode(str(text), validate=True)
-    except ValueError:
-        return None
-    return signature if len(signature) == SIGNATURE_BYTES else None
 
 
 def _check(plan: Plan) -> None:

@@ -21,13 +21,13 @@ from ..config.settings import Broker
 from ..core.backoff import Backoff
 from ..core.frozen import record
 from ..core.logs import ANSWER, Latch
+from .connecting import Reconnect
 from .connection import ALL, Connection, Hooks, ReceivedMessage, Refusal, Will, is_acknowledged
-from .feeds import Feeds
 from .message import Channel, Message
 from .outbox import BARRIER_SECONDS, Outbox
-from .reconnect import Reconnect
 from .retained import Retained
 from .subscribing import Subscribing
+from .subscriptions import Feeds
 
 if TYPE_CHECKING:
     import ssl

@@ -58,12 +58,7 @@ def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
 
 
 def _start(folder: Path, more: str) -> tuple[subprocess.Popen[bytes], Loopback]:
-    """Start a broker and wait until it listens, on another port where its own was taken just now.
-
-    Raises:
-        UsageError: none is installed.
-        BrokerError: it does not start.
-    """
+    """Start a broker, on another port where its own was taken just now; wait until it listens."""
     mosquitto, first = find_mosquitto(), FIRST_PORT
     log = folder / "broker.log"
     while True:

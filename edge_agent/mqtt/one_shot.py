@@ -17,7 +17,7 @@ from ..core.backoff import Backoff
 from ..core.errors import BrokerError
 from .connecting import connect
 from .connection import Connection, Hooks, ReceivedMessage, Refusal, is_acknowledged
-from .feeds import Feeds, Put
+from .subscriptions import Feeds, Put
 
 log = logging.getLogger(__name__)
 

@@ -144,7 +144,11 @@ class Outbox:
             case "live":
                 self._publish_live(message)
             case "confirmed":
-                self._publish_confirmed(message)
+                message.channel.unconfirmed.append(message)
+                if self.connection is not None:
+                    self._publish_message(self.connection, message)
+                    if self._barrier.is_due():
+                        self.request_barrier()
             case "spooled":
                 self._publish_spooled(message)
 
@@ -155,14 +159,12 @@ class Outbox:
             self._lost += 1
             message.channel.lost += 1
         else:
-            self._hold(message)
-
-    def _publish_confirmed(self, message: Message) -> None:
-        message.channel.unconfirmed.append(message)
-        if self.connection is not None:
-            self._publish_message(self.connection, message)
-            if self._barrier.is_due():
-                self.request_barrier()
+            # Kept for the first connection; the oldest gives way to it.
+            if len(self._held) >= HELD:
+                self._lost += 1
+                self._held.popleft().channel.lost += 1
+            message.encode_to_wait()
+            self._held.append(message)
 
     def _publish_spooled(self, message: Message) -> None:
         entry = self.inflight.add(message)
@@ -175,14 +177,6 @@ class Outbox:
             self._publish_message(self.connection, message, entry)
         else:
             self.inflight.enqueue(entry)
-
-    def _hold(self, message: Message) -> None:
-        """Keep a live result for the first connection; the oldest gives way to it."""
-        if len(self._held) >= HELD:
-            self._lost += 1
-            self._held.popleft().channel.lost += 1
-        message.encode_to_wait()
-        self._held.append(message)
 
     def publish_waiting(self, most: int = REPLAY) -> None:
         """Publish spooled messages that wait, oldest first."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..core.errors import AgentError, MalformedError, RequestError
 from ..core.frozen import record
@@ -40,6 +40,8 @@ find too long or too deep."""
 IDLE_SECONDS = 0.25
 
 R = TypeVar("R")
+SetBare = Callable[[str, str, bytes], Mapping[str, Any]]
+"""Sets a key of a pipeline to a bare value; returns what there is to say, under `warnings`."""
 
 
 class Later:
@@ -100,14 +102,15 @@ class _Request:
         return _cut(f"{shown(self.verb)} {json.dumps(self.body)}")
 
 
-@record
+@dataclass(slots=True)
 class _Waiting:
-    """A command whose outcome is yet to be told."""
+    """A command that is being carried out."""
 
     command: Command[Any]
     request: _Request
     repeatable: Repeatable | None
-    later: Later
+    later: Later | None = None
+    """Tells its outcome, where that takes a while."""
 
 
 class Requests:
@@ -123,7 +126,7 @@ class Requests:
         *,
         commands: Iterable[Command[Any]],
         deliveries: Handler,
-        set_bare: Callable[[str, str, bytes], Mapping[str, Any]] | None = None,
+        set_bare: SetBare | None = None,
     ) -> None:
         """Prepare.
 
@@ -153,10 +156,9 @@ class Requests:
                 self._answer_waiting()
                 on_idle()
                 continue
+            self._answer_waiting(ending=message is None)
             if message is None:
-                self._answer_waiting(ending=True)
                 return
-            self._answer_waiting()
             busy = True
             acknowledged_later = False
             try:
@@ -177,33 +179,35 @@ class Requests:
         handler, levels = self._subscriptions.find(message.topic)
         if handler is not None:
             return handler(levels, message)
-        match levels:
-            case ("command", verb):
-                self._handle_command(verb, message)
-                return False
-            case ("set", pipeline, key) if self._set_bare is not None:
-                if message.retained and message.payload:
-                    self._refuse_retained(message.topic)
-                if message.payload:  # empty, it is what clears a retained message
-                    self._handle_bare(pipeline, key, message)
-                return False
-            case _:
-                # Empty, it is what clears a retained message.
-                if message.retained and message.payload:
-                    self._refuse_retained(message.topic)
-                return self._deliveries(levels, message)
+        if levels[:1] == ("command",) and len(levels) == 2:
+            self._handle_command(levels[1], message)
+            return False
+        if message.retained and message.payload:  # empty, it is what clears a retained message
+            # It cannot be answered; the log tells its sender why.
+            log.warning(
+                "%s: retained, so it is refused: it would replay at every connect; "
+                "publish without retain",
+                message.topic,
+            )
+            raise MalformedError("retained: it would replay at every connect", logged=True)
+        if levels[:1] == ("set",) and len(levels) == 3 and self._set_bare is not None:
+            if message.payload:
+                self._handle_bare(self._set_bare, *levels[1:], message)
+            return False
+        return self._deliveries(levels, message)
 
-    def _handle_bare(self, pipeline: str, key: str, message: ReceivedMessage) -> None:
+    def _handle_bare(
+        self, set_bare: SetBare, pipeline: str, key: str, message: ReceivedMessage
+    ) -> None:
         """Set a key of a pipeline; answered where there is a response topic.
 
         Raises:
             MalformedError: it cannot be set to that; its sender may read the log only.
         """
-        assert self._set_bare is not None  # noqa: S101 - checked by the caller
         value = _cut(message.payload.decode(errors="replace"))
         words = f"set {shown(pipeline)} {shown(key)} to {shown(value)}"
         try:
-            done = self._set_bare(pipeline, key, message.payload)
+            done = set_bare(pipeline, key, message.payload)
         except AgentError as problem:
             log.warning("%s: refused: %s", words, _cut(str(problem)))
             self._answer(None, message, error=str(problem))
@@ -213,19 +217,6 @@ class Requests:
         if doubts:
             log.warning("set %s %s: %s", shown(pipeline), shown(key), _cut("; ".join(doubts)))
         self._publish(_reply(None, result={"warnings": doubts} if doubts else None), message)
-
-    def _refuse_retained(self, topic: str) -> NoReturn:
-        """Refuse what cannot be answered; the log tells its sender why.
-
-        Raises:
-            MalformedError: always.
-        """
-        log.warning(
-            "%s: retained, so it is refused: it would replay at every connect; "
-            "publish without retain",
-            topic,
-        )
-        raise MalformedError("retained: it would replay at every connect", logged=True)
 
     def _handle_command(self, verb: str, message: ReceivedMessage) -> None:
         """Carry a command out, and answer it.
@@ -257,57 +248,46 @@ class Requests:
                 return
             if any(repeatable == each.repeatable for each in self._waiting):
                 return  # it will be answered
-        command = self._commands[verb]
-        self._finish(command, request, repeatable)
+        self._finish(_Waiting(self._commands[verb], request, repeatable))
 
     def _answer_waiting(self, *, ending: bool = False) -> None:
         """Answer the commands whose outcome has been told; all, when the agent ends."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
-            if ending and not each.later.told:
+            if each.later is not None and ending and not each.later.told:
                 each.later.tell(RequestError(each.later.unfinished))
-            if each.later.told:
-                self._finish(each.command, each.request, each.repeatable, each.later)
-            else:
-                self._waiting.append(each)
+            self._finish(each)
 
-    def _finish(
-        self,
-        command: Command[Any],
-        request: _Request,
-        repeatable: Repeatable | None,
-        later: Later | None = None,
-    ) -> None:
+    def _finish(self, asked: _Waiting) -> None:
         """Carry a command out, or take what was told of it; answer it unless that takes a while."""
-        outcome = self._carry_out(command, request, later)
-        if isinstance(outcome, Later):
-            self._waiting.append(_Waiting(command, request, repeatable, outcome))
+        later = asked.later
+        reply, done = (None, False) if later and not later.told else self._carry_out(asked)
+        if reply is None:
+            self._waiting.append(asked)
             return
-        reply, done = outcome
-        if repeatable is not None:
+        if asked.repeatable is not None:
             # Before it is answered: a requester without an answer asks again.
-            self._memory.add(repeatable, reply, durable=done and command.changes)
-        self._publish(reply, request.message)
+            durable = done and asked.command.changes
+            self._memory.add(asked.repeatable, reply, durable=durable)
+        self._publish(reply, asked.request.message)
 
-    def _carry_out(
-        self, command: Command[Any], request: _Request, later: Later | None
-    ) -> tuple[dict[str, Any], bool] | Later:
-        """Return the reply, and whether the command was carried out; or what tells that."""
+    def _carry_out(self, asked: _Waiting) -> tuple[dict[str, Any] | None, bool]:
+        """Return the reply, None: not yet; and whether the command was carried out."""
+        command, request = asked.command, asked.request
         # Ignored, so that later versions may send more; a slip is told all the same.
         doubts = unknown(command.parameters, request.body, ("schema", "id", "time"))[:MOST_DOUBTS]
         try:
-            result = (
-                later.result() if later else command.run(parse(command.parameters, request.body))
-            )
-            if isinstance(result, Later):
-                return result
-        except RequestError as problem:
-            told = "; ".join([str(problem), *doubts])
-            log.warning("command %s: failed: %s", request, told)
-            return _reply(request.id, error=told), False
+            if asked.later is None:
+                result = command.run(parse(command.parameters, request.body))
+                if isinstance(result, Later):
+                    asked.later = result
+                    return None, False
+            else:
+                result = asked.later.result()
         except AgentError as problem:
-            log.warning("command %s: failed: %s", request, problem)
-            return _reply(request.id, error=str(problem)), False
+            told = [str(problem), *(doubts if isinstance(problem, RequestError) else ())]
+            log.warning("command %s: failed: %s", request, "; ".join(told))
+            return _reply(request.id, error="; ".join(told)), False
         except Exception as problem:
             log.exception("command %s: failed", request)
             error = f"failed by an error of the agent: {problem!r}; its log has the details"
@@ -321,11 +301,7 @@ class Requests:
         return _reply(request.id, result=result), True
 
     def _check(self, request: _Request) -> Repeatable | None:
-        """Check whether a command may be tried; return what to remember it by, if anything.
-
-        Raises:
-            RequestError: it is not even tried.
-        """
+        """Check whether a command may be tried; return what to remember it by, if anything."""
         if request.trouble is not None:
             raise RequestError(request.trouble)
         if request.message.retained:
@@ -353,11 +329,7 @@ class Requests:
 
 
 def _parse(verb: str, message: ReceivedMessage) -> _Request:
-    """Parse the payload of a command.
-
-    Raises:
-        MalformedError: it is not a JSON object, or its id is not a name.
-    """
+    """Parse the payload of a command."""
     too_large = f"larger than {MAX_COMMAND_BYTES} bytes"
     if len(message.payload) > MAX_ANSWERED_BYTES:
         raise MalformedError(too_large)

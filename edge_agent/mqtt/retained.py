@@ -76,12 +76,9 @@ class Retained:
                 if self._file is not None:
                     self._file.save(sorted(now))
             for topic in gone:
-                self._clear(topic)
-
-    def _clear(self, topic: str) -> None:
-        with self._lock:
-            self._published.pop(topic, None)
-            self._send(topic, b"")
+                with self._lock:
+                    self._published.pop(topic, None)
+                    self._send(topic, b"")
 
 
 _MOST = 65_535

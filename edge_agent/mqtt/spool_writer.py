@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,20 +60,10 @@ class _File:
     written: float = float("-inf")
     synced: float = float("-inf")
     damaged: float = float("-inf")
-
-
-class _WriteRate:
-    """When is written, and how many bytes: WRITE_RATE a second, and no more at a time."""
-
-    def __init__(self, period_s: float) -> None:
-        self.period_s = period_s
-        self.budget = float(WRITE_RATE)
-        self._at = time.monotonic()
-
-    def earn(self, now: float) -> None:
-        """Add what the time since the last call allows."""
-        self.budget = min(self.budget + (now - self._at) * WRITE_RATE, float(WRITE_RATE))
-        self._at = now
+    budget: float = WRITE_RATE
+    """Bytes that may be written now: WRITE_RATE a second, and no more at a time."""
+    earned: float = field(default_factory=time.monotonic)
+    """When the budget was raised last."""
 
 
 class SpoolWriter:
@@ -108,7 +98,7 @@ class SpoolWriter:
         self._checked_earlier = False
         """Whether it was checked if an earlier run has left a file."""
         self._file = _File()
-        self._rate = _WriteRate(period_s)
+        self._period_s = period_s
         self._more_work = False
         self._retry_at = float("-inf")
 
@@ -178,14 +168,14 @@ class SpoolWriter:
                 return
             woken = self._work.wait(self._timeout())
             # Gather first: a broker that is back in a moment costs no write.
-            self._closing.wait(self._rate.period_s if woken else 0.0)
+            self._closing.wait(self._period_s if woken else 0.0)
 
     def _timeout(self) -> float | None:
         """Return the seconds after which there is something to do without `wake`."""
         if self.problem is not None:
             return RETRY
         if self._more_work:
-            return self._rate.period_s
+            return self._period_s
         if self._file.unsynced:
             return SYNC
         return IDLE if self._file.opened else None
@@ -324,9 +314,11 @@ class SpoolWriter:
         """Make rows of what the write rate allows, in the order of publishing."""
         from .spool import Row, kind_of, pack
 
-        self._rate.earn(now)
+        file = self._file
+        file.budget = min(file.budget + (now - file.earned) * WRITE_RATE, WRITE_RATE)
+        file.earned = now
         for members in _group(due):
-            if self._rate.budget <= 0 and not last:
+            if file.budget <= 0 and not last:
                 self._more_work = True
                 return
             first = members[0].message
@@ -337,7 +329,7 @@ class SpoolWriter:
                     for m in (member.message for member in members)
                 ]
             )
-            self._rate.budget -= len(body)
+            file.budget -= len(body)
             row = Row(self._file.next_row, kind_of(first), first.topic, len(members), len(body))
             self._file.next_row += 1
             yield Batch(row, first.channel), members, body

@@ -86,7 +86,8 @@ class Subscribing:
 
     def _judge(self) -> bool:
         """Name the worst that there is now; return whether it is another problem than before."""
-        before, late = self.problem, [r for r in self._requests.values() if _is_late(r)]
+        before = self.problem
+        late = [each for each in self._requests.values() if each.seconds >= SILENT_SECONDS]
         if late:
             request = min(late, key=lambda request: not request.own)
             self.problem = (
@@ -102,10 +103,6 @@ class Subscribing:
         elif not self._requests:
             self.problem = None
         return self.problem not in {None, before}
-
-
-def _is_late(request: _Request) -> bool:
-    return request.seconds >= SILENT_SECONDS
 
 
 def _effect(own: bool) -> str:

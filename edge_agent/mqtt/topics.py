@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..core.frozen import record
+
+
+def _named(level: str) -> Callable[[Topics, str], str]:
+    """Return what gives the device's own topic of a name, as of a pipeline."""
+
+    def topic(topics: Topics, name: str) -> str:
+        return f"{topics.root}/{topics.device}/{level}/{name}"
+
+    return topic
 
 
 @record
@@ -12,64 +23,47 @@ class Topics:
     root: str
     device: str
 
-    def _own(self, *levels: str) -> str:
-        return "/".join((self.root, self.device, *levels))
-
     @property
     def status(self) -> str:
-        return self._own("status")
+        return f"{self.root}/{self.device}/status"
 
     @property
     def info(self) -> str:
-        return self._own("info")
+        return f"{self.root}/{self.device}/info"
 
     @property
     def health(self) -> str:
-        return self._own("health")
+        return f"{self.root}/{self.device}/health"
 
     @property
     def config(self) -> str:
-        return self._own("config")
-
-    def result(self, pipeline: str) -> str:
-        return self._own("result", pipeline)
-
-    def event(self, pipeline: str) -> str:
-        return self._own("event", pipeline)
-
-    def answer(self, pipeline: str) -> str:
-        return self._own("answer", pipeline)
-
-    def count(self, pipeline: str) -> str:
-        return self._own("count", pipeline)
-
-    def picture(self, pipeline: str, event: str) -> str:
-        return self._own("picture", pipeline, event)
-
-    def clip(self, pipeline: str, event: str) -> str:
-        return self._own("clip", pipeline, event)
-
-    def snapshot(self, pipeline: str) -> str:
-        return self._own("snapshot", pipeline)
-
-    def pipeline(self, pipeline: str) -> str:
-        return self._own("pipeline", pipeline)
-
-    def source(self, pipeline: str) -> str:
-        return self._own("source", pipeline)
-
-    def model(self, name: str) -> str:
-        return self._own("model", name)
-
-    def push(self, transfer: str) -> str:
-        return self._own("push", transfer)
-
-    def reply(self, request: str) -> str:
-        return self._own("reply", request)
+        return f"{self.root}/{self.device}/config"
 
     @property
     def inbox(self) -> str:
-        return self._own("in")
+        return f"{self.root}/{self.device}/in"
+
+    @property
+    def rollout(self) -> str:
+        """The device's own word on roll-outs."""
+        return f"{self.root}/{self.device}/rollout"
+
+    result = _named("result")
+    event = _named("event")
+    answer = _named("answer")
+    count = _named("count")
+    snapshot = _named("snapshot")
+    pipeline = _named("pipeline")
+    source = _named("source")
+    model = _named("model")
+    push = _named("push")
+    reply = _named("reply")
+
+    def picture(self, pipeline: str, event: str) -> str:
+        return f"{self.root}/{self.device}/picture/{pipeline}/{event}"
+
+    def clip(self, pipeline: str, event: str) -> str:
+        return f"{self.root}/{self.device}/clip/{pipeline}/{event}"
 
     def group_inbox(self, group: str) -> str:
         return f"{self.root}/@{group}/in"
@@ -83,11 +77,6 @@ class Topics:
     def rollouts(self) -> str:
         """Where roll-outs lie retained, for all devices."""
         return rollouts(self.root)
-
-    @property
-    def rollout(self) -> str:
-        """The device's own word on roll-outs."""
-        return self._own("rollout")
 
 
 def packages(root: str) -> str:

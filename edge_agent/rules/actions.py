@@ -1,6 +1,8 @@
 """What is done when a rule fires: messages on other topics, and posts to web servers.
 
-Bounded and retried, in threads of its own: nothing here waits on the way of a frame.
+Bounded and retried, in threads of its own: nothing here waits on the way of a frame. Work for
+servers is done for each of them one after the other, for different ones side by side: a server that
+hangs keeps no other waiting.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from ..config.rules import Action
@@ -20,7 +22,74 @@ from ..core.frozen import record
 from ..core.text import redact
 from ..core.web import exchange
 from ..mqtt import payloads
-from .side_by_side import SideBySide
+
+T = TypeVar("T")
+
+
+class SideBySide(Generic[T]):
+    """Items that wait, and the threads that do them. `run` by one thread; others call the rest."""
+
+    def __init__(self, do: Callable[[T], None], server: Callable[[T], str], most: int) -> None:
+        """Begin with none; *most* may wait, *server* returns whom one is for."""
+        self.closing = threading.Event()
+        self._do = do
+        self._server = server
+        self._most = most
+        self._waiting: deque[T] = deque()
+        self._busy: dict[str, T] = {}
+        """By server: what is being done."""
+        self._changed = threading.Condition()
+
+    def put(self, item: T) -> T | None:
+        """Append an item; return the oldest where it has to give way."""
+        with self._changed:
+            oldest = self._waiting.popleft() if len(self._waiting) >= self._most else None
+            self._waiting.append(item)
+            self._changed.notify()
+        return oldest
+
+    def run(self) -> None:
+        """Do what waits, until closed and nothing waits."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._next() is not None or self._is_over)
+                item = self._next()
+                if item is None:
+                    return
+                self._waiting.remove(item)
+                self._busy[self._server(item)] = item
+            doing = threading.Thread(target=self._carry_out, args=(item,), daemon=True)
+            try:
+                doing.start()
+            except RuntimeError:  # there is no room for another thread
+                self._carry_out(item)
+
+    def _next(self) -> T | None:
+        """Return the oldest item for a server that has time for it."""
+        return next((each for each in self._waiting if self._server(each) not in self._busy), None)
+
+    @property
+    def _is_over(self) -> bool:
+        return self.closing.is_set() and not self._waiting
+
+    def _carry_out(self, item: T) -> None:
+        try:
+            self._do(item)
+        finally:
+            with self._changed:
+                del self._busy[self._server(item)]
+                self._changed.notify()
+
+    def close(self, seconds: float) -> list[T]:
+        """End, once all is done, after so long at the latest; return what is not."""
+        self.closing.set()
+        with self._changed:
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_over and not self._busy, seconds)
+            left, self._waiting = [*self._busy.values(), *self._waiting], deque()
+            self._changed.notify_all()
+        return left
+
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +159,10 @@ class Actions:
     def act(self, action: Action, payload: Mapping[str, Any]) -> None:
         """Carry out an action soon."""
         if action.http is not None:
-            self._put_post(_Post(action.http, payloads.encode(payload), str(payload["rule"])))
+            post = _Post(action.http, payloads.encode(payload), str(payload["rule"]))
+            oldest = self._posts.put(post)
+            if oldest is not None:
+                self._give_up(f"{redact(oldest.url)}: too many events wait for it", oldest.url)
             return
         told = {**payload.get("anomaly", {}), **payload}
         values = {**told, "label": _topic_safe(str(payload.get("label", "")))}
@@ -121,11 +193,6 @@ class Actions:
             else:
                 self._give_up(f"publish {topic}: the broker was away", MESSAGES)
             self._messages.popleft()
-
-    def _put_post(self, post: _Post) -> None:
-        oldest = self._posts.put(post)
-        if oldest is not None:
-            self._give_up(f"{redact(oldest.url)}: too many events wait for it", oldest.url)
 
     # The thread, and those of single posts
 

@@ -18,8 +18,8 @@ from ..config.templates import fill
 from ..core.errors import WebError
 from ..core.frozen import record
 from ..mqtt import payloads
+from .actions import SideBySide
 from .servers import Answer, Question, ask
-from .side_by_side import SideBySide
 
 log = logging.getLogger(__name__)
 

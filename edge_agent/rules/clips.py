@@ -129,7 +129,12 @@ class Clips:
                 over = self._write(each) or last
                 if over and each.writer is not None:
                     each.writer.close()
-                    self._keep(each)
+                    kept = each.folder / f"{each.event}{KEPT['clip']}"
+                    each.part.replace(kept)
+                    self._failing.begins(False)
+                    self._problem = None
+                    keep_mb = self._settings().evidence.keep_mb
+                    self.evidence.added(kept.stat().st_size, keep_mb)
                 elif over:
                     self._report(NO_PACKETS)
             except (AgentError, OSError) as problem:
@@ -157,13 +162,6 @@ class Clips:
             recording.writer.write(packet)
             recording.number = packet.number + 1
         return time.monotonic() > recording.until + POLL_SECONDS
-
-    def _keep(self, recording: _Recording) -> None:
-        kept = recording.folder / f"{recording.event}{KEPT['clip']}"
-        recording.part.replace(kept)
-        self._failing.begins(False)
-        self._problem = None
-        self.evidence.added(kept.stat().st_size, self._settings().evidence.keep_mb)
 
     def _report(self, problem: str) -> None:
         """Log the first failure of a row; it stays in health until a clip is kept."""

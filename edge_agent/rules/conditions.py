@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from ..config.rule_kinds import kind_of
 from ..config.rules import Rule
 from ..core.types import Outcome
-from .event import Why
-from .event_log import UPDATE_SECONDS, EventLog, OngoingEvent
+from .event import UPDATE_SECONDS, EventLog, OngoingEvent, Why
 
 Change = Literal["begin", "end"]
 KNOWN = 2

@@ -25,10 +25,8 @@ from ..runtime.pipelines.sinks import Sinks
 from .actions import MESSAGES, Actions
 from .asking import Asking
 from .clips import Clips
-from .combined import CombinedRules
-from .engines import RuleEngines
-from .event import Event, payload
-from .event_log import Holds, always
+from .engines import CombinedRules, RuleEngines
+from .event import Event, Holds, always, payload
 from .journal import Entry, Journal, Payload
 from .pictures import Evidence, render
 from .totals import TotalsFile

@@ -277,11 +277,7 @@ def _parse(content: Mapping[str, Any]) -> _Left:
 
 
 def _checked(content: Any) -> Payload:
-    """Return a message, if it can be one.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return a message, if it can be one."""
     payload = dict(content)
     # All of them become levels of topics.
     if not all(is_name(payload[key]) for key in ("event", "rule", "pipeline")):

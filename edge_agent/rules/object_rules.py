@@ -5,36 +5,24 @@ Each class looks at the view of one result, and at the objects that are given up
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..config.rule_kinds import rules_by_trigger
 from ..config.settings import Pipeline
-from .event import Why
-from .event_log import EventLog, OngoingEvent
+from .event import EventLog, OngoingEvent, Why
 from .geometry import Gates, where
 from .motion import Slots
-from .occupancy import NEEDED
-from .tracked import TrackedObjects, View
-
-
-class Totals(Protocol):
-    """Counts what crosses lines, for good."""
-
-    def add(self, line: str, way: str, label: str) -> None:
-        """Count one crossing, `in` or `out`."""
-
-    def of(self, lines: Iterable[str]) -> Mapping[str, Any]:
-        """Return under `lines` the totals of these lines, by way and label."""
+from .occupancy import NEEDED, TrackedObjects, View
+from .totals import LineTotals
 
 
 class Crossings:
     """Counts what crosses lines, and tells of it where rules ask for it."""
 
     def __init__(
-        self, settings: Pipeline, objects: TrackedObjects, log: EventLog, totals: Totals
+        self, settings: Pipeline, objects: TrackedObjects, log: EventLog, totals: LineTotals
     ) -> None:
         self._objects = objects
         self._log = log

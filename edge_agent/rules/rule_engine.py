@@ -16,10 +16,10 @@ from ..config.settings import Pipeline
 from ..core.types import Detections, Outcome, Sample
 from ..runtime.pipelines.sinks import Shape
 from .conditions import Conditions
-from .event import Event, Why
-from .event_log import UPDATE_SECONDS, EventLog, Holds, always
-from .object_rules import Crossings, Moves, Stays, Totals
-from .tracked import TrackedObjects, View
+from .event import UPDATE_SECONDS, Event, EventLog, Holds, Why, always
+from .object_rules import Crossings, Moves, Stays
+from .occupancy import TrackedObjects, View
+from .totals import LineTotals
 from .tracker import LOWEST_SCORE
 
 FIRST_SECONDS = 1 / 30
@@ -38,7 +38,7 @@ class RuleEngine:
         lossless: bool,
         name_event: Callable[[], str],
         emit: Callable[[Sequence[Event]], None],
-        totals: Totals,
+        totals: LineTotals,
         holds: Holds = always,
     ) -> None:
         """Start with nothing seen.

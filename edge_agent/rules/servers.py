@@ -253,11 +253,7 @@ def _tls(server: Server) -> ssl.SSLContext | None:
 
 
 def _checked(server: Server, reply: WebReply) -> WebReply:
-    """Return an answer that is one.
-
-    Raises:
-        WebError: the server refuses; with its own words, if it has some.
-    """
+    """Return an answer that is one."""
     if reply.trouble is None:
         return reply
     why = reply.trouble

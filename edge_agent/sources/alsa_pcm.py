@@ -102,11 +102,7 @@ class Microphone:
         return [Rows(data, time_ns, since, rate_hz=float(self._rate), gap=gap)]
 
     def _recover(self, code: int) -> None:
-        """Go on after an overrun or a suspended machine, which have cost sound.
-
-        Raises:
-            SourceError: the device is gone.
-        """
+        """Go on after an overrun or a suspended machine, which have cost sound."""
         if code not in {-errno.EPIPE, -errno.ESTRPIPE, -errno.EINTR}:
             self._check(code, "is lost")
         self._overrun = True
@@ -128,11 +124,7 @@ class Microphone:
 
 @cache
 def _library() -> Any:
-    """Load ALSA's library.
-
-    Raises:
-        SourceError: it is not installed.
-    """
+    """Load ALSA's library."""
     try:
         asound = ctypes.CDLL(LIBRARY)
     except OSError:

@@ -229,15 +229,11 @@ def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Devi
 
 
 def _set_mode(spec: SourceSpec, node: Path, capture: Any, cv2: Any) -> None:
-    """Have a device give pictures of the size, rate and format that are asked for.
-
-    Raises:
-        SourceError: it offers others, which the error lists.
-    """
+    """Have a device give pictures of the size, rate and format that are asked for."""
     size, fps, format_ = (spec.options[key] for key in ("size", "fps", "format"))
     if not capture.isOpened() or not (size or fps or format_):
         return
-    from .v4l2_modes import choose, modes, shown
+    from .v4l2 import choose, modes, shown
 
     offered = modes(node)
     taken = format_ or choose(offered, size, fps)

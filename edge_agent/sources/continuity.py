@@ -211,9 +211,6 @@ class Continuity:
             limit = max(USUAL * median(self._steps), least)
         gap = limit is not None and silence > limit
         if not gap:
-            self._learn(passed, count)
+            self._steps.append(passed)
+            self._per_row.append(passed / count)
         return gap
-
-    def _learn(self, passed: float, count: int) -> None:
-        self._steps.append(passed)
-        self._per_row.append(passed / count)

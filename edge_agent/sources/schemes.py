@@ -17,18 +17,8 @@ Options = Mapping[str, Any]
 """Values of all options of a form, by name."""
 PICTURES = frozenset(
     {
-        ".bmp",
-        ".jfif",
-        ".jpe",
-        ".jpeg",
-        ".jpg",
-        ".pbm",
-        ".pgm",
-        ".png",
-        ".ppm",
-        ".tif",
-        ".tiff",
-        ".webp",
+        *(".bmp", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif"),
+        *(".tiff", ".webp"),
     }
 )
 """Suffixes of picture files, in lower case."""

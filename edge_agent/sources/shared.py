@@ -184,19 +184,14 @@ class Shared:
         if reader is not None:
             reader.context.alive()
 
-    @property
-    def _limit(self) -> float:
-        return OPEN_SECONDS if self.producer is None and self._live else self._stall
-
-    def _hung(self) -> bool:
-        return self._reader is not None and time.monotonic() - self._since > self._limit
-
     def hangs(self) -> bool:
         """Whether its driver hangs; it is lost then, without the thread that is in there."""
         with self._changed:
-            if not self.ended and self._hung() and self._reader is not None:
+            limit = OPEN_SECONDS if self.producer is None and self._live else self._stall
+            hangs = time.monotonic() - self._since > limit
+            if not self.ended and hangs and self._reader is not None:
                 self.kept.stuck.add(self._reader)
-                self._end(SourceError(silence(self._limit)))
+                self._end(SourceError(silence(limit)))
             return self.ended
 
     def wait(self, tap: Tap) -> bool:

@@ -29,7 +29,7 @@ SLACK = 1.0
 
 
 class Topics(Protocol):
-    """The messages that others publish, by topic. See `mqtt.feeds`."""
+    """The messages that others publish, by topic. See `mqtt.subscriptions`."""
 
     def open(self, topic: str, put: Callable[[bytes], None]) -> None:
         """Hand the payloads of a topic to *put*, which must not wait."""

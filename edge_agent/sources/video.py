@@ -85,7 +85,11 @@ class Video:
         decoder.options = {"max_pixels": str(MAX_PIXELS)}
         if keys:
             decoder.flags |= Flags.low_delay  # without the frames between, none is late
-        self._check_size(decoder.width, decoder.height)
+        try:
+            check_size(self._name, decoder.width, decoder.height)
+        except SourceError:
+            self._container.close()
+            raise
         self._decoder = HARDWARE.decoder(decoder, name, decode) or decoder
         self._converter = VideoReformatter()
         self._frames = self._decoded()
@@ -173,13 +177,6 @@ class Video:
                 yield SampleError(f"{self._name}: a frame cannot be decoded: {problem.strerror}")
             else:
                 yield from frames
-
-    def _check_size(self, width: int, height: int) -> None:
-        try:
-            check_size(self._name, width, height)
-        except SourceError:
-            self._container.close()
-            raise
 
     def _refusal(self, why: str) -> SourceError:
         self._container.close()

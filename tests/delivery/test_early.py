@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 
 from edge_agent.core.errors import EngineError, ModelError
 from edge_agent.core.types import Tensors, TensorSpec
-from edge_agent.delivery.early.cuts import Cutter
 from edge_agent.delivery.early.follow import unpack_early
-from edge_agent.delivery.early.growing_file import PROGRESS, GrowingFile, UnfitError
-from edge_agent.delivery.early.onnx_stream import OnnxFile
-from edge_agent.delivery.early.stages import StagedNetwork
+from edge_agent.delivery.early.onnx_stream import PROGRESS, GrowingFile, OnnxFile, UnfitError
+from edge_agent.delivery.early.stages import Cutter, StagedNetwork
 from edge_agent.delivery.trial.process import TrialProcess, run_trial
 from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.models.files.protobuf import DamagedError
 from edge_agent.models.manifest import load
 from edge_agent.models.packages.build import Package, make
 from edge_agent.models.store.incoming import Incoming
@@ -305,7 +304,7 @@ def test_what_does_not_fit_is_named_and_waits(
         network = OnnxFile(file.data, 0, len(content))
         StagedNetwork(file.data, network, ORT).infer(inputs_of)
 
-    with pytest.raises((UnfitError, EngineError)):
+    with pytest.raises((UnfitError, EngineError, DamagedError)):
         run()
 
 

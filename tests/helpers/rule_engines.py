@@ -20,6 +20,7 @@ from edge_agent.mqtt.topics import Topics
 from edge_agent.rules.dispatcher import EventDispatcher
 from edge_agent.rules.event import Event
 from edge_agent.rules.rule_engine import RuleEngine
+from edge_agent.rules.totals import LineTotals
 from edge_agent.runtime.pipelines.mqtt_sink import MqttSink
 from edge_agent.runtime.pipelines.sinks import Sinks
 from edge_agent.runtime.pipelines.status import Identity
@@ -58,7 +59,7 @@ class Stage:
         anchor: Any = "bottom",
     ) -> None:
         self.events: list[Event] = []
-        self.crossed: Counter[tuple[str, str, str]] = Counter()
+        self.totals = LineTotals(None)
         self.period = 1 / rate
         self.now = 100.0
         self.seq = 0
@@ -83,19 +84,20 @@ class Stage:
             lossless=lossless,
             name_event=lambda: f"e{next(names)}",
             emit=self.events.extend,
-            totals=self,
+            totals=self.totals,
         )
 
-    def add(self, line: str, way: str, label: str) -> None:
-        """Count a crossing, as the totals do."""
-        self.crossed[line, way, label] += 1
-
-    def of(self, lines: Iterable[str]) -> dict[str, Any]:
-        """Give the totals, as the totals do."""
-        found: dict[str, Any] = {line: {"in": {}, "out": {}} for line in lines}
-        for (line, way, label), number in self.crossed.items():
-            found[line][way][label] = number
-        return {"lines": found}
+    @property
+    def crossed(self) -> Counter[tuple[str, str, str]]:
+        """What the totals have counted, by line, way and label."""
+        return Counter(
+            {
+                (line, way, label): number
+                for line, ways in self.totals.content()["lines"].items()
+                for way, counts in ways.items()
+                for label, number in counts.items()
+            }
+        )
 
     def show(self, *boxes: Box, weak: Sequence[Box] = (), wait: float | None = None) -> Detections:
         """Show boxes in the next frame; gives the detections as they are published."""

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.core.errors import SourceError
-from edge_agent.sources.v4l2 import Devices
-from edge_agent.sources.v4l2_modes import Mode, choose, modes, shown
+from edge_agent.sources.v4l2 import Devices, Mode, choose, modes, shown
 
 STANDING = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random")
 """Devices that every machine has; they lend their numbers to /dev/video0 and so on."""

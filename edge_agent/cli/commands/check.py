@@ -207,7 +207,7 @@ class _PipelineCheck:
                 raise UsageError(why)
             height, width = reading.data.shape[:2]
             if spec.scheme.name == "v4l2":
-                from ...sources.v4l2_modes import modes, shown
+                from ...sources.v4l2 import modes, shown
 
                 offered = f"offers {shown(modes(spec.local))}"
                 self._report.line("note", f"{self._subject} source", offered)

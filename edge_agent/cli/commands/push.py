@@ -15,8 +15,7 @@ from ...core.errors import AgentError, BrokerError, UsageError
 from ...core.names import version_key
 from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
-from ...delivery.retained_package import RetainedPackage
-from ...delivery.sender import Progress, Sender, block_bytes
+from ...delivery.sender import Progress, RetainedPackage, Sender, block_bytes
 from ...models.importing import BARE, file_of, import_model, import_tar
 from ...models.packages.blocks import CUT
 from ...models.packages.build import Package, make, open_package

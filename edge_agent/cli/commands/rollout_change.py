@@ -10,7 +10,7 @@ from typing import Any
 from ...core.errors import AgentError, MalformedError
 from ...core.text import printable
 from ...delivery.plan import Plan, read, ring_of, seal
-from ...delivery.retained_package import remove
+from ...delivery.sender import remove
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.topics import rollouts

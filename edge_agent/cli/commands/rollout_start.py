@@ -18,8 +18,7 @@ from ...core.frozen import record
 from ...core.schema import build, read_toml
 from ...core.text import counted, printable
 from ...delivery.plan import MAX_BYTES, Gate, Plan, Wave, seal, trouble_of
-from ...delivery.retained_package import RetainedPackage
-from ...delivery.sender import block_bytes
+from ...delivery.sender import RetainedPackage, block_bytes
 from ...models.importing import import_model
 from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private

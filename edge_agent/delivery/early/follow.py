@@ -19,9 +19,9 @@ from ...core.errors import AgentError
 from ...core.types import Array, Tensors
 from ...inference.engines.engine import EngineChoice
 from ...inference.engines.ort import label_of
+from ...models.files.protobuf import DamagedError
 from ...models.packages.ustar import TarReader
-from .growing_file import GrowingFile, UnfitError
-from .onnx_stream import OnnxFile
+from .onnx_stream import GrowingFile, OnnxFile, UnfitError
 from .stages import Frame, StagedNetwork
 
 MAX_EARLY_BYTES = 16 * 2**20
@@ -74,7 +74,7 @@ def follow(
         network = StagedNetwork(data, file, EngineChoice(**question["choice"]))
         found.inputs, found.outputs = network.infer(frame)
         found.first_at, found.stages = time.monotonic(), network.built
-    except AgentError as problem:
+    except (AgentError, DamagedError) as problem:
         found.why = str(problem)
     except Exception as problem:  # noqa: BLE001 - whatever it is, the complete model decides
         found.why = reason(problem)

@@ -1,5 +1,8 @@
 """An ONNX file read from its front, as it arrives: its nodes, then its weights one by one.
 
+Another process fills the file of the transfer: a read waits until its bytes are there. Only what
+the writer has authenticated counts as there; it says how much that is in `PROGRESS`.
+
 Writers of protocol buffers put fields in the order of their numbers, so nodes come before weights;
 what the network takes and gives comes behind them, and is looked for in the file's last bytes,
 which are asked for early. What is found there is compared when the file is whole.
@@ -9,11 +12,15 @@ Source: onnx.proto.
 
 from __future__ import annotations
 
+import mmap
+import os
+import socket
+import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
+from ...core.errors import AgentError
 from ...core.types import TensorSpec
 from ...models.files import onnx_schema as proto
 from ...models.files.onnx_reader import (
@@ -28,7 +35,64 @@ from ...models.files.onnx_reader import (
     read_value,
 )
 from ...models.files.protobuf import DamagedError, Field, fields
-from .growing_file import GrowingFile, UnfitError
+
+PROGRESS = struct.Struct("<Q?")
+"""Bytes from the beginning that are there, and whether those are there that were wished for."""
+
+
+class UnfitError(AgentError):
+    """A model that cannot be run while it arrives; nothing is wrong with it."""
+
+
+class GrowingFile:
+    """The members of a package, in the file of its transfer. Used by one thread."""
+
+    def __init__(self, progress: socket.socket) -> None:
+        """Map the file, which may have lost its name.
+
+        *progress* brings its descriptor, then how far it is, in records of `PROGRESS`. It has its
+        full length from the beginning.
+        """
+        _, (descriptor,), _, _ = socket.recv_fds(progress, PROGRESS.size, 1)
+        try:
+            self.length = os.fstat(descriptor).st_size
+            self.buffer = mmap.mmap(descriptor, self.length, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+        self._progress = progress
+        self._have = 0
+        self._wish = (0, 0)
+        self._granted = False
+
+    def wish(self, start: int, stop: int) -> None:
+        """Record which bytes are to come before their turn; once."""
+        self._wish = (start, stop)
+
+    def wait(self, start: int, stop: int) -> None:
+        """Wait until some bytes are there.
+
+        Raises:
+            UnfitError: they lie outside the file, or will not come.
+        """
+        if not 0 <= start <= stop <= self.length:
+            raise UnfitError(f"bytes {start} to {stop} of {self.length}")
+        wished = self._wish[0] <= start and stop <= self._wish[1]
+        while not (stop <= self._have or (wished and self._granted)):
+            record = self._progress.recv(PROGRESS.size)
+            if not record:
+                raise UnfitError("the rest of it did not come")
+            have, granted = PROGRESS.unpack(record)
+            self._have = max(self._have, have)
+            self._granted |= granted
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return some bytes, as soon as they are there."""
+        self.wait(start, stop)
+        return self.buffer[start:stop]
+
+    def __getitem__(self, place: slice, /) -> bytes:
+        return self.read(place.start, place.stop)
+
 
 MAX_GRAPH_BYTES = 4 * 2**20
 """Of all nodes: what an engine's parser makes of them is 40 times as much at the worst."""
@@ -49,19 +113,12 @@ class Ends:
     opsets: bytes
 
 
-@contextmanager
-def _unfit_if_damaged() -> Iterator[None]:
-    """Raise UnfitError for bytes that are not a message."""
-    try:
-        yield
-    except DamagedError as problem:
-        raise UnfitError(str(problem)) from None
-
-
 class OnnxFile:
-    """A file on its way; to be read in this order: nodes, ends, tensors."""
+    """A file on its way; to be read in this order: nodes, ends, tensors.
 
-    @_unfit_if_damaged()
+    What is no message of protocol buffers raises DamagedError.
+    """
+
     def __init__(self, data: GrowingFile, begin: int, end: int) -> None:
         """Wait for the first bytes of the file that lies in *data* from *begin* to *end*.
 
@@ -92,7 +149,6 @@ class OnnxFile:
         """The bytes that `ends` needs."""
         return max(self.graph[0], self.graph[1] - TAIL_BYTES), self.end
 
-    @_unfit_if_damaged()
     def nodes(self) -> list[Node]:
         """Wait for all nodes.
 
@@ -122,7 +178,6 @@ class OnnxFile:
             raise UnfitError(f"operator {node.domain}.{node.operator} is none of the standard's")
         return node
 
-    @_unfit_if_damaged()
     def ends(self) -> Ends:
         """Wait for what the network takes and gives, without its weights.
 
@@ -153,22 +208,20 @@ class OnnxFile:
         Raises:
             UnfitError: something else is among them, or *ends* was no more than a resemblance.
         """
-        with _unfit_if_damaged():
-            last = self._first
-            while last is not None and last.number == proto.GRAPH_INITIALIZER:
-                tensor = read_tensor(self._data, (last.begin, last.end))
-                if tensor.external or tensor.is_external:
-                    raise UnfitError("its weights lie in another file")
-                self._data.wait(last.start, last.end)
-                if tensor.name in ends.inputs:
-                    raise UnfitError("its weights are inputs, too")
-                yield tensor
-                last = next(self._walk, None)
-            if last is None or last.start != ends.start:
-                raise UnfitError("its parts come in another order")
+        last = self._first
+        while last is not None and last.number == proto.GRAPH_INITIALIZER:
+            tensor = read_tensor(self._data, (last.begin, last.end))
+            if tensor.external or tensor.is_external:
+                raise UnfitError("its weights lie in another file")
+            self._data.wait(last.start, last.end)
+            if tensor.name in ends.inputs:
+                raise UnfitError("its weights are inputs, too")
+            yield tensor
+            last = next(self._walk, None)
+        if last is None or last.start != ends.start:
+            raise UnfitError("its parts come in another order")
 
 
-@_unfit_if_damaged()
 def declared(name: str, field: bytes) -> TensorSpec:
     """Read the declaration of an input or output of a network.
 
@@ -187,12 +240,7 @@ _TAG_INPUT = bytes([proto.GRAPH_INPUT << 3 | 2])
 
 
 def _values(data: bytes) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Read inputs and outputs, if *data* is nothing but what follows the weights.
-
-    Raises:
-        UnfitError: it is not.
-        DamagedError, UnicodeEncodeError: likewise.
-    """
+    """Read inputs and outputs, if *data* is nothing but what follows the weights."""
     found: dict[int, dict[str, bytes]] = {proto.GRAPH_INPUT: {}, proto.GRAPH_OUTPUT: {}}
     for field in fields(data, 0, len(data)):
         if field.number not in proto.GRAPH_AFTER_WEIGHTS:

@@ -1,22 +1,203 @@
-"""A network that is built in stages while its weights arrive, and run as they are built."""
+"""A network that is cut into stages while its weights arrive, and run as they are built.
+
+An engine fuses operations that follow each other, and fused ones round differently. So a cut goes
+only where nothing would be fused; this is checked when the network is complete.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from ...core.types import Array, Tensors, TensorSpec
+from ...inference.dataflow import Dataflow
 from ...inference.engines.engine import EngineChoice, check_inputs
 from ...inference.engines.ort import specs as specs_of
 from ...inference.engines.ort_session import Stage, open_session, run_stages, session_config
 from ...models.files import onnx_schema as proto
 from ...models.files.external_weights import externalized
-from ...models.files.onnx_reader import Tensor
+from ...models.files.onnx_reader import Node, Tensor
 from ...models.files.protobuf import message, numeral
-from .cuts import CutStage, Cutter
-from .growing_file import GrowingFile, UnfitError
-from .onnx_stream import OnnxFile, declared
+from .onnx_stream import GrowingFile, OnnxFile, UnfitError, declared
+
+WIDEST = 3
+"""Tensors that may cross a cut."""
+LEAST_BYTES = 512 * 1024
+"""A smaller stage costs more to set up than it saves."""
+STAGES = 8
+
+# Nothing is fused to the output of these …
+_CLOSED = frozenset(
+    {
+        *("Add", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "LayerNormalization"),
+        *("LeakyRelu", "MaxPool", "Relu", "Sum"),
+    }
+)
+# … unless it is one of these.
+_JOINS = frozenset(
+    {
+        *("AveragePool", "BatchNormalization", "Cast", "Clip", "Div", "Elu", "Erf", "Gelu"),
+        *("GlobalAveragePool", "HardSigmoid", "HardSwish", "LayerNormalization", "LeakyRelu"),
+        *("Mul", "Pow", "QuantizeLinear", "ReduceMean", "Relu", "Sigmoid", "Softmax", "Sub"),
+        "Tanh",
+    }
+)
+
+
+class CutStage(NamedTuple):
+    """Nodes that are run together."""
+
+    nodes: tuple[int, ...]
+    """Their numbers, rising."""
+    inputs: tuple[str, ...]
+    """Tensors from before: inputs of the network, or outputs of stages before."""
+    outputs: tuple[str, ...]
+    """Tensors for later: outputs of the network, or inputs of later stages."""
+    weights: tuple[str, ...]
+
+
+class _Needs(NamedTuple):
+    """What a node needs, through all nodes that are folded into it."""
+
+    tensors: frozenset[str]
+    """From other nodes, and from outside."""
+    weights: frozenset[str]
+    nodes: frozenset[int]
+    """Itself and those that are folded into it."""
+
+
+class Cutter:
+    """Cuts one network, stage by stage, as its weights arrive."""
+
+    def __init__(
+        self, nodes: Sequence[Node], inputs: Iterable[str], outputs: Iterable[str]
+    ) -> None:
+        """Index a graph: its *nodes* in order of execution, names of what it takes and gives."""
+        self._nodes = nodes
+        self._end = len(nodes)
+        self._inputs, self._outputs = frozenset(inputs), frozenset(outputs)
+        self._maker = {name: index for index, node in enumerate(nodes) for name in node.outputs}
+        self._folded = self._find_folded()
+        self._needs = [self._reach(index) for index in range(len(nodes))]
+        self._flow = Dataflow(
+            self._inputs,
+            self._outputs,
+            [
+                () if index in self._folded else sorted(needs.tensors)
+                for index, needs in enumerate(self._needs)
+            ],
+            [() if index in self._folded else node.outputs for index, node in enumerate(nodes)],
+        )
+        self._places = self._find_places()
+        self._begin = 0
+        self._next = 0
+        """The first node that is not known to have all its weights."""
+        self._size = 0
+        """Bytes of weights from `_begin` to there."""
+        self._seen: set[str] = set()
+
+    def _find_folded(self) -> set[int]:
+        """Find the nodes that go with those that need them: constants, and what undoes eight bits.
+
+        An engine computes the first at load; the second it takes into the operation itself.
+        """
+        varies = set(self._inputs)
+        folded = set()
+        for index, node in enumerate(self._nodes):
+            if not varies.intersection(node.inputs):
+                folded.add(index)
+                continue
+            varies.update(node.outputs)
+            if node.operator == "DequantizeLinear" and not self._outputs.intersection(node.outputs):
+                folded.add(index)
+        return folded
+
+    def _reach(self, index: int) -> _Needs:
+        tensors, weights, nodes = set(), set(), {index}
+        waiting = [index]
+        while waiting:
+            for name in self._nodes[waiting.pop()].inputs:
+                maker = self._maker.get(name)
+                if name in self._inputs:
+                    tensors.add(name)
+                elif maker is None:
+                    weights.add(name)
+                elif maker not in self._folded:
+                    tensors.add(name)
+                elif maker not in nodes:
+                    nodes.add(maker)
+                    waiting.append(maker)
+        weights.discard("")  # an input that may be left out, and is
+        return _Needs(frozenset(tensors), frozenset(weights), frozenset(nodes))
+
+    def _find_places(self) -> set[int]:
+        """Find the nodes before which nothing would be fused that is cut apart."""
+        return {
+            place
+            for place, alive in enumerate(self._flow.alive()[: self._end])
+            if place > 0
+            and place not in self._folded
+            and 0 < len(alive) <= WIDEST
+            and all(self._is_open(name, place) for name in alive)
+        }
+
+    def _is_open(self, name: str, place: int) -> bool:
+        """Whether the engine fuses nothing across a tensor."""
+        if name in self._inputs:
+            return True
+        maker = self._nodes[self._maker[name]].operator
+        if maker == "QuantizeLinear":
+            return True
+        users = [self._nodes[user] for user in self._flow.users[name] if place <= user < self._end]
+        return maker in _CLOSED and not any(
+            user.operator in _JOINS or self._adds_to_convolution(user) for user in users
+        )
+
+    def _adds_to_convolution(self, node: Node) -> bool:
+        """Whether the engine fuses a node into a convolution, where both are in one stage."""
+        return node.operator in {"Add", "Sum"} and any(
+            self._nodes[self._maker[name]].operator == "Conv"
+            for name in node.inputs
+            if name in self._maker
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether all nodes are in stages."""
+        return self._begin == self._end
+
+    def next(self, here: Mapping[str, int], left: int, total: int) -> CutStage | None:
+        """Cut off the next stage, if enough for one is here.
+
+        *here* has the bytes of the weights that have arrived, *left* those of the file that have
+        not.
+        """
+        # Ever smaller toward the end: what is left to build when the last byte arrives is short.
+        wanted = max(LEAST_BYTES, min(total // STAGES, left // 2))
+        while self._next < self._end:
+            index = self._next
+            if index not in self._folded:
+                if self._size >= wanted and index in self._places:
+                    return self._cut(index)
+                weights = self._needs[index].weights
+                if any(name not in here for name in weights):
+                    return None
+                self._size += sum(here[name] for name in weights - self._seen)
+                self._seen |= weights
+            self._next += 1
+        return None if self.done else self._cut(self._end)
+
+    def _cut(self, end: int) -> CutStage:
+        cut = self._flow.cut(self._begin, end)
+        own = [self._needs[n] for n in range(self._begin, end) if n not in self._folded]
+        nodes = sorted({index for needs in own for index in needs.nodes})
+        weights = sorted({name for needs in own for name in needs.weights})
+        self._begin, self._size = end, 0
+        self._seen.clear()
+        return CutStage(tuple(nodes), cut.inputs, cut.outputs, tuple(weights))
+
 
 _DATA = "arriving"
 """The name of the arriving file in the graphs."""
@@ -103,8 +284,10 @@ class StagedNetwork:
         nodes = (self._nodes[index].field for index in cut.nodes)
         parts = [self._data.read(field.start, field.end) for field in nodes]
         parts.append(message(proto.GRAPH_NAME, b"stage"))
-        weights = (self._tensor(here[name]) for name in cut.weights)
-        parts += [message(proto.GRAPH_INITIALIZER, tensor) for tensor in weights]
+        for tensor in (here[name] for name in cut.weights):
+            outside = externalized(self._data, tensor, _DATA)
+            data = self._data.read(*tensor.span) if outside is None else outside
+            parts.append(message(proto.GRAPH_INITIALIZER, data))
         parts += [known[name] for name in cut.inputs]
         for name in cut.outputs:
             # Of what goes on to other stages the engine works the type out by itself.
@@ -113,10 +296,6 @@ class StagedNetwork:
             parts.append(whole or message(proto.GRAPH_OUTPUT, named))
         graph = message(proto.MODEL_GRAPH, b"".join(parts))
         return self._file.front + graph + self._ends.opsets
-
-    def _tensor(self, tensor: Tensor) -> bytes:
-        outside = externalized(self._data, tensor, _DATA)
-        return self._data.read(*tensor.span) if outside is None else outside
 
 
 def _value(spec: TensorSpec) -> bytes:

@@ -45,7 +45,7 @@ class Admission:
     def __init__(self, store: Store, library: Library, identity: DeviceIdentity) -> None:
         self._store = store
         self._library = library
-        self._identity = identity
+        self.identity = identity
 
     def check(self, header_bytes: bytes, signature: bytes | None) -> PackageHeader | None:
         """Return the header of a package that may come in; None: not before the clock is set.
@@ -53,7 +53,7 @@ class Admission:
         Raises:
             ModelError: it may not.
         """
-        identity = self._identity
+        identity = self.identity
         verify_header(
             header_bytes, signature, identity.trusted(), allow_unsigned=identity.allow_unsigned()
         )
@@ -61,19 +61,15 @@ class Admission:
         check_targets(
             header, device=identity.device, profile=identity.profile, groups=identity.groups()
         )
-        if check_expiry(header, now=datetime.now(UTC), credible=self.clock_is_set()) == "wait":
+        if check_expiry(header, now=datetime.now(UTC), credible=identity.credible()) == "wait":
             return None
         self.check_not_older(header.name, header.version)
         return header
 
-    def clock_is_set(self) -> bool:
-        """Whether the clock may be right: by the same rule as in results and health."""
-        return self._identity.credible()
-
     def check_unsigned(self) -> None:
         """Raise ModelError if a package without a header may not come in."""
-        if not self._identity.allow_unsigned():
-            verify_header(b"", None, self._identity.trusted(), allow_unsigned=False)
+        if not self.identity.allow_unsigned():
+            verify_header(b"", None, self.identity.trusted(), allow_unsigned=False)
 
     def check_not_older(self, name: str, version: str) -> None:
         """Raise ModelError if something higher has been accepted, in the store or elsewhere."""
@@ -116,7 +112,7 @@ class Admission:
             return False
         other = "with other content"
         if self._store.transfer(name, version) == transfer or self._is_same(header):
-            kept, wanted = variant_kept(place) or "", chosen(header.variants, self._identity.here)
+            kept, wanted = variant_kept(place) or "", chosen(header.variants, self.identity.here)
             if not header.variants or kept == wanted:
                 return True
             other = f"as {variant_words(kept)}, and is to be {variant_words(wanted)} now"
@@ -139,18 +135,13 @@ class Admission:
             return False
         return known.blocks_sha256 == header.blocks_sha256
 
-    @property
-    def here(self) -> tuple[str, ...]:
-        """The variants that suit this device, the most specific first."""
-        return self._identity.here
-
     def make_room(self, size: int, transfer: str | None = None) -> None:
         """Make room in the store for *size* bytes more; raise ModelError if it has not enough."""
         make_room(
             self._store,
             size,
-            self._identity.quota_bytes(),
+            self.identity.quota_bytes(),
             derived=collect.forms,
-            keep=self._identity.pinned(),
+            keep=self.identity.pinned(),
             transfer=transfer,
         )

@@ -190,7 +190,8 @@ class BlockReceiver:
         front = Front(transfer.header_bytes, transfer.signature, block_list)
         try:
             blocks = transfer.header.block_list(block_list)
-            incoming = Incoming(self._store, front, transfer.header, blocks, self._admission.here)
+            here = self._admission.identity.here
+            incoming = Incoming(self._store, front, transfer.header, blocks, here)
             transfer.begin_blocks(incoming)
             # Its folder is made durable while the first blocks are on their way.
             self._flusher.put(incoming, None)

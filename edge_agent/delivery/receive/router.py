@@ -159,8 +159,15 @@ class Router:
         """
         try:
             header, signature, sent, lies_retained = _parse(transfer, payload)
-            if sent is not None and self._admission.clock_is_set():
-                _check_age(sent, time.time())
+            age = 0.0 if sent is None else time.time() - sent
+            if age > MOST_OFFER_SECONDS and self._admission.identity.credible():
+                # A broker has kept it while this device was away: nobody sends its blocks any more,
+                # and it may be withdrawn.
+                raise ModelError(
+                    f"offer: is {age:.0f} s old, and at most {MOST_OFFER_SECONDS} s are accepted; "
+                    "push it again, and where that is refused, too, compare the clocks of both "
+                    "machines"
+                )
         except ModelError as problem:
             self._status.reject(transfer, str(problem))
             raise MalformedError(str(problem)) from None
@@ -191,18 +198,14 @@ class Router:
             if self._answer_present(transfer, header):
                 return
             self._blocks.check_free()
-            self._admission.make_room(header.share(self._admission.here).bytes, transfer)
+            self._admission.make_room(header.share(self._admission.identity.here).bytes, transfer)
         except ModelError as problem:
             self._status.reject(transfer, str(problem))
             return
         self._blocks.begin(transfer, header_bytes, signature, header, began=began, drawing=drawing)
 
     def _wait(self, transfer: str, offer: tuple[bytes, bytes | None, Drawing | None]) -> None:
-        """Keep an offer until the clock says whether it has expired.
-
-        Raises:
-            ModelError: there are too many.
-        """
+        """Keep an offer until the clock says whether it has expired."""
         if len(self._waiting) >= MAX_TRANSFERS:
             raise ModelError(f"{len(self._waiting)} pushes wait for the clock already")
         self._waiting[transfer] = offer
@@ -210,11 +213,7 @@ class Router:
         self._status.publish(transfer, "need", why=why)
 
     def _answer_present(self, transfer: str, header: PackageHeader) -> bool:
-        """Answer the offer of a package that is on the device; return False if it is not.
-
-        Raises:
-            ModelError: its version is on this device with other content.
-        """
+        """Answer the offer of a package that is on the device; return False if it is not."""
         name, version = header.name, header.version
         phase = self._ledger.phase(name, version)
         if not self._admission.is_here(transfer, header, phase=phase):
@@ -265,11 +264,7 @@ class Router:
         return True
 
     def _candidate(self, archive: Archive, transfer: str, size: int) -> Candidate | None:
-        """Make a candidate of a package that may come in; None: the device has it.
-
-        Raises:
-            ModelError: it may not.
-        """
+        """Make a candidate of a package that may come in; None: the device has it."""
         front = archive.front
         if front is None:
             self._admission.check_unsigned()
@@ -283,19 +278,19 @@ class Router:
         members = archive.members(header)
         if self._answer_present(transfer, header):
             return None
-        self._admission.make_room(header.share(self._admission.here).bytes)
+        self._admission.make_room(header.share(self._admission.identity.here).bytes)
 
         def install() -> ModelFolder:
             self._admission.check(front.header, front.signature)
             return install_package(
-                self._store, front, header, blocks, members, self._admission.here
+                self._store, front, header, blocks, members, self._admission.identity.here
             )
 
         return Candidate(header.name, header.version, transfer, install)
 
     def _install_handmade(self, archive: Archive) -> ModelFolder:
         """Install a tar without a header; its name and version are known only then."""
-        folder = install_handmade(self._store, archive, self._admission.here)
+        folder = install_handmade(self._store, archive, self._admission.identity.here)
         name, version = folder.manifest.name, folder.manifest.version
         try:
             self._admission.check_not_older(name, version)
@@ -341,7 +336,7 @@ class Router:
         self._blocks.tick(now)
         if self._waiting and now - self._clock_checked > CLOCK_SECONDS:
             self._clock_checked = now
-            if self._admission.clock_is_set():
+            if self._admission.identity.credible():
                 for transfer, offer in list(self._waiting.items()):
                     self._consider(transfer, *offer)
 
@@ -354,25 +349,10 @@ def _is_number(level: str) -> bool:
     return level.isdecimal() and len(level) < 9
 
 
-def _check_age(sent: float, now: float) -> None:
-    """Raise ModelError if an offer was kept by a broker while this device was away.
-
-    Nobody sends its blocks any more, and it may be withdrawn.
-    """
-    if now - sent > MOST_OFFER_SECONDS:
-        raise ModelError(
-            f"offer: is {now - sent:.0f} s old, and at most {MOST_OFFER_SECONDS} s are accepted; "
-            "push it again, and where that is refused, too, compare the clocks of both machines"
-        )
-
-
 def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, float | None, bool]:
     """Return header, signature and time of an offer, and whether its blocks lie on the broker.
 
     Nothing in it is trusted yet.
-
-    Raises:
-        ModelError: it is not an offer.
     """
     if len(payload) > MAX_OFFER_BYTES:
         raise ModelError(f"offer: {len(payload)} bytes, at most {MAX_OFFER_BYTES}")

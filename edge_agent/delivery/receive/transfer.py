@@ -92,46 +92,28 @@ class Transfer:
     def request(self, status: StatusTopic) -> None:
         """Request what is missing and not requested yet, up to a window."""
         self.requested_at = time.monotonic()
-        if self.incoming is None:
-            missing = [n for n in range(self.list_parts) if n not in self.parts][:WINDOW]
-            self.requested = set(missing)
-            self.published_at = self.requested_at
-            self.unpublished = not status.publish(
-                self.id,
-                "need",
-                have=0,
-                total=self.header.blocks,
-                list=_pairs(missing),
-                drawn=self._drawn,
-            )
-            self._draw("list", missing)
-            return
         incoming = self.incoming
-        self.update_early_trial()  # what it wishes for is requested now
-        missing = incoming.missing(WINDOW + len(self.requested))
-        wanted = [n for n in missing if n not in self.requested][: WINDOW - len(self.requested)]
-        if not wanted:
-            return
-        self.requested.update(wanted)
+        if incoming is None:
+            kind, have, total = "list", 0, self.header.blocks
+            wanted = [n for n in range(self.list_parts) if n not in self.parts][:WINDOW]
+            self.requested = set(wanted)
+        else:
+            self.update_early_trial()  # what it wishes for is requested now
+            kind, have, total = "block", incoming.have, incoming.total
+            missing = incoming.missing(WINDOW + len(self.requested))
+            wanted = [n for n in missing if n not in self.requested][: WINDOW - len(self.requested)]
+            if not wanted:
+                return
+            self.requested.update(wanted)
         self.published_at = self.requested_at
+        asked = {"list" if incoming is None else "need": [list(each) for each in ranges(wanted)]}
+        # A sender is told that it is not asked where the package lies on the broker.
+        drawn = True if self.drawing is not None else None
         self.unpublished = not status.publish(
-            self.id,
-            "need",
-            have=incoming.have,
-            total=incoming.total,
-            need=_pairs(wanted),
-            drawn=self._drawn,
+            self.id, "need", have=have, total=total, drawn=drawn, **asked
         )
-        self._draw("block", wanted)
-
-    @property
-    def _drawn(self) -> bool | None:
-        """What tells a sender that it is not asked; None where it is."""
-        return True if self.drawing is not None else None
-
-    def _draw(self, kind: str, numbers: list[int]) -> None:
         if self.drawing is not None:
-            self.drawing.ask(self.id, kind, numbers)
+            self.drawing.ask(self.id, kind, wanted)
 
     def came(self, kind: str, number: int) -> None:
         """Record that a part or a block needs not be drawn any more."""
@@ -242,7 +224,3 @@ class Drawing:
         self._wanted -= gone
         if gone:
             self._leave(sorted(gone))
-
-
-def _pairs(numbers: list[int]) -> list[list[int]]:
-    return [[first, last] for first, last in ranges(numbers)]

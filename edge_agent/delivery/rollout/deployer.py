@@ -152,25 +152,28 @@ class Deployer:
                     closing=self._closing,
                 )
             fault("trial.passed")
-            if self._swap.must_replace(folder):
-                self._replace(candidate, folder, details, bounds)
-                return
-            models = self._swap.open(folder)
-            details |= run_in_shadow(
-                candidate,
-                models,
-                bounds,
-                active=self._active,
-                ledger=self._ledger,
-                closing=self._closing,
-                meanwhile=self._swap.check_probations,
-            )
+            replaces = self._swap.must_replace(folder)
+            if not replaces:
+                models = self._swap.open(folder)
+                details |= run_in_shadow(
+                    candidate,
+                    models,
+                    bounds,
+                    active=self._active,
+                    ledger=self._ledger,
+                    closing=self._closing,
+                    meanwhile=self._swap.check_probations,
+                )
             with self._swap.changing:
                 candidate.check_wanted(self._closing)
                 self._swap.end_probation(candidate.name)
-                exchange = self._swap.go_live(candidate, models, bounds)
-                self._record_live(candidate, models, exchange, details, bounds)
-                models = {}
+                if replaces:
+                    loaded, exchange = self._swap.replace(candidate, folder, bounds)
+                    details["mode"] = "replace"
+                else:
+                    loaded, exchange = models, self._swap.go_live(candidate, models, bounds)
+                    models = {}
+                self._record_live(candidate, loaded, exchange, details, bounds)
         except Interrupted:
             self._retire(models)
         except AgentError as problem:
@@ -205,17 +208,6 @@ class Deployer:
         self._ledger.publish(candidate, phase, **figures)
         self._ledger.changed()
         return True
-
-    def _replace(
-        self, candidate: Candidate, folder: ModelFolder, details: dict[str, Any], bounds: Trial
-    ) -> None:
-        """Exchange the incumbent for it where memory does not hold both."""
-        with self._swap.changing:
-            candidate.check_wanted(self._closing)
-            self._swap.end_probation(candidate.name)
-            models, exchange = self._swap.replace(candidate, folder, bounds)
-            details = {**details, "mode": "replace"}
-            self._record_live(candidate, models, exchange, details, bounds)
 
     def _record_live(
         self,
@@ -287,11 +279,7 @@ def _try(
     budget_mb: int,
     closing: threading.Event,
 ) -> dict[str, Any]:
-    """Try a candidate; return the result for its model's topic. *budget_mb* 0: no bound.
-
-    Raises:
-        ModelError: it has not passed, or shall not go on.
-    """
+    """Try a candidate; return the result for its model's topic. *budget_mb* 0: no bound."""
     details: dict[str, Any] = {}
     engines = active.loader.engines
     servings = active.servings_of(folder.manifest.name)

@@ -47,7 +47,10 @@ class Recovery:
             mark = self._store.pointers(name).trial
             try:
                 if mark is None:
-                    found += self._untried(name)
+                    # It came into the store and was never tried: by `add`, or just before a crash.
+                    versions = self._store.versions(name)
+                    untried = [v for v in versions if not self._store.accepted(name, v)]
+                    found += [self._stored(name, version) for version in untried[-1:]]
                 elif mark.phase != "probation":
                     found += self._try_again(name, mark)
                 elif (why := _reason_against(name, mark, last)) is not None:
@@ -58,11 +61,6 @@ class Recovery:
                 # A full disk: what serves, serves.
                 log.error("model %s: not recovered: %s", name, problem)  # noqa: TRY400 - one line, no traceback
         return found
-
-    def _untried(self, name: str) -> list[Candidate]:
-        """Find what came into the store and was never tried: by `add`, or just before a crash."""
-        untried = [v for v in self._store.versions(name) if not self._store.accepted(name, v)]
-        return [self._stored(name, version) for version in untried[-1:]]
 
     def _try_again(self, name: str, mark: Mark) -> list[Candidate]:
         """Restart a trial that the agent's end has interrupted; not again and again."""

@@ -22,7 +22,7 @@ from ...inference.engines.engine import EngineChoice
 from ...inference.engines.registry import runs_arriving
 from ...models.packages.package import PackageHeader
 from ...models.store.store import Store
-from ..early.growing_file import PROGRESS
+from ..early.onnx_stream import PROGRESS
 from .live_frames import LiveFrames
 from .process import TrialProcess
 

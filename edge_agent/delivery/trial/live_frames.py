@@ -24,12 +24,21 @@ MAX_NUMBERS = 8 * 2**20
 FrameSource = Callable[[tuple[TensorSpec, ...]], Tensors | None]
 
 
-class _Newest:
-    """Stands where a candidate in shadow would, and keeps the newest frame."""
+class LiveFrames:
+    """Watches what goes through a model that serves, until it is closed.
 
-    def __init__(self) -> None:
-        self.sample: Sample | None = None
-        self.region: Region | None = None
+    It stands where a candidate in shadow would, and keeps the newest frame.
+    """
+
+    def __init__(self, serving: Serving | None, folder: Path) -> None:
+        """Watch the frames of *serving*, for the model in *folder*, which need not be there yet."""
+        self._serving = serving
+        self._folder = folder
+        self._sample: Sample | None = None
+        self._region: Region | None = None
+        self.kind: Kind | None = None if serving is None else serving.kind
+        if serving is not None and serving.shadow is None:
+            serving.shadow = self
 
     def compare(
         self,
@@ -40,24 +49,11 @@ class _Newest:
     ) -> None:
         """Keep a frame that the incumbent has inferred; what it found is not needed."""
         del incumbent, threshold
-        self.sample, self.region = sample, region
-
-
-class LiveFrames:
-    """Watches what goes through a model that serves, until it is closed."""
-
-    def __init__(self, serving: Serving | None, folder: Path) -> None:
-        """Watch the frames of *serving*, for the model in *folder*, which need not be there yet."""
-        self._serving = serving
-        self._folder = folder
-        self._newest = _Newest()
-        self.kind: Kind | None = None if serving is None else serving.kind
-        if serving is not None and serving.shadow is None:
-            serving.shadow = self._newest
+        self._sample, self._region = sample, region
 
     def inputs(self, specs: tuple[TensorSpec, ...]) -> Tensors | None:
         """Return the newest frame as inputs of the network; None where that cannot be done."""
-        sample, kind = self._newest.sample, self.kind
+        sample, kind = self._sample, self.kind
         if sample is None or kind is None:
             return None
         try:
@@ -66,13 +62,13 @@ class LiveFrames:
             if sum(prod(size or 1 for size in each.shape) for each in settled) > MAX_NUMBERS:
                 return None
             data = sample.data
-            if self._newest.region is not None:
-                data, _, _ = cut(data, self._newest.region)
+            if self._region is not None:
+                data, _, _ = cut(data, self._region)
             return build_preprocessor(spec, settled, kind, folder=self._folder)(data)[0]
         except AgentError:
             return None  # the trial of the complete model reports it
 
     def close(self) -> None:
         """Watch no longer; the newest frame stays. May be called twice."""
-        if self._serving is not None and self._serving.shadow is self._newest:
+        if self._serving is not None and self._serving.shadow is self:
             self._serving.shadow = None

@@ -27,7 +27,7 @@ from ...core.child import kill_group, last_line, signal_name
 from ...core.types import Kind, TensorSpec
 from ...inference.engines.engine import EngineChoice
 from ...serving.open import Forms
-from ..early.growing_file import PROGRESS
+from ..early.onnx_stream import PROGRESS
 from .live_frames import FrameSource
 from .worker import Verdict
 
@@ -71,36 +71,28 @@ class TrialProcess:
         *memory_mb* is what it may take beyond what it takes with no model; 0: no bound.
         """
         self._sending = threading.Lock()
-        stdin, self._requests = os.pipe2(os.O_CLOEXEC)
-        answers, stdout = os.pipe2(os.O_CLOEXEC)
-        errors, stderr = os.pipe2(os.O_CLOEXEC)
         # Keeps records apart, and takes a file along.
         self._progress, progress = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._frames = os.memfd_create("frame", os.MFD_CLOEXEC)
+        shared = progress.fileno(), self._frames
         try:
-            self._child = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "edge_agent.delivery.trial.worker",
-                    str(progress.fileno()),
-                    str(self._frames),
-                ],
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
+            self._child: Any = subprocess.Popen(
+                [sys.executable, "-m", "edge_agent.delivery.trial.worker", *map(str, shared)],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 start_new_session=True,
-                pass_fds=(progress.fileno(), self._frames),
+                pass_fds=shared,
                 # Else NumPy's library starts threads that wait by spinning, and are not needed.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
         except BaseException:
-            self._close(answers, errors)
+            self._progress.close()
+            os.close(self._frames)
             raise
         finally:
             progress.close()
-            for descriptor in (stdin, stdout, stderr):
-                os.close(descriptor)
         # The thread that receives blocks never waits for the child.
         self._progress.setblocking(False)
         self._limits = _Limits(memory_mb)
@@ -116,9 +108,7 @@ class TrialProcess:
         """Why it was killed."""
         self._ended = threading.Event()
         self._send(engines=list(engines))
-        threading.Thread(
-            target=self._supervise, args=(answers, errors), name="trial", daemon=True
-        ).start()
+        threading.Thread(target=self._supervise, name="trial", daemon=True).start()
 
     def follow(self, question: Mapping[str, Any], data: int) -> None:
         """Ask it to run a model that is arriving; see `early.follow`.
@@ -172,13 +162,13 @@ class TrialProcess:
 
     @property
     def pid(self) -> int:
-        return self._child.pid
+        return int(self._child.pid)
 
     def _send(self, **what: Any) -> None:
         """Send a line; they are so few and so short that this never waits."""
         with self._sending, contextlib.suppress(BrokenPipeError):
-            if self._requests >= 0:
-                os.write(self._requests, json.dumps(what).encode() + b"\n")
+            if not self._child.stdin.closed:
+                self._child.stdin.write(json.dumps(what).encode() + b"\n")
 
     def _kill(self, why: str) -> None:
         if self._child.poll() is None:
@@ -187,12 +177,12 @@ class TrialProcess:
 
     # The supervising thread
 
-    def _supervise(self, answers: int, errors: int) -> None:
+    def _supervise(self) -> None:
         """Read what the child sends, and kill it where it exceeds its limits."""
         rest = b""
         with selectors.DefaultSelector() as selector:
-            selector.register(answers, selectors.EVENT_READ)
-            selector.register(errors, selectors.EVENT_READ)
+            selector.register(self._child.stdout, selectors.EVENT_READ)
+            selector.register(self._child.stderr, selectors.EVENT_READ)
             while selector.get_map():
                 # Its own children may outlive it and keep its pipes open.
                 over = self._child.poll() is not None
@@ -202,8 +192,8 @@ class TrialProcess:
                 for key, _ in ready:
                     data = os.read(key.fd, 1 << 16)
                     if not data:
-                        selector.unregister(key.fd)
-                    elif key.fd == errors:
+                        selector.unregister(key.fileobj)
+                    elif key.fileobj is self._child.stderr:
                         self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
                     else:
                         *lines, rest = (rest + data).split(b"\n")
@@ -213,15 +203,11 @@ class TrialProcess:
                 self._check_limits()
         self._child.wait()
         kill_group(self._child.pid)
-        self._close(answers, errors)
-        self._ended.set()
-
-    def _close(self, answers: int, errors: int) -> None:
         with self._sending:
-            for descriptor in (self._requests, answers, errors, self._frames):
-                os.close(descriptor)
-            self._progress.close()
-            self._requests = -1
+            for each in (self._child.stdin, self._child.stdout, self._child.stderr, self._progress):
+                each.close()
+            os.close(self._frames)
+        self._ended.set()
 
     def _read_line(self, line: bytes) -> None:
         try:

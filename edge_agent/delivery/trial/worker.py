@@ -122,7 +122,9 @@ def main() -> None:
             lambda start, stop: channel.send(wish=[start, stop]),
             lambda specs: channel.frame(memory, specs),
         )
-        _free_memory()
+        # What the stages took is not to be counted as the complete network's.
+        gc.collect()
+        trim_memory()
         question = channel.questions.get()
     before = _memory_mb()
     _load_libraries(engines[1:])
@@ -146,12 +148,6 @@ def _load_libraries(engines: list[str]) -> None:
         # One that is not installed is passed over later, with its reason.
         with contextlib.suppress(ImportError):
             load_library(engine)
-
-
-def _free_memory() -> None:
-    """Free what the stages took, so that it is not counted as the complete network's."""
-    gc.collect()
-    trim_memory()
 
 
 def _memory_mb() -> tuple[float, float]:

@@ -50,14 +50,6 @@ def _room(spec: SourceSpec) -> int:
     return LOSSLESS_ROOM if spec.lossless else 1
 
 
-def _load_nothing(_serving: Serving) -> None:
-    pass
-
-
-def _no_stage(_settings: PipelineSettings, _spec: SourceSpec) -> ResultStage | None:
-    return None
-
-
 @record(eq=False)
 class Common:
     """What all pipelines of an agent have in common."""
@@ -72,9 +64,9 @@ class Common:
     """Take the results."""
     context: SourceContext = field(default_factory=SourceContext)
     """What sources are opened with."""
-    load: Callable[[Serving], None] = _load_nothing
+    load: Callable[[Serving], object] = lambda _serving: None
     """Loads a model of a second stage that is needed now."""
-    stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = _no_stage
+    stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = lambda *_: None
     """Makes what adds to a pipeline's results before the sinks take them, instead of what it has
     made for this pipeline before; None: nothing does."""
     learned: LearnedValues | None = None

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ...config.settings import Arm, SecondStage
 from ...config.settings import Pipeline as PipelineSettings
-from ...config.settings import SecondStage
 from ...core.containment import contained, reason
 from ...core.errors import AgentError
 from ...core.timeline import Timeline
@@ -19,7 +19,6 @@ from .frame_path import FramePath
 from .learned import LearnedValues
 from .sinks import ResultStage, Sink, Sinks, Stream
 from .snapshots import Snapshots
-from .split import Split
 from .status import FrameErrors
 
 
@@ -38,7 +37,7 @@ class PipelineRoute:
         snapshots: Snapshots,
         errors: FrameErrors,
         timeline: Timeline,
-        load: Callable[[Serving], None],
+        load: Callable[[Serving], object],
         stage: ResultStage | None = None,
         learned: LearnedValues | None = None,
     ) -> None:
@@ -163,3 +162,41 @@ class PipelineRoute:
                 if outcome is not None:
                     outcome = self.path.asked_of_candidates(job.model, outcome)
                 shadow.compare(job.sample, outcome, self.path.threshold, self.path.region)
+
+
+class Split:
+    """Smooth weighted round robin over the arms of a route that have a model.
+
+    Both methods are called with the board's lock held.
+    """
+
+    def __init__(self, arms: Sequence[Arm], servings: Sequence[Serving]) -> None:
+        self._servings = servings
+        # Its own: others split their frames between the same models otherwise.
+        self._weights = [arm.weight for arm in arms]
+        self._credit = [0] * len(arms)
+
+    def choose(self) -> Model | None:
+        """Return the model of the arm that is most behind its weight; the same until `advance`."""
+        if len(self._servings) == 1:
+            return self._servings[0].model
+        arm = self._arm()
+        return None if arm is None else self._servings[arm].model
+
+    def advance(self) -> None:
+        """Charge the chosen arm with a frame."""
+        if len(self._servings) == 1:
+            return
+        arm = self._arm()
+        for index, serving in enumerate(self._servings):
+            if serving.model is not None and arm is not None:
+                self._credit[index] += self._weights[index]
+                self._credit[arm] -= self._weights[index]
+
+    def _arm(self) -> int | None:
+        there = [index for index, serving in enumerate(self._servings) if serving.model is not None]
+        return max(
+            there,
+            key=lambda index: self._credit[index] + self._weights[index],
+            default=None,
+        )

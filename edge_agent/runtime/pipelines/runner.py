@@ -37,8 +37,8 @@ from .lane import Lane
 from .learned import LearnedValues
 from .mqtt_sink import MqttSink
 from .pipeline import Common, Identity, Pipeline
+from .route import Split
 from .sinks import ResultStage, Sink, Sinks
-from .split import Split
 
 if TYPE_CHECKING:
     from ...models.store.catalog import Library

@@ -115,7 +115,7 @@ class ResultsInOrder:
 
     def put(self, ticket: int, deliver: Callable[[], None] | None) -> None:
         """Keep what delivers a result; None: there is none."""
-        self._waiting[ticket] = deliver or _nothing
+        self._waiting[ticket] = deliver or (lambda: None)
 
     def next(self) -> Callable[[], None] | None:
         """Return what delivers the next one, or None if it is missing, or another lane delivers.
@@ -293,7 +293,3 @@ class FrameQueue(Generic[M]):
     def at_rest(self) -> bool:
         """Whether every capture is inferred and handed over, or dropped."""
         return self.account.waiting == 0 and self.results.complete
-
-
-def _nothing() -> None:
-    pass
