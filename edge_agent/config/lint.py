@@ -10,10 +10,21 @@ from collections.abc import Iterator, Sequence
 from ..models.decoders import BOXED
 from ..models.idle_keys import idle_keys
 from ..models.manifest import ModelFolder
-from .settings import Pipeline, SecondStage
+from .settings import Pipeline, SecondStage, Settings
 
 WITHOUT_THRESHOLD = frozenset({"regression", "raw"})
 """Tasks whose results are numbers, all of which are published."""
+
+
+def lint_settings(settings: Settings) -> Iterator[str]:
+    """Yield which settings of pipelines have no effect by those of the device; a line each."""
+    if settings.evidence.keep_mb:
+        return
+    for pipeline in settings.pipelines:
+        for rule in pipeline.rules:
+            if rule.clip:
+                why = "evidence.keep_mb is 0; say there what may be kept"
+                yield f"pipeline {pipeline.name}: rules[{rule.name}].clip keeps nothing: {why}"
 
 
 def lint_pipeline(

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import tomli_w
 
-from edge_agent.config.lint import lint_pipeline
+from edge_agent.config.lint import lint_pipeline, lint_settings
 from edge_agent.config.rules import Action, Line, Rule, Zone
-from edge_agent.config.settings import Pipeline, SecondStage
+from edge_agent.config.settings import Evidence, Pipeline, SecondStage, Settings
 from edge_agent.models.manifest import ModelFolder, load
 from tests.helpers.small_models import brightness, detector, plain, write_pictures
 from tests.helpers.support import (
@@ -94,6 +94,23 @@ def test_a_split_of_two_tasks_is_said(face: ModelFolder, light: ModelFolder) -> 
     """Results of one pipeline that change their kind are nothing that a reader expects."""
     (line,) = lint_pipeline(asked("face:50,light:50"), [face, light], [])
     assert "different tasks (face@1 is of detection, light@1 is of regression)" in line
+
+
+def test_clips_that_nothing_may_be_kept_of_are_said() -> None:
+    """By default nothing is."""
+    settings = Settings(pipelines=(asked(rules=(Rule(name="r", when="enter", clip=True),)),))
+    (line,) = lint_settings(settings)
+    assert line.startswith("pipeline door: rules[r].clip keeps nothing: evidence.keep_mb is 0")
+    assert list(lint_settings(replace(settings, evidence=Evidence(keep_mb=1)))) == []
+
+
+def test_rules_on_what_is_no_camera_are_said(face: ModelFolder) -> None:
+    """A folder of pictures is none, nor is a camera that is not watched."""
+    rules = (Rule(name="r", when="camera", labels=("dark",)),)
+    for unlike in ({"source": "dir:x"}, {"source": "rtsp://a/b", "camera": False}):
+        (line,) = lint_pipeline(replace(asked(rules=rules), **unlike), [face], [])
+        assert line.startswith('rules[r]: never acts: when = "camera" is of cameras')
+    assert lint_pipeline(replace(asked(rules=rules), source="v4l2:/dev/video0"), [face], []) == []
 
 
 @pytest.mark.usefixtures("face", "light")

@@ -16,6 +16,7 @@ from tests.helpers.support import (
     Listener,
     Mosquitto,
     agent_settings,
+    call_cli,
     run_cli,
 )
 
@@ -122,3 +123,13 @@ def test_only_clips_are_fetched(
     heard.wait_for(lambda _: heard.last(f"{D}/result/belt"), "a result")
     heard.publish(f"{D}/in/command/fetch", json.dumps({"id": "f", "event": wrong}))
     assert "event" in heard.wait_state(f"{D}/reply/f", ok=False)["error"]
+
+
+@pytest.mark.parametrize("since", ["20s", "10m", "2h", "3d", "2026-11-25", "2026-11-25T08:00"])
+def test_since_is_a_time_or_how_long_ago(since: str, tmp_path: Path) -> None:
+    """Of seconds, minutes, hours or days; anything else is refused."""
+    config = tmp_path / "config.toml"
+    config.write_text(f'state_dir = "{tmp_path}"\n')
+    for words, code in ((since, 0), (f"{since}x", 2), ("-1s", 2), ("1w", 2)):
+        listed = call_cli("evidence", "list", f"--since={words}", "--config", str(config))
+        assert (listed.code, listed.out) == (code, "")

@@ -88,6 +88,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: Options) -> int:
     """Check all; 0 if all is fit, 1 if something is not, 2 if the settings are wrong."""
     settings = load_settings(options, needed=True)
+    from ...config.lint import lint_settings
     from ...config.load import find_file
     from ...config.overrides import FILE, Overrides
     from ...serving.choice import DeviceEngines, match_profile
@@ -123,7 +124,7 @@ def main(options: Options) -> int:
         _models_dir(report, Path(name))
     for server in settings.servers:
         report.tried(f"server {server.name}", partial(_server, server))
-    for line in [*overrides.removed(), *overrides.ignored]:
+    for line in [*overrides.removed(), *overrides.ignored, *lint_settings(settings)]:
         subject, _, text = line.partition(": ")
         report.line("note", subject, text)
     device = _Device(settings, options.config, library, engines, overrides)

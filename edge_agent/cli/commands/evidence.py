@@ -27,7 +27,7 @@ EXAMPLES = (
 )
 
 SUFFIXES = {"picture": ".jpg", "clip": ".mp4"}
-UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 WINDOW = 32
 """Blocks of a clip that are asked for at a time."""
 
@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("event", nargs="?", help="of `get`, as `list` has it")
     parser.add_argument("--device", metavar="ID", help="default: what is kept on this device")
     parser.add_argument("--pipeline", metavar="P")
-    parser.add_argument("--since", metavar="T", help="30m, 2h, 7d, or 2026-11-25T08:00")
+    parser.add_argument("--since", metavar="T", help="20s, 10m, 2h, 7d, or 2026-11-25T08:00")
     parser.add_argument("-o", dest="out", metavar="DIR", type=Path, default=Path())
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--timeout", type=positive, default=60.0, metavar="S", help="default 60")
@@ -184,7 +184,7 @@ class _Device:
 
 def _moment(text: str) -> float:
     """Read a time of the past, in seconds since 1970."""
-    span = re.fullmatch(r"(\d{1,6})([mhd])", text)
+    span = re.fullmatch(r"(\d{1,6})([smhd])", text)
     try:
         if span is not None:
             ago = timedelta(**{UNITS[span[2]]: int(span[1])})
@@ -192,5 +192,5 @@ def _moment(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         raise UsageError(
-            f"--since: {text!r} is no time; write 30m, 2h, 7d, or 2026-11-25T08:00"
+            f"--since: {text!r} is no time; write 20s, 10m, 2h, 7d, or 2026-11-25T08:00"
         ) from None
