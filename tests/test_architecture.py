@@ -71,8 +71,8 @@ HOMES: Mapping[str, str] = {
     "google": "models.files.check_onnx",
     "cv2": (
         "sources.opencv inference.preprocess inference.decode.boxes inference.decode.text "
-        "runtime.pipelines.draw runtime.pipelines.motion_gate runtime.pipelines.masks "
-        "cli.signal_plot bench"
+        "runtime.pipelines.camera_watch runtime.pipelines.draw runtime.pipelines.motion_gate "
+        "runtime.pipelines.masks cli.signal_plot bench"
     ),
     "PIL": "inference.preprocess.resize",
     "av": "sources.video sources.packet_ring sources.hw_decode sources.camera sources.clip",

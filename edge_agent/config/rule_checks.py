@@ -88,6 +88,8 @@ def _rule_problems(rule: Rule, pipeline: Pipeline) -> Iterator[Problem]:
                     f"; {f'name {_one_of(lines)}' if lines else 'give one in [[pipelines.lines]]'}"
                 )
             yield key, f'a rule of when = "{rule.when}" needs {NEEDED[key]}{mend}'
+    if kind.labels and (wrong := [label for label in rule.labels if label not in kind.labels]):
+        yield "labels", f"of {rule.when}: expected {_one_of(kind.labels)}, found {wrong[0]!r}"
     if rule.above is not None and rule.below is not None and rule.below > rule.above:
         yield (
             "below",
@@ -161,6 +163,7 @@ LEAVES_NOTHING = "leaves nothing to publish"
 
 WITH_PACKETS = ("rtsp:", "rtsps:", "http:", "https:", "file:")
 """How sources begin whose packets can be kept as clips."""
+CAMERAS = (*WITH_PACKETS, "v4l2:")
 
 
 def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iterator[str]:
@@ -238,7 +241,10 @@ def _lint_rule(
         looks = f"{when} looks at results of task {' or '.join(sorted(kind.tasks))}"
         yield f": never acts: {looks}, not those of {names}"
         return
-    yield from _lint_labels(rule, pipeline, labels, names)
+    if not kind.labels:
+        yield from _lint_labels(rule, pipeline, labels, names)
+    elif not (pipeline.camera and pipeline.source.startswith(CAMERAS)):
+        yield f": never acts: {when} is of cameras, and clips at their own rate; with camera = true"
     if kind.by_channel and rule.value is not None and known:
         inputs = known[0].manifest.input
         channels = inputs.channels if inputs.is_signal else ("blue", "green", "red")

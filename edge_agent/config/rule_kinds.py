@@ -48,6 +48,10 @@ class RuleKind:
     """What is measured is never below the first and never above the second."""
     unit: str = "value"
     """What is measured, in words."""
+    labels: tuple[str, ...] = ()
+    """What its `labels` choose from; empty: what models find."""
+    smoothed: bool = False
+    """Whether `frames` has no effect on it: what it measures is held already."""
     by_channel: bool = False
     """Whether `value` names a channel of the model's input."""
 
@@ -125,6 +129,13 @@ def _drift(rule: Rule, outcome: Outcome, count: int) -> Measured:
     return index, index > MUCH_DRIFT, {"value": float(f"{index:.6g}"), "channel": channel}
 
 
+def _camera(rule: Rule, outcome: Outcome, count: int) -> Measured:
+    del count
+    wrong = outcome.camera
+    facts = {"label": wrong} if wrong else {}
+    return 0.0, bool(wrong) and wrong in (rule.labels or (wrong,)), facts
+
+
 RULE_KINDS: dict[str, RuleKind] = {
     "enter": RuleKind(trigger="arrives", sentence="{who} {entered}"),
     "leave": RuleKind(trigger="departs", sentence="{who} {left}"),
@@ -174,6 +185,14 @@ RULE_KINDS: dict[str, RuleKind] = {
         range=(0, MOST_INDEX),
         unit="index of drift",
         by_channel=True,
+    ),
+    "camera": RuleKind(
+        trigger="result",
+        sentence="the camera is {who}",
+        measure=_camera,
+        tasks=(),
+        labels=("dark", "blurred", "frozen", "turned"),
+        smoothed=True,
     ),
 }
 """By name."""

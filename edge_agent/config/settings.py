@@ -46,13 +46,16 @@ class Broker:
     url: str | tuple[str, ...] = field(default="mqtt://localhost:1883", repr=False)
     """Several are addresses of one cluster; as text, in the environment say, a JSON list."""
     topic_root: str = field(default="edge", metadata=RESTART)
+    """How every topic begins."""
     username: str | None = None
     """Wins over the URL's."""
     password: str | None = field(default=None, repr=False)
     """Better given as the systemd credential `broker.password`."""
     ca_file: str | None = None
+    """Certificates that sign the broker's; default: the system's."""
     cert_file: str | None = None
     key_file: str | None = None
+    """With `cert_file`, for mutual TLS."""
     protocol: Annotated[int, Ge(4), Le(5)] = 5
     """4 is MQTT 3.1.1; a broker that refuses 5 is tried with 4."""
     spool_s: Annotated[float, Ge(0.25), Le(60)] = field(default=0.25, metadata=RESTART)
@@ -87,6 +90,7 @@ class Health:
     """Health messages and metrics."""
 
     interval_s: Annotated[float, Ge(0.1), Le(86400)] = 10.0
+    """Between two health messages."""
     metrics_port: Annotated[int, Ge(0), Le(65535)] = 0
     """Of loopback, for Prometheus; 0: none."""
 
@@ -97,7 +101,9 @@ class Trust:
     """Keys whose signatures on models are accepted over MQTT."""
 
     keys: tuple[str, ...] = ()
+    """*.pub files, or folders of them."""
     allow_unsigned: bool = False
+    """A signature that is present must verify all the same."""
 
 
 @storable
@@ -106,10 +112,15 @@ class Trial:
     """Checks of a pushed model before it serves."""
 
     golden: bool = True
+    """Whether `golden.npz` of a model has to hold."""
     shadow_frames: Annotated[int, Ge(0), Le(1_000_000)] = 30
+    """Beside the version before; 0: none."""
     min_agreement: Share = 0.0
+    """Of these frames; 0: only reported."""
     max_infer_ms: Milliseconds = 0.0
+    """0: no bound."""
     probation_s: Seconds = 30.0
+    """How long a new version is watched once it is live."""
     timeout_s: Annotated[Seconds, Gt(0)] = 60.0
 
 
@@ -167,14 +178,23 @@ class Pipeline:
     name: str
     source: str = field(repr=False)
     model: str
+    """As "name", "name@3" or "name@3:90,name@4:10"; "readings": none, of a sensor."""
     rate: Annotated[float, Ge(RATES[0]), Le(RATES[1])] | None = field(default=None, metadata=LIVE)
+    """Most results a second; None: as fast as it goes."""
     threshold: Threshold | None = field(default=None, metadata=LIVE)
+    """None: the manifest's."""
     qos: Annotated[int, Ge(0), Le(1)] = 0
+    """1: results and events survive a broker that is away."""
     priority: Annotated[int, Ge(-1000), Le(1000)] = 0
+    """Whose frames go first."""
     deadline_ms: Milliseconds = 0.0
+    """A frame that is older is dropped; 0: none is."""
     motion: bool = False
+    """Whether frames in which nothing moves are left out."""
     roi: tuple[Pixels, ...] = (0, 0, 0, 0)
+    """x1, y1, x2, y2 in source pixels; all 0: the whole frame."""
     snapshot: bool | Snapshots = field(default=False, metadata=LIVE)
+    """JPEGs with boxes on the snapshot topic; or { width = 640, quality = 70, every_s = 1 }."""
     enabled: bool = field(default=True, metadata=LIVE)
     """False: the source is closed and nothing runs; the pipeline stays listed."""
     share: bool = True
@@ -189,6 +209,8 @@ class Pipeline:
     """Width and height in source pixels; detections that are smaller are left out."""
     masks: tuple[Polygon, ...] = field(default=(), metadata=LIVE)
     """Black before model, motion gate and every picture."""
+    camera: bool = field(default=True, metadata=LIVE)
+    """Whether it is said when its picture is dark, blurred, frozen or turned."""
     track: bool = field(default=False, metadata=LIVE)
     """Detections get a number that stays with an object; zones, lines and rules imply it."""
     zones: tuple[Zone, ...] = field(default=(), metadata=LIVE)
@@ -293,14 +315,21 @@ class Settings:
     """The whole of `config.toml`."""
 
     device_id: str = field(default_factory=default_device_id, metadata=RESTART)
+    """Default: the hostname."""
     groups: tuple[str, ...] = ()
+    """Names; `push --device @lab` reaches every member."""
     profile: str = field(default="auto", metadata=RESTART)
+    """Or the name of a device profile."""
     engine: WantedEngine = field(default="auto", metadata=RESTART)
+    """Overrides the profile's order."""
     decode: Literal["auto", "software"] = field(default="auto", metadata=RESTART)
     """Of cameras and clips: on a hardware decoder where there is one, or never."""
     state_dir: str = field(default="", metadata=RESTART)
+    """Default: $STATE_DIRECTORY, else ~/.local/state/edge-agent."""
     models_dirs: tuple[str, ...] = field(default=(), metadata=RESTART)
+    """Read-only folders of model folders."""
     quota_mb: Annotated[int, Gt(0), Le(2**30)] = 2048
+    """What the store of models may take, MiB."""
     broker: Broker = field(default_factory=Broker)
     health: Health = field(default_factory=Health)
     trust: Trust = field(default_factory=Trust)

@@ -96,6 +96,8 @@ class Sample:
     """Of a signal: the names of its channels, where the source has them."""
     capture: tuple[str, int] | None = None
     """That of its reading, of a window the last one."""
+    camera: str = ""
+    """What is wrong with the camera: dark, blurred, frozen or turned; empty: nothing is known."""
 
 
 class State:
@@ -451,4 +453,5 @@ class Outcome:
     then: Mapping[str, Second] = field(default_factory=dict)
     """By name of the second stage."""
     drift: Mapping[str, float] = field(default_factory=dict)
+    camera: str = ""
     """How far the results before are from what is usual: by channel, and `score`."""

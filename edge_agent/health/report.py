@@ -27,6 +27,12 @@ from ..runtime.scheduler.board import Account, Board
 from ..serving.active import Serving
 from .throughput import Throughput
 
+CAMERA: Mapping[str, str] = {
+    "dark": "dark: nothing is seen in its picture",
+    "blurred": "blurred: nothing in its picture is sharp; is it dirty, covered or out of focus?",
+    "frozen": "frozen: it repeats one picture; restart it",
+    "turned": "turned: it shows another view than before, or something stands in front of it",
+}
 WATCHDOG_OFF: Mapping[str, Any] = {"enabled": False, "fed": 0}
 
 
@@ -184,6 +190,8 @@ class Health:
         reasons = []
         if pipeline.state == "lost":
             reasons.append(f"source of {pipeline.name}: {pipeline.error}")
+        if pipeline.camera:
+            reasons.append(f"camera of {pipeline.name}: {CAMERA[pipeline.camera]}")
         latest = pipeline.errors.latest
         if latest is not None and now - latest[0] < RECENT_SECONDS:
             reasons.append(f"pipeline {pipeline.name}: {latest[1]}")
@@ -266,6 +274,8 @@ class Health:
         }
         if pipeline.errors.sinks:
             made["sink_errors"] = pipeline.errors.sinks
+        if (camera := pipeline.camera) is not None:
+            made["camera"] = camera or "ok"
         if (drift := pipeline.drift) is not None:
             made["drift"] = drift
         if pipeline.counts is not None:

@@ -32,7 +32,8 @@ class Condition:
         kind = kind_of(rule)
         self._bounded = kind.bounded
         # What is counted was true in k of n by itself, object by object.
-        self._least, self._of = (1, 1) if kind.trigger == "count" else rule.needed
+        held = kind.smoothed or kind.trigger == "count"
+        self._least, self._of = (1, 1) if held else rule.needed
         self._bits = 0
         self._true = False
         self._since = 0.0

@@ -69,7 +69,7 @@ def torn(settings_file: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
 
 def test_settings_know_the_kinds_of_the_table(settings_file: Path) -> None:
     """Without it the line names those that there are, and the nearest."""
-    with pytest.raises(UsageError, match=r"rules\[r\]\.when: expected 'enter', .* or 'drift'"):
+    with pytest.raises(UsageError, match=r"rules\[r\]\.when: expected 'enter', .* or 'camera'"):
         load(settings_file)
     settings_file.write_text(SETTINGS.replace("torn", "entre"))
     with pytest.raises(UsageError, match="found 'entre'; did you mean 'enter'"):

@@ -33,6 +33,7 @@ from .status import FrameErrors, SourceStatus
 if TYPE_CHECKING:
     from ...inference.preprocess.windowing import Window, Windower
     from ...sources.continuity import Counts
+    from .camera_watch import CameraWatch
     from .masks import Masks
     from .motion_gate import MotionGate
 
@@ -118,6 +119,7 @@ class Capture:
         The next picture has the new masks.
         """
         self.pictures.masks = masks_of(settings)
+        self.pictures.watched = settings.camera and not self.spec.lossless
         if settings.rate != self.rate.most:
             self.rate = Rate(settings.rate)
 
@@ -331,6 +333,9 @@ class Pictures:
         self._snapshots = snapshots
         self._gated = settings.motion
         self._gate: MotionGate | None = None
+        self.watched = settings.camera and not capture.spec.lossless
+        """Whether it is followed how well the camera is."""
+        self._watch: CameraWatch | None = None
 
     def check(self, picture: Array) -> None:
         """Check that the region is inside the picture: a camera may change its size, and back.
@@ -345,11 +350,13 @@ class Pictures:
     def put(self, reading: Reading) -> bool:
         """Put a picture on the board, or leave it out; False when the capture shall stop."""
         queue, board = self._capture.queue, self._capture.board
+        another = self.watched and self._look(reading)
+        camera = self.camera or ""
         if self.masks is not None:
             reading = replace(reading, data=self.masks.apply(reading.data))
         needed = self._snapshots.needs(reading.data, queue.account.dropped["deadline"])
         # The gate gets each one, to know the background.
-        if self._gated and not self._moved(reading.data) and not needed:
+        if self._gated and not self._moved(reading.data) and not (needed or another):
             seq = queue.seq
             board.drop(queue, "still")
             self.on_still(Sample(reading.data, seq, reading.time_ns, reading.since, reading.file))
@@ -361,8 +368,22 @@ class Pictures:
                 *(reading.data, seq, reading.time_ns, reading.since, reading.file),
                 early=early,
                 capture=reading.capture,
+                camera=camera,
             ),
         )
+
+    @property
+    def camera(self) -> str | None:
+        """What is wrong with the camera; empty: nothing; None: it is not known."""
+        return self._watch.trouble if self.watched and self._watch is not None else None
+
+    def _look(self, reading: Reading) -> bool:
+        """Follow how well the camera is, from the second picture on; whether that has changed."""
+        if self._watch is None and self._capture.queue.seq > 0:
+            from .camera_watch import CameraWatch
+
+            self._watch = CameraWatch()
+        return self._watch is not None and self._watch.look(reading.data, reading.since)
 
     def _prepare_early(self, reading: Reading) -> PreparedSample | None:
         """Prepare a picture that will wait: it is in the processor's cache now, and not then.

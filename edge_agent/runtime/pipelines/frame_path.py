@@ -116,7 +116,9 @@ class FramePath:
         outcome = self._decisions.decide(
             outcome, model.manifest.output, follows=sample.follows, override=self.threshold
         )
-        return outcome if self.stage is None else replace(outcome, drift=self.drift.indices)
+        if self.stage is None:
+            return outcome
+        return replace(outcome, drift=self.drift.indices, camera=sample.camera)
 
     def learn(self, model: Model, sample: Sample, found: Findings) -> None:
         """Follow the drift of inputs and scores, by what was found before it was decided upon."""

@@ -232,6 +232,11 @@ class Pipeline:
         return self._capture.counts
 
     @property
+    def camera(self) -> str | None:
+        """What is wrong with the camera; empty: nothing; None: it is not known."""
+        return self._capture.pictures.camera if self.state == "running" else None
+
+    @property
     def drift(self) -> dict[str, Any] | None:
         """How far inputs and scores are from what is usual, or None if nothing is known yet."""
         return self._route.path.drift.report()

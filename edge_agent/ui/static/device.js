@@ -318,7 +318,8 @@ export class DeviceView {
         const at = object(this.kept.source[name]);
         const serves = serving.get(model) ?? {};
         const dropped = Object.entries(object(figure.dropped)).filter(([, count]) => count > 0).map(([why, count]) => `${count} ${why}`);
-        const wrong = at.error ?? serves.problem ?? "";
+        const camera = figure.camera && figure.camera !== "ok" ? `camera ${clean(figure.camera, 20)}` : "";
+        const wrong = at.error ?? serves.problem ?? camera;
         return h("tr", {},
           h("th", { scope: "row" }, name),
           h("td", {}, state(clean(at.state ?? figure.source ?? "opening")), h("small", { class: "wrong" }, wrong), h("small", {}, source)),
