@@ -61,7 +61,7 @@ class Rule:
 
     name: str
     when: str
-    """One of `rule_kinds.RULE_KINDS`."""
+    """enter, leave, cross, dwell, count, absent, class, anomaly, value, drift or camera."""
     zone: str | None = None
     """None: the whole frame."""
     line: str | None = None
@@ -71,6 +71,7 @@ class Rule:
     frames: str = "2/3"
     """True in k of the last n results before it counts."""
     for_s: Seconds = 0.0
+    """How long it must be true."""
     above: Threshold | None = None
     below: Threshold | None = None
     """With both, the second ends what the first begins."""
@@ -80,6 +81,7 @@ class Rule:
     modes: tuple[str, ...] = ()
     """Of the device, in which it holds; empty: in all."""
     cooldown_s: Seconds = 0.0
+    """Silence after it has ended."""
     qos: Annotated[int, Ge(0), Le(1)] = 1
     picture: Literal["none", "crop", "frame"] = "none"
     clip: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from importlib.resources import files
@@ -13,6 +14,7 @@ import pytest
 import tomli_w
 from jsonschema import Draft202012Validator
 
+from edge_agent.config.rule_kinds import RULE_KINDS
 from edge_agent.core.bundled import bundled
 from tests.helpers.push import QUICK, model_folder
 from tests.helpers.small_models import brightness, detector, plain, write_clip
@@ -190,9 +192,39 @@ def test_settings_that_are_wrong_are_so_by_their_schema(change: Any, words: str)
     assert any(words in each for each in problems(settings, "settings"))
 
 
-@pytest.mark.parametrize("words", [["results"], ["result", "--asyncapi"]])
-def test_what_there_is_no_schema_of_is_2(words: list[str]) -> None:
+def test_the_example_of_all_settings_has_all_settings() -> None:
+    """As it is, nothing is set; uncommented, it names every key, with a value that it takes."""
+    said = call_cli("schema", "settings", "--toml")
+    assert (said.code, said.err, tomllib.loads(said.out)) == (0, "", {})
+    lines = [line[1:] for line in said.out.splitlines() if re.match(r"#(\w+ =|\[)", line)]
+    every = tomllib.loads("\n".join(lines))
+    assert problems(every, "settings") == []
+    document = printed("settings")
+
+    def check(table: Any, schema: Any) -> None:
+        assert table.keys() - {"then"} == schema["properties"].keys() - {"then"}
+        for key, value in table.items():
+            inner = value[0] if isinstance(value, list) and value else value
+            named = re.search(r"\$defs/(\w+)", json.dumps(schema["properties"][key]))
+            if isinstance(inner, dict) and named is not None and inner:
+                check(inner, document["$defs"][named[1]])
+
+    check(every, document)
+    kinds = document["$defs"]["Rule"]["properties"]["when"]["description"]
+    assert re.findall(r"\w+", kinds.replace(" or ", " ")) == [*RULE_KINDS]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["results"], "did you mean 'result'?"),
+        (["result", "--asyncapi"], "leave out KIND"),
+        (["result", "--toml"], "schema settings --toml"),
+        (["settings", "--toml", "--asyncapi"], "not allowed with argument"),
+    ],
+)
+def test_what_there_is_no_schema_of_is_2(words: list[str], why: str) -> None:
     """The nearest kind is named."""
     said = call_cli("schema", *words)
     assert said.code == 2
-    assert "did you mean 'result'?" in said.error or "leave out KIND" in said.error
+    assert why in said.error

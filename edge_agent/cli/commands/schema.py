@@ -9,10 +9,12 @@ from ...core.errors import UsageError
 from ...core.schema import nearest
 from ..options import Options
 from ..schemas import asyncapi, document, kinds, schemas
+from ..settings_example import settings_example
 
 EXAMPLES = (
     "edge-agent schema result",
     "edge-agent schema settings",
+    "edge-agent schema settings --toml > all.toml",
     "edge-agent schema --asyncapi",
 )
 
@@ -25,7 +27,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help=f"one of {', '.join(kinds(schemas()))}; default all, in one document",
     )
-    parser.add_argument("--asyncapi", action="store_true", help="all topics, as AsyncAPI 3")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--asyncapi", action="store_true", help="all topics, as AsyncAPI 3")
+    form.add_argument("--toml", action="store_true", help="of settings: a commented example of all")
 
 
 def main(options: Options) -> int:
@@ -35,6 +39,11 @@ def main(options: Options) -> int:
     known = kinds(schemas())
     if options.kind is not None and options.kind not in known:
         raise UsageError(f"KIND: there is no {options.kind!r}{nearest(options.kind, known)}")
+    if options.toml:
+        if options.kind != "settings":
+            raise UsageError("--toml: is of the settings; write: schema settings --toml")
+        print(settings_example(), end="")
+        return 0
     made = asyncapi() if options.asyncapi else document(options.kind)
     print(json.dumps(made, indent=2, ensure_ascii=False))
     return 0
