@@ -11,7 +11,7 @@ Seconds = Annotated[float, Ge(0), Le(366 * 86400)]
 Milliseconds = Annotated[float, Ge(0), Le(1e9)]
 Share = Annotated[float, Ge(0), Le(1)]
 THRESHOLDS = (-1e9, 1e9)
-"""Of any task; for tasks with scores from 0 to 1 see `models.manifest.threshold_trouble`."""
+"""Of any task; for tasks with scores from 0 to 1 see `models.decoders.threshold_trouble`."""
 Threshold = Annotated[float, Ge(THRESHOLDS[0]), Le(THRESHOLDS[1])]
 Polygon = tuple[tuple[Share, ...], ...]
 """Corners x, y in 0..1 of the frame."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..core.names import NAME_RULE, is_name, name_problems
 from ..core.text import closest
-from ..models.decoders import BOXED
-from ..models.manifest import SCORED, ModelFolder
+from ..models.decoders import BOXED, SCORED
+from ..models.manifest import ModelFolder
 from .rule_kinds import RULE_KINDS, RuleKind, kind_of
 from .rules import Action, CombinedRule, Rule
 from .schedule import parse_during

@@ -10,7 +10,7 @@ from .. import __version__
 from ..core.names import READINGS
 from ..core.state_file import StateFile
 from ..device.thermal import Thermometer
-from ..models.manifest import SCORED
+from ..models.decoders import SCORED
 from ..runtime.pipelines.device_mode import modes_of
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.pipelines.runner import Runner

@@ -5,7 +5,7 @@ A new decoder is one function in `inference/decode` and one line here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 # fmt: off
@@ -21,6 +21,8 @@ BOXED: frozenset[Task] = frozenset(
 """Tasks whose findings are detections."""
 LABELED: frozenset[Task] = frozenset({"classification", "segmentation", "embedding"})
 """Tasks whose findings are labels of the whole, with scores."""
+SCORED: frozenset[Task] = BOXED | LABELED
+"""Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
 
 
 class DecoderSpec(NamedTuple):
@@ -35,11 +37,17 @@ class DecoderSpec(NamedTuple):
     """Boxes that the family's own post-processing keeps at most; 0: it has no limit."""
     rounding: Literal["half-even", "half-up", "down"] | None = None
     """Of a letterboxed size, where the family's is not what its anchor usually goes with."""
+    layouts: tuple[str, ...] = ()
+    """Forms that it reads besides its own, each where a manifest's `layout` says so."""
 
 
 ULTRALYTICS = 300
 """Boxes that its predictor keeps (`max_det`)."""
 _YOLO: tuple[Task, ...] = ("detection", "instance-segmentation", "keypoints", "obb")
+HEADS = ("yolov5-heads", "yolov3", "yolov2", "custom-vision", "yolo-fastestv2")
+"""Layouts of boxes that are not decoded, whose anchors are outside of the network."""
+ROWS = ("paddle", "yolov7", "yolo-nas")
+"""Layouts of finished boxes, a row for each."""
 
 DECODERS: Mapping[str, DecoderSpec] = {
     "ultraface": DecoderSpec(".faces.ultraface", ("detection",)),
@@ -48,10 +56,10 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "yolov8": DecoderSpec(".yolo.yolov8", _YOLO, most=ULTRALYTICS),
     "yolo-e2e": DecoderSpec(".yolo.end_to_end", _YOLO, most=ULTRALYTICS),
     "rtdetr": DecoderSpec(".detr.ultralytics_rtdetr", ("detection",), most=ULTRALYTICS),
-    "yolov5": DecoderSpec(".yolo.yolov5", _YOLO[:2], most=ULTRALYTICS),
+    "yolov5": DecoderSpec(".yolo.yolov5", _YOLO[:2], most=ULTRALYTICS, layouts=HEADS),
     "fastestdet": DecoderSpec(".nanodet.fastestdet", ("detection",)),
     "nanodet": DecoderSpec(".nanodet.nanodet", ("detection",)),
-    "ssd": DecoderSpec(".ssd.ssd", ("detection",)),
+    "ssd": DecoderSpec(".ssd.ssd", ("detection",), layouts=ROWS),
     "detr": DecoderSpec(".detr.detr", ("detection",)),
     "softmax": DecoderSpec(".classification.softmax", ("classification",)),
     "logits": DecoderSpec(".classification.logits", ("classification",)),
@@ -60,7 +68,7 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "score": DecoderSpec(".values.score", ("anomaly", "regression")),
     "ctc": DecoderSpec(".text.ctc", ("text",)),
     "db": DecoderSpec(".text.db", ("detection", "obb")),
-    "semantic": DecoderSpec(".semantic.semantic", ("segmentation",)),
+    "semantic": DecoderSpec(".semantic.semantic", ("segmentation", "detection")),
     "pooled": DecoderSpec(".embedding.pooled", ("embedding",)),
 }
 DEFAULT = "raw"
@@ -76,3 +84,25 @@ else:
 def decoders_of(task: Task) -> list[str]:
     """Return the names of the decoders that a task can have."""
     return [name for name, decoder in DECODERS.items() if task in decoder.tasks]
+
+
+def layout_problems(
+    decoder: str, task: Task, layout: str, anchors: Sequence[float]
+) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with `layout` and `anchors` of a manifest: key, and what."""
+    known = DECODERS[decoder].layouts if task == "detection" else ()
+    if layout and layout not in known:
+        text = f"decoder {decoder!r} of task {task} has {', '.join(known) or 'none'}"
+        yield "output.layout", f"{text}; found {layout!r}"
+    if layout in HEADS and (not anchors or len(anchors) % 2 or min(anchors) <= 0):
+        text = f"width and height of each anchor of layout {layout!r}, from the finest level on"
+        yield "output.anchors", f"expected {text}, found {len(anchors)} numbers"
+    if anchors and layout not in HEADS:
+        yield "output.anchors", f"is for layouts {', '.join(HEADS)}; found {layout or 'none'}"
+
+
+def threshold_trouble(task: Task, threshold: float) -> str | None:
+    """Return why a threshold makes no sense for a task, or None if it does. `set` asks too."""
+    if task not in SCORED or 0 <= threshold <= 1:
+        return None
+    return f"expected a number from 0 to 1, as the scores of task {task} are, found {threshold:g}"

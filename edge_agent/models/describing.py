@@ -13,13 +13,14 @@ from pathlib import Path
 from ..core.containment import contained
 from ..core.errors import ModelError, UsageError
 from ..core.names import safe_name
+from .decoders import SCORED
 from .files.check_onnx import inspect
 from .files.facts import NetworkFacts
 from .files.guess import draft_of
 from .golden import check_file
 from .idle_keys import idle_keys
 from .importing import BARE, draft_text, import_model
-from .manifest import GOLDEN, MANIFEST, SCORED, Manifest, ModelFolder
+from .manifest import GOLDEN, MANIFEST, Manifest, ModelFolder
 
 
 @dataclass(frozen=True, slots=True)

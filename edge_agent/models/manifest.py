@@ -18,8 +18,8 @@ from ..core.files import path_inside, read_plain_file
 from ..core.frozen import record
 from ..core.names import NAME_RULE, READINGS, is_name, is_version
 from ..core.text import half_letter, label_trouble
-from . import drift
-from .decoders import BOXED, DECODERS, DEFAULT, LABELED, DecoderName, Task, decoders_of
+from . import decoders, drift
+from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
 from .logmel import LogMel
 from .stats import Stats, stats_problems
 
@@ -44,9 +44,6 @@ ANTIALIASED: frozenset[Interpolation] = frozenset({"linear", "cubic"})
 """Interpolations that `antialias` goes with."""
 PICTURE_LAYOUTS = ("nchw", "nhwc")
 SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
-
-SCORED: frozenset[Task] = BOXED | LABELED
-"""Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
 
 _ELSEWHERE = {
     "mfcc": 'the parameters of transform = "mfcc" go below [input.logmel]',
@@ -156,6 +153,10 @@ class OutputSpec:
     """How the network's outputs become findings."""
 
     decoder: DecoderName | None = None
+    layout: str = ""
+    """Of a decoder that reads the forms of several families: whose it is."""
+    anchors: Numbers = ()
+    """Width and height of each, from the finest level on; in cells for YOLOv2, else in pixels."""
     threshold: Number | str | None = None
     """A text "p99": that quantile of the scores of the first windows."""
     label_above: str = ""
@@ -386,6 +387,9 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "output.labels", "holds half of a letter; write it as UTF-8"
     if output.scale == 0:
         yield "output.scale", "must not be 0, every output would be"
+    yield from decoders.layout_problems(
+        manifest.decoder, manifest.task, output.layout, output.anchors
+    )
     yield from _decision_problems(manifest)
     yield from _input_problems(manifest.input)
     if manifest.input.tokenizer and manifest.task != "embedding":
@@ -401,7 +405,7 @@ def _decision_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
         if re.fullmatch(r"p\d{1,2}(\.\d+)?", threshold) is None:
             text = f'expected a number, or a quantile as "p99", found {threshold!r}'
             yield "output.threshold", text
-    elif threshold is not None and (trouble := threshold_trouble(task, threshold)):
+    elif threshold is not None and (trouble := decoders.threshold_trouble(task, threshold)):
         yield "output.threshold", trouble
     if (above := manifest.output.label_above) and task != "anomaly":
         yield "output.label_above", f"is for task anomaly only, found {task}"
@@ -440,13 +444,6 @@ def _input_problems(spec: InputSpec) -> Iterator[tuple[str, str]]:
         of = () if spec.stats is None else spec.stats.of
         for key, text in stats_problems(of, spec.window, rate):
             yield f"input.{key}", text
-
-
-def threshold_trouble(task: Task, threshold: float) -> str | None:
-    """Return why a threshold makes no sense for a task, or None if it does. `set` asks too."""
-    if task not in SCORED or 0 <= threshold <= 1:
-        return None
-    return f"expected a number from 0 to 1, as the scores of task {task} are, found {threshold:g}"
 
 
 def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:

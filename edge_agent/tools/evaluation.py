@@ -17,9 +17,9 @@ from ..inference.drift import usual_of
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.ort_session import NAME
 from ..inference.model import Model, default_threshold, load_model
-from ..models.decoders import BOXED
+from ..models.decoders import BOXED, SCORED
 from ..models.drift import Usual
-from ..models.manifest import SCORED, ModelFolder, load
+from ..models.manifest import ModelFolder, load
 from .measure import Cost, costs_of
 from .metrics import METRICS, Metric, Truth
 from .quantizers import Method

@@ -245,6 +245,20 @@ def fastestdet() -> NDArray[np.float32]:
     return out
 
 
+def fomo() -> NDArray[np.float32]:
+    """FOMO's chances [1, 8 rows, 12 columns, background and 2 classes]."""
+    out = np.zeros((1, 8, 12, 3), np.float32)
+    for row, column, chances in (
+        (0, 0, [0.25, 0.75, 0]),
+        # Two cells that touch at a corner are one object.
+        (2, 5, [0.4, 0, 0.6]),
+        (3, 6, [0.1, 0, 0.9]),
+        (7, 11, [0.6, 0.4, 0]),
+    ):
+        out[0, row, column] = chances
+    return out
+
+
 CASES = (
     Case(
         "ultraface",
@@ -497,5 +511,12 @@ CASES = (
             ("cat", 0.6**0.6 * 0.7**0.4, (0.0, 24.0, 16.0, 56.0)),
         ),
         TWO,
+    ),
+    Case(
+        "fomo",
+        "semantic",
+        {"map": fomo()},
+        (("dog", 0.9, (40.0, 16.0, 56.0, 32.0)), ("cat", 0.75, (0.0, 0.0, 8.0, 8.0))),
+        TWO | {"first_label": 1},
     ),
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edge_agent.core.errors import ModelError
 from edge_agent.models.files.check_onnx import inspect
@@ -24,8 +25,12 @@ MODELS = Path(__file__).parents[3] / "shared" / "assets" / "models"
 
 def network(folder: Path, outputs: Shapes, picture: Sequence[int | None] = (1, 3, 64, 96)) -> Path:
     """Save a network that gives zeros of these shapes."""
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in outputs.items()}
-    return constant_outputs(folder / "some net.onnx", zeros, picture=picture)
+    return constant_outputs(folder / "some net.onnx", zeros(outputs), picture=picture)
+
+
+def zeros(outputs: Shapes) -> dict[str, NDArray[np.float32]]:
+    """Make tensors of these shapes."""
+    return {name: np.zeros(shape, np.float32) for name, shape in outputs.items()}
 
 
 def taken(path: Path) -> Manifest:
@@ -213,6 +218,140 @@ def test_anomalib(tmp_path: Path) -> None:
     assert manifest.input.per_channel("scale", 3) == (255, 255, 255)
     made = draft(network(tmp_path, outputs, (1, 3, None, None)))
     assert [words.partition(":")[0] for words in made.questions] == ["input.width and input.height"]
+
+
+def levels(*last: int, first: bool = False, anchors: int = 3) -> dict[str, tuple[int, ...]]:
+    """Shapes of heads at strides 8, 16, 32, or 16 and 32, of a picture of 64 x 96."""
+    strides = (8, 16, 32)[-len(last) :]
+    cells = [(64 // s, 96 // s) for s in strides]
+    if first:
+        return {f"o{s}": (1, n, *c) for s, n, c in zip(strides, last, cells, strict=True)}
+    if anchors:
+        return {f"o{s}": (1, anchors, *c, n) for s, n, c in zip(strides, last, cells, strict=True)}
+    return {f"o{s}": (1, *c, n) for s, n, c in zip(strides, last, cells, strict=True)}
+
+
+SCRFD = {str(w * 100 + s): (2 * 96 * 64 // s**2, w) for w in (1, 4, 10) for s in (8, 16, 32)}
+WHOLE = {"detected_boxes": (1, 9, 4), "detected_classes": (1, 9), "detected_scores": (1, 9)}
+NVIDIA = {"num_dets": (1, 1), "det_boxes": (1, 9, 4), "det_scores": (1, 9), "det_classes": (1, 9)}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "decoder", "layout", "asked"),
+    [
+        (levels(85, 85, 85), "yolov5", "", "output.layout output.anchors output.labels"),
+        (levels(255, 255, first=True), "yolov5", "", "output.layout output.anchors output.labels"),
+        (levels(40, 40, anchors=0), "yolov5", "yolo-fastestv2", "output.anchors output.labels"),
+        ({"rows": (5, 7)}, "ssd", "", "output.layout output.labels"),
+        ({"graph2_flat_predictions": (5, 7)}, "ssd", "yolo-nas", "input"),
+        (NVIDIA, "ssd", "", "input"),
+        (WHOLE, "ssd", "", "input.color output.labels"),
+    ],
+)
+def test_what_an_exporter_ends_in_is_named_and_what_it_leaves_open_is_asked(
+    outputs: Shapes, decoder: str, layout: str, asked: str, tmp_path: Path
+) -> None:
+    """Heads, rows and finished boxes: anchors, order and labels are asked for."""
+    made = draft(network(tmp_path, outputs))
+    said = made.keys["output"]
+    assert (said["decoder"], said.get("layout", "")) == (decoder, layout)
+    questions = " ".join(question.partition(":")[0] for question in made.questions)
+    assert all(key in questions for key in asked.split())
+
+
+def test_what_an_exporter_ends_in_is_taken_where_nothing_is_left_open(tmp_path: Path) -> None:
+    """SCRFD, YOLO-FastestV2 of 80 classes, and YOLOv7's rows behind its own suppression."""
+    scrfd = taken(network(tmp_path, SCRFD))
+    assert (scrfd.decoder, scrfd.input.anchor, scrfd.output.labels) == (
+        "yunet",
+        "top-left",
+        ("face",),
+    )
+    fastest = taken(network(tmp_path, levels(95, 95, anchors=0)))
+    assert (fastest.output.layout, fastest.output.anchors[-1]) == ("yolo-fastestv2", 258.87)
+    path = save_onnx(
+        tmp_path / "yolov7.onnx",
+        [
+            node("ReduceMean", ["images"], ["mean"], keepdims=0),
+            node("Add", ["mean", "boxes"], ["moved"]),
+            node("NonMaxSuppression", ["moved", "scores"], ["kept"]),
+            node("Cast", ["kept"], ["floats"], to=1),
+            node("Concat", ["floats", "floats", "one"], ["output"], axis=1),
+        ],
+        [("images", "float32", (1, 3, 64, 96))],
+        [("output", "float32", (None, 7))],
+        {
+            "boxes": np.zeros((1, 4, 4), np.float32),
+            "scores": np.zeros((1, 1, 4), np.float32),
+            "one": np.zeros((0, 1), np.float32),
+        },
+    )
+    yolov7 = taken(path)
+    assert (yolov7.decoder, yolov7.output.layout) == ("ssd", "yolov7")
+
+
+def test_custom_vision_says_what_pixels_are(tmp_path: Path) -> None:
+    """Its metadata has the color and the range; the form of its head is asked."""
+    said = {"Image.BitmapPixelFormat": "Bgr8", "Image.NominalPixelRange": "Normalized_0_1"}
+    whole = draft(constant_outputs(tmp_path / "b.onnx", zeros(WHOLE), metadata=said))
+    assert (whole.keys["input"]["color"], whole.keys["input"]["scale"]) == ("bgr", 255)
+    head = save_onnx(
+        tmp_path / "a.onnx",
+        [
+            node("MaxPool", ["data"], ["small"], kernel_shape=[32, 32], strides=[32, 32]),
+            node("Concat", ["small"] * 15, ["model_outputs0"], axis=1),
+        ],
+        [("data", "float32", (1, 3, 416, 416))],
+        [("model_outputs0", "float32", (1, 45, 13, 13))],
+        metadata=said,
+    )
+    made = draft(head)
+    assert made.keys["output"]["layout"] == "custom-vision"
+    assert len(made.keys["output"]["anchors"]) == 10
+    assert [each.partition(":")[0] for each in made.questions] == ["output.layout", "output.labels"]
+
+
+def test_cells_and_single_numbers_are_named(tmp_path: Path) -> None:
+    """FOMO's grid, one number for a picture, and one of openWakeWord's three networks."""
+    fomo = draft(network(tmp_path, {"grid": (1, 8, 12, 3)}, (1, 64, 96, 1)))
+    assert fomo.keys["output"] == {"decoder": "semantic", "threshold": 0.5, "first_label": 1}
+    assert "2 names, without the background" in fomo.questions[0]
+    single = draft(network(tmp_path, {"dense": (1, 1)}))
+    assert "both names, that of a 0 first" in single.questions[0]
+    chain = draft(network(tmp_path, {"conv2d_19": (1, 1, 1, 96)}, (1, 76, 32, 1)))
+    assert "openWakeWord" in chain.family
+    word = save_onnx(
+        tmp_path / "word.onnx",
+        [
+            node("ReduceMax", ["x"], ["y"], axes=[2], keepdims=0),
+            node("ReduceMax", ["y"], ["z"], axes=[1]),
+        ],
+        [("x", "float32", (1, 16, 96))],
+        [("z", "float32", (1, 1))],
+    )
+    assert "openWakeWord" in draft(word).family
+
+
+def test_paddle_detection_is_given_the_size_of_its_input(tmp_path: Path) -> None:
+    """With a factor of 1, boxes come in its pixels; im_shape is height and width."""
+    path = save_onnx(
+        tmp_path / "paddle.onnx",
+        [
+            node("ReduceMean", ["image"], ["mean"], keepdims=0),
+            node("Add", ["im_shape", "scale_factor"], ["both"]),
+            node("Add", ["both", "mean"], ["moved"]),
+            node("Concat", ["moved"] * 3, ["multiclass_nms3_0.tmp_0"], axis=1),
+        ],
+        [
+            ("image", "float32", (None, 3, 64, 96)),
+            *((n, "float32", (None, 2)) for n in ("im_shape", "scale_factor")),
+        ],
+        [("multiclass_nms3_0.tmp_0", "float32", (None, 6))],
+    )
+    made = draft(path)
+    assert made.keys["input"]["fixed"] == {"scale_factor": 1, "im_shape": [[64, 96]]}
+    assert made.keys["output"]["layout"] == "paddle"
+    assert "input.mean and input.scale" in made.questions[0]
 
 
 def test_what_no_shape_tells(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Each test is named after a public report of the same kind of file.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -210,8 +211,7 @@ def test_pytorch_yolov4_boxes_and_confs_are_read(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "yolov7_1419": ({"output": (3, 7)}, "YOLOv7: export it without --end2end"),
-    "automl_efficientdet": ({"detections": (1, 100, 7)}, "EfficientDet: with separate boxes"),
+    "automl_efficientdet": ({"detections": (1, 100, 7)}, "EfficientDet: export it with separate"),
     "anomalib_map": ({"anomaly_map": (1, 1, 32, 32)}, "pred_score"),
 }
 
@@ -227,6 +227,42 @@ def test_families_that_no_decoder_reads_are_named_with_what_to_export(
     assert made.manifest is None
     assert any(mend in line for line in made.missing)
     assert 'task = "raw"' in made.draft
+
+
+BOXES = [[80, 40, 160, 240], [200, 100, 300, 200]]
+PADDLE = "mean = [123.675, 116.28, 103.53]\nscale = [58.395, 57.12, 57.375]\n"
+
+
+@needs_cases
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("file", "given", "answers"),
+    [
+        ("rows-of-seven/yolov7-end2end", "scale = 255", 'layout = "yolov7"'),
+        ("rows-of-seven/yolov7-one-box", "scale = 255", 'layout = "yolov7"'),
+        ("rows-of-seven/yolonas-flat", 'color = "bgr"', 'layout = "yolo-nas"'),
+        (
+            "refused-families/paddledet",
+            f'{PADDLE}tensor = "image"\nfixed = {{ scale_factor = 1 }}',
+            'layout = "paddle"',
+        ),
+    ],
+)
+def test_yolov7_1419_and_700_rows_of_boxes_are_read_as_their_layout_has_them(
+    tmp_path: Path, file: str, given: str, answers: str, engine: str
+) -> None:
+    """YOLOv7 --end2end, YOLO-NAS flat and PaddleDetection: bare a question, described right."""
+    bare = shutil.copy(CASES / f"{file}.onnx", tmp_path)
+    made = describe(Path(bare))
+    assert made.manifest is None
+    assert "output.decoder" not in "".join(made.missing)
+    assert 'decoder = "ssd"' in made.draft
+    output = f'decoder = "ssd"\nthreshold = 0.5\nlabels = ["cat", "dog", "bird"]\n{answers}'
+    boxes = found(folder(Path(bare), "detection", output, given), engine, size=320)
+    assert isinstance(boxes, Detections)
+    assert boxes.labels == ("cat", "bird")[: len(boxes)]
+    assert_allclose(boxes.boxes, BOXES[: len(boxes)], atol=0.1)
+    assert_allclose(boxes.scores, [0.9, 0.8][: len(boxes)], atol=1e-3)
 
 
 def test_networks_of_many_pictures_or_a_tensor_a_column_are_named(tmp_path: Path) -> None:

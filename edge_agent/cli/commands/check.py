@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from ...core.errors import AgentError, BrokerError, ModelError, SampleError, UsageError
 from ...core.text import counted, printable
 from ...inference.engines.registry import engine_words
-from ...models.manifest import MANIFEST, threshold_trouble
+from ...models.decoders import threshold_trouble
+from ...models.manifest import MANIFEST
 from ..options import Options, add_config, load_settings
 
 if TYPE_CHECKING:

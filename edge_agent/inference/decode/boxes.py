@@ -266,6 +266,18 @@ def _spreads(turned: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.stack((a, b, (width**2 - height**2) * cosine * sine)) / 12
 
 
+def touching(scores: Floats, threshold: float) -> tuple[Floats, Floats]:
+    """Return boxes (n, 4) around cells (h, w) that touch, corners too, and their best scores."""
+    import cv2
+
+    reached = (scores >= threshold).astype(np.uint8)
+    count, marks, stats, _ = cv2.connectedComponentsWithStats(reached, connectivity=8)
+    best = np.zeros(count, np.float32)
+    np.maximum.at(best, np.asarray(marks, np.intp), scores)
+    starts = stats[1:, :2]
+    return np.concatenate((starts, starts + stats[1:, 2:4]), axis=1).astype(np.float32), best[1:]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
     """One row for each cell, in the order that all of these exporters write: level, row, column."""

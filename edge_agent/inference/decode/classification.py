@@ -22,7 +22,7 @@ from .decoder import (
 )
 from .decoder import softmax as shares
 
-_ROUNDING = 0.02
+ROUNDING = 0.02
 """Of chances in float16 or eight bits."""
 
 
@@ -33,7 +33,7 @@ def softmax(network: Network) -> Decoder:
     (value - output.zero_point) * output.scale. Logarithms of chances, as a LogSoftmax gives them,
     become chances.
     """
-    return _classifier(network, _as_given)
+    return _classifier(network, as_given)
 
 
 def logits(network: Network) -> Decoder:
@@ -97,15 +97,15 @@ def _ends_in_one(network: Network) -> bool:
     return len(network.outputs) == 1 and count_of(network.outputs[0]) == 1
 
 
-def _as_given(values: Floats) -> Floats:
+def as_given(values: Floats) -> Floats:
     """Return chances, be they given as their logarithms.
 
     Raises:
         SampleError: they are neither.
     """
-    if len(values) > 1 and values.max() <= 0 and abs(np.exp(values).sum() - 1) < _ROUNDING:
+    if len(values) > 1 and values.max() <= 0 and abs(np.exp(values).sum() - 1) < ROUNDING:
         return np.exp(values)
-    if values.max(initial=0) > 1 + _ROUNDING:
+    if values.max(initial=0) > 1 + ROUNDING:
         raise SampleError(
             f"a score is {values.max():.4g}, which is no chance: the network ends without its "
             'softmax (decoder = "logits"), or in integers (output.scale and output.zero_point)'

@@ -1,4 +1,4 @@
-"""Two small face detectors that are everywhere: UltraFace and YuNet."""
+"""Small face detectors that are everywhere: UltraFace, YuNet and SCRFD."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import numpy as np
 from ...core.errors import ModelError
 from ...core.types import Detections, Tensors
 from .boxes import Hits, best_classes, detections, lay_grid, selection_of
-from .decoder import Decoder, Labels, Network, check_rows, ensure_finite, labels_of
+from .decoder import (
+    Decoder,
+    Floats,
+    Labels,
+    Network,
+    Output,
+    check_rows,
+    ensure_finite,
+    labels_of,
+)
 
 YUNET_STRIDES = (8, 16, 32)
 
@@ -63,16 +72,18 @@ def yunet(network: Network) -> Decoder:
 
     Roles, for each stride s of 8, 16, 32: `cls_s` and `obj_s` [1, N, 1], `bbox_s` [1, N, 4],
     `kps_s` [1, N, 10]. Score = sqrt(cls * obj); center = (cell + d) * s; size = exp(d) * s; the
-    five points = (cell + d) * s.
+    five points = (cell + d) * s. Six or nine outputs are SCRFD's.
     """
     size, labels = network.picture_size(), labels_of(network)
-    parts = {"cls": 1, "obj": 1, "bbox": 4, "kps": 10}
-    network.check_roles(*(f"{part}_{s}" for part in parts for s in YUNET_STRIDES))
     if len(labels.names) > 1 or labels.first:
         raise ModelError(
             f"output.labels: expected at most 1 label and first_label 0, decoder 'yunet' knows "
             f"one class, found {len(labels.names)} and first_label {labels.first}"
         )
+    if len(network.outputs) in {6, 9}:
+        return _scrfd(network, size, labels)
+    parts = {"cls": 1, "obj": 1, "bbox": 4, "kps": 10}
+    network.check_roles(*(f"{part}_{s}" for part in parts for s in YUNET_STRIDES))
     levels = []
     for stride in YUNET_STRIDES:
         grid = lay_grid(size, (stride,))
@@ -103,5 +114,46 @@ def yunet(network: Network) -> Decoder:
         points = (read["kps"][rows].reshape(-1, 5, 2) + cells[:, None]) * strides[:, None]
         boxes = np.concatenate((center - half, center + half), axis=1)
         return detections("bbox_* and kps_*", boxes, hits, labels, selection, {"points": points})
+
+    return decode
+
+
+def _scrfd(network: Network, size: tuple[int, int], labels: Labels) -> Decoder:
+    """SCRFD by InsightFace (Guo et al. 2021, arXiv 2105.04714), with or without its five points.
+
+    No roles: outputs of rows of 1 (scores), 4 (distances of sides) and 10 (of points), each in the
+    order of strides 8, 16, 32; two rows a cell, measured from its upper left corner in strides.
+    """
+    network.check_roles()
+    found = {w: [one for one in network.outputs if one.shape[-1] == w] for w in (1, 4, 10)}
+    if [len(each) for each in found.values()] != [3, 3, len(network.outputs) - 6]:
+        raise ModelError(
+            "output.decoder: 'yunet' expects of SCRFD three outputs each of rows of 1, 4 and often "
+            f"10 numbers, found {', '.join(map(str, network.outputs))}"
+        )
+    whole, selection = lay_grid(size, YUNET_STRIDES), selection_of(network, iou=0.4)
+    strides = np.repeat(whole.strides, 2, axis=0)
+    starts = np.repeat(whole.cells, 2, axis=0) * strides
+
+    def read(outputs: Tensors, width: int) -> Floats:
+        tables = []
+        for spec, stride in zip(found[width], YUNET_STRIDES, strict=True):
+            count = 2 * len(lay_grid(size, (stride,)).cells)
+            output = Output(spec, ((count, width), (1, count, width)), 1.0, 0.0)
+            tables.append(output.read(outputs).reshape(count, width))
+        return np.concatenate(tables)
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        scores = read(outputs, 1)[:, 0]
+        ensure_finite("of scores", scores)
+        rows = np.flatnonzero(scores >= threshold)
+        hits = Hits(rows, np.zeros(len(rows), np.intp), scores[rows])
+        start, sides = starts[rows], read(outputs, 4)[rows] * strides[rows]
+        boxes = np.concatenate((start - sides[:, :2], start + sides[:, 2:]), axis=1)
+        columns = {}
+        if found[10]:
+            away = (read(outputs, 10)[rows] * strides[rows]).reshape(-1, 5, 2)
+            columns["points"] = away + start[:, None]
+        return detections("of boxes and points", boxes, hits, labels, selection, columns)
 
     return decode

@@ -1,4 +1,4 @@
-"""What each pixel is: class numbers, or a score for each class."""
+"""What each pixel, or each cell, is: class numbers, or a score for each class."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import numpy as np
 
 from ...core.areas import Areas
 from ...core.errors import ModelError, SampleError
-from ...core.types import Array, Tensors
+from ...core.types import Array, Detections, Tensors
+from .boxes import Hits, detections, selection_of, touching
+from .classification import as_given
 from .decoder import Decoder, Labels, Network, Output, check_classes, ensure_finite, labels_of
 
 MOST_CLASSES = 65536
@@ -16,7 +18,7 @@ def semantic(network: Network) -> Decoder:
     """Semantic segmentation, as Ultralytics, torchvision, PaddleSeg and others export it.
 
     Role `map`: class numbers [1, H, W] or [1, 1, H, W], or scores [1, C, H, W] or [1, H, W, C], of
-    which the best counts.
+    which the best counts. Of task detection: cells in which objects have their middles.
     """
     network.check_roles("map")
     size, labels = network.picture_size(), labels_of(network)
@@ -28,6 +30,8 @@ def semantic(network: Network) -> Decoder:
     axis = _class_axis(network, output, labels)
     if axis is not None:
         check_classes(labels, output.spec.shape[axis], f"output {output.spec}")
+    if network.manifest.task == "detection":
+        return _middles(network, output, labels, axis)
     ends = np.array([(0, 0), size], np.float32)
     asked = bool(network.manifest.output.mask)
 
@@ -38,6 +42,30 @@ def semantic(network: Network) -> Decoder:
         names, each = labels.of(present), tuple(present.tolist())
         found = Areas(names, (0.0,) * len(names), each, grid, ends, size, asked)
         return found.counted().above(threshold)
+
+    return decode
+
+
+def _middles(network: Network, output: Output, labels: Labels, axis: int | None) -> Decoder:
+    """Edge Impulse's FOMO: cells of a class that touch, corners too, are one object around them.
+
+    Scores come after their softmax, with the background first; of an object the best counts.
+    """
+    if axis is None:
+        raise ModelError(f"output {output.spec}: expected a score for each class of a cell")
+    size, selection = network.picture_size(), selection_of(network, iou=None)
+
+    def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
+        cells = np.moveaxis(output.read(outputs)[0], axis - 1, 0)
+        ensure_finite(output.spec.name, cells)
+        as_given(cells.reshape(-1))
+        step = np.array(size, np.float32) / cells.shape[:0:-1]
+        groups = [touching(each, threshold) for each in cells[1:]]
+        boxes = np.concatenate([placed for placed, _ in groups]) * np.tile(step, 2)
+        scores = np.concatenate([best for _, best in groups])
+        classes = np.repeat(np.arange(len(groups)) + 1, [len(best) for _, best in groups])
+        hits = Hits(np.arange(len(boxes)), classes, scores)
+        return detections(output.spec.name, boxes, hits, labels, selection)
 
     return decode
 

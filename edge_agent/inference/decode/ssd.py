@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.errors import ModelError
+from ...core.errors import ModelError, SampleError
 from ...core.types import Detections, Tensors
+from ...models.decoders import ROWS
 from .boxes import IOU, NORMALIZED_AT_MOST, Hits, best_classes, detections, selection_of
+from .classification import ROUNDING
 from .decoder import (
     Decoder,
     Floats,
@@ -25,10 +27,13 @@ from .decoder import (
 )
 
 ROLES = ("detections", "boxes", "boxes_yxyx", "scores", "classes")
-BOXES = ("boxes", "bboxes", "detection_boxes")
-SCORES = ("scores", "detection_scores", "confidences", "confs")
-CLASSES = ("labels", "classes", "class_ids", "detection_classes")
+BOXES = ("boxes", "bboxes", "detection_boxes", "det_boxes", "detected_boxes")
+SCORES = ("scores", "detection_scores", "confidences", "confs", "det_scores", "detected_scores")
+CLASSES = ("labels", "classes", "class_ids", "detection_classes", "det_classes", "detected_classes")
 INDEX_TYPES = ("int32", "int64")
+_COLUMNS = {"": (1, 2, 3), "paddle": (0, 1, 2), "yolov7": (5, 6, 1), "yolo-nas": (6, 5, 1)}
+"""By layout: where the class, the score and the first of four numbers of the box are in a row."""
+_LAYOUTS = ", ".join(ROWS)
 
 
 def ssd(network: Network) -> Decoder:
@@ -44,15 +49,26 @@ def ssd(network: Network) -> Decoder:
     open must have their role or their usual name; they are of 4 where there are scores beside them,
     else of 5, which each result has to keep.
 
+    With a `layout`, role `detections` is [N, 6] or [N, 7], boxes by their corners in input pixels:
+    PaddleDetection's class, score, box; YOLOv7's image, box, class, score; YOLO-NAS' image, box,
+    score, class.
+
     Suppression runs only where nothing says it has been, scores for every class or no classes, or
     where the manifest asks for it with an `iou`.
     """
     network.picture_size()
     network.check_roles(*ROLES)
+    if layout := network.manifest.output.layout:
+        width = 6 if layout == "paddle" else 7
+        given = network.need("detections", [(None, width), (1, None, width)])
+        return _rows(network, given, np.ones(4, np.float32))
     if not {"boxes", "boxes_yxyx"} & set(network.manifest.output.names):
-        rows = network.find("detections", [(1, 1, None, 7)], names=("detection_out",))
-        if rows is not None:
-            return _detection_output(network, rows)
+        found = network.find("detections", [(1, 1, None, 7)], names=("detection_out",))
+        if found is not None:
+            return _rows(network, found, _scale(network))
+    rows = [one for one in network.outputs if len(one.shape) == 2 and one.shape[1] in {6, 7}]
+    if rows and len(network.outputs) <= 2:
+        raise ModelError(f"output.layout: is missing; rows as of {rows[0]} differ: {_LAYOUTS}")
     boxes, flipped = _find_boxes(network)
     width = boxes.spec.shape[-1] or _width_by_scores(network, boxes)
     # Where the network leaves the rows open, the results have to have this width.
@@ -63,18 +79,30 @@ def ssd(network: Network) -> Decoder:
     return _parallel(network, boxes, flipped=flipped)
 
 
-def _detection_output(network: Network, output: Output) -> Decoder:
-    labels, scale = labels_of(network), _scale(network)
-    selection = selection_of(network, iou=None)
+def _rows(network: Network, output: Output, scale: Floats) -> Decoder:
+    layout, labels = network.manifest.output.layout, labels_of(network)
+    selection, (kind, score, box) = selection_of(network, iou=None), _COLUMNS[layout]
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
-        table = output.read(outputs)[0, 0]
+        table = output.read(outputs)
+        table = table.reshape(-1, table.shape[-1])
+        # DetectionOutput ends with an image below 0, PaddleDetection with classes below 0.
         ends = np.flatnonzero(table[:, 0] < 0)
         table = table[: ends[0]] if len(ends) else table
-        ensure_finite(output.spec.name, table[:, :3])
-        rows = np.flatnonzero(table[:, 2] >= threshold)
-        hits = Hits(rows, _indices(table[rows, 1]), table[rows, 2])
-        return detections(output.spec.name, table[rows, 3:] * scale, hits, labels, selection)
+        ensure_finite(output.spec.name, table[:, [0, kind, score]])
+        found, classes = table[:, score], table[:, kind]
+        if layout and (
+            np.abs(classes - np.rint(classes)).max(initial=0) > ROUNDING
+            or found.max(initial=0) > 1 + ROUNDING
+        ):
+            raise SampleError(
+                f"output {output.spec.name}: column {kind} holds no classes, or column {score} no "
+                f"scores, as layout {layout!r} has it; name the layout that it is: {_LAYOUTS}"
+            )
+        rows = np.flatnonzero(found >= threshold)
+        hits = Hits(rows, _indices(classes[rows]), found[rows])
+        boxes = table[rows, box : box + 4] * scale
+        return detections(output.spec.name, boxes, hits, labels, selection)
 
     return decode
 

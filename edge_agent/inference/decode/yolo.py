@@ -31,6 +31,7 @@ from .decoder import (
     ensure_finite_columns,
     labels_of,
 )
+from .heads import heads
 from .tails import Tail, finder, roles_of, tail_of
 
 YOLOX_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
@@ -64,8 +65,11 @@ def yolov5(network: Network) -> Decoder:
     """YOLOv5 and v7: [1, N, 5 + classes], boxes decoded.
 
     Role `predictions`: center x, center y, width, height in input pixels or, of TensorFlow's
-    exports, in 0..1 of the input; objectness, class scores. Score = objectness * class.
+    exports, in 0..1 of the input; objectness, class scores. Score = objectness * class. With a
+    `layout`, heads that are not decoded.
     """
+    if network.manifest.output.layout:
+        return heads(network)
     network.picture_size()
     labels = labels_of(network)
     output, tail = _rows(network, labels)

@@ -7,9 +7,16 @@ from typing import Any
 from ...core.text import counted, printable
 from .facts import Draft, NetworkFacts
 
+WAKE_WORDS = "one of openWakeWord's chain of three networks"
+NO_CHAIN = (
+    "a chain is not run here; train a keyword classifier of one network on [input] transform = "
+    '"logmel" (docs/models.md, Sound), or run openWakeWord beside the agent'
+)
+
 
 def unusual_draft(facts: NetworkFacts) -> Draft | None:
     """Return what a network is that takes several pictures at once, or a tensor a column."""
+    shapes = [one.shape[1:] for one in facts.inputs]
     many = [one for one in facts.inputs if len(one.shape) == 4 and (one.shape[0] or 1) > 1]
     if len(many) == 1:
         family = f"a network of {many[0].shape[0]} pictures at once ({printable(str(many[0]))})"
@@ -21,6 +28,8 @@ def unusual_draft(facts: NetworkFacts) -> Draft | None:
             "export it with one tensor for all columns (skl2onnx: initial_types=[('X', "
             f"FloatTensorType([None, {len(facts.inputs)}]))])"
         )
+    elif (shapes, facts.outputs[0].shape[-1:]) in (([(16, 96)], (1,)), ([(None,)], (32,))):
+        family, mend = WAKE_WORDS, NO_CHAIN
     else:
         return None
     return Draft(

@@ -10,7 +10,7 @@ from ...config.settable import SETTABLE, read_bare
 from ...core.errors import RequestError
 from ...core.frozen import record
 from ...core.parameters import CLEARED, Clearable, Flag, Text, parse
-from ...models.manifest import threshold_trouble
+from ...models.decoders import threshold_trouble
 from ...mqtt.requests import Command
 from .device_mode import DEVICE, modes_of
 from .pipeline import Pipeline

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ...core.types import Array, Findings, Sample
 from ...inference.model import Model
 from ...inference.preprocess.placement import Region, cut
+from ...models.decoders import SCORED
 from ...models.drift import Usual
-from ...models.manifest import SCORED
 
 if TYPE_CHECKING:
     from ...inference.drift import Histogram, Learner

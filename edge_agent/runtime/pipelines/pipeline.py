@@ -16,7 +16,7 @@ from ...core.threads import ThreadGroup
 from ...core.types import Sample
 from ...inference.model import Model
 from ...inference.statistics import Cost
-from ...models.manifest import threshold_trouble
+from ...models.decoders import threshold_trouble
 from ...mqtt.client import Client
 from ...serving.active import Serving
 from ...sources.source import SourceContext

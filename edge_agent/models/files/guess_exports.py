@@ -1,0 +1,185 @@
+"""Drafts of detectors that their exporters end in finished boxes, in heads, or in cells."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from ...core.types import TensorSpec
+from . import infer_layout
+from .facts import Draft
+from .guess_picture import COLORS, LABELS, RESIZE, Picture, detector
+from .guess_signals import NO_CHAIN, WAKE_WORDS
+
+_CUSTOM_VISION = [0.573, 0.677, 1.87, 2.06, 3.34, 5.47, 7.88, 3.53, 9.77, 9.17]
+_FASTEST = [12.64, 19.39, 37.88, 51.48, 55.71, 138.31, 126.91, 78.23, 131.57, 214.55]
+_FASTEST += [279.92, 258.87]  # of YOLO-FastestV2's COCO weights
+_LETTERBOX = {"color": "rgb", "resize": "letterbox", "pad": 114, "scale": 255}
+
+
+def finished(picture: Picture) -> Draft | None:
+    """Boxes that need no decoding."""
+    outputs, names = picture.facts.outputs, picture.outputs.keys()
+    output: dict[str, Any] = {"decoder": "ssd", "threshold": 0.25}
+    if "scale_factor" in {one.name for one in picture.facts.inputs}:
+        return _paddle(picture)
+    if len(outputs) == 1 and len(outputs[0].shape) == 2 and outputs[0].shape[1] == 7:
+        return _rows(picture, output)
+    if {"detected_boxes", "detected_classes", "detected_scores"} <= names:
+        return _custom_vision(picture, output)
+    if {"det_boxes", "det_classes", "det_scores"} <= names:
+        how = "input: as in training, if not of YOLOv6 or v7"
+        return detector(picture, "YOLOv6's or v7's with --end2end", _LETTERBOX, output, how)
+    if {"boxes", "confs"} <= names and picture.outputs["boxes"].shape[2:] == (1, 4):
+        input_ = {"color": "rgb", "resize": "stretch", "scale": 255}
+        output |= {"threshold": 0.4, "iou": 0.6}
+        return detector(picture, "YOLOv4", input_, output, LABELS)
+    return None
+
+
+def _paddle(picture: Picture) -> Draft | None:
+    given = {one.name for one in picture.facts.inputs} - {picture.input.name}
+    rows = [one for one in picture.facts.outputs if len(one.shape) == 2 and one.shape[1] == 6]
+    if not given <= {"scale_factor", "im_shape"} or len(rows) != 1:
+        return None
+    width, height = infer_layout.picture_size(picture.input, picture.given["layout"])
+    fixed: dict[str, Any] = {"scale_factor": 1}
+    left = ["input.mean and input.scale: NormalizeImage in its infer_cfg.yml, times 255"]
+    left += [f"{LABELS} (label_list there)"]
+    if width and height and "im_shape" in given:
+        fixed["im_shape"] = [[height, width]]
+    elif not (width and height):
+        left += ["input.width, input.height, and input.fixed.im_shape = [[height, width]]"]
+    input_ = {"color": "rgb", "resize": "stretch", "interpolation": "cubic", "fixed": fixed}
+    output = {"decoder": "ssd", "layout": "paddle", "threshold": 0.5}
+    return detector(picture, "PaddleDetection's", input_, output, *left)
+
+
+def _rows(picture: Picture, output: dict[str, Any]) -> Draft:
+    """Image, box, class and score, as YOLOv7's and YOLO-NAS' own suppression gives them."""
+    name = picture.facts.outputs[0].name
+    if "flat_predictions" in name:
+        output["layout"] = "yolo-nas"
+        scale = 1 if "int" in picture.input.dtype else 255
+        how = "input: as in training, if not of its own COCO weights"
+        input_ = _LETTERBOX | {"color": "bgr", "scale": scale}
+        return detector(picture, "YOLO-NAS", input_, output, how)
+    inside = "NonMaxSuppression" in picture.facts.operators
+    if inside and (picture.input.name, name) == ("images", "output"):
+        output["layout"] = "yolov7"
+        return detector(picture, "YOLOv7 or v9 with --end2end", _LETTERBOX, output)
+    how = "output.layout: yolov7 (image, box, class, score) or yolo-nas (image, box, score, class)"
+    return detector(picture, "rows of image and box", {}, output, how, LABELS, COLORS, RESIZE)
+
+
+def _custom_vision(picture: Picture, output: dict[str, Any], *left: str) -> Draft:
+    """Draft by what Custom Vision writes into its .onnx about pixels."""
+    said, input_ = picture.facts.metadata, {"resize": "stretch"}
+    color = {"Rgb8": "rgb", "Bgr8": "bgr"}.get(said.get("Image.BitmapPixelFormat", ""))
+    ranges = {"NominalRange_0_255": 1, "Normalized_0_1": 255}
+    scale = ranges.get(said.get("Image.NominalPixelRange", ""))
+    made = {**input_, "color": color, "scale": scale} if color and scale else input_
+    left = left if color and scale else (*left, COLORS)
+    return detector(picture, "Custom Vision's", made, output, *left, f"{LABELS} (labels.txt)")
+
+
+def heads(picture: Picture) -> Draft | None:
+    """Draft what gives numbers for each cell, of anchors that it does not hold, or of none."""
+    levels = [_level(picture, one) for one in picture.facts.outputs]
+    found = [level for level in levels if level is not None]
+    if len(found) != len(levels) or len({stride for stride, _, _ in found}) != len(found):
+        return None
+    counts = {count for _, count, _ in found}
+    (_, count, last), *others = found
+    if not others:
+        return _single(picture, count, last=last)
+    output: dict[str, Any] = {"decoder": "yolov5", "threshold": 0.3, "iou": 0.45}
+    if last and len(found) == 2 and picture.given["layout"] == "nchw" and counts == {count}:
+        output |= {"layout": "yolo-fastestv2", "anchors": _FASTEST}
+        anchors = "output.anchors: as in its .data file, if not of its own COCO weights"
+        left = () if count == 95 else (anchors, LABELS)
+        input_ = {"color": "bgr", "resize": "stretch", "scale": 255}
+        return detector(picture, "YOLO-FastestV2", input_, output, *left)
+    if len(counts) > 1 or count % 3 or count < 18:
+        return None
+    return detector(
+        picture,
+        f"{len(found)} heads of a YOLO with 3 anchors a cell and {count // 3 - 5} classes",
+        _LETTERBOX,
+        output,
+        "output.layout: yolov5-heads (also v7) or yolov3; better, export it with its last step "
+        "(YOLOv5: without --train, YOLOv7: with --grid); of YOLOv8's heads nothing reads",
+        "output.anchors: as in training; those published are in docs/known-models.md, heads",
+        f"output.labels: the names of its {count // 3 - 5} classes",
+    )
+
+
+def _single(picture: Picture, count: int, *, last: bool) -> Draft | None:
+    """Draft Custom Vision's only head, or Edge Impulse's cells, of which each has a class."""
+    name = picture.facts.outputs[0].name
+    if (picture.input.name, name) == ("data", "model_outputs0") and count % 5 == 0:
+        output: dict[str, Any] = {"decoder": "yolov5", "layout": "custom-vision"}
+        output |= {"anchors": _CUSTOM_VISION, "threshold": 0.1, "iou": 0.45, "agnostic": True}
+        how = "output.layout: custom-vision, or yolov2 if its own code has a sigmoid of x and y"
+        return _custom_vision(picture, output, how)
+    if not last or picture.given["layout"] != "nhwc":
+        return None
+    return detector(
+        picture,
+        "cells with a class each, as Edge Impulse's FOMO gives them",
+        {"scale": 255},
+        {"decoder": "semantic", "threshold": 0.5, "first_label": 1},
+        f"output.labels: {count - 1} names, without the background",
+        "input.resize: as its impulse has it: crop (fit shortest), letterbox (longest), stretch",
+    )
+
+
+def _level(picture: Picture, spec: TensorSpec) -> tuple[int, int, bool] | None:
+    """Return the stride of a head, its numbers a cell, and whether these come last."""
+    width, height = infer_layout.picture_size(picture.input, picture.given["layout"])
+    sizes = [size for size in spec.shape[1:] if size]
+    if not (width and height) or len(sizes) != len(spec.shape) - 1 or len(sizes) not in {3, 4}:
+        return None
+    for rows, columns in ((1, 2), (0, 1)):
+        stride = width // sizes[columns]
+        if stride in {8, 16, 32, 64} and height // sizes[rows] == stride:
+            return stride, prod(sizes) // (sizes[rows] * sizes[columns]), rows == 0
+    return None
+
+
+def scrfd(picture: Picture) -> Draft | None:
+    """Scores, boxes and often points of three levels."""
+    widths = sorted(one.shape[-1] or 0 for one in picture.facts.outputs)
+    if widths not in ([1, 1, 1, 4, 4, 4], [1, 1, 1, 4, 4, 4, 10, 10, 10]):
+        return None
+    left = () if picture.cells(8) else ("input.width and input.height: both × 32, usually 640",)
+    input_ = _LETTERBOX | {"anchor": "top-left", "pad": 0, "mean": 127.5, "scale": 128}
+    output = {"decoder": "yunet", "threshold": 0.5, "iou": 0.4, "labels": ["face"]}
+    return detector(picture, "SCRFD", input_, output, *left)
+
+
+def unread(picture: Picture) -> Draft | None:
+    """Return what a family is that no decoder reads, and what to export instead."""
+    outputs = picture.facts.outputs
+    shape, found = outputs[0].shape, ", ".join(sorted(picture.outputs))
+    if len(outputs) == 1 and len(shape) == 3 and shape[-1] == 7 and shape[1] != 1:
+        family = "rows of seven numbers for each box, image and class among them"
+        mend = (
+            "EfficientDet: export it with separate boxes, scores and classes, for ssd; "
+            "Ultralytics' obb with suppression inside is read by yolo-e2e"
+        )
+    elif len(outputs) == 1 and len(shape) == 4 and shape[1] == 1 and "map" in outputs[0].name:
+        family = "a map of anomalies without a score"
+        mend = "export it with its score: anomalib's has pred_score beside anomaly_map"
+    elif picture.input.shape[1:] == (76, 32, 1):
+        family, mend = WAKE_WORDS, NO_CHAIN
+    elif "scale_factor" in {one.name for one in picture.facts.inputs}:
+        family = "PaddleDetection's, but for its suppression"
+        mend = "export it without export.exclude_nms, for decoder ssd"
+    else:
+        return None
+    return Draft(
+        f"{family} ({found})",
+        {"task": "raw", "input": picture.said, "output": {"decoder": "raw"}},
+        questions=(f"export: no decoder reads this. {mend}",),
+    )

@@ -1,0 +1,93 @@
+"""A tiny TensorFlow Lite network that sees colors: Edge Impulse's FOMO, as far as its ends go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import flatbuffers
+
+Fields = Mapping[int, tuple[str, Any]]
+"""By number: "offset", or the name of a number's type, and the value."""
+
+
+def table(builder: Any, fields: Fields) -> int:
+    """Write a table of offsets and numbers, and return where it is."""
+    builder.StartObject(max(fields, default=-1) + 1)
+    for number, (kind, value) in fields.items():
+        if kind == "offset":
+            builder.PrependUOffsetTRelativeSlot(number, value, 0)
+        else:
+            getattr(builder, f"Prepend{kind}Slot")(number, value, 0)
+    return int(builder.EndObject())
+
+
+def vector(builder: Any, kind: str, values: Sequence[Any]) -> int:
+    """Write a vector of offsets or numbers."""
+    size = {"UOffsetTRelative": 4, "Int32": 4, "Float32": 4, "Int64": 8}[kind]
+    builder.StartVector(size, len(values), size)
+    for value in reversed(values):
+        getattr(builder, f"Prepend{kind}")(value)
+    return int(builder.EndVector())
+
+
+def save_fomo(path: Path, size: int = 96, *, integers: bool = True) -> Path:
+    """Save cells of 8 x 8 pixels: the mean of their colors, then a sharp softmax of these.
+
+    Args:
+        path: the .tflite file.
+        size: of the picture, which is square; red is the background.
+        integers: int8 with steps, as "quantized (int8)" is deployed; else floats.
+
+    """
+    builder = flatbuffers.Builder(2048)
+    tensors = []
+    for name, side, step in (("x", size, 255), ("mean", size // 8, 255), ("y", size // 8, 256)):
+        fields: dict[int, tuple[str, Any]] = {
+            0: ("offset", vector(builder, "Int32", [1, side, side, 3])),
+            3: ("offset", builder.CreateString(name)),
+        }
+        if integers:
+            steps: Fields = {
+                2: ("offset", vector(builder, "Float32", [1 / step])),
+                3: ("offset", vector(builder, "Int64", [-128])),
+            }
+            fields |= {1: ("Int8", 9), 4: ("offset", table(builder, steps))}
+        tensors.append(table(builder, fields))
+    pool = {1: ("Int32", 8), 2: ("Int32", 8), 3: ("Int32", 8), 4: ("Int32", 8)}
+    options = [
+        (5, table(builder, {0: ("Int8", 1), **pool})),
+        (9, table(builder, {0: ("Float32", 20.0)})),
+    ]
+    operators = [
+        table(
+            builder,
+            {
+                0: ("Uint32", place),
+                1: ("offset", vector(builder, "Int32", [place])),
+                2: ("offset", vector(builder, "Int32", [place + 1])),
+                3: ("Uint8", kind),
+                4: ("offset", given),
+            },
+        )
+        for place, (kind, given) in enumerate(options)
+    ]
+    codes = [
+        table(builder, {0: ("Int8", code), 2: ("Int32", 1), 3: ("Int32", code)}) for code in (1, 25)
+    ]
+    parts = {0: tensors, 3: operators}
+    graph: dict[int, tuple[str, Any]] = {
+        number: ("offset", vector(builder, "UOffsetTRelative", part))
+        for number, part in parts.items()
+    }
+    graph[1] = ("offset", vector(builder, "Int32", [0]))
+    graph[2] = ("offset", vector(builder, "Int32", [2]))
+    graphs = [table(builder, graph)]
+    buffers = [table(builder, {})]
+    model: dict[int, tuple[str, Any]] = {0: ("Uint32", 3)}
+    for number, part in {1: codes, 2: graphs, 4: buffers}.items():
+        model[number] = ("offset", vector(builder, "UOffsetTRelative", part))
+    builder.Finish(table(builder, model), file_identifier=b"TFL3")
+    path.write_bytes(builder.Output())
+    return path
