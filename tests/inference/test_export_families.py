@@ -49,7 +49,7 @@ def findings(
     write_constant_model(folder / "model.onnx", outputs)
     about = {"name": "m", "version": "1", "task": task, "file": "model.onnx"}
     (folder / "model.toml").write_text(tomli_w.dumps({**about, "output": dict(output)}))
-    model, _ = load_model(load(folder), [EngineChoice(engine)], "picture")
+    model = load_model(load(folder), [EngineChoice(engine)], "picture")
     try:
         picture = np.full((HEIGHT, WIDTH, 3), 90, np.uint8)
         return model.infer(Sample(picture, 0, 0, 0.0)).findings
@@ -399,7 +399,7 @@ def test_fomo_as_edge_impulse_deploys_it(integers: bool, tmp_path: Path) -> None
     picture[..., 2] = 255  # red, in the order of BGR
     picture[16:32, 40:48] = (0, 255, 0)
     picture[80:88, 88:96] = (255, 0, 0)
-    model, _ = load_model(load(tmp_path), [EngineChoice("openvino")], "picture")
+    model = load_model(load(tmp_path), [EngineChoice("openvino")], "picture")
     try:
         found = model.infer(Sample(picture, 0, 0, 0.0)).findings
     finally:

@@ -267,11 +267,19 @@ def _spreads(turned: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def touching(scores: Floats, threshold: float) -> tuple[Floats, Floats]:
-    """Return boxes (n, 4) around cells (h, w) that touch, corners too, and their best scores."""
+    """Return boxes (n, 4) around cells (h, w) that touch, corners too, and their best scores.
+
+    Boxes that touch are one.
+    """
     import cv2
 
-    reached = (scores >= threshold).astype(np.uint8)
-    count, marks, stats, _ = cv2.connectedComponentsWithStats(reached, connectivity=8)
+    reached, whole = (scores >= threshold).astype(np.uint8), False
+    while not whole:
+        count, marks, stats, _ = cv2.connectedComponentsWithStats(reached, connectivity=8)
+        before = reached.sum()
+        for left, top, width, height in stats[1:, :4]:
+            reached[top : top + height, left : left + width] = 1
+        whole = reached.sum() == before
     best = np.zeros(count, np.float32)
     np.maximum.at(best, np.asarray(marks, np.intp), scores)
     starts = stats[1:, :2]

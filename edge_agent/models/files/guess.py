@@ -31,14 +31,8 @@ _ANCHORS = {8: 3, 16: 2, 32: 2, 64: 3}
 """Boxes that UltraFace has in each cell of a stride."""
 _CHANCES = frozenset({"Softmax", "SoftMax", "Sigmoid"})
 
-_PADDLE: dict[str, Any] = {
-    "color": "bgr",
-    "resize": "letterbox",
-    "anchor": "top-left",
-    "pad": 127.5,
-    "mean": 127.5,
-    "scale": 127.5,
-}
+_PADDLE: dict[str, Any] = {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}
+_PADDLE |= dict.fromkeys(["pad", "mean", "scale"], 127.5)
 """How PaddleOCR's recognition is given a line."""
 
 
@@ -118,11 +112,7 @@ def _model_zoo(picture: Picture) -> Draft | None:
 def _nanodet(picture: Picture) -> Draft | None:
     if len(picture.only) != 3 or picture.only[2] != COCO + _BINS:
         return None
-    input_ = {
-        "color": "bgr",
-        "mean": [103.53, 116.28, 123.675],
-        "scale": [57.375, 57.12, 58.395],
-    }
+    input_ = {"color": "bgr", "mean": [103.53, 116.28, 123.675], "scale": [57.375, 57.12, 58.395]}
     output = {"decoder": "nanodet", "threshold": 0.35, "iou": 0.6}
     if picture.only[1] == picture.cells(8, 16, 32, 64):
         return detector(picture, "NanoDet-Plus", {**input_, "resize": "stretch"}, output)
