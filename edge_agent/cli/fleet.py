@@ -21,6 +21,8 @@ LOOK_SECONDS = 1.5
 """How long the first retained topic may take to arrive."""
 QUIET_SECONDS = 0.4
 """After the last one; then there are no more."""
+SLOWER = 4.0
+"""Times as long, over MQTT 3.1.1: clusters that speak no other look filters up on their disks."""
 MOST_SECONDS = 30.0
 """For all of them, over a slow link."""
 KINDS = ("status", "info", "health", "rollout", "model/+", "source/+")
@@ -121,8 +123,8 @@ class Fleet:
         if filters is not None:
             self._client.ask(filters)
         collected: list[ReceivedMessage] = []
-        now = time.monotonic()
-        quiet, most = now + LOOK_SECONDS, now + MOST_SECONDS
+        now, pace = time.monotonic(), 1.0 if self._client.protocol == 5 else SLOWER
+        quiet, most = now + LOOK_SECONDS * pace, now + MOST_SECONDS
         while (left := min(quiet, most) - time.monotonic()) > 0:
             heard = self._client.next(left)
             if heard is None:
@@ -131,7 +133,7 @@ class Fleet:
             # What is published meanwhile does not prolong it.
             if heard.retained:
                 collected.append(heard)
-                quiet = time.monotonic() + QUIET_SECONDS
+                quiet = time.monotonic() + QUIET_SECONDS * pace
         if most < quiet:
             self.gap = f"retained messages were still arriving after {MOST_SECONDS:.0f} s"
         return collected
@@ -191,8 +193,8 @@ class Fleet:
         found = set()
         for name, payload in self.plans.items():
             with suppress(MalformedError):
-                if name != but:
-                    found.add(read(payload, None).transfer)
+                if name != but and (transfer := read(payload, None).transfer):
+                    found.add(transfer)
         return found
 
     def named(self, target: str) -> list[str]:

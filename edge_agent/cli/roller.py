@@ -115,7 +115,7 @@ def tally(plan: Plan, fleet: Fleet, wave: int) -> Tally:
     for device in fleet.status:
         if plan.wave_of(device, fleet.groups(device)) != wave:
             continue
-        word = word_of(fleet, device, plan.id)
+        word = word_of(fleet, device, plan)
         state, online = str(word.get("state", "waiting")), fleet.online(device)
         ended = state in ENDED
         made.members += 1
@@ -149,12 +149,14 @@ def _not_well(plan: Plan, fleet: Fleet, device: str, word: dict[str, Any]) -> It
         yield f"degraded: {why[0] if isinstance(why, list) and why else ''}".removesuffix(": ")
 
 
-def word_of(fleet: Fleet, device: str, plan: str) -> dict[str, Any]:
+def word_of(fleet: Fleet, device: str, plan: Plan) -> dict[str, Any]:
     """Return what a device says of a roll-out; empty: nothing."""
     says = fleet.rollouts.get(device, {})
     others = says.get("others")
     for word in (says, *(others if isinstance(others, list) else ())):
-        if isinstance(word, dict) and word.get("id") == plan:
+        if not isinstance(word, dict) or word.get("id") != plan.id:
+            continue
+        if plan.settings is None or word.get("created") == plan.created:
             return word
     return {}
 

@@ -12,6 +12,7 @@ AgentError
   SpoolError         the disk refuses messages that wait for the broker: memory, try again later
     SpoolDamagedError  the file is not one that we have written: set it aside
   RequestError       a command that cannot be carried out: answer why
+    NotNowError      it could be, at another moment: ask again
   MalformedError     a message that makes no sense: count it, ignore it
 """
 
@@ -86,6 +87,10 @@ class SpoolDamagedError(SpoolError):
 
 class RequestError(AgentError):
     """A command that cannot be carried out, for the reason that the reply gives."""
+
+
+class NotNowError(RequestError):
+    """A command that cannot be carried out at this moment."""
 
 
 class MalformedError(AgentError):

@@ -123,6 +123,7 @@ class Announcements:
                 "npu": self._facts.npu,
             },
             "groups": list(runner.settings.groups),
+            "allow_unsigned": runner.settings.trust.allow_unsigned,
             "profile": {"name": self._match.name, "why": self._match.reason},
             "engines": self._engines,
             "pipelines": [

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..config.configured import Patch, described, digest, read_patch
-from ..core.errors import AgentError, ModelError, RequestError
+from ..core.errors import AgentError, ModelError, NotNowError, RequestError
 from ..core.frozen import record
 from ..core.parameters import Flag, Text, shown
 from ..core.threads import ShutdownQueue
@@ -119,11 +119,22 @@ class Configuration:
 
     # The command
 
+    def keep(self, pipelines: Mapping[str, Any]) -> Later:
+        """Judge settings that are to hold for good; the thread of requests.
+
+        Raises:
+            NotNowError: others are on probation, or the file has not been read yet.
+            AgentError: they are refused.
+        """
+        if self._runner.overrides.from_file() is None:
+            raise NotNowError("the settings file has not been read yet")
+        return self.configure(Configure(pipelines, persist=True))
+
     def configure(self, request: Configure) -> Later:
         """Judge a patch, and have it taken over; the thread of requests."""
         runner = self._runner
         if self._probation is not None:
-            raise RequestError("another change is on probation; ask again when it is over")
+            raise NotNowError("another change is on probation; ask again when it is over")
         present = digest(self._tables())
         if request.if_ is not None and request.if_ != present:
             raise RequestError(
@@ -143,7 +154,7 @@ class Configuration:
         """Take a patch over; the main thread."""
         runner = self._runner
         if self._probation is not None or digest(self._tables()) != judged:
-            later.tell(RequestError("the settings have changed meanwhile; ask again"))
+            later.tell(NotNowError("the settings have changed meanwhile; ask again"))
             return
         expected = self._expected(patch)
         try:

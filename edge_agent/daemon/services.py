@@ -82,6 +82,7 @@ def compose(
         answers=answers,
     )
     configuration = Configuration(runner, stops, reload, plan_writer.changed)
+    rollouts.configure = configuration.keep
     announcements.on_pipelines.add(configuration.publish)
     requests = _requests(
         *(runner, announcements, _deliveries(runner, transfers, answers)),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..config.bounds import Seconds, Share
 from ..core.constraints import Ge, Gt, Le
@@ -84,9 +84,11 @@ class Plan:
 
     ignores_unknown_keys = True
     id: str
-    transfer: str
-    name: str
-    version: str
+    transfer: str = ""
+    name: str = ""
+    version: str = ""
+    settings: Mapping[str, Any] | None = None
+    """Instead of a package: a merge patch by pipeline, which each device keeps."""
     created: str
     expires: str
     waves: tuple[Wave, ...]
@@ -117,13 +119,29 @@ class Plan:
 
     @property
     def label(self) -> str:
-        """name@version."""
+        """name@version, or whose settings it changes."""
+        if self.settings is not None:
+            return f"settings of {', '.join(self.settings)}"
         return f"{self.name}@{self.version}"
+
+    @property
+    def created_at(self) -> float:
+        """Seconds since 1970."""
+        return seconds_of(self.created)
 
     @property
     def expires_at(self) -> float:
         """Seconds since 1970."""
         return seconds_of(self.expires)
+
+
+def touched(patch: Mapping[str, Any]) -> frozenset[tuple[str, ...]]:
+    """Return the paths of what a merge patch changes."""
+    found: set[tuple[str, ...]] = set()
+    for key, value in patch.items():
+        below = touched(value) if isinstance(value, Mapping) else ()
+        found.update((key, *path) for path in below or ((),))
+    return frozenset(found)
 
 
 def seal(plan: Plan, key: PrivateKey | None) -> bytes:
@@ -174,8 +192,11 @@ def _check(plan: Plan) -> None:
             seconds_of(at)
     except (TypeError, ValueError, OverflowError):
         raise MalformedError("roll-out: a time is none") from None
-    names = is_name(plan.id) and is_name(plan.name) and is_version(plan.version)
-    if not names or len(plan.transfer) != 32 or plan.transfer.strip("0123456789abcdef"):
+    if plan.settings is not None:
+        good = bool(plan.settings) and not (plan.transfer or plan.name or plan.version)
+    else:
+        good = is_name(plan.name) and is_version(plan.version) and len(plan.transfer) == 32
+    if not good or not is_name(plan.id) or plan.transfer.strip("0123456789abcdef"):
         raise MalformedError("roll-out: id, name, version or transfer is none")
     if not 0 < len(plan.waves) <= MAX_WAVES:
         raise MalformedError(f"roll-out: expected 1 to {MAX_WAVES} waves")

@@ -69,6 +69,8 @@ class DeviceLook:
     """What its latest health says of it, however old."""
     health_age_s: float | None = None
     pipelines: dict[str, PipelineLook] = field(default_factory=dict)
+    lags: list[str] = field(default_factory=list)
+    """What other devices have, or roll-outs want, and it has not."""
     infer: dict[str, int] = field(default_factory=dict)
     """What others have asked, by its outcome; empty: nobody may."""
 

@@ -99,3 +99,29 @@ def test_a_push_and_roll_outs_reach_all_of_a_fleet(tmp_path: Path, stock: Mosqui
         assert call_cli("push", str(tmp_path / "4.tar"), "--device", "@lab").code == 0
         assert rollout("finish", tmp_path).code == 0
     listener.close()
+
+
+def test_settings_reach_all_of_a_fleet(tmp_path: Path, stock: Mosquitto) -> None:
+    """One message for all of them; who was away has them when it is back, and once."""
+    listener = Listener(stock.port)
+    packed(tmp_path, "2")
+    patch = tmp_path / "door.toml"
+    with Boxes(stock.port, 50) as boxes:
+        assert call_cli("status").code == 0
+        away = [f"box-{number:04}" for number in range(40, 50)]
+        boxes.do(lambda: boxes.remove(away))
+        for rate in (5, 6):
+            patch.write_text(tomli_w.dumps({"pipelines": [{"name": "door", "rate": rate}]}))
+            key = ("--key", str(tmp_path / "push.key"))
+            done = call_cli("configure", str(patch), "--device", "@lab", "--persist", *key)
+            assert done.code == 0, done.err
+            assert "@lab: 50 devices: 40 live, 10 offline\n" in done.out
+        behind = call_cli("status", "--device", "@lab", "--not-well")
+        assert "10 of them behind\n" in behind.out
+        boxes.do(lambda: boxes.add(away))
+        wait_until(lambda: all(box.settings for box in boxes.all.values()), "the settings")
+        taken = [[each["door"]["rate"] for each in box.settings] for box in boxes.all.values()]
+        assert taken == [[5, 6]] * 40 + [[6]] * 10
+        listener.catch_up()
+        assert sum("/@rollout/" in h.topic for h in listener.heard) == 2
+    listener.close()

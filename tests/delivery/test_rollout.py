@@ -24,6 +24,10 @@ from tests.helpers.support import AgentProcess, Heard, Listener, Mosquitto, run_
 
 Agents = Callable[..., AgentProcess]
 Listening = Callable[..., Listener]
+CONFIGURE = (
+    *(sys.executable, "-m", "edge_agent"),
+    *("configure", "--device", "@lab", "--persist"),
+)
 GATE = {"hold_s": 0.2, "timeout_s": 60}
 
 
@@ -312,3 +316,106 @@ def test_who_pushes_to_a_group_may_leave_before_it_is_drawn(fleet: Fleet) -> Non
 
 def _have(heard: Heard) -> int:
     return int(heard.json.get("have", 0)) if heard.json.get("state") == "need" else 0
+
+
+def configure(fleet: Fleet, key: Path | None, *more: str, **keys: Any) -> Any:
+    """Change settings of `door` for the group, for good."""
+    signed = ("--key", str(key)) if key else ()
+    file = str(configure_file(fleet, **keys))
+    return run_cli(*CONFIGURE[3:], file, "--broker", fleet.broker.url, *signed, *more)
+
+
+def configure_file(fleet: Fleet, **keys: Any) -> Path:
+    """Write settings of `door`."""
+    file = fleet.folder / "patch.toml"
+    file.write_text(tomli_w.dumps({"pipelines": [{"name": "door", **keys}]}))
+    return file
+
+
+def status(fleet: Fleet, *more: str) -> Any:
+    return run_cli("status", "--device", "@lab", "--broker", fleet.broker.url, *more)
+
+
+def test_settings_of_a_group_reach_who_was_away(fleet: Fleet) -> None:
+    """Signed, they lie on the broker: each takes them over once, the oldest first."""
+    one, two, three = fleet.box("edge-01"), fleet.box("edge-02"), fleet.box("edge-03", protocol=4)
+    assert three.agent.stop() == 0
+    done = configure(fleet, fleet.key, rate=20)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "@lab: 3 devices: 2 live, 1 offline\nsettings-" in done.stdout
+    for box in (one, two):
+        fleet.listener.wait_state(box.topic("pipeline", "door"), rate=20)
+    shown = status(fleet).stdout
+    assert ", 1 of them behind\n" in shown
+    assert shown.splitlines()[-2].startswith("  behind: settings of door (settings-"), shown
+
+    # Of the same keys only the last change lies there; one of other keys is another.
+    assert configure(fleet, fleet.key, rate=10).returncode == 0
+    assert configure(fleet, fleet.key, threshold=0.2, rate=12).returncode == 0
+    one.agent.process.kill()
+    one.agent.wait()
+    before = len(fleet.listener.on(one.topic("config")))
+    one.agent.restart()
+    three.agent.restart()
+    fleet.listener.wait_state(three.topic("pipeline", "door"), rate=12, threshold=0.2)
+    fleet.listener.wait_state(three.topic("rollout"), state="live")
+    fleet.listener.wait_state(one.topic("pipeline", "door"), rate=12)
+    held = fleet.listener.on(one.topic("config"))[before:]
+    assert not any("pending" in says for says in held), "it was taken over twice"
+    rates = [says["rate"] for says in fleet.listener.on(three.topic("pipeline", "door"))]
+    assert rates.index(10) < rates.index(12)
+    assert len({h.topic for h in fleet.listener.heard if "/@rollout/" in h.topic}) == 2
+    assert "behind" not in status(fleet).stdout
+
+
+def no_source(fleet: Fleet, box: Box, seen: int) -> None:
+    """Wait until the source of `door` is lost, after what was heard before."""
+    topic = box.topic("source", "door")
+    fleet.listener.wait_for(
+        lambda _h: any(says["state"] == "lost" for says in fleet.listener.on(topic)[seen:]),
+        "a source that is lost",
+    )
+
+
+def test_settings_that_do_no_good_are_taken_back(fleet: Fleet) -> None:
+    """`status` names who is behind and why; what another has signed moves nobody."""
+    may, trial = ["rate", "source"], {"probation_s": 1.5}
+    one = fleet.box("edge-01", remote={"may": may}, trial=trial)
+    two = fleet.box("edge-02", trial=trial)
+    bad = configure(fleet, fleet.key, source="v4l2:/dev/video99")
+    assert bad.returncode == 1
+    assert "@lab: 2 devices: 1 rejected, 1 rolled-back\n" in bad.stdout, bad.stdout
+    assert "rolled-back: door: gave results before and none within 1.5 s" in bad.stdout
+    assert "does not name 'source'" in bad.stdout
+    looked = status(fleet, "--not-well", "--json").stdout.splitlines()
+    lags = {says["device"]: says["lags"][0] for says in map(json.loads, looked)}
+    assert lags.keys() == {"edge-01", "edge-02"}
+    assert "rolled-back" in lags["edge-01"]
+    one.results_go_on("1")
+    name = lags["edge-01"].split("(")[1].split(")")[0]
+    assert "settings do not go back so" in fleet.roll("abort", name, "--back").stderr
+    assert two.agent.stop() == 0
+    two.agent.restart()  # what was refused is not tried again
+    fleet.listener.wait_state(two.topic("rollout"), state="rejected")
+    assert fleet.roll("finish", name).returncode == 0
+
+    # Killed amid the probation, it tries once more: what ends it would do so for ever.
+    seen = len(fleet.listener.on(one.topic("source", "door")))
+    file = configure_file(fleet, source="v4l2:/dev/video99")
+    asking = subprocess.Popen([*CONFIGURE, file, "--broker", fleet.broker.url, "--key", fleet.key])
+    for _ in range(2):
+        no_source(fleet, one, seen)
+        one.agent.process.kill()
+        one.agent.wait()
+        seen = len(fleet.listener.on(one.topic("source", "door")))
+        one.agent.restart()
+    assert asking.wait(60) == 1
+    word = fleet.listener.wait_state(one.topic("rollout"), state="rolled-back")
+    assert "each time the agent has ended" in word["why"]
+
+    other = configure(fleet, fleet.make_key("stranger"), "--timeout", "2", rate=1)
+    assert (other.returncode, "has not ended within" in other.stderr) == (1, True)
+    unsigned = configure(fleet, None, rate=11)
+    assert unsigned.returncode == 0
+    assert "offline do not get it later: sign it with --key" in unsigned.stderr
+    assert "edge-01: door changed" in unsigned.stdout

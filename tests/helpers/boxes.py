@@ -49,6 +49,8 @@ class Simulated:
         self.live = "1"
         self.words: dict[str, dict[str, Any]] = {}
         """By roll-out: what it has said last."""
+        self.settings: list[dict[str, Any]] = []
+        """Those that it has taken over."""
         self.asked_again = 0
         self.received = 0
         """Bytes of blocks."""
@@ -243,6 +245,11 @@ class Simulated:
             or (not each["devices"] and each["group"] in {None, "lab"} and rank < each["share"])
         )
         said = self.words.get(name, {}).get("state")
+        if plan.get("settings") is not None:
+            if self.words.get(name, {}).get("created") != plan["created"]:
+                pause = random.uniform(0, plan["spread_s"])  # noqa: S311 - no secret
+                self.boxes.later(pause, lambda: self._take_over(name, plan))
+            return
         if plan["state"] == "aborted":
             if said == "live" and plan["back"]:
                 self.live = self.words[name]["from"]
@@ -261,6 +268,14 @@ class Simulated:
         if plan is not None and plan["state"] != "aborted":
             self._draw(plan["transfer"], lambda state, why: self._word(name, wave, state, why))
             self.subscribe([f"edge/@package/{plan['transfer']}/offer"])
+
+    def _take_over(self, name: str, plan: dict[str, Any]) -> None:
+        """Take settings over as a device does that has no trouble with them."""
+        self.settings.append(plan["settings"])
+        word = {"id": name, "wave": 0, "created": plan["created"]}
+        for state in ("probation", "live"):
+            self.words[name] = {**word, "state": state}
+            self.say("rollout", self.words[name])
 
     def _word(self, name: str, wave: int, state: str, why: str | None) -> None:
         before = self.words.get(name, {}).get("from", self.live)

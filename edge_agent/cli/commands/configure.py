@@ -17,7 +17,7 @@ from ..options import Options
 
 EXAMPLES = (
     "edge-agent configure door.toml --device edge-01         until the restart",
-    "edge-agent configure door.toml --device @lab --persist  for good",
+    "edge-agent configure door.toml --device @lab --persist --key push.key",
 )
 MAX_BYTES = 60 * 1024
 """Of a patch: a device takes commands of 64 KiB."""
@@ -32,6 +32,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "merge patch by name of pipeline, where null removes",
     )
     parser.add_argument("--persist", action="store_true", help="for good, not until the restart")
+    words = "private key that signs what lies on the broker for a group, with --persist"
+    parser.add_argument("--key", metavar="FILE", help=words)
+    words = "how long it lies there for members that are offline; default 14d"
+    parser.add_argument("--expires", default="14d", metavar="SPAN", help=words)
     add_target(parser)
 
 
@@ -39,6 +43,11 @@ def main(options: Options) -> int:
     """Ask every device that is online; 0 if all have passed their probation, 1 if one has not."""
     body = _read(Path(options.file))
     if options.persist:
+        if options.device.startswith("@") and "if" not in body:
+            from .configure_group import configure_group
+
+            if (status := configure_group(options, body["pipelines"])) is not None:
+                return status
         body["persist"] = True
 
     def done(result: Mapping[str, Any]) -> str:

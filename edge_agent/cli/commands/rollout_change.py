@@ -63,6 +63,8 @@ def main(options: Options) -> int:
                 return Roller(client, fleet, root, key=key).lead(_resumed(plan, options))
             case "pause" if plan.state != "running":
                 raise AgentError(f"roll-out {name} is {plan.state}")
+            case "abort" if options.back and plan.settings is not None:
+                raise AgentError("settings do not go back so; configure what held before")
             case "abort":
                 plan = changed(plan, state="aborted", back=options.back, why=f"by {who()}")
             case "finish" if plan.state == "aborted":
@@ -70,11 +72,13 @@ def main(options: Options) -> int:
             case _:
                 # Of `finish`, too: who leads it ends, and no device begins any more.
                 plan = changed(plan, state="paused", why=f"by {who()}")
-        plan = _put(client, root, plan, key)
+        plan = put(client, root, plan, key)
         if options.rollout != "finish":
             print(printable(ending(plan)))
             return 0
         _clear(client, root, name)
+        if plan.settings is not None:
+            return 0
         if plan.transfer in fleet.rolled_out(but=name):
             print("its package stays: it is of another roll-out, too")
             return 0
@@ -127,7 +131,7 @@ def _resumed(plan: Plan, options: Options) -> Plan:
     return changed(plan, state="running")
 
 
-def _put(client: OneShotClient, root: str, plan: Plan, key: Any) -> Plan:
+def put(client: OneShotClient, root: str, plan: Plan, key: Any) -> Plan:
     """Put a plan on the broker, above what others put there meanwhile; return it.
 
     Raises:

@@ -103,13 +103,20 @@ def read_plan(file: Path) -> tuple[Written, float]:
     trouble = trouble_of(written.waves)
     if trouble is not None:
         raise UsageError(f"{file}: {trouble}")
-    span = _SPAN.fullmatch(written.expires.strip())
+    return written, lasting(written.expires, f"{file}: expires")
+
+
+def lasting(text: str, where: str) -> float:
+    """Return the seconds that a text means.
+
+    Raises:
+        UsageError: it is no span of time, or none that is allowed; *where* it stands.
+    """
+    span = _SPAN.fullmatch(text.strip())
     lasts = int(span[1]) * _UNITS[span[2]] if span else 0
     if not 60 <= lasts <= MOST_DAYS * 86400:
-        raise UsageError(
-            f'{file}: expires: {written.expires!r} is none of 1 min to {MOST_DAYS} d; as "14d"'
-        )
-    return written, lasts
+        raise UsageError(f'{where}: {text!r} is none of 1 min to {MOST_DAYS} d; as "14d"')
+    return lasts
 
 
 def _package(path: Path, key: PrivateKey | None, largest: int, stack: ExitStack) -> Package:

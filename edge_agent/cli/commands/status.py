@@ -1,18 +1,28 @@
-"""`edge-agent status`: one look at all devices; a line a device, a line a pipeline."""
+"""`edge-agent status`: one look at all devices; a line a device, a line a pipeline.
+
+Also what a device lags behind in: roll-outs and settings that lie on the broker for it, and
+versions that others of its group have.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 
-from ...core.errors import AgentError
+from ...core.errors import AgentError, MalformedError
+from ...core.names import is_version, version_key
 from ...core.text import counted, printable
-from ...mqtt.look import DeviceLook, PipelineLook, look_at
+from ...delivery.plan import Plan, read
+from ...mqtt.look import DeviceLook, PipelineLook, look_at, tables_in
 from ...mqtt.one_shot import OneShotClient
+from ...mqtt.topics import rollouts
 from ..fleet import Fleet, check_target, incomplete, look_filters, unknown
 from ..options import Options, add_broker, broker_settings
+from ..roller import word_of
 from ..terminal import printable_json, say
 
 FEW = 50
@@ -43,12 +53,14 @@ def main(options: Options) -> int:
         check_target(target)
     settings = broker_settings(options)
     root = settings.broker.topic_root
-    filters = look_filters(root, target, "info", "health", "source/+")
+    filters = look_filters(root, target, "info", "health", "source/+", "rollout")
+    filters.append(f"{rollouts(root)}/+")
     with OneShotClient(settings.broker, filters) as client:
         fleet = Fleet(client, root)
         fleet.look()
     names = fleet.named(target) if target else sorted(fleet.status)
     looks = [look_at(fleet.said(name)) for name in names if name in fleet.status]
+    _find_lags(looks, fleet, by_group=bool(target and target.startswith("@")))
     partial = fleet.gap and target not in fleet.status
     if partial:
         print(printable(f"edge-agent: {incomplete(fleet)}"), file=sys.stderr)
@@ -59,7 +71,7 @@ def main(options: Options) -> int:
         say(_sum(looks))
     short = color and len(looks) > FEW and not (options.all or options.json)
     for look in looks:
-        if (options.not_well or short) and look.state == "ok":
+        if (options.not_well or short) and look.state == "ok" and not look.lags:
             continue
         if options.json:
             shown = asdict(look)
@@ -75,7 +87,51 @@ def _sum(looks: list[DeviceLook]) -> str:
     """Count the devices of each state, those that are not well first."""
     states = [look.state for look in looks]
     parts = [f"{n} {s}" for s in ("offline", "unknown", "degraded", "ok") if (n := states.count(s))]
+    behind = sum(bool(look.lags) for look in looks)
+    parts += [f"{behind} of them behind"] if behind else []
     return f"{counted(len(looks), 'device')}: {', '.join(parts)}"
+
+
+def _find_lags(looks: list[DeviceLook], fleet: Fleet, *, by_group: bool) -> None:
+    """Note what devices lag behind in; with *by_group* also what others of these serve."""
+    plans = []
+    for payload in fleet.plans.values():
+        with suppress(MalformedError):
+            plan = read(payload, None)
+            if plan.state in {"running", "done"} and plan.expires_at > time.time():
+                plans.append(plan)
+    newest: dict[str, str] = {}
+    for look in looks if by_group else ():
+        for name, version in _served(fleet, look.device).items():
+            newest[name] = max(version, newest.get(name, version), key=version_key)
+    for look in looks:
+        served = _served(fleet, look.device)
+        look.lags = [why for plan in plans if (why := _lag(plan, fleet, look.device))]
+        look.lags += [
+            f"{name}@{version} serves, elsewhere {newest[name]}"
+            for name, version in served.items()
+            if version_key(version) < version_key(newest.get(name, version))
+        ]
+
+
+def _lag(plan: Plan, fleet: Fleet, device: str) -> str | None:
+    """Return how far a device is in a roll-out that it should be through; None: it is."""
+    wave, word = plan.wave_of(device, fleet.groups(device)), word_of(fleet, device, plan)
+    state = word.get("state", "waiting")
+    if wave is None or wave > plan.wave or state in {"live", "superseded"}:
+        return None
+    why = f": {word['why']}" if word.get("why") else ""
+    return f"{plan.label} ({plan.id}): {state}{why}"
+
+
+def _served(fleet: Fleet, device: str) -> dict[str, str]:
+    """Return the versions of models that a device has live and the settings do not pin."""
+    found = {}
+    for entry in tables_in(fleet.info.get(device, {}).get("models")):
+        name, _, version = str(entry.get("serves")).rpartition("@")
+        if name and name == entry.get("name") and is_version(version):
+            found[name] = version
+    return found
 
 
 def _nobody(fleet: Fleet, target: str | None) -> str:
@@ -92,6 +148,8 @@ def _lines(look: DeviceLook, *, color: bool) -> Iterator[str]:
     shade = {"ok": 32, "degraded": 33, "offline": 31, "unknown": 33}[look.state]
     state = f"\033[{shade}m{look.state}\033[0m" if color else look.state
     yield f"{printable(look.device)}  {state}  {printable(look.words)}"
+    for lag in look.lags:
+        yield printable(f"  behind: {lag}")
     width = max(map(len, look.pipelines), default=0)
     was = "was " if look.state == "offline" else ""
     for name, each in look.pipelines.items():

@@ -16,13 +16,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import AgentError, MalformedError, ModelError
+from ...core.errors import AgentError, MalformedError, ModelError, NotNowError, RequestError
 from ...core.names import is_name, version_key
 from ...core.state_file import StateFile
 from ...models.store.catalog import Library
 from ...mqtt.connection import ReceivedMessage
 from ...mqtt.payloads import SCHEMA
-from ..plan import ENDED, Plan, read
+from ...mqtt.requests import Later
+from ..plan import ENDED, Plan, read, touched
 from .admission import DeviceIdentity
 from .router import Router
 
@@ -31,9 +32,13 @@ log = logging.getLogger(__name__)
 AGAIN_SECONDS = 60.0
 """After which a package that does not come is asked for again, and what serves is looked at."""
 SOON_SECONDS = 2.0
-MOST_KNOWN = 64
+GATHER_SECONDS = 1.0
+"""For what lies on the broker to come, before the oldest of several settings is taken over."""
+MOST_TRIES = 2
+"""Of settings amid whose probation the agent has ended."""
+MOST_KNOWN = 256
 """Roll-outs that are remembered; more than that are not followed until others have expired."""
-MOST_OTHERS = 8
+MOST_OTHERS = 32
 """Roll-outs that the device's word tells of, beside the latest."""
 
 
@@ -60,6 +65,10 @@ class Followed:
     aborted: bool = False
     installed: bool = False
     """Whether it came to serve by this roll-out."""
+    created: str = ""
+    """Of settings: when they were asked for. Newer ones of the same id are another change."""
+    tries: int = 0
+    """Of settings: how often they were taken over."""
 
     @property
     def ended(self) -> bool:
@@ -71,8 +80,9 @@ class Followed:
             "wave": self.wave,
             "state": self.state,
             "why": self.why,
-            "model": self.model,
-            "version": self.version,
+            "model": self.model or None,
+            "version": self.version or None,
+            "created": self.created or None,
             "from": self.before,
             "was": self.was,
             "agreement": self.agreement,
@@ -108,6 +118,10 @@ class Rollouts:
         self._stop = stop
         self._rollback = rollback
         self._health = health
+        self.configure: Callable[[Mapping[str, Any]], Later] | None = None
+        """Takes settings over, on probation; raises AgentError. None: not yet."""
+        self._changing: dict[str, Later] = {}
+        """By id: settings on probation."""
         self._plans: dict[str, Plan] = {}
         """By id: those that lie on the broker and are for this device."""
         self._due: dict[str, float] = {}
@@ -136,11 +150,13 @@ class Rollouts:
             raise MalformedError(f"is the roll-out {plan.id}")
         mine = plan.wave_of(self._identity.device, self._identity.groups())
         known = self._known.get(name)
+        renewed = known and plan.settings is not None and plan.created > known.created
         if known is not None and (
-            plan.serial < known.serial or (known.aborted and plan.state != "aborted")
+            plan.serial < known.serial
+            or (known.aborted and plan.state != "aborted" and not renewed)
         ):
             raise MalformedError("is older than what this device has seen of this roll-out")
-        if known is None:
+        if known is None or renewed:
             if mine is None:
                 return False
             known = self._begin(name, plan, mine)
@@ -159,6 +175,9 @@ class Rollouts:
         if len(self._known) >= MOST_KNOWN:
             raise MalformedError(f"{MOST_KNOWN} roll-outs are followed already")
         known = Followed(plan.serial, plan.transfer, plan.name, plan.version, plan.expires_at, wave)
+        if plan.settings is not None:
+            known.created = plan.created
+            self._changing.pop(name, None)  # how those before end is of no interest any more
         with self._lock:
             self._known[name] = known
         return known
@@ -191,15 +210,18 @@ class Rollouts:
             self._transfers.suspend(plan.transfer)
         else:
             spread = plan.spread_s if known.state == "waiting" else 0.0
-            self._due[name] = time.monotonic() + random.uniform(0, spread)  # noqa: S311 - no secret
+            begin = time.monotonic() + random.uniform(0, spread)  # noqa: S311 - no secret
+            self._due[name] = begin if plan.settings is None else begin + GATHER_SECONDS
 
     def _abort(self, name: str, plan: Plan, known: Followed) -> None:
         """Install nothing of it any more; go back where that is wanted."""
         if known.installed and known.state in {"probation", "live"}:
             if plan.back:
                 self._go_back(name, plan, known)
-        elif not known.ended:
+        elif not known.ended and name not in self._changing:  # a probation ends by itself
             self._set(name, known, "aborted", plan.why)
+            if plan.settings is not None:
+                return
             self._transfers.abort(plan.transfer)
             self._stop(plan.transfer, "the roll-out was aborted")
             # It may just be going live.
@@ -218,6 +240,7 @@ class Rollouts:
 
     def tick(self, now: float) -> None:
         """Do what is due, by the monotonic clock."""
+        self._hear_changes(now)
         for name, at in list(self._due.items()):
             plan, known = self._plans.get(name), self._known[name]
             if plan is None:  # removed from the broker meanwhile
@@ -233,6 +256,9 @@ class Rollouts:
                 if known.state in {"waiting", "receiving"}:
                     self._transfers.suspend(plan.transfer)
                     self._set(name, known, state, words)
+            elif plan.settings is not None:
+                self._due[name] = now + SOON_SECONDS
+                self._change(name, plan.settings, known)
             else:
                 if known.state == "waiting":
                     known.before, known.was = self._live(plan.name), self._health()
@@ -256,11 +282,70 @@ class Rollouts:
         later = (
             each.id
             for each in self._plans.values()
-            if each.name == plan.name and each.created > plan.created and each.state != "aborted"
+            if each.created > plan.created and each.state != "aborted" and self._undoes(each, plan)
         )
         if (newer := next(later, None)) is not None:
             return "superseded", f"by {newer}"
         return None
+
+    # Settings
+
+    def _undoes(self, newer: Plan, plan: Plan) -> bool:
+        """Whether a newer plan is of the same model, or has set the same keys already."""
+        if plan.settings is None or newer.settings is None:
+            return newer.settings is plan.settings and newer.name == plan.name
+        keys = ({path[:2] for path in touched(each)} for each in (plan.settings, newer.settings))
+        return self._known[newer.id].state != "waiting" and not set.isdisjoint(*keys)
+
+    def _change(self, name: str, settings: Mapping[str, Any], known: Followed) -> None:
+        """Have settings taken over, once those that were asked for before have ended."""
+        earlier = (
+            other
+            for other, each in self._plans.items()
+            if each.settings is not None
+            and each.created < known.created
+            and each.state in {"running", "done"}
+            and each.expires_at > time.time()
+            and not self._known[other].ended
+        )
+        if self.configure is None or any(earlier):
+            return
+        if known.tries >= MOST_TRIES:
+            why = "each time the agent has ended before the probation was over"
+            self._set(name, known, "rolled-back", f"{why}; the settings before are back")
+            return
+        self._count_try(known, 1)  # before: they may end the agent
+        try:
+            self._changing[name] = self.configure(settings)
+        except NotNowError:
+            self._count_try(known, -1)
+        except AgentError as problem:
+            self._set(name, known, "rejected", str(problem))
+        else:
+            self._set(name, known, "probation")
+            self._due.pop(name)
+
+    def _count_try(self, known: Followed, count: int) -> None:
+        with self._lock:
+            known.tries += count
+            self._save()
+
+    def _hear_changes(self, now: float) -> None:
+        """Take how settings have ended."""
+        for name, later in list(self._changing.items()):
+            if not later.told:
+                continue
+            del self._changing[name]
+            known = self._known[name]
+            try:
+                doubts = later.result().get("warnings", ())
+                self._set(name, known, "live", "; ".join(doubts) or None)
+            except NotNowError:
+                self._count_try(known, -1)
+                self._due[name] = now + SOON_SECONDS
+            except AgentError as problem:
+                back = isinstance(problem, RequestError)
+                self._set(name, known, "rolled-back" if back else "rejected", str(problem))
 
     def heard(self, transfer: str, says: Mapping[str, Any]) -> None:
         """Take how far a transfer is; called by any thread."""
@@ -293,7 +378,8 @@ class Rollouts:
             if (known.state, known.why) == (state, why):
                 return
             if known.ended != (state in ENDED):
-                log.info("roll-out %s: %s@%s: %s", name, known.model, known.version, state)
+                what = f"{known.model}@{known.version}: " if known.model else ""
+                log.info("roll-out %s: %s%s", name, what, state)
             known.state, known.why = state, why
             self._save()
             self._speak(name, known)
