@@ -25,7 +25,7 @@ from edge_agent.config.device_profile import default_dirs, load_profiles
 from edge_agent.core.bundled import bundled
 from edge_agent.core.names import safe_name
 from tests.helpers.push import endless, model_folder
-from tests.helpers.small_models import brightness, plain, write_pictures
+from tests.helpers.small_models import brightness, plain, write_clip, write_pictures
 from tests.helpers.support import (
     PATIENCE,
     Listener,
@@ -608,3 +608,19 @@ def start_tail(folder: Path, broker: Mosquitto) -> tuple[subprocess.Popen[bytes]
     )
     wait_until(lambda: "box status" in out.read_text(), "the first line")
     return process, out
+
+
+def test_a_stream_far_larger_than_its_models_need_is_said(
+    tmp_path: Path, shared_broker: Mosquitto
+) -> None:
+    """Of all pipelines that share it: one that looks at a small part needs all of it."""
+    clip = f"file:{write_clip(tmp_path / 'clip.avi', [plain(9)] * 9)}"
+    whole = {"name": "whole", "source": clip, "model": "light"}
+    part = {**whole, "name": "part", "roi": [0, 0, 20, 20]}
+    note = f"note  source {clip}: 64x48 is far more than the models on it take (16x16 at most)"
+    for pipelines, said in (([whole], True), ([whole, part], False)):
+        file = settings(tmp_path / str(said), shared_broker.url, pipelines=pipelines)
+        found = call_cli("check", "--config", file)
+        assert found.code == 0, found.out
+        assert (note in found.out) is said
+        assert ("ms of a processor here" in found.out) is said

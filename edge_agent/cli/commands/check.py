@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ...models.store.catalog import Library
     from ...serving.choice import DeviceEngines
     from ...sources.source import Source, SourceContext
+    from ..stream_size import Stream
 
 READINGS = 100
 """Of a source, of which one must be fit to be used."""
@@ -73,6 +74,8 @@ class _Device:
     library: Library
     engines: DeviceEngines
     overrides: Overrides
+    streams: list[Stream] = field(default_factory=list)
+    """What cameras and clips have given so far."""
 
 
 EXAMPLES = (
@@ -131,6 +134,7 @@ def main(options: Options) -> int:
     device = _Device(settings, options.config, library, engines, overrides)
     for pipeline in settings.pipelines:
         _PipelineCheck(report, pipeline, device).run()
+    _sizes(report, device.streams)
     _answers(report, device)
     if not settings.pipelines and not settings.infer.models:
         text = f"{file} names none; the agent runs, but has nothing to do"
@@ -154,6 +158,9 @@ class _PipelineCheck:
         self._subject = f"pipeline {pipeline.name}"
         self._names: tuple[str, ...] = ()
         """Of the values of its source, as far as they are known."""
+        self._size: tuple[int, int] | None = None
+        """Width and height of the pictures of a camera or clip."""
+        self._cost_ms = 0.0
 
     def run(self) -> None:
         """Print a line for each thing that is looked at."""
@@ -176,6 +183,12 @@ class _PipelineCheck:
             from ...inference.readings import folder_of
 
             found, count = [folder_of(pipeline.sensor_spec, self._names)], 1
+        if self._size is not None:
+            from ..stream_size import Stream, needed_of
+
+            needed, text = needed_of(pipeline, self._size, found[:count]), pipeline.source
+            stream = Stream(text, self._spec.redacted, self._size, needed, self._cost_ms)
+            self._device.streams.append(stream)
         lines = lint_pipeline(pipeline, found[:count], found[count:])
         for line in [*self._device.overrides.shadows(pipeline), *lines]:
             report.line("note", self._subject, line)
@@ -208,6 +221,8 @@ class _PipelineCheck:
             if any(self._pipeline.roi) and (why := outside(reading.data, (x1, y1, x2, y2))):
                 raise UsageError(why)
             height, width = reading.data.shape[:2]
+            if reading.file is None:
+                self._size = width, height
             if spec.scheme.name == "v4l2":
                 from ...sources.v4l2 import modes, shown
 
@@ -238,6 +253,10 @@ class _PipelineCheck:
         try:
             for reading in islice(readings(opened), READINGS):
                 if not isinstance(reading, SampleError):
+                    if self._spec.kind == "picture" and reading.file is None:
+                        from ..stream_size import reading_cost
+
+                        self._cost_ms = reading_cost(opened, context.closing)
                     return useless, reading
                 useless.append(reading)
         finally:
@@ -278,6 +297,14 @@ def _model(
     if checked.begins is not None:
         engine += f" once it is seen to be faster than {checked.begins}, which starts sooner"
     return f"{folder.manifest.id} runs on {engine}{golden}{over}"
+
+
+def _sizes(report: _Report, streams: Sequence[Stream]) -> None:
+    if streams:
+        from ..stream_size import oversized
+
+        for name, text in oversized(streams):
+            report.line("note", f"source {name}", text)
 
 
 def _answers(report: _Report, device: _Device) -> None:
