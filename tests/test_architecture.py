@@ -77,6 +77,9 @@ HOMES: Mapping[str, str] = {
     "PIL": "inference.preprocess.resize",
     "av": "sources.video sources.packet_ring sources.hw_decode sources.camera sources.clip",
     "cryptography": "models.packages",
+    "pydantic": "core.schema config.load",
+    "pydantic_core": "core.schema",
+    "pydantic_settings": "config.load",
     "psutil": "device.headroom delivery.trial.process health.report",
     "rich": "cli",
     "tomli_w": "models.importing cli",
@@ -99,12 +102,15 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "cv2": "opencv-python-headless",
     "paho": "paho-mqtt",
     "google": "onnx",
+    "pydantic": "pydantic-settings",
     "serial": "pyserial",
     "PIL": "pillow",
+    "pydantic_core": "pydantic-settings",
+    "annotated_types": "pydantic-settings",
 }
 
 HEAVY = (
-    *("openvino", "onnxruntime", "onnx", "cv2", "av"),
+    *("openvino", "onnxruntime", "onnx", "cv2", "av", "pydantic", "pydantic_settings"),
     *("paho", "cryptography", "rich", "psutil", "amqtt", "prometheus_client", "matplotlib"),
     *("lap", "torch", "PIL", "starlette", "uvicorn", "tokenizers", "openvino_genai"),
 )

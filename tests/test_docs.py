@@ -28,7 +28,7 @@ from edge_agent.cli.main import parser
 from edge_agent.config.device_profile import DeviceProfile
 from edge_agent.config.load import load as load_settings
 from edge_agent.config.settings import Settings
-from edge_agent.core.schema import is_key
+from edge_agent.core.plain_record import is_key
 from edge_agent.core.types import Detections, Sample
 from edge_agent.delivery.plan import Gate
 from edge_agent.inference.engines.engine import EngineChoice

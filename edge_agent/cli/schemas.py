@@ -14,8 +14,9 @@ from typing import Any
 from .. import __version__
 from ..config.settable import SETTABLE
 from ..config.settings import Settings
-from ..core import json_schema
 from ..core.names import NAME
+from ..core.parameters import json_schema as parameter_schema
+from ..core.schema import json_schema
 from ..daemon.commands import Ping, Restart
 from ..daemon.configure import Configure
 from ..daemon.event_commands import Fetch, ListEvidence, Picture, Reset
@@ -60,11 +61,11 @@ def schemas() -> dict[str, Any]:
     """Return the schema of each kind, and those that they refer to, by name."""
     written = json.loads(files("edge_agent.mqtt").joinpath("payloads.json").read_text("utf-8"))
     found: dict[str, Any] = written["$defs"]
-    settings, others = json_schema.of_record(Settings)
-    found |= others | {"settings": settings}
+    settings = json_schema(Settings, "#/$defs/{model}")
+    found |= settings.pop("$defs") | {"settings": settings}
     common = {"id": {"type": "string", "pattern": f"^{NAME}$"}, "time": {"type": "string"}}
     for verb, kind in COMMANDS.items():
-        made = json_schema.of_parameters(kind)
+        made = parameter_schema(kind)
         found[f"command.{verb}"] = made | {"properties": common | made["properties"]}
     return found
 

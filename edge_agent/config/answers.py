@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import field
 from ipaddress import ip_address
-from typing import Annotated
+from typing import Annotated, Any
 
 from ..core.codec import storable
-from ..core.constraints import Ge, Gt, Le
+from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import UsageError
 from ..core.frozen import record
 
+_STRICT: Any = {"extra": "forbid"}
 UNIX = "unix:"
 """Begins the address of a socket that is a file."""
 
@@ -23,13 +24,14 @@ UNIX = "unix:"
 class Infer:
     """Models that others may ask, over MQTT and HTTP."""
 
+    __pydantic_config__ = _STRICT
     models: tuple[str, ...] = ()
     """Each written as a pipeline's `model`; asked by its name. Empty: none may be asked."""
-    per_s: Annotated[float, Gt(0), Le(100_000)] = 10.0
+    per_s: Annotated[float, Plain(), Gt(0), Le(100_000)] = 10.0
     """Requests a second of all callers together."""
-    max_mb: Annotated[float, Gt(0), Le(256)] = 8.0
+    max_mb: Annotated[float, Plain(), Gt(0), Le(256)] = 8.0
     """Of one request."""
-    priority: Annotated[int, Ge(-1000), Le(1000)] = -10
+    priority: Annotated[int, Plain(), Ge(-1000), Le(1000)] = -10
     """As a pipeline's."""
 
 
@@ -38,6 +40,7 @@ class Infer:
 class Http:
     """The same on HTTP."""
 
+    __pydantic_config__ = _STRICT
     listen: str = ""
     """"127.0.0.1:8001" or "unix:/run/edge-agent/http.sock"; empty: off."""
     token: str = field(default="", repr=False)
@@ -49,11 +52,12 @@ class Http:
 class Text:
     """Models of task generate."""
 
-    kv_cache_mb: Annotated[int, Gt(0), Le(2**20)] = 256
+    __pydantic_config__ = _STRICT
+    kv_cache_mb: Annotated[int, Plain(), Gt(0), Le(2**20)] = 256
     """Paged; what has no room waits, or begins anew."""
-    max_tokens: Annotated[int, Gt(0), Le(1_000_000)] = 512
+    max_tokens: Annotated[int, Plain(), Gt(0), Le(1_000_000)] = 512
     """Of one answer, whatever is asked."""
-    max_waiting: Annotated[int, Gt(0), Le(10_000)] = 16
+    max_waiting: Annotated[int, Plain(), Gt(0), Le(10_000)] = 16
     """Questions under way; more are refused."""
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from ..core.codec import storable
-from ..core.constraints import Gt, Le
+from ..core.constraints import Gt, Le, Plain
 from ..core.frozen import record
 from ..core.names import NAME_RULE, is_name, name_problems
 from .templates import trouble, url_trouble
 
+_STRICT: Any = {"extra": "forbid"}
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0}
 """Of `at_most`, in seconds."""
 MOST_PROMPT = 8192
@@ -28,6 +29,7 @@ Problem = tuple[str, str]
 class Server:
     """A model elsewhere."""
 
+    __pydantic_config__ = _STRICT
     name: str
     url: str = field(repr=False)
     """Of "openai" with its version, as http://gpu.lan:8000/v1; of "kserve" what is before /v2."""
@@ -44,6 +46,7 @@ class Server:
 class Ask:
     """What a server is asked about the events of rules."""
 
+    __pydantic_config__ = _STRICT
     server: str | None = None
     model: str | None = None
     """A model of this device, of task "generate"."""
@@ -52,7 +55,7 @@ class Ask:
     prompt: str
     """May hold words in braces, as actions do."""
     at_most: str = "10/min"
-    timeout_s: Annotated[float, Gt(0), Le(3600)] = 30.0
+    timeout_s: Annotated[float, Plain(), Gt(0), Le(3600)] = 30.0
     """For an answer, all tries together."""
 
     @property

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ..core.constraints import Ge, Le
+from ..core.constraints import Ge, Le, Plain
 
 # Bounded so that neither infinity nor a slip of the finger gets through; NaN is within no bounds.
-Seconds = Annotated[float, Ge(0), Le(366 * 86400)]
-Milliseconds = Annotated[float, Ge(0), Le(1e9)]
-Share = Annotated[float, Ge(0), Le(1)]
+Seconds = Annotated[float, Plain(), Ge(0), Le(366 * 86400)]
+Milliseconds = Annotated[float, Plain(), Ge(0), Le(1e9)]
+Share = Annotated[float, Plain(), Ge(0), Le(1)]
 THRESHOLDS = (-1e9, 1e9)
 """Of any task; for tasks with scores from 0 to 1 see `models.decoders.threshold_trouble`."""
-Threshold = Annotated[float, Ge(THRESHOLDS[0]), Le(THRESHOLDS[1])]
+Threshold = Annotated[float, Plain(), Ge(THRESHOLDS[0]), Le(THRESHOLDS[1])]
 Polygon = tuple[tuple[Share, ...], ...]
 """Corners x, y in 0..1 of the frame."""

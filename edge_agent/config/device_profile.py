@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..core.bundled import bundled
-from ..core.constraints import Ge, Le, MinLength
+from ..core.constraints import Ge, Le, MinLength, Plain
 from ..core.errors import UsageError
 from ..core.frozen import record
 from ..core.names import is_name
@@ -27,24 +27,27 @@ if TYPE_CHECKING:
 
 OWN_PROFILES = Path("/etc/edge-agent/device_profiles")
 
+_STRICT: Any = {"extra": "forbid"}
 Precision = Literal["f32", "f16", "bf16", "i8", "dynamic"]
 """Of OpenVINO's `INFERENCE_PRECISION_HINT`; "i8" is for ONNX Runtime's TensorRT."""
-Count = Annotated[int, Ge(0)]
-Threads = Annotated[int, Ge(0), Le(1024)]
-Lanes = Annotated[int, Ge(0), Le(64)]
+Flag = Annotated[bool, Plain()]
+Count = Annotated[int, Plain(), Ge(0)]
+Threads = Annotated[int, Plain(), Ge(0), Le(1024)]
+Lanes = Annotated[int, Plain(), Ge(0), Le(64)]
 
 
 @record(kw_only=True)
 class MatchRule:
     """Conditions under which a profile matches a machine; what is not given is not checked."""
 
+    __pydantic_config__ = _STRICT
     arch: tuple[str, ...] = ()
     vendor: tuple[str, ...] = ()
     flags_all: tuple[str, ...] = ()
     flags_any: tuple[str, ...] = ()
     flags_none: tuple[str, ...] = ()
     gpu: Literal["intel", "nvidia", "amd", "any"] | None = None
-    npu: bool | None = None
+    npu: Flag | None = None
     min_memory_mb: Count = 0
     max_memory_mb: Count = 0
     """0: no bound."""
@@ -56,6 +59,7 @@ class MatchRule:
 class EngineLine:
     """One `[[engines]]`: an engine, where it runs, and how."""
 
+    __pydantic_config__ = _STRICT
     engine: EngineName
     device: str = "CPU"
     threads: Threads | None = None
@@ -69,21 +73,22 @@ class EngineLine:
 class DeviceProfile:
     """The whole of a profile's file; its name is the file's."""
 
+    __pydantic_config__ = _STRICT
     description: str
     engines: Annotated[tuple[EngineLine, ...], MinLength(1)]
     """In order of preference."""
     match: MatchRule = field(default_factory=MatchRule)
-    priority: Annotated[int, Ge(-1000), Le(1000)] = 0
+    priority: Annotated[int, Plain(), Ge(-1000), Le(1000)] = 0
     """Of all profiles that match, the highest is taken."""
     lanes: Lanes = 0
     """Inferences at the same time; 0: two where there are two cores."""
     threads: Threads = 0
     """Of one inference; 0: the cores shared out over the lanes."""
-    tune: bool = False
+    tune: Flag = False
     """Whether the agent measures in the background which engine and threads suit a new model."""
     memory_budget_mb: Count = 0
     """What all models together may take; 0: no bound."""
-    unload_idle_s: Annotated[float, Ge(0), Le(366 * 86400)] = 0.0
+    unload_idle_s: Annotated[float, Plain(), Ge(0), Le(366 * 86400)] = 0.0
     """Second-stage models are loaded when first needed, and unloaded after this many idle seconds;
     0: they are always loaded."""
     swap: Literal["overlap", "replace"] = "overlap"

@@ -1,7 +1,13 @@
 """Loader of the settings: environment over systemd credentials over file over defaults.
 
-The records are in `settings`. The layers are read and laid over each other here. Every error is one
-line with the file or variable that the value came from, the key, and the mend.
+The records are in `settings`. Every error is one line with the file or variable that the value came
+from, the key, and the mend.
+
+The layers are read and laid over each other here; pydantic-settings judges what comes of it, and
+only where it may be wrong: its import takes longer than a small model's load. Its own sources
+(tried with 2.16) hand numbers and flags over as text, which strict types refuse, pass over a
+misspelled variable in silence, stop at a credential of the unit that is not text, a TLS key say,
+and do not know which variable a wrong value came from.
 """
 
 from __future__ import annotations
@@ -12,14 +18,15 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..core.errors import UsageError
 from ..core.files import FAULT_VARIABLE
 from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
 from ..core.names import NAME_RULE, READINGS, RESERVED_GROUPS, is_name, name_problems
-from ..core.schema import WrongDataError, keys_of, merged, nearest, read, read_toml
+from ..core.plain_record import DoubtError, is_key, read_plain
+from ..core.schema import explain, merged, nearest, read_toml
 from ..sources.spec import parse_source
 from .answer_checks import answer_problems
 from .asks import ask_problems, server_problems
@@ -189,20 +196,23 @@ def _variable(*path: str) -> str:
 
 def _paths(record: Any, *above: str) -> Iterator[tuple[str, ...]]:
     """Yield the path of every key that is not inside a list."""
-    for name, hint in keys_of(record).items():
-        yield (*above, name)
-        if is_dataclass(hint):
-            yield from _paths(hint, *above, name)
+    hints = get_type_hints(record, include_extras=True)
+    for item in fields(record):
+        if not is_key(item):
+            continue
+        yield (*above, item.name)
+        if is_dataclass(hints[item.name]):
+            yield from _paths(hints[item.name], *above, item.name)
 
 
 def _hint(path: tuple[str, ...]) -> Any:
     """Return the type of a key; None where there is no such key."""
     hint: Any = Settings
     for step in path:
-        if not is_dataclass(hint):
+        known = {item.name for item in fields(hint) if is_key(item)} if is_dataclass(hint) else ()
+        if step not in known:
             return None
-        table: Any = hint
-        hint = keys_of(table).get(step)
+        hint = get_type_hints(hint, include_extras=True)[step]
     return hint
 
 
@@ -230,11 +240,39 @@ def _read_single(hint: Any, value: Any) -> Any:
 
 
 def _validated(given: dict[str, Any], origins: Origins) -> Settings:
-    """Check what the layers say together."""
+    """Check what the layers say together: pydantic-settings words what is wrong with it."""
     try:
-        return read(Settings, given)
-    except WrongDataError as wrong:
-        raise UsageError(f"{origins.source_of(*wrong.place)}: {wrong}") from None
+        return read_plain(Settings, given)
+    except DoubtError:
+        pass
+    from pydantic import ValidationError, create_model
+    from pydantic_settings import (
+        BaseSettings,
+        InitSettingsSource,
+        PydanticBaseSettingsSource,
+        SettingsConfigDict,
+    )
+
+    class Reader(BaseSettings):
+        model_config = SettingsConfigDict(extra="forbid", validate_default=False)
+
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *_: object, **__: object
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return (InitSettingsSource(settings_cls, init_kwargs=given),)
+
+    hints = get_type_hints(Settings, include_extras=True)
+    keys: dict[str, Any] = {
+        item.name: (hints[item.name], None) for item in fields(Settings) if is_key(item)
+    }
+    model = create_model("EdgeAgentSettings", __base__=Reader, **keys)
+    try:
+        read = model()
+    except ValidationError as problem:
+        where = origins.source_of(*problem.errors(include_url=False)[0]["loc"])
+        raise UsageError(f"{where}: {explain(problem, Settings, given)}") from None
+    return Settings(**{name: getattr(read, name) for name in read.model_fields_set})
 
 
 def check(settings: Settings, origins: Origins) -> None:  # noqa: C901, PLR0912 - one check after the other

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ..core.codec import storable
-from ..core.constraints import Ge, Le
+from ..core.constraints import Ge, Le, Plain
 from ..core.frozen import record
-from .bounds import Polygon, Seconds, Threshold
+from .bounds import Flag, Polygon, Seconds, Threshold
+
+_STRICT: Any = {"extra": "forbid"}
 
 Anchor = Literal["bottom", "center"]
 """The point of a box that counts: the middle of its lower edge, or its center."""
@@ -18,6 +20,7 @@ Anchor = Literal["bottom", "center"]
 class Zone:
     """An area of the frame in which objects are looked for."""
 
+    __pydantic_config__ = _STRICT
     name: str
     polygon: Polygon
     anchor: Anchor = "bottom"
@@ -28,6 +31,7 @@ class Zone:
 class Line:
     """A line across which objects are counted."""
 
+    __pydantic_config__ = _STRICT
     name: str
     points: Polygon
     """From its first to its last; "in" is from its left to its right, seen along it."""
@@ -43,12 +47,13 @@ On = Literal["begin", "update", "end", "once", "all"]
 class Action:
     """What is done when a rule fires."""
 
+    __pydantic_config__ = _STRICT
     publish: str | None = None
     """A topic, which may hold words in braces; of the payload likewise."""
     payload: str = ""
     """Empty: the event."""
-    qos: Annotated[int, Ge(0), Le(1)] = 0
-    retain: bool = False
+    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 0
+    retain: Flag = False
     http: str | None = None
     """A URL to post the event to."""
     on: On = "begin"
@@ -59,6 +64,7 @@ class Action:
 class Rule:
     """When an event occurs."""
 
+    __pydantic_config__ = _STRICT
     name: str
     when: str
     """enter, leave, cross, dwell, count, absent, class, anomaly, value, drift or camera."""
@@ -82,9 +88,9 @@ class Rule:
     """Of the device, in which it holds; empty: in all."""
     cooldown_s: Seconds = 0.0
     """Silence after it has ended."""
-    qos: Annotated[int, Ge(0), Le(1)] = 1
+    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 1
     picture: Literal["none", "crop", "frame"] = "none"
-    clip: bool = False
+    clip: Flag = False
     """Whether a clip is kept, as `evidence` says."""
     do: tuple[Action, ...] = ()
 
@@ -100,6 +106,7 @@ class Rule:
 class CombinedRule:
     """A rule over pipelines: all of several events within seconds of each other."""
 
+    __pydantic_config__ = _STRICT
     name: str
     all: tuple[str, ...]
     """Each a pipeline's name, "/" and the name of one of its rules, or a kind of them."""
@@ -107,7 +114,7 @@ class CombinedRule:
     during: str = ""
     modes: tuple[str, ...] = ()
     cooldown_s: Seconds = 0.0
-    qos: Annotated[int, Ge(0), Le(1)] = 1
+    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 1
     do: tuple[Action, ...] = ()
 
     @property

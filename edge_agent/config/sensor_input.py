@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..core.codec import storable
-from ..core.constraints import Ge, Gt, Le
+from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.frozen import record
 from ..core.names import READINGS
 from ..models.stats import Stats, stats_problems
@@ -15,19 +15,22 @@ from ..models.stats import Stats, stats_problems
 if TYPE_CHECKING:
     from ..models.manifest import InputSpec
 
+_STRICT: Any = {"extra": "forbid"}
+
 
 @storable
 @record(kw_only=True)
 class SensorInput:
     """Which values of a sensor are published: as they come, or statistics of windows."""
 
+    __pydantic_config__ = _STRICT
     channels: tuple[int | str, ...] = ()
     """Empty: all."""
-    window: Annotated[int, Ge(1), Le(10_000_000)] | None = None
+    window: Annotated[int, Plain(), Ge(1), Le(10_000_000)] | None = None
     """Samples; of this and all below, as in a manifest's `[input]`."""
-    hop: Annotated[int, Ge(1), Le(10_000_000)] | None = None
-    rate_hz: Annotated[float, Gt(0), Le(1e9)] | None = None
-    resample_hz: Annotated[float, Ge(0), Le(1e6)] = 0.0
+    hop: Annotated[int, Plain(), Ge(1), Le(10_000_000)] | None = None
+    rate_hz: Annotated[float, Plain(), Gt(0), Le(1e9)] | None = None
+    resample_hz: Annotated[float, Plain(), Ge(0), Le(1e6)] = 0.0
     stats: Stats | None = None
 
     @property

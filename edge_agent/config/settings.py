@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from ..core.codec import storable
-from ..core.constraints import Ge, Gt, Le
+from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import UsageError
 from ..core.frozen import record
 from ..core.names import READINGS, default_device_id, is_name, is_version, version_key
@@ -20,7 +20,7 @@ from ..inference.engines.registry import WantedEngine
 from .address import Address, parse_url
 from .answers import Http, Infer, Text
 from .asks import Ask, Server
-from .bounds import Milliseconds, Polygon, Seconds, Share, Threshold
+from .bounds import Flag, Milliseconds, Polygon, Seconds, Share, Threshold
 from .rules import CombinedRule, Line, Rule, Zone
 from .sensor_input import SensorInput
 
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+_STRICT: Any = {"extra": "forbid"}
 RATES = (1e-5, 100_000.0)
 """Samples a second; the least is one a day."""
 RESTART: Any = {"restart": True}
 """Metadata of a key that takes effect at the next start only."""
 LIVE: Any = {"live": True}
 """Metadata of a key of a pipeline that takes effect while the pipeline runs."""
-Pixels = Annotated[int, Ge(0), Le(1_000_000)]
+Pixels = Annotated[int, Plain(), Ge(0), Le(1_000_000)]
 
 
 @storable
@@ -43,6 +44,7 @@ Pixels = Annotated[int, Ge(0), Le(1_000_000)]
 class Broker:
     """The MQTT broker: results go there, models come from there."""
 
+    __pydantic_config__ = _STRICT
     url: str | tuple[str, ...] = field(default="mqtt://localhost:1883", repr=False)
     """Several are addresses of one cluster; as text, in the environment say, a JSON list."""
     topic_root: str = field(default="edge", metadata=RESTART)
@@ -56,9 +58,9 @@ class Broker:
     cert_file: str | None = None
     key_file: str | None = None
     """With `cert_file`, for mutual TLS."""
-    protocol: Annotated[int, Ge(4), Le(5)] = 5
+    protocol: Annotated[int, Plain(), Ge(4), Le(5)] = 5
     """4 is MQTT 3.1.1; a broker that refuses 5 is tried with 4."""
-    spool_s: Annotated[float, Ge(0.25), Le(60)] = field(default=0.25, metadata=RESTART)
+    spool_s: Annotated[float, Plain(), Ge(0.25), Le(60)] = field(default=0.25, metadata=RESTART)
     """Between two writes of results that wait for the broker: what a kill may cost of them."""
 
     @property
@@ -89,9 +91,10 @@ class Broker:
 class Health:
     """Health messages and metrics."""
 
-    interval_s: Annotated[float, Ge(0.1), Le(86400)] = 10.0
+    __pydantic_config__ = _STRICT
+    interval_s: Annotated[float, Plain(), Ge(0.1), Le(86400)] = 10.0
     """Between two health messages."""
-    metrics_port: Annotated[int, Ge(0), Le(65535)] = 0
+    metrics_port: Annotated[int, Plain(), Ge(0), Le(65535)] = 0
     """Of loopback, for Prometheus; 0: none."""
 
 
@@ -100,9 +103,10 @@ class Health:
 class Trust:
     """Keys whose signatures on models are accepted over MQTT."""
 
+    __pydantic_config__ = _STRICT
     keys: tuple[str, ...] = ()
     """*.pub files, or folders of them."""
-    allow_unsigned: bool = False
+    allow_unsigned: Flag = False
     """A signature that is present must verify all the same."""
 
 
@@ -111,9 +115,10 @@ class Trust:
 class Trial:
     """Checks of a pushed model before it serves."""
 
-    golden: bool = True
+    __pydantic_config__ = _STRICT
+    golden: Flag = True
     """Whether `golden.npz` of a model has to hold."""
-    shadow_frames: Annotated[int, Ge(0), Le(1_000_000)] = 30
+    shadow_frames: Annotated[int, Plain(), Ge(0), Le(1_000_000)] = 30
     """Beside the version before; 0: none."""
     min_agreement: Share = 0.0
     """Of these frames; 0: only reported."""
@@ -129,9 +134,10 @@ class Trial:
 class Batching:
     """Batches of frames from several pipelines through one model."""
 
-    max_batch: Annotated[int, Ge(0), Le(256)] = 0
+    __pydantic_config__ = _STRICT
+    max_batch: Annotated[int, Plain(), Ge(0), Le(256)] = 0
     """0: as the tune of this device says, else one by one; 1: one by one; more: up to so many."""
-    max_delay_ms: Annotated[float, Ge(0), Le(1000)] = 2.0
+    max_delay_ms: Annotated[float, Plain(), Ge(0), Le(1000)] = 2.0
     """How long the first of them waits for others."""
 
 
@@ -140,13 +146,14 @@ class Batching:
 class SecondStage:
     """A second model on what the first one found."""
 
+    __pydantic_config__ = _STRICT
     name: str
     model: str
     labels: tuple[str, ...] = ()
     """Only detections of these; empty: of all."""
-    margin: Annotated[float, Ge(0), Le(10)] = 0.0
+    margin: Annotated[float, Plain(), Ge(0), Le(10)] = 0.0
     """Share of the box's size added on each side."""
-    limit: Annotated[int, Ge(1), Le(1000)] = 8
+    limit: Annotated[int, Plain(), Ge(1), Le(1000)] = 8
     threshold: Threshold | None = None
     then: tuple[SecondStage, ...] = ()
     """Further models, on what this one finds."""
@@ -162,9 +169,10 @@ class SecondStage:
 class Snapshots:
     """What is published as a pipeline's snapshots."""
 
-    width: Annotated[int, Ge(0), Le(16384)] = 0
+    __pydantic_config__ = _STRICT
+    width: Annotated[int, Plain(), Ge(0), Le(16384)] = 0
     """Pixels; wider pictures are made smaller; 0: as captured."""
-    quality: Annotated[int, Ge(1), Le(100)] = 80
+    quality: Annotated[int, Plain(), Ge(1), Le(100)] = 80
     """Of the JPEG."""
     every_s: Seconds = 0.0
     """Least time between two of them; 0: one with every result."""
@@ -175,29 +183,32 @@ class Snapshots:
 class Pipeline:
     """One source through one model."""
 
+    __pydantic_config__ = _STRICT
     name: str
     source: str = field(repr=False)
     model: str
     """As "name", "name@3" or "name@3:90,name@4:10"; "readings": none, of a sensor."""
-    rate: Annotated[float, Ge(RATES[0]), Le(RATES[1])] | None = field(default=None, metadata=LIVE)
+    rate: Annotated[float, Plain(), Ge(RATES[0]), Le(RATES[1])] | None = field(
+        default=None, metadata=LIVE
+    )
     """Most results a second; None: as fast as it goes."""
     threshold: Threshold | None = field(default=None, metadata=LIVE)
     """None: the manifest's."""
-    qos: Annotated[int, Ge(0), Le(1)] = 0
+    qos: Annotated[int, Plain(), Ge(0), Le(1)] = 0
     """1: results and events survive a broker that is away."""
-    priority: Annotated[int, Ge(-1000), Le(1000)] = 0
+    priority: Annotated[int, Plain(), Ge(-1000), Le(1000)] = 0
     """Whose frames go first."""
     deadline_ms: Milliseconds = 0.0
     """A frame that is older is dropped; 0: none is."""
-    motion: bool = False
+    motion: Flag = False
     """Whether frames in which nothing moves are left out."""
     roi: tuple[Pixels, ...] = (0, 0, 0, 0)
     """x1, y1, x2, y2 in source pixels; all 0: the whole frame."""
-    snapshot: bool | Snapshots = field(default=False, metadata=LIVE)
+    snapshot: Flag | Snapshots = field(default=False, metadata=LIVE)
     """JPEGs with boxes on the snapshot topic; or { width = 640, quality = 70, every_s = 1 }."""
-    enabled: bool = field(default=True, metadata=LIVE)
+    enabled: Flag = field(default=True, metadata=LIVE)
     """False: the source is closed and nothing runs; the pipeline stays listed."""
-    share: bool = True
+    share: Flag = True
     """Whether pipelines whose `source` has the same text open and decode it once."""
     decode: Literal["auto", "software", "vaapi", "cuda", "qsv", "drm", "amf"] = "auto"
     """Of its source: on hardware where there is any, never, or on hardware of this name."""
@@ -209,9 +220,9 @@ class Pipeline:
     """Width and height in source pixels; detections that are smaller are left out."""
     masks: tuple[Polygon, ...] = field(default=(), metadata=LIVE)
     """Black before model, motion gate and every picture."""
-    camera: bool = field(default=True, metadata=LIVE)
+    camera: Flag = field(default=True, metadata=LIVE)
     """Whether it is said when its picture is dark, blurred, frozen or turned."""
-    track: bool = field(default=False, metadata=LIVE)
+    track: Flag = field(default=False, metadata=LIVE)
     """Detections get a number that stays with an object; zones, lines and rules imply it."""
     zones: tuple[Zone, ...] = field(default=(), metadata=LIVE)
     lines: tuple[Line, ...] = field(default=(), metadata=LIVE)
@@ -281,7 +292,8 @@ class Arm:
 class HomeAssistant:
     """Entities of this device in Home Assistant, by its MQTT discovery."""
 
-    enabled: bool = False
+    __pydantic_config__ = _STRICT
+    enabled: Flag = False
     prefix: str = "homeassistant"
 
 
@@ -290,11 +302,12 @@ class HomeAssistant:
 class Evidence:
     """Pictures and clips of events, kept in the state folder."""
 
-    keep_mb: Annotated[int, Ge(0), Le(2**20)] = 0
+    __pydantic_config__ = _STRICT
+    keep_mb: Annotated[int, Plain(), Ge(0), Le(2**20)] = 0
     """The oldest go first; 0: none is kept."""
-    before_s: Annotated[float, Ge(0), Le(60)] = 5.0
+    before_s: Annotated[float, Plain(), Ge(0), Le(60)] = 5.0
     """Of a clip, before its event; kept in memory all along."""
-    after_s: Annotated[float, Ge(0), Le(300)] = 10.0
+    after_s: Annotated[float, Plain(), Ge(0), Le(300)] = 10.0
 
 
 @storable
@@ -302,6 +315,7 @@ class Evidence:
 class Remote:
     """What the commands `set` and `configure` may change of pipelines."""
 
+    __pydantic_config__ = _STRICT
     may: tuple[str, ...] = (
         *("enabled", "rate", "threshold", "thresholds", "labels", "zones", "lines", "rules"),
         *("masks", "roi", "motion", "snapshot", "min_box"),
@@ -328,7 +342,7 @@ class Settings:
     """Default: $STATE_DIRECTORY, else ~/.local/state/edge-agent."""
     models_dirs: tuple[str, ...] = field(default=(), metadata=RESTART)
     """Read-only folders of model folders."""
-    quota_mb: Annotated[int, Gt(0), Le(2**30)] = 2048
+    quota_mb: Annotated[int, Plain(), Gt(0), Le(2**30)] = 2048
     """What the store of models may take, MiB."""
     broker: Broker = field(default_factory=Broker)
     health: Health = field(default_factory=Health)

@@ -1,45 +1,55 @@
-"""Bounds of numbers and lengths, for `Annotated`; `core.schema` holds data to them.
+"""Constraints on numbers, for `Annotated`; read by pydantic and by `plain_record`.
 
-Apart from it, as records are imported before the first result.
+Records that carry them are imported before the first result, where the library for such constraints
+would cost milliseconds.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 
-class Bound(NamedTuple):
-    """A limit on a number, or on the length of a list."""
+class Bound:
+    """A limit on a number or a length."""
 
-    key: str
-    """As JSON Schema calls it."""
-    words: str
-    """Between what is bounded and the limit."""
-    compare: Callable[[float, float], bool]
-    limit: float
+    def __init__(self, key: str, compare: Callable[[float, float], bool], limit: float) -> None:
+        self.key = key
+        """As pydantic calls it."""
+        self._compare = compare
+        self._limit = limit
 
-    def holds(self, value: Any) -> bool:
-        """Whether a number or list is within it; NaN never is."""
-        return self.compare(len(value) if isinstance(value, tuple) else value, self.limit)
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {**handler(source), self.key: self._limit}
+
+    def holds(self, number: float) -> bool:
+        """Whether a number is within it; NaN never is."""
+        return self._compare(number, self._limit)
 
 
 def Ge(limit: float) -> Bound:  # noqa: N802 - as in annotated-types
     """At least this limit."""
-    return Bound("minimum", "a number of at least", operator.ge, limit)
+    return Bound("ge", operator.ge, limit)
 
 
 def Gt(limit: float) -> Bound:  # noqa: N802
     """Above this limit."""
-    return Bound("exclusiveMinimum", "a number above", operator.gt, limit)
+    return Bound("gt", operator.gt, limit)
 
 
 def Le(limit: float) -> Bound:  # noqa: N802
     """At most this limit."""
-    return Bound("maximum", "a number of at most", operator.le, limit)
+    return Bound("le", operator.le, limit)
 
 
 def MinLength(limit: int) -> Bound:  # noqa: N802
     """At least this many items."""
-    return Bound("minItems", "a list of at least", operator.ge, limit)
+    return Bound("min_length", operator.ge, limit)
+
+
+class Plain:
+    """Strict type: nothing is converted, so that "yes" and 1 are no boolean."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {**handler(source), "strict": True}

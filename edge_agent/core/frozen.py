@@ -2,7 +2,7 @@
 
 `dataclasses` compiles six methods for each frozen class, a third of a millisecond each time the
 program starts; on the way to the first result that adds up to more than the load of a small model.
-A `record` is a dataclass in every other respect: fields, replace, slots. For what is made
+A `record` is a dataclass in every other respect: fields, replace, slots, pydantic. For what is made
 with every frame, `record(quick=True)` compiles the constructor, the one method whose speed matters;
 that such a record is not changed is then checked by the type checker alone.
 """

@@ -1,7 +1,7 @@
 """Typed parameters: the fields of a frozen record, read from the JSON object of a stranger.
 
 The declaration is all there is: parsing, the text of each error and the usage follow from it, and a
-JSON Schema (`core.json_schema`) do.
+JSON Schema can. Without pydantic, which a daemon that starts from a plan never imports.
 
     @record
     class Rollback:
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
 
 from .errors import RequestError
 from .frozen import record
-from .names import is_name, is_version
+from .names import NAME, is_name, is_version
 from .text import closest, label_trouble
 
 R = TypeVar("R")
@@ -35,7 +35,7 @@ class Kind(Protocol):
         """
 
 
-class TextKind:
+class _Text:
     """A text that is not empty."""
 
     def parse(self, value: object) -> str:
@@ -48,7 +48,7 @@ MOST_LABEL = 256
 """Characters of a label."""
 
 
-class LabelKind(TextKind):
+class _Label(_Text):
     """A label of what models find."""
 
     def parse(self, value: object) -> str:
@@ -63,7 +63,7 @@ class LabelKind(TextKind):
         return label
 
 
-class NameKind(TextKind):
+class _Name(_Text):
     """A name of a device, pipeline, model and the like."""
 
     def parse(self, value: object) -> str:
@@ -73,7 +73,7 @@ class NameKind(TextKind):
         return name
 
 
-class VersionKind(TextKind):
+class _Version(_Text):
     """A version of a model."""
 
     def parse(self, value: object) -> str:
@@ -83,7 +83,7 @@ class VersionKind(TextKind):
         return version
 
 
-class FlagKind:
+class _Flag:
     """A boolean, and nothing that could be read as one."""
 
     def parse(self, value: object) -> bool:
@@ -168,12 +168,12 @@ class Clearable:
 
 
 CLEARED = object()
-TEXT = TextKind()
-LABEL = LabelKind()
-FLAG = FlagKind()
+TEXT = _Text()
+LABEL = _Label()
+FLAG = _Flag()
 Text = Annotated[str, TEXT]
-Name = Annotated[str, NameKind()]
-Version = Annotated[str, VersionKind()]
+Name = Annotated[str, _Name()]
+Version = Annotated[str, _Version()]
 Flag = Annotated[bool, FLAG]
 
 
@@ -233,6 +233,39 @@ def parse(kind: type[R], body: Mapping[str, Any]) -> R:
         except ValueError as problem:
             raise RequestError(f"{parameter.name}: {problem}") from None
     return kind(**values)
+
+
+def json_schema(kind: type) -> dict[str, Any]:
+    """Return what a record declares as JSON Schema."""
+    declared = parameters(kind)
+    return {
+        "type": "object",
+        "description": (kind.__doc__ or "").partition("\n")[0],
+        "required": [each.name for each in declared if each.required],
+        "properties": {each.name: _schema_of(each.kind) for each in declared},
+    }
+
+
+def _schema_of(kind: Kind) -> dict[str, Any]:
+    match kind:
+        case Clearable():
+            return {"anyOf": [_schema_of(kind.kind), {"type": "null"}]}
+        case _Flag():
+            return {"type": "boolean"}
+        case Number():
+            whole = "integer" if isinstance(kind, Whole) else "number"
+            return {"type": whole, "minimum": kind.least, "maximum": kind.most}
+        case Items():
+            each = _schema_of(kind.kind)
+            return {"type": "array", "items": each, "minItems": kind.least, "maxItems": kind.most}
+        case Table():
+            return {"type": "object", "additionalProperties": _schema_of(kind.kind)}
+        case _Name():
+            return {"type": "string", "pattern": f"^{NAME}$"}
+        case _Text():
+            return {"type": "string", "minLength": 1}
+        case _:
+            return {"type": "object"}
 
 
 def unknown(kind: type, body: Mapping[str, Any], besides: Collection[str] = ()) -> list[str]:

@@ -1,40 +1,33 @@
-"""Reading of records from untrusted data, with errors of one line: key, what is wrong, mend.
+"""Checks of untrusted data by pydantic, with errors of one line: key, what is wrong, mend.
 
-Settings, profiles, manifests, packages and plans are described by frozen dataclasses. Data is held
-to the declared types and bounds; nothing is converted but a whole number to a float. Of the types
-these can be declared: records, str, int, float, bool, Any, literals, unions, tuples, and mappings
-by text. Our own code, as pydantic takes 60 ms to import, which a first result would wait for, and
-its errors would have to be put in other words all the same.
+Settings, profiles, manifests, packages and commands are described by frozen standard dataclasses
+and checked here, so that reading a record back never needs pydantic.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import AgentError
 from .files import read_plain_file
+from .plain_record import DoubtError, is_key, read_plain
 from .text import closest
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic_core import ErrorDetails
+
 T = TypeVar("T")
-Place = tuple[int | str, ...]
-"""Keys and numbers of entries that lead to a value."""
 
 # Limits on untrusted TOML, checked before it is parsed.
 MAX_TOML_BYTES = 256 * 1024
@@ -43,8 +36,6 @@ MAX_KEY_PARTS = 64
 # 256 KiB of "a.a.a…" would take all memory (seen: 20 GB, and killed).
 _PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.){0,256}"|'[^'\n]{0,256}')"""
 _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_KEY_PARTS}}}", re.ASCII)
-_WANTED = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
-_UNIONS = frozenset({Union, types.UnionType})
 
 
 def read_toml(path: Path, error: type[AgentError]) -> dict[str, Any]:
@@ -83,14 +74,6 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-class WrongDataError(Exception):
-    """Data is not what a record declares; the text is "<key>: <what is wrong>, <mend>"."""
-
-    def __init__(self, place: Place, text: str) -> None:
-        super().__init__(text)
-        self.place = place
-
-
 def build(kind: type[T], data: Mapping[str, Any], where: str, error: type[AgentError]) -> T:
     """Check *data* and return the record made of it.
 
@@ -98,204 +81,182 @@ def build(kind: type[T], data: Mapping[str, Any], where: str, error: type[AgentE
         AgentError: of the type *error*: "<where>: <key>: <what is wrong>, <mend>".
     """
     try:
-        return read(kind, data)
-    except WrongDataError as wrong:
-        raise error(f"{where}: {wrong}") from None
+        return read_plain(kind, data)
+    except DoubtError:
+        pass
+    from pydantic import ValidationError
 
-
-def read(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Check *data* and return the record made of it.
-
-    Raises:
-        WrongDataError: it is not what the record declares.
-    """
-    problems: list[_Problem] = []
     try:
-        made: T = _record(kind, data, (), problems)
-    except RecursionError:
-        raise WrongDataError((), "is nested too deep") from None
-    if not problems:
+        made: T = _adapter(kind).validate_python(dict(data))  # type: ignore[arg-type]
         return made
-    # An unknown key first: it is usually why another one is "missing". Of a value that may be of
-    # several kinds, first what is deepest inside.
-    problems.sort(key=lambda each: (each.known is None, -len(each.place)))
-    place = problems[0].place
-    others = {
-        other
-        for other in (each.place for each in problems)
-        if other[: len(place)] != place and place[: len(other)] != other
-    }
-    more = f" (and {len(others)} more)" if others else ""
-    here = [each for each in problems if each.place == place]
-    raise WrongDataError(place, f"{_key(place, data)}: {_trouble(here, kind)}{more}")
-
-
-class _Problem(NamedTuple):
-    """What is wrong with one value, which may have been tried as several types."""
-
-    place: Place
-    wanted: str
-    """Empty: a key that is missing or unknown."""
-    found: object = None
-    bounded: bool = False
-    """It is of the right type."""
-    known: Iterable[str] | None = None
-    """Of an unknown key: those that there are."""
-
-
-def is_key(item: Field[Any]) -> bool:
-    """Whether a record's field is one that its users may write."""
-    return bool(item.metadata.get("key", True))
+    except ValidationError as problem:
+        raise error(f"{where}: {explain(problem, kind, data)}") from None
 
 
 @cache
-def keys_of(record: Any) -> dict[str, Any]:
-    """Return the types of a record's keys."""
-    hints = get_type_hints(record, include_extras=True)
-    return {item.name: hints[item.name] for item in fields(record) if is_key(item)}
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
-def _is_needed(item: Field[Any]) -> bool:
-    return item.default is MISSING and item.default_factory is MISSING
+def json_schema(kind: type, refs: str) -> dict[str, Any]:
+    """Return what a record declares as JSON Schema 2020-12, with its comments as descriptions.
+
+    Args:
+        kind: the record.
+        refs: where those of other records stand, as "#/$defs/{model}".
+    """
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Described(GenerateJsonSchema):
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            del schema
+            return False  # "Quota Mb" tells nobody anything
+
+        def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+            made = super().dataclass_schema(schema)
+            hidden = {item.name for item in fields(schema["cls"]) if not is_key(item)}
+            told = _comments(schema["cls"])
+            made["properties"] = {
+                key: each | ({"description": told[key]} if key in told else {})
+                for key, each in made["properties"].items()
+                if key not in hidden
+            }
+            return made | {"additionalProperties": False}
+
+    made: dict[str, Any] = _adapter(kind).json_schema(ref_template=refs, schema_generator=Described)
+    return made
 
 
-def _record(kind: Any, data: object, place: Place, problems: list[_Problem]) -> Any:
-    if not isinstance(data, Mapping):
-        problems.append(_Problem(place, "a table", data))
-        return None
-    hints, before = keys_of(kind), len(problems)
-    if not getattr(kind, "ignores_unknown_keys", False):
-        unknown = [key for key in data if key not in hints]
-        problems += [_Problem((*place, key), "", known=hints) for key in unknown]
-    problems += [
-        _Problem((*place, item.name), "")
-        for item in fields(kind)
-        if _is_needed(item) and item.name not in data
+def _comments(kind: type) -> dict[str, str]:
+    """Return the text below each field of a record, as its module has it."""
+    module = ast.parse(Path(str(sys.modules[kind.__module__].__file__)).read_text("utf-8"))
+    (made,) = [
+        each
+        for each in module.body
+        if isinstance(each, ast.ClassDef) and each.name == kind.__name__
     ]
-    values = {
-        key: _value(hints[key], value, (*place, key), problems)
-        for key, value in data.items()
-        if key in hints
+    return {
+        item.target.id: " ".join(str(ast.literal_eval(text.value)).split())
+        for item, text in pairwise(made.body)
+        if isinstance(item, ast.AnnAssign)
+        and isinstance(item.target, ast.Name)
+        and isinstance(text, ast.Expr)
     }
-    return kind(**values) if len(problems) == before else None
 
 
-def _value(hint: Any, value: Any, place: Place, problems: list[_Problem]) -> Any:  # noqa: PLR0911 - one for each kind of type
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _bounded(arguments, value, place, problems)
-    if is_dataclass(hint):
-        return _record(hint, value, place, problems)
-    if origin in _UNIONS:
-        return _one_of(arguments, value, place, problems)
-    if origin is tuple:
-        return _items(arguments, value, place, problems)
-    if origin is Mapping:
-        if not isinstance(value, Mapping):
-            problems.append(_Problem(place, "a table", value))
-            return None
-        return {k: _value(arguments[1], v, (*place, k), problems) for k, v in value.items()}
-    if origin is Literal:
-        # By type too: 1 is equal to True.
-        if any(type(choice) is type(value) and choice == value for choice in arguments):
-            return value
-        *most, last = map(repr, arguments)
-        wanted = f"{', '.join(most)} or {last}" if most else last
-        problems.append(_Problem(place, wanted, value))
-    elif hint is float and type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            return float("inf")
-    elif hint is not Any and type(value) is not hint:
-        problems.append(_Problem(place, _WANTED.get(hint, "nothing"), value))
-    return value
+def explain(
+    problem: ValidationError, kind: type | None = None, data: Mapping[str, Any] | None = None
+) -> str:
+    """Return the first problem in words: where, what is wrong, and the mend.
+
+    Args:
+        problem: pydantic's error.
+        kind: of the record, to name its keys.
+        data: what was checked, to name entries of lists by their `name`.
+    """
+    entries = problem.errors(include_url=False)
+    members = frozenset(_members(kind))
+    for entry in entries:
+        entry["loc"] = tuple(part for part in entry["loc"] if part not in members)
+    # An unknown key first: it is usually why another one is "missing". Of a value that may be of
+    # several kinds, first what is deepest inside.
+    entries.sort(key=lambda entry: (entry["type"] not in _UNKNOWN, -len(_steps(entry["loc"]))))
+    steps = _steps(entries[0]["loc"])
+    here = [entry for entry in entries if _steps(entry["loc"]) == steps]
+    others = {
+        other
+        for entry in entries
+        if (other := _steps(entry["loc"]))[: len(steps)] != steps and steps[: len(other)] != other
+    }
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{_key(steps, data)}: {_trouble(here, kind)}{more}"
 
 
-def _bounded(
-    arguments: tuple[Any, ...], value: object, place: Place, problems: list[_Problem]
-) -> Any:
-    before = len(problems)
-    read = _value(arguments[0], value, place, problems)
-    if len(problems) == before:
-        broken = [bound for bound in arguments[1:] if not bound.holds(read)]
-        for bound in broken[-1:]:
-            text = f"{bound.limit:.12g}"
-            text = f"{bound.limit:.12f}".rstrip("0") if "e-" in text else text
-            problems.append(_Problem(place, f"{bound.words} {text}", value, bounded=True))
-    return read
-
-
-def _one_of(kinds: tuple[Any, ...], value: object, place: Place, problems: list[_Problem]) -> Any:
-    """Read a value as the first of several types that it is of."""
-    if value is None and types.NoneType in kinds:
-        return None
-    tried: list[_Problem] = []
-    for kind in kinds:
-        wrong: list[_Problem] = []
-        if kind is not types.NoneType:
-            read = _value(kind, value, place, wrong)
-            if not wrong:
-                return read
-            tried += wrong
-    problems += tried
-    return None
-
-
-def _items(kinds: tuple[Any, ...], value: object, place: Place, problems: list[_Problem]) -> Any:
-    if not isinstance(value, list | tuple):
-        problems.append(_Problem(place, "a list", value))
-        return None
-    if kinds[-1] is ...:
-        kinds = kinds[:1] * len(value)
-    elif len(value) != len(kinds):
-        problems.append(_Problem(place, f"a list of {len(kinds)}", value))
-    each = enumerate(zip(kinds, value, strict=False))
-    return tuple([_value(kind, item, (*place, n), problems) for n, (kind, item) in each])
-
-
-# What is wrong, in words
-
-
-def _trouble(problems: list[_Problem], kind: type) -> str:
-    """Return what is wrong with one value of a record of type *kind*."""
-    place, _, found, _, known = problems[0]
-    if known is not None:
-        key = str(place[-1])
+def _trouble(entries: list[ErrorDetails], kind: type | None) -> str:
+    """Return what is wrong with one value; pydantic may have tried it as several types."""
+    entry = entries[0]
+    if entry["type"] in _UNKNOWN:
+        key = str(entry["loc"][-1])
         homes = list(_homes(kind, key))
         if homes:
             return f"unknown key here; it goes below {' or '.join(homes)}"
-        return f"unknown key{nearest(key, known)}"
-    if not problems[0].wanted:
+        return f"unknown key{nearest(key, _keys_at(kind, entry['loc'][:-1]))}"
+    if entry["type"] in _MISSING:
         return "is missing"
     # For a value of the right type but out of bounds the other types are not mentioned.
-    meant = [each for each in problems if each.bounded] or problems
-    wanted = list(dict.fromkeys(each.wanted for each in meant))
+    bounds = [each for each in entries if each["type"] in _BOUNDS]
+    wanted = list(dict.fromkeys(_wanted(each) for each in bounds or entries))
     text = f"expected {' or '.join(wanted)}"
-    head = ".".join(step for step in place if isinstance(step, str))
+    found = entry.get("input")
+    head = ".".join(step for step in _steps(entry["loc"]) if isinstance(step, str))
     if isinstance(found, Mapping) and "a list" in wanted:
         return f"{text}, found a table; write its head in double brackets, [[{head}]]"
-    if wanted == ["a table"] and isinstance(place[-1], str):
+    if wanted == ["a table"] and isinstance(entry["loc"][-1], str):
         return f"{text}; write its keys below a line [{head}]"
     shown = repr(found) if isinstance(found, str | int | float | bool) else ""
     secret = (
         "://" in shown
         or "@" in shown
-        or any(word in str(step) for step in place for word in ("password", "secret"))
+        or any(word in str(step) for step in entry["loc"] for word in ("password", "secret"))
     )
     if not shown or secret:
         return text
     text += f", found {shown if len(shown) <= 80 else shown[:77] + '…'}"
-    if isinstance(found, str):
+    if entry["type"] == "literal_error" and isinstance(found, str):
         close = closest(found, re.findall("'([^']*)'", wanted[0]))
         text += f"; did you mean '{close}'?" if close else ""
     return text
 
 
-def _key(place: Place, data: Any) -> str:
+def _wanted(entry: ErrorDetails) -> str:
+    """Return the expected type or bound, in the terms of TOML rather than of Python."""
+    kind, bounds = entry["type"], entry.get("ctx", {})
+    if kind in _BOUNDS:
+        (bound,) = bounds.values()
+        text = f"{bound:.12g}"
+        text = f"{bound:.12f}".rstrip("0") if "e-" in text else text
+        return f"a number {_BOUNDS[kind]} {text}"
+    if kind == "literal_error":
+        return str(bounds["expected"])
+    for beginning, words in _KINDS.items():
+        if kind.startswith(beginning):
+            return words
+    return entry["msg"]
+
+
+_UNKNOWN = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
+_MISSING = frozenset({"missing", "missing_argument", "missing_keyword_only_argument"})
+_BOUNDS = {
+    "greater_than": "above",
+    "greater_than_equal": "of at least",
+    "less_than": "below",
+    "less_than_equal": "of at most",
+}
+# How pydantic's names of errors begin: what was expected.
+_KINDS = {
+    "int_": "a whole number",
+    "float_": "a number",
+    "bool_": "true or false",
+    "string_": "a text in quotes",
+    "tuple_": "a list",
+    "list_": "a list",
+    "dataclass_": "a table",
+    "dict_": "a table",
+    "mapping_": "a table",
+    "model_": "a table",
+}
+
+
+def _steps(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    return tuple(part for part in place if not _is_variant(part))
+
+
+def _key(steps: tuple[int | str, ...], data: Any) -> str:
     """Write a place as a user would: pipelines[door].rate."""
     text = ""
-    for step in place:
+    for step in steps:
         try:
             data = data[step]
         except (KeyError, IndexError, TypeError):
@@ -308,6 +269,14 @@ def _key(place: Place, data: Any) -> str:
     return text or "(top level)"
 
 
+def _is_variant(part: object) -> bool:
+    """Whether a step of a location is pydantic's name of a union member, not a key."""
+    return isinstance(part, str) and (
+        part.startswith(("tuple[", "list[", "literal[", "function-", "constrained-"))
+        or part in {"str", "int", "float", "bool", "none"}
+    )
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean …?" with the known word closest to *word*, or the known words."""
     names = sorted(known)
@@ -317,21 +286,55 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(names)}" if names else ""
 
 
+def _members(kind: Any, above: tuple[Any, ...] = ()) -> Iterator[str]:
+    """Yield pydantic's names of the records that a value within *kind* may be, beside others."""
+    record = _record_within(kind)
+    if not is_dataclass(record) or record in above:
+        return
+    for hint in get_type_hints(record, include_extras=False).values():
+        if get_origin(hint) in {Union, types.UnionType}:
+            parts = [part for part in get_args(hint) if isinstance(part, type)]
+            yield from (part.__name__ for part in parts if is_dataclass(part))
+        yield from _members(hint, (*above, record))
+
+
 def _homes(kind: Any, key: str, above: str = "") -> Iterator[str]:
     """Yield the heads of the tables within *kind* that have a key: [input], [[pipelines]]."""
-    for name, hint in keys_of(kind).items():
+    if not is_dataclass(kind):
+        return
+    for item in fields(kind):
+        hint = get_type_hints(kind, include_extras=False)[item.name]
         record = _record_within(hint)
-        if record is None or record is kind:
+        if not is_key(item) or not is_dataclass(record) or record is kind:
             continue
-        head = f"{above}.{name}" if above else name
-        if key in keys_of(record):
-            yield f"[[{head}]]" if get_origin(hint) is tuple else f"[{head}]"
-        yield from _homes(record, key, head)
+        name = f"{above}.{item.name}" if above else item.name
+        if any(is_key(inner) and inner.name == key for inner in fields(record)):
+            yield f"[[{name}]]" if get_origin(hint) in {list, tuple} else f"[{name}]"
+        yield from _homes(record, key, name)
 
 
-def _record_within(hint: Any) -> Any:
-    """Return the record X in tuple[X, ...], X | None and the like; None: there is none."""
-    if is_dataclass(hint):
-        return hint
-    inner = get_args(hint) if get_origin(hint) in {tuple, Annotated, *_UNIONS} else ()
-    return next(filter(None, map(_record_within, inner)), None)
+def _keys_at(kind: Any, path: tuple[int | str, ...]) -> set[str]:
+    """List the keys that the record at *path* within *kind* has."""
+    for part in path:
+        kind = _record_within(kind)
+        if isinstance(part, int) or _is_variant(part) or kind is None:
+            continue
+        kind = get_type_hints(kind, include_extras=False).get(part)
+    record = _record_within(kind)
+    if record is None:
+        return set()
+    if is_dataclass(record):
+        return {item.name for item in fields(record) if is_key(item)}
+    return set(getattr(record, "model_fields", {}))
+
+
+def _record_within(kind: Any) -> Any:
+    """Unwrap list[X], tuple[X, ...], X | None and the like down to the record X."""
+    if kind is None or is_dataclass(kind) or hasattr(kind, "model_fields"):
+        return kind
+    if get_origin(kind) in {list, tuple, Union, types.UnionType}:
+        for inner in get_args(kind):
+            found = _record_within(inner)
+            if found is not None and found is not type(None):
+                return found
+    return None

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..config.bounds import Seconds, Share
-from ..core.constraints import Ge, Gt, Le
+from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import MalformedError
 from ..core.frozen import record
 from ..core.names import is_name, is_version
@@ -34,12 +34,14 @@ ENDED = frozenset({"live", "rejected", "rolled-back", "aborted", "superseded"})
 """Words of a device after which it does nothing more in this roll-out."""
 
 State = Literal["running", "paused", "aborted", "done"]
+_STRICT: Any = {"extra": "forbid"}
 
 
 @record(kw_only=True)
 class Wave:
     """Whom a wave is for; neither devices nor a group: everybody."""
 
+    __pydantic_config__ = _STRICT
     devices: tuple[str, ...] = ()
     group: str | None = None
     share: Annotated[Share, Gt(0)] = 1.0
@@ -63,6 +65,7 @@ class Wave:
 class Gate:
     """What must hold of a wave before the next one begins; shares of its devices."""
 
+    __pydantic_config__ = _STRICT
     max_rejected: Share = 0.05
     max_rolled_back: Share = 0.0
     max_disagreeing: Share = 1.0
@@ -82,7 +85,7 @@ class Gate:
 class Plan:
     """A roll-out: what does not change of it, then how far it is."""
 
-    ignores_unknown_keys = True
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's own form
     id: str
     transfer: str = ""
     name: str = ""
@@ -96,13 +99,13 @@ class Plan:
     on_failure: Literal["stop", "back"]
     spread_s: Seconds
     """Over which the devices of a wave begin, so that the broker does not serve all at once."""
-    serial: Annotated[int, Ge(1), Le(2**53)]
+    serial: Annotated[int, Plain(), Ge(1), Le(2**53)]
     """Rises with each change; a device follows none that is lower than what it has seen."""
     time: str
     """Of this change."""
     by: str
     state: State
-    wave: Annotated[int, Ge(0), Le(MAX_WAVES)]
+    wave: Annotated[int, Plain(), Ge(0), Le(MAX_WAVES)]
     """The last wave that may install, from 0."""
     back: bool = False
     """Of an aborted one: who has it goes back."""

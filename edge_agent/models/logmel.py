@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ..core.codec import storable
-from ..core.constraints import Ge, Gt, Le
+from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.frozen import record
+
+_STRICT: Any = {"extra": "forbid"}
 
 
 @storable
@@ -14,12 +16,13 @@ from ..core.frozen import record
 class LogMel:
     """Parameters of `transform = "logmel"` and `"mfcc"`: those of the training code."""
 
+    __pydantic_config__ = _STRICT
     frame_ms: Annotated[float, Gt(0), Le(60_000)] = 30.0
     step_ms: Annotated[float, Gt(0), Le(60_000)] = 20.0
     fft: Annotated[int, Ge(0), Le(65536)] = 0
     """Samples of a transform; 0: the next power of two."""
     window: Literal["hann", "hamming", "povey"] = "hann"
-    center: bool = False
+    center: Annotated[bool, Plain()] = False
     """Whether frames lie around their time, edges reflected."""
     power: Annotated[int, Ge(1), Le(2)] = 1
     mel: Literal["htk", "slaney"] = "htk"

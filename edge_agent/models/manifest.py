@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..core.codec import storable
-from ..core.constraints import Ge, Gt, Le
+from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import ModelError
 from ..core.files import path_inside, read_plain_file
 from ..core.frozen import record
@@ -54,6 +54,7 @@ _ELSEWHERE = {
 _SHARED = ("name", "version", "task", "variants")
 """What no variant has of its own."""
 
+_STRICT: Any = {"extra": "forbid"}
 Size = Annotated[int, Gt(0), Le(16384)]
 # Bounded so that infinity does not get through; NaN is within no bounds.
 Number = Annotated[float, Ge(-1e9), Le(1e9)]
@@ -65,6 +66,7 @@ Numbers = tuple[Number, ...]
 class InputSpec:
     """How a sample becomes the network's input."""
 
+    __pydantic_config__ = _STRICT
     # Pictures
     color: Literal["rgb", "bgr", "gray"] = "rgb"
     layout: Literal["nchw", "nhwc", "ct", "tc", "flat-ct", "flat-tc"] | None = None
@@ -75,7 +77,7 @@ class InputSpec:
     resize: Literal["stretch", "letterbox", "crop"] = "stretch"
     crop_ratio: Annotated[float, Gt(0), Le(1)] = 1.0
     interpolation: Interpolation = "linear"
-    antialias: bool = False
+    antialias: Annotated[bool, Plain()] = False
     """Linear and cubic as PIL and torchvision have them, which filter what they make smaller."""
     rounding: Rounding | None = None
     """Of a letterboxed size. None: half-even, or down where the anchor is top-left."""
@@ -152,6 +154,7 @@ class InputSpec:
 class OutputSpec:
     """How the network's outputs become findings."""
 
+    __pydantic_config__ = _STRICT
     decoder: DecoderName | None = None
     layout: str = ""
     """Of a decoder that reads the forms of several families: whose it is."""
@@ -167,7 +170,7 @@ class OutputSpec:
     """"k/n": only what is so in k of the last n windows is reported."""
     iou: Annotated[float, Gt(0), Le(1)] | None = None
     """Of non-maximum suppression. None: 0.45 where the family leaves it to its decoder."""
-    agnostic: bool = False
+    agnostic: Annotated[bool, Plain()] = False
     """Suppression over all classes together."""
     max_detections: Annotated[int, Ge(0), Le(100_000)] = 0
     """The best so many; 0: as many as the family's own post-processing keeps."""
@@ -178,9 +181,9 @@ class OutputSpec:
     """Of a text's tokens: their mean, or the first one's."""
     points: Annotated[int, Ge(0), Le(10_000)] = 0
     """Of task keypoints: how many an object has."""
-    mask: bool | None = None
+    mask: Annotated[bool | None, Plain()] = None
     """Whether results hold masks. None: those of instances, not those of the whole frame."""
-    vector: bool | None = None
+    vector: Annotated[bool | None, Plain()] = None
     """Of a picture's embedding: whether results hold it. None: only without a gallery."""
     scale: Number = 1.0
     zero_point: Number = 0.0
@@ -193,8 +196,9 @@ class OutputSpec:
 class TrialSpec:
     """Bounds on a candidate; stricter than the device's, never laxer."""
 
+    __pydantic_config__ = _STRICT
     tolerance: Annotated[float, Ge(0), Le(1e9)] = 0.05
-    golden: bool | None = None
+    golden: Annotated[bool, Plain()] | None = None
     shadow_frames: Annotated[int, Ge(0), Le(1_000_000)] | None = None
     min_agreement: Annotated[float, Ge(0), Le(1)] | None = None
     max_infer_ms: Annotated[float, Ge(0), Le(1e9)] | None = None
@@ -207,6 +211,7 @@ class TrialSpec:
 class Manifest:
     """The whole of `model.toml`."""
 
+    __pydantic_config__ = _STRICT
     name: str
     version: str
     task: Task

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from ..core.codec import storable
 from ..core.frozen import record
 
+_STRICT: Any = {"extra": "forbid"}
 STATISTICS = ("rms", "peak", "kurtosis", "crest")
 _BAND = re.compile(r"band:(\d{1,9}(?:\.\d{1,6})?)-(\d{1,9}(?:\.\d{1,6})?)", re.ASCII)
 MOST = 64
@@ -19,6 +21,7 @@ MOST = 64
 class Stats:
     """What of each channel of a window `transform = "stats"` gives."""
 
+    __pydantic_config__ = _STRICT
     of: tuple[str, ...]
     """Each one of STATISTICS, or "band:LOW-HIGH" in hertz."""
 

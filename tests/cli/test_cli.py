@@ -196,7 +196,7 @@ def test_no_command_needs_engines_to_explain_itself() -> None:
     """Start-up time is a feature: neither engine, OpenCV nor MQTT is loaded for the parser."""
     program = (
         "import sys; from edge_agent.cli.main import parser; parser(); "
-        "print([m for m in ('openvino', 'onnxruntime', 'cv2', 'paho', 'numpy') "
+        "print([m for m in ('openvino', 'onnxruntime', 'cv2', 'paho', 'numpy', 'pydantic') "
         "if m in sys.modules])"
     )
     ended = subprocess.run(

@@ -20,6 +20,7 @@ from dataclasses import (
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from edge_agent.core.frozen import record
 
@@ -234,6 +235,29 @@ def test_a_deep_copy_has_lists_of_its_own() -> None:
     one = Point(1, names=["a"])
     assert copy.copy(one).names is one.names
     assert copy.deepcopy(one).names is not one.names
+
+
+@BOTH
+def test_pydantic_validates_it(kind: Kind) -> None:
+    """A type adapter takes a record apart as it does a dataclass, and names what is wrong."""
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    assert adapter.validate_python({"x": 1, "names": ["a"]}) == kind(1, names=["a"])
+    assert adapter.validate_python({"x": 1, "names": ["a"]}).names == ["a"]
+    assert adapter.validate_json(b'{"x": 1, "y": 7}') == kind(1, 7)
+    for wrong, place in (({"y": 1}, "x"), ({"x": "many"}, "x"), ({"x": 1, "names": [1]}, "names")):
+        with pytest.raises(ValidationError) as caught:
+            adapter.validate_python(wrong)
+        assert caught.value.errors()[0]["loc"][0] == place
+
+
+def test_pydantic_goes_down_into_records() -> None:
+    """Records within records are made from plain tables."""
+    adapter = TypeAdapter(Outer)
+    read = adapter.validate_python({"point": {"x": 1}, "more": [{"x": 2}, {"x": 3}]})
+    assert read == Outer(Point(1), (Point(2), Point(3)))
+    assert hash(read) == hash(Outer(Point(1), (Point(2), Point(3))))
+    with pytest.raises(FrozenInstanceError):
+        read.point.x = 5  # type: ignore[misc]
 
 
 @record(quick=True, eq=False)

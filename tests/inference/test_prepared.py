@@ -270,7 +270,7 @@ def test_beginning_imports_little() -> None:
     """What is imported before the engine is neither NumPy nor anything else that is large."""
     script = (
         "import sys, edge_agent.inference.prepared.load;"
-        "print([m for m in ('numpy', 'onnx', 'onnxruntime', 'openvino', 'cv2',"
+        "print([m for m in ('numpy', 'onnx', 'onnxruntime', 'openvino', 'pydantic', 'cv2',"
         " 'edge_agent.core.types', 'edge_agent.inference.engines.engine') if m in sys.modules])"
     )
     done = subprocess.run(

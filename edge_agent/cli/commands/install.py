@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from ... import __version__
@@ -173,13 +174,13 @@ def _switch(to: Installation, before: Installation | None, config: Path | None) 
 def _check_settings(config: Path, before: Installation | None) -> None:
     """Check the settings that the service will have before minutes are spent.
 
-    By this version's code. In a bundle that lacks what is read with them; where there is no
-    installation before that has it, the new one sees it later.
+    By this version's code. Where we run without what that takes, and the installation before has
+    not got it either, the new one sees it later.
     """
     if not (config.is_file() and ETC.is_dir()):
         return
     python = Path(sys.executable)
-    if not Path(__file__).is_file():
+    if find_spec("pydantic_settings") is None:
         if before is None or not before.python.exists():
             return
         python = before.python

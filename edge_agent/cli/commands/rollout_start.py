@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.errors import AgentError, UsageError
 from ...core.frozen import record
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ...models.packages.keys import PrivateKey
 
 MOST_DAYS = 366
+_STRICT: Any = {"extra": "forbid"}
 _SPAN = re.compile(r"([0-9]{1,6})\s*(d|h|min|m|s)")
 _UNITS = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1}
 EXAMPLES = ("edge-agent rollout start parts-3.toml --key push.key",)
@@ -42,6 +43,7 @@ EXAMPLES = ("edge-agent rollout start parts-3.toml --key push.key",)
 class Written:
     """A plan as a person writes it, in TOML."""
 
+    __pydantic_config__ = _STRICT
     package: str
     """A .tar of `edge-agent pack`, or a model folder; counts from the folder of the plan."""
     waves: tuple[Wave, ...]

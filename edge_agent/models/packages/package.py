@@ -40,7 +40,7 @@ Count = Annotated[int, Ge(0), Le(MAX_BLOCKS)]
 class Share:
     """What a device takes of a package."""
 
-    ignores_unknown_keys = True
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's own form
     bytes: Annotated[int, Ge(1), Le(MAX_BLOCKS * MAX_BLOCK)]
     """Of its blocks."""
     blocks: tuple[tuple[Count, Count], ...]
@@ -56,7 +56,7 @@ class Share:
 class _Written:
     """`package.json` as it is written; keys that are not here are ignored."""
 
-    ignores_unknown_keys = True
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's own form
     schema: Literal[1]
     name: str
     version: str
