@@ -13,5 +13,6 @@ Share = Annotated[float, Plain(), Ge(0), Le(1)]
 THRESHOLDS = (-1e9, 1e9)
 """Of any task; for tasks with scores from 0 to 1 see `models.decoders.threshold_trouble`."""
 Threshold = Annotated[float, Plain(), Ge(THRESHOLDS[0]), Le(THRESHOLDS[1])]
+Flag = Annotated[bool, Plain()]
 Polygon = tuple[tuple[Share, ...], ...]
 """Corners x, y in 0..1 of the frame."""

@@ -14,7 +14,7 @@ from ..settings_example import settings_example
 EXAMPLES = (
     "edge-agent schema result",
     "edge-agent schema settings",
-    "edge-agent schema settings --toml > all.toml",
+    "edge-agent schema settings --toml",
     "edge-agent schema --asyncapi",
 )
 
