@@ -204,7 +204,7 @@ def test_yolo_fastestv2(engine: str, tmp_path: Path) -> None:
     [
         ({"layout": "yolov5-heads"}, r"output\.anchors: expected width and height"),
         ({"layout": "yolov5-heads", "anchors": YOLO[:3]}, r"output\.anchors.*found 3 numbers"),
-        ({"layout": "yolov5-heads", "anchors": YOLO[:4]}, r"output\.anchors.*found 2 pairs"),
+        ({"layout": "yolov5-heads", "anchors": YOLO[:4]}, r"output\.anchors.*found 2 for"),
         (
             {"layout": "yolov5-heads", "anchors": YOLO[:12]},
             "for each of 2 anchors, found",
@@ -223,6 +223,14 @@ def test_heads_that_do_not_fit_say_what_is_wrong(
     outputs = {f"out{at}": ARRANGED["anchors-first"](head) for at, head in enumerate(heads)}
     with pytest.raises(ModelError, match=message):
         findings(tmp_path, outputs, {**SETTINGS, **output}, "onnxruntime")
+
+
+def test_heads_of_integers_are_refused_where_there_are_several(tmp_path: Path) -> None:
+    """Each has a step of its own, which one manifest cannot say."""
+    outputs = {f"out{s}": np.zeros((1, 24, HEIGHT // s, WIDTH // s), np.int8) for s in STRIDES}
+    output = {**SETTINGS, "layout": "yolov5-heads", "anchors": YOLO, "scale": 0.1}
+    with pytest.raises(ModelError, match="floats where there are several"):
+        findings(tmp_path, outputs, output, "onnxruntime")
 
 
 def rows_of(layout: str) -> Floats:

@@ -11,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_agent.core.errors import ModelError
+from edge_agent.core.types import TensorSpec
 from edge_agent.models.files.check_onnx import inspect
-from edge_agent.models.files.facts import Draft
+from edge_agent.models.files.facts import Draft, NetworkFacts
 from edge_agent.models.files.guess import draft_of
 from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.importing import draft_text
@@ -403,3 +404,69 @@ def test_a_draft_becomes_a_manifest(tmp_path: Path) -> None:
 def test_real_networks(file: str, decoder: str) -> None:
     """Public networks, as they were downloaded, are what they are."""
     assert taken(MODELS / file).decoder == decoder
+
+
+def test_no_shape_is_too_odd_for_a_draft() -> None:
+    """Scalars, open sizes, no outputs, many dimensions: each network has a draft, and no error."""
+    random = np.random.default_rng(8)
+    sizes: list[int | None] = [
+        None,
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        10,
+        12,
+        13,
+        20,
+        32,
+        48,
+        64,
+        76,
+        85,
+        96,
+        255,
+    ]
+
+    def spec(name: str) -> TensorSpec:
+        rank = int(random.integers(0, 6))
+        shape = tuple(sizes[at] for at in random.integers(0, len(sizes), rank))
+        return TensorSpec(name, shape, ("float32", "int64", "uint8")[random.integers(3)])
+
+    pictures = [
+        (1, 3, 64, 96),
+        (1, 64, 96, 3),
+        (None, 3, None, None),
+        (1, 76, 32, 1),
+        (1, 1, 48, 320),
+    ]
+    names = (
+        "output",
+        "boxes",
+        "scores",
+        "labels",
+        "model_outputs0",
+        "anomaly_map",
+        "flat_predictions",
+    )
+    for turn in range(3000):
+        outputs = tuple(spec(name) for name in names[: random.integers(0, len(names))])
+        inputs = [spec("scale_factor"), spec("orig_target_sizes")][: random.integers(0, 3)]
+        if turn % 5:
+            inputs.insert(0, TensorSpec("images", pictures[turn % 5], "float32"))
+        facts = NetworkFacts(
+            kind="onnx",
+            files=(),
+            inputs=tuple(inputs),
+            outputs=outputs,
+            makers={one.name: "Concat" for one in outputs},
+            metadata={},
+            nodes=1,
+            operators=frozenset({"Concat"}),
+            weight_bytes=0,
+            quantized=False,
+        )
+        assert draft_of(facts).family

@@ -292,6 +292,20 @@ def test_skl2onnx_8007_maps_are_refused_with_the_option_that_avoids_them() -> No
 
 
 @needs_cases
+def test_onnxruntime_22505_a_bare_classifier_with_maps_is_told_what_to_export(
+    tmp_path: Path,
+) -> None:
+    """skl2onnx has an option, of Custom Vision's the map can be cut off."""
+    bare = Path(shutil.copy(CASES / "zipmap-int-labels" / "model.onnx", tmp_path))
+    with (
+        pytest.raises(ModelError, match=r"ZipMap.*zipmap': False.*extract_model") as caught,
+        import_model(bare),
+    ):
+        raise AssertionError
+    assert "\n" not in str(caught.value)
+
+
+@needs_cases
 def test_frigate_8621_an_ssd_with_its_post_processing_is_refused_with_the_way_out() -> None:
     """A custom operator is named, and what to export instead."""
     with pytest.raises(AgentError, match="raw boxes and scores"):

@@ -125,11 +125,12 @@ def _scrfd(network: Network, size: tuple[int, int], labels: Labels) -> Decoder:
     order of strides 8, 16, 32; two rows a cell, measured from its upper left corner in strides.
     """
     network.check_roles()
-    found = {w: [one for one in network.outputs if one.shape[-1] == w] for w in (1, 4, 10)}
+    floats = [one for one in network.outputs if "float" in one.dtype]
+    found = {w: [one for one in floats if one.shape[-1:] == (w,)] for w in (1, 4, 10)}
     if [len(each) for each in found.values()] != [3, 3, len(network.outputs) - 6]:
         raise ModelError(
             "output.decoder: 'yunet' expects of SCRFD three outputs each of rows of 1, 4 and often "
-            f"10 numbers, found {', '.join(map(str, network.outputs))}"
+            f"10 floats, found {', '.join(map(str, network.outputs))}"
         )
     whole, selection = lay_grid(size, YUNET_STRIDES), selection_of(network, iou=0.4)
     strides = np.repeat(whole.strides, 2, axis=0)

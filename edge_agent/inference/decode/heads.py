@@ -37,10 +37,12 @@ def heads(network: Network) -> Decoder:
     given, labels, selection = network.manifest.output, labels_of(network), selection_of(network)
     layout, size = given.layout, network.picture_size()
     specs = [one for one in network.outputs if len(one.shape) in {4, 5}]
-    if not specs or len(given.anchors) % (2 * len(specs)):
+    # The steps of several integer tensors differ.
+    whole = len(specs) > 1 and any("int" in one.dtype for one in specs)
+    if not specs or whole or len(given.anchors) % (2 * len(specs)):
         raise ModelError(
-            f"output.anchors: expected as many for each head, found {len(given.anchors) // 2} "
-            f"pairs for {', '.join(map(str, specs or network.outputs))}"
+            "output.anchors: expected as many for each head, and floats where there are several, "
+            f"found {len(given.anchors) // 2} for {', '.join(map(str, specs or network.outputs))}"
         )
     anchors = np.array(given.anchors, np.float32).reshape(len(specs), -1, 2)
     readers = [Output(one, (one.shape,), given.scale, given.zero_point) for one in specs]

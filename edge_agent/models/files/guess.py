@@ -42,24 +42,22 @@ def draft_of(facts: NetworkFacts) -> Draft:
     Returns:
         The draft; complete where it has no questions.
     """
+    unusual = unusual_draft(facts) if facts.outputs else signal_draft(facts)
+    if unusual is not None:
+        return unusual
     try:
         spec, said = infer_layout.picture_input(facts, "")
     except ModelError:
-        return unusual_draft(facts) or signal_draft(facts)
+        return signal_draft(facts)
     picture = Picture(facts, spec, said)
     for guess in _FAMILIES:
         draft = guess(picture)
         if draft is not None:
             return draft
-    return Draft(
-        "a network of pictures that is of no known family",
-        {"task": "raw", "input": picture.said, "output": {"decoder": "raw"}},
-        questions=(
-            "task and output.decoder: raw gives the tensors as they are; " + output_words(facts),
-            COLORS,
-            RESIZE,
-        ),
-    )
+    made = {"task": "raw", "input": picture.said, "output": {"decoder": "raw"}}
+    how = f"task and output.decoder: raw gives the tensors as they are; {output_words(facts)}"
+    unknown = "a network of pictures that is of no known family"
+    return Draft(unknown, made, questions=(how, COLORS, RESIZE))
 
 
 def _ultraface(picture: Picture) -> Draft | None:
@@ -69,12 +67,9 @@ def _ultraface(picture: Picture) -> Draft | None:
         return None
     if scores.shape[1:] != (count, 2) or boxes.shape[1:] != (count, 4):
         return None
-    return detector(
-        picture,
-        "UltraFace",
-        {"color": "rgb", "resize": "stretch", "mean": 127, "scale": 128},
-        {"decoder": "ultraface", "threshold": 0.7, "iou": 0.3, "labels": ["face"]},
-    )
+    input_ = {"color": "rgb", "resize": "stretch", "mean": 127, "scale": 128}
+    output = {"decoder": "ultraface", "threshold": 0.7, "iou": 0.3, "labels": ["face"]}
+    return detector(picture, "UltraFace", input_, output)
 
 
 def _yunet(picture: Picture) -> Draft | None:
@@ -82,13 +77,9 @@ def _yunet(picture: Picture) -> Draft | None:
     if set(picture.outputs) != names:
         return None
     size = () if picture.cells(8) is not None else ("input.width and input.height: both × 32",)
-    return detector(
-        picture,
-        "YuNet",
-        {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 0},
-        {"decoder": "yunet", "threshold": 0.9, "iou": 0.3, "labels": ["face"]},
-        *size,
-    )
+    input_ = {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 0}
+    output = {"decoder": "yunet", "threshold": 0.9, "iou": 0.3, "labels": ["face"]}
+    return detector(picture, "YuNet", input_, output, *size)
 
 
 def _model_zoo(picture: Picture) -> Draft | None:
@@ -297,18 +288,12 @@ def _queries(picture: Picture) -> Draft | None:
         return None
     if boxes[0].shape[1] != others[0].shape[1]:
         return None
-    return detector(
-        picture,
-        "a set of boxes with scores (DETR and its like, or UltraFace's and SSD's)",
-        {},
-        {"threshold": 0.5},
-        f"output.decoder: detr where {printable(boxes[0].name)} are middles and "
-        f"sizes and {printable(others[0].name)} logits; "
-        "ultraface or ssd where they are corners and scores",
-        LABELS,
-        COLORS,
-        RESIZE,
+    family = "a set of boxes with scores (DETR and its like, or UltraFace's and SSD's)"
+    how = (
+        f"output.decoder: detr where {printable(boxes[0].name)} are middles and sizes and "
+        f"{printable(others[0].name)} logits; ultraface or ssd where they are corners and scores"
     )
+    return detector(picture, family, {}, {"threshold": 0.5}, how, LABELS, COLORS, RESIZE)
 
 
 def _anomalib(picture: Picture) -> Draft | None:
@@ -343,9 +328,8 @@ def _classifier(picture: Picture) -> Draft | None:
         left[0] = "output.labels: of one of two classes both names, that of a 0 first; else task "
         left[0] += "anomaly or regression with decoder score"
     if (_length(vectors[0]) or 0) >= _VECTOR and decoder == "logits":
-        left.insert(
-            0, "task: embedding with decoder pooled, if its numbers are a vector, no classes"
-        )
+        how_else = "task: embedding with decoder pooled, if its numbers are a vector, no classes"
+        left.insert(0, how_else)
     if "int" in vectors[0].dtype and vectors[0].name not in picture.facts.steps:
         left.append("output.scale and output.zero_point: of its integers, as its exporter has them")
     return Draft(

@@ -149,7 +149,7 @@ def _level(picture: Picture, spec: TensorSpec) -> tuple[int, int, bool] | None:
 
 def scrfd(picture: Picture) -> Draft | None:
     """Scores, boxes and often points of three levels."""
-    widths = sorted(one.shape[-1] or 0 for one in picture.facts.outputs)
+    widths = sorted(one.shape[-1] or 0 for one in picture.facts.outputs if one.shape)
     if widths not in ([1, 1, 1, 4, 4, 4], [1, 1, 1, 4, 4, 4, 10, 10, 10]):
         return None
     left = () if picture.cells(8) else ("input.width and input.height: both × 32, usually 640",)

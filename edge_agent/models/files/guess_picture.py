@@ -45,9 +45,11 @@ class Picture:
 
         An open batch is 1.
         """
-        if len(self.facts.outputs) != 1:
+        # YOLOv5's early exports have its heads besides, which are not decoded.
+        outputs = [one for one in self.facts.outputs if len(one.shape) != 5]
+        if len(outputs) != 1:
             return ()
-        batch, *sizes = self.facts.outputs[0].shape or (0,)
+        batch, *sizes = outputs[0].shape or (0,)
         known = [size for size in sizes if size is not None]
         return (batch or 1, *known) if len(known) == len(sizes) else ()
 

@@ -16,7 +16,7 @@ NO_CHAIN = (
 
 def unusual_draft(facts: NetworkFacts) -> Draft | None:
     """Return what a network is that takes several pictures at once, or a tensor a column."""
-    shapes = [one.shape[1:] for one in facts.inputs]
+    shapes, ends = ([o.shape[1:] for o in facts.inputs], [o.shape[-1:] for o in facts.outputs])
     many = [one for one in facts.inputs if len(one.shape) == 4 and (one.shape[0] or 1) > 1]
     if len(many) == 1:
         family = f"a network of {many[0].shape[0]} pictures at once ({printable(str(many[0]))})"
@@ -28,7 +28,13 @@ def unusual_draft(facts: NetworkFacts) -> Draft | None:
             "export it with one tensor for all columns (skl2onnx: initial_types=[('X', "
             f"FloatTensorType([None, {len(facts.inputs)}]))])"
         )
-    elif (shapes, facts.outputs[0].shape[-1:]) in (([(16, 96)], (1,)), ([(None,)], (32,))):
+    elif "ai.onnx.ml.ZipMap" in facts.operators:
+        family = "a classifier that ends in maps (ZipMap)"
+        mend = (
+            "skl2onnx: options={'zipmap': False}; Custom Vision: onnx.utils.extract_model(FILE, "
+            "NEW, ['data'], [NAME]), NAME the input of its ZipMap, and NEW is a classifier"
+        )
+    elif [shapes, ends] in ([[(16, 96)], [(1,)]], [[(None,)], [(32,)]]):
         family, mend = WAKE_WORDS, NO_CHAIN
     else:
         return None

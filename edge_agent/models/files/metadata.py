@@ -52,6 +52,8 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
         described, assumed = huggingface.describe(config, facts, where)
     else:
         draft = guess.draft_of(facts)
+        if draft.questions and draft.questions[0].startswith("export: "):
+            raise ModelError(f"{where}: it is {draft.family}, by its shapes; {draft.questions[0]}")
         if draft.questions:
             found = ", ".join(sorted(facts.metadata)[:5])
             keys = "; ".join(question.partition(":")[0] for question in draft.questions)
