@@ -9,6 +9,7 @@ in `GROUPS`.
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import re
 import shutil
@@ -19,12 +20,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from .. import __version__
 from ..core.errors import AgentError, print_error, system_limit
 from ..core.logs import set_up
-from ..core.text import closest, one_line
+from ..core.text import closest, encodable, one_line
 from ..core.timeline import Timeline
 
 
@@ -148,8 +149,7 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
     Returns:
         The exit status: 0 done, 1 it ran and failed, 2 wrong usage or settings.
     """
-    if isinstance(sys.stdout, TextIOWrapper):  # in tests it is another thing
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does already
+    _write_anywhere(sys.stdout)
     options = parser().parse_args(arguments)
     options.timeline = timeline or Timeline()
     set_up(verbose=options.verbose, steady=options.command == "run")
@@ -180,6 +180,14 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
         name = "" if problem.filename is None else f"{problem.filename}: "
         print(f"edge-agent: {one_line(name + problem.strerror)}", file=sys.stderr)
         return 1
+
+
+def _write_anywhere(stream: TextIO | None) -> None:
+    """Make a stream escape what its locale cannot encode, as stderr does already."""
+    # In tests, and where there is no stdout at all, it is another thing.
+    if isinstance(stream, TextIOWrapper):
+        codecs.register_error("edge-agent", encodable)
+        stream.reconfigure(errors="edge-agent")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ..core.bundled import bundled
 from ..core.constraints import Ge, Le, MinLength, Plain
 from ..core.errors import UsageError
 from ..core.frozen import record
-from ..core.names import is_name
+from ..core.names import NAME_RULE, is_name
 from ..core.schema import build, nearest, read_toml
 from ..device.hardware import Facts
 from ..inference.engines.engine import EngineChoice
@@ -124,6 +124,8 @@ def default_dirs() -> tuple[Path, ...]:
 def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
     """Read every profile; one in a later folder replaces one of the same name before it.
 
+    Files whose name is not one of a profile (see `unread_files`) are left out.
+
     Raises:
         UsageError: a file that is not a profile, by file and key.
     """
@@ -133,6 +135,16 @@ def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
             if is_name(path.stem):
                 profiles[path.stem] = _load(path)
     return profiles
+
+
+def unread_files(dirs: Sequence[Path]) -> list[str]:
+    """List the files that look like profiles and are not read, each with the reason."""
+    return [
+        f"{path}: is not read; a profile's file is NAME.toml, its name of {NAME_RULE}"
+        for folder in dirs
+        for path in sorted(folder.glob("*.[tT][oO][mM][lL]"))
+        if path.suffix != ".toml" or not is_name(path.stem)
+    ]
 
 
 def _load(path: Path) -> DeviceProfile:

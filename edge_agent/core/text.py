@@ -81,6 +81,18 @@ def one_line(text: str) -> str:
     return printable(redact_urls(text))
 
 
+PLAIN = {"…": "...", "·": "-", "×": "x", "≤": "<=", "≥": ">=", "→": "->", "±": "+/-"}
+"""Our own signs, for a terminal that has only ASCII or Latin letters."""
+
+
+def encodable(error: UnicodeError) -> tuple[str, int]:
+    """Write what an encoding lacks in its letters; a handler of errors for `codecs`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(PLAIN.get(c) or ascii(c)[1:-1] for c in lacking), error.end
+
+
 # The patterns are compiled when they are first needed, not when a program starts.
 # With one slash or none only where it cannot be the name of a user.
 _SCHEME = r"(?i)\s*(?:[a-z][a-z0-9+.-]*://|(?:rtsps?|https?|mqtts?)(?::|//))/*"

@@ -193,8 +193,23 @@ def _cooled(root: Path) -> Iterator[str]:
         kind, state = text(device / "type"), text(device / "cur_state")
         if _SLOWING.search(kind) and state.isdecimal() and int(state) > 0:
             most = text(device / "max_state")
-            yield f"the kernel cools {kind} (step {state} of {most or '?'})"
+            now, top = _frequencies(root)
+            held = f", at most {now} of {top} MHz" if now and top and now < top else ""
+            yield f"the kernel cools {kind} (step {state} of {most or '?'}{held})"
             return  # one processor speaks for its siblings
+
+
+def _frequencies(root: Path) -> tuple[int, int]:
+    """Return the highest frequency allowed now and the highest there is, MHz; 0: unknown."""
+    policies = entries(root / "sys/devices/system/cpu/cpufreq", "policy*")
+    allowed = [_kilohertz(policy / "scaling_max_freq") for policy in policies]
+    most = [_kilohertz(policy / "cpuinfo_max_freq") for policy in policies]
+    return max(allowed, default=0), max(most, default=0)
+
+
+def _kilohertz(path: Path) -> int:
+    frequency = text(path)
+    return int(frequency) // 1000 if frequency.isdecimal() else 0
 
 
 def _raspberry(root: Path) -> Iterator[str]:

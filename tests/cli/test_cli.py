@@ -98,7 +98,7 @@ def test_a_locale_without_its_letters_gets_others(encoding: str) -> None:
     """What stdout cannot write is written in its own letters; JSON stays JSON."""
     said = run_cli("--help", environ={"PYTHONIOENCODING": encoding})
     assert (said.returncode, said.stderr) == (0, "")
-    assert "as a daemon" in said.stdout
+    assert "... as a daemon" in said.stdout
 
 
 def test_help_groups_the_commands_and_begins_with_daily_use(
@@ -308,6 +308,20 @@ def test_bundled_models_check_out_by_their_golden_cases(
     said = call_cli("check", "--config", settings(tmp_path, shared_broker.url, pipelines=pipelines))
     assert said.code == 0, said.out
     assert said.out.count("cases agree") == 2
+
+
+def test_a_recording_that_is_played_at_another_speed_is_noted(
+    tmp_path: Path, shared_broker: Mosquitto
+) -> None:
+    """Of a sensor's recording `?rate=` is how fast it is read, which is no error."""
+    source = f"csv:{bundled('models')}/media/bearing.csv?rate=3200"
+    pipeline = {"name": "b", "source": source, "model": "bearing-vibration"}
+    said = call_cli(
+        "check", "--config", settings(tmp_path, shared_broker.url, pipelines=[pipeline])
+    )
+    assert said.code == 0, said.out
+    note = "note  pipeline b source: ?rate=3200 plays it at 0.5 times the 6400 readings a second"
+    assert note in said.out
 
 
 def test_check_says_who_is_trusted(tmp_path: Path, shared_broker: Mosquitto) -> None:

@@ -14,6 +14,7 @@ from edge_agent.config.device_profile import (
     choose,
     lineup,
     load_profiles,
+    unread_files,
 )
 from edge_agent.core.errors import UsageError
 from edge_agent.device.hardware import Facts, read_facts
@@ -377,6 +378,18 @@ def test_own_profile_replaces_a_bundled_one(
     found = load_profiles([PROFILES, tmp_path, tmp_path / "none"])
     assert set(found) == set(profiles)
     assert found["generic"].description == "x"
+
+
+def test_a_file_whose_name_is_none_is_said(tmp_path: Path) -> None:
+    """A profile's name is a name; a file that has another one is not read, and that is said."""
+    for name in ("good.toml", "bad name.toml", "LOUD.TOML", "notes.txt"):
+        (tmp_path / name).write_text(PLAIN, encoding="utf-8")
+    assert list(load_profiles([tmp_path])) == ["good"]
+    said = unread_files([tmp_path, tmp_path / "none"])
+    assert [line.split(": ")[0] for line in said] == [
+        str(tmp_path / name) for name in ("LOUD.TOML", "bad name.toml")
+    ]
+    assert "NAME.toml" in said[0]
 
 
 def test_named_profile_is_taken_with_a_doubt(

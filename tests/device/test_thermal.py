@@ -117,9 +117,16 @@ def test_a_broken_sensor_is_left_out(tmp_path: Path, nonsense: str) -> None:
 
 
 def test_a_cooled_processor_is_throttled(tmp_path: Path) -> None:
-    """A cooling device of the processor beyond state 0 means throttled."""
+    """A cooling device of the processor beyond state 0 means throttled, with the frequency."""
     cooling(tmp_path, 0, "cpufreq-cpu0", 2)
-    assert read(tmp_path).problems() == ["throttled: the kernel cools cpufreq-cpu0 (step 2 of 5)"]
+    tree(
+        tmp_path,
+        devices__system__cpu__cpufreq__policy0__scaling_max_freq=1200000,
+        devices__system__cpu__cpufreq__policy0__cpuinfo_max_freq=1800000,
+    )
+    assert read(tmp_path).problems() == [
+        "throttled: the kernel cools cpufreq-cpu0 (step 2 of 5, at most 1200 of 1800 MHz)"
+    ]
 
 
 @pytest.mark.parametrize(("kind", "state"), [("pwm-fan", 4), ("cpufreq-cpu0", 0)])

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -189,6 +189,8 @@ class _PipelineCheck:
             needed, text = needed_of(pipeline, self._size, found[:count]), pipeline.source
             stream = Stream(text, self._spec.redacted, self._size, needed, self._cost_ms)
             self._device.streams.append(stream)
+        for line in self._paces(found[:count]):
+            report.line("note", f"{self._subject} source", line)
         lines = lint_pipeline(pipeline, found[:count], found[count:])
         for line in [*self._device.overrides.shadows(pipeline), *lines]:
             report.line("note", self._subject, line)
@@ -264,6 +266,19 @@ class _PipelineCheck:
             opened.close()
         return useless, None
 
+    def _paces(self, found: Sequence[ModelFolder | None]) -> Iterator[str]:
+        """Yield a line for each model that takes a recording at another rate than it is played."""
+        paced = self._spec.options.get("rate")
+        if self._spec.kind != "signal" or self._spec.live or not paced:
+            return
+        for folder in found:
+            known = None if folder is None else folder.manifest.input.rate_hz
+            if folder is not None and known and float(paced) != known:
+                yield (
+                    f"?rate={paced:g} plays it at {float(paced) / known:.3g} times the {known:g} "
+                    f"readings a second that {folder.manifest.id} takes; its times are off"
+                )
+
 
 def _model(
     device: _Device,
@@ -272,10 +287,7 @@ def _model(
     threshold: float | None,
     folders: dict[str, ModelFolder],
 ) -> str:
-    """Run one model in a child process; its folder is added to `folders` by reference.
-
-    *kind* None: that of samples is as its file tells.
-    """
+    """Run one model in a child process; its folder is added to `folders` by reference."""
     from ...config.device_profile import unlisted
     from ...inference.fit import kind_of
     from ...models.describing import inspect_network
@@ -335,6 +347,10 @@ def _answers(report: _Report, device: _Device) -> None:
 
 
 def _engines(report: _Report, engines: DeviceEngines) -> None:
+    from ...config.device_profile import default_dirs, unread_files
+
+    for line in unread_files(default_dirs()):
+        report.line("note", "profile", line)
     for choice, why in engines.lineup.absent:
         report.line("note", "engine", f"{choice.engine}:{choice.device} is passed over: {why}")
     for line in engines.lineup.notes:

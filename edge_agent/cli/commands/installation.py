@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import zipfile
 from dataclasses import dataclass
@@ -155,9 +156,24 @@ def point_to(installation: Installation) -> None:
 
 
 def check_images() -> None:
-    """Check that images can be made here."""
+    """Check that images can be made and mounted here, with one of a byte."""
     if shutil.which("mksquashfs") is None:
         raise UsageError("--image needs mksquashfs; install it: apt install squashfs-tools")
+    with tempfile.TemporaryDirectory(prefix="edge-agent-image-") as name:
+        folder = Path(name)
+        content, image, place = folder / "content", folder / f"image{_SUFFIX}", folder / "place"
+        for each in (content, place):
+            each.mkdir()
+        (content / "byte").write_bytes(b"1")
+        try:
+            run("mksquashfs", str(content), str(image), *_PACKING)
+            run("mount", "-t", "squashfs", "-o", "loop,ro", str(image), str(place))
+            run("umount", str(place))
+        except AgentError as problem:
+            raise UsageError(
+                f"--image: this system cannot mount compressed images ({problem}); "
+                "install without --image"
+            ) from None
 
 
 UNREACHED = ("connection broken by", "NewConnectionError", "Could not fetch URL")

@@ -12,6 +12,7 @@ from ...config.device_profile import (
     lineup,
     load_profiles,
     unlisted,
+    unread_files,
 )
 from ...device.hardware import read_facts
 from ...inference.engines.engine import EngineChoice
@@ -74,6 +75,8 @@ def main(options: Options) -> int:
         print(f"budget    {match.profile.memory_budget_mb} MiB for models")
     if options.list:
         print()
+        for line in unread_files(default_dirs()):
+            print(f"note: {line}")
         for name, why in match.rejected:
             print(f"{name:18} no: {why}")
         print(f"{match.name:18} yes: {match.reason}")
