@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import RequestError, SampleError
 from ..core.text_findings import Embeddings
-from ..core.types import Outcome, RawTensors, Timing
+from ..core.types import Findings, Outcome, RawTensors, Timing
 from ..inference.model import Model
 from ..runtime.scheduler.requests import RequestQueue
 from .errors import RefusedError
@@ -44,8 +44,10 @@ def joined(outcomes: list[Outcome]) -> Outcome:
         if array.shape[:1] != (1,):
             raise SampleError(f"output {name} has no place for each row; ask one at a time")
     made = {name: np.concatenate([each[name] for each in tensors]) for name in tensors[0]}
-    vectors = isinstance(first.findings, Embeddings)
-    found = Embeddings(made["embeddings"]) if vectors else RawTensors(made)
+    found: Findings = RawTensors(made)
+    texts = [each.findings for each in outcomes if isinstance(each.findings, Embeddings)]
+    if texts:
+        found = Embeddings(made["embeddings"], sum(each.tokens for each in texts))
     spent = [each.timing for each in outcomes]
     timing = Timing(
         sum(each.preprocess_ms for each in spent),

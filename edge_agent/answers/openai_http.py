@@ -122,11 +122,16 @@ class TextRequest:
         if coding not in {"float", "base64"}:
             raise SampleError("encoding_format: expected float or base64")
         self._base64 = coding == "base64"
+        if "dimensions" in given:
+            raise SampleError("dimensions: vectors have the length that the model gives them")
         texts = given.pop("input", None)
         _only(given, "model, input, encoding_format")
         whole = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
         if not whole and not isinstance(texts, str):
-            raise SampleError("input: expected a text, or a list of texts")
+            raise SampleError(
+                "input: expected a text, or a list of texts; numbers of tokens are not taken, as "
+                "they may be another tokenizer's"
+            )
         return {"texts": [texts] if isinstance(texts, str) else texts}
 
     def _completion(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +185,8 @@ class TextRequest:
             }
             for index, vector in enumerate(found.vectors)
         ]
-        return {"object": "list", "data": data, "model": model}
+        usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+        return {"object": "list", "data": data, "model": model, "usage": usage}
 
     def _text(self, found: Generated, model: str) -> dict[str, Any]:
         said: dict[str, Any] = (

@@ -19,6 +19,8 @@ class Embeddings(Findings):
 
     vectors: NDArray[np.float32]
     """(n, width), each of length 1."""
+    tokens: int = 0
+    """Of all texts, as the network took them."""
 
     def as_json(self, digits: int = 1) -> dict[str, Any]:
         del digits

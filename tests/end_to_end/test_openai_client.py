@@ -98,7 +98,17 @@ def test_openais_own_client_gets_what_it_gets_of_openai(asked: Asked) -> None:
     assert "".join(piece.choices[0].text for piece in pieces) == text.split(stop)[0]
     assert pieces[-1].choices[0].finish_reason == "stop"
 
-    found = client.embeddings.create(model="texts", input=["gate", "pump"])  # as base64
+    found = client.embeddings.create(model="texts", input=["gate", "the pump"])  # as base64
+    pump = client.embeddings.create(model="texts", input="the pump", encoding_format="float")
+    rest = client.embeddings.create(model="texts", input=["gate"]).usage
+    assert found.data[1].embedding == pytest.approx(pump.data[0].embedding)
+    assert found.usage.total_tokens == found.usage.prompt_tokens
+    assert found.usage.prompt_tokens == pump.usage.prompt_tokens + rest.prompt_tokens
+    assert pump.usage.prompt_tokens > rest.prompt_tokens > 0
+    with pytest.raises(openai.BadRequestError, match="dimensions: vectors have"):
+        client.embeddings.create(model="texts", input="gate", dimensions=8)
+    with pytest.raises(openai.BadRequestError, match="another tokenizer"):
+        client.embeddings.create(model="texts", input=[[1, 2]])
     gate = expected(asked.models / "texts", "gate", "mean")
     assert np.dot(found.data[0].embedding, gate) > 0.9999
 

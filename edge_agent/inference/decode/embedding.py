@@ -10,7 +10,7 @@ from ...core.errors import ModelError, SampleError
 from ...core.text_findings import Embeddings
 from ...core.types import Array, Findings, Match, Tensors
 from ...models.npz import read_npz
-from ..probe import MASK
+from ..probe import IDS, MASK
 from .decoder import Decoder, Floats, Network, Output, ensure_finite
 
 SMALLEST = 1e-9
@@ -50,7 +50,10 @@ def pooled(network: Network) -> Decoder:
             found = found[0]
         length = float(np.linalg.norm(found))
         vector = (found / max(length, SMALLEST)).astype(np.float32).reshape(-1)
-        return Embeddings(vector[None]) if matched is None else matched.find(vector, threshold)
+        if matched is not None:
+            return matched.find(vector, threshold)
+        tokens = inputs[MASK].sum() if MASK in inputs else inputs[IDS].size
+        return Embeddings(vector[None], int(tokens))
 
     return decode
 
