@@ -19,6 +19,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(CHECKOUT))
 
 from edge_agent.cli.commands.install_bundle import (  # noqa: E402
+    EXTRAS,
     FACTS,
     HEAD,
     REQUIREMENTS,
@@ -105,7 +106,7 @@ def gather(folder: Path) -> list[Path]:
     done = subprocess.run(
         [
             *(*pip, "--wheel-dir", str(folder), "--only-binary", ":all:"),
-            *("-c", str(CHECKOUT / "scripts/constraints.txt"), f"{CHECKOUT}[metrics]", "pip"),
+            *("-c", str(CHECKOUT / "scripts/constraints.txt"), f"{CHECKOUT}{EXTRAS}", "pip"),
         ],
         check=False,
     )

@@ -266,6 +266,7 @@ class Answers:
                 kv_cache_mb=text.kv_cache_mb,
                 max_tokens=text.max_tokens,
                 max_waiting=text.max_waiting,
+                golden=settings.trial.golden or bool(folder.manifest.trial.golden),
             )
         known = {each.kind for each in self._runner.active.servings_of(asked.name)}
         asked.kind = known.pop() if known else kind_of(folder, inspect_network(folder.network))

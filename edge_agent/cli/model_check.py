@@ -70,8 +70,8 @@ def _answer(question: Any) -> dict[str, Any]:
     if folder.manifest.task == "generate":
         from ..inference.engines.generator import LABEL, try_out
 
-        try_out(folder)
-        return asdict(Checked(LABEL, LABEL.partition(":")[0], None, [], None))
+        _, golden = try_out(folder)
+        return asdict(Checked(LABEL, LABEL.partition(":")[0], None, [], golden))
     settings = load_settings(Namespace(config=question["config"]))
     match, facts = match_profile(settings)
     # With all that the agent has found out here about its engines, as it will choose by that.

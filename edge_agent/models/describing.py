@@ -20,7 +20,7 @@ from .files.guess import draft_of
 from .golden import check_file
 from .idle_keys import idle_keys
 from .importing import BARE, draft_text, import_model
-from .manifest import GOLDEN, MANIFEST, Manifest, ModelFolder
+from .manifest import MANIFEST, Manifest, ModelFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,10 @@ def _missing(folder: ModelFolder) -> list[str]:
     if manifest.task == "classification" and manifest.output.threshold is None:
         missing.append("output.threshold: classes of any score are reported")
     if not folder.golden.is_file():
+        words = manifest.task == "generate"
+        mend = "write down what it answers" if words else "`convert` and `quantize` write one"
         missing.append(
-            f"{GOLDEN}: no device can tell whether its engine computes what was meant; "
-            "`convert` and `quantize` write one"
+            f"{folder.golden.name}: no device can tell whether its engine computes what was meant; "
+            f"{mend}"
         )
     return missing

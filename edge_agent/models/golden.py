@@ -6,17 +6,26 @@ Whether a network gives these outputs is `inference.golden`'s to find.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..core.containment import contained
 from ..core.errors import ModelError
+from ..core.json_text import read_json
 from ..core.types import Array, TensorSpec
 from .files.facts import NetworkFacts
 from .manifest import ModelFolder
 from .npz import read_npz
+
+MOST_BYTES = 2**20
+"""Of golden answers."""
+MOST_ANSWERS = 64
+MOST_TOKENS = 256
+"""Of each: they are given at every start of the model."""
 
 
 def check_file(folder: ModelFolder, facts: NetworkFacts) -> None:
@@ -26,7 +35,9 @@ def check_file(folder: ModelFolder, facts: NetworkFacts) -> None:
         ModelError: it is damaged, or its arrays do not fit; begins with the file's path.
     """
     path = folder.golden
-    if path.exists():
+    if path.exists() and folder.manifest.task == "generate":
+        read_answers(path)
+    elif path.exists():
         where = str(path)
         with contained(where, ModelError):
             arrays = _named(path, where, facts.inputs, facts.outputs)
@@ -35,6 +46,32 @@ def check_file(folder: ModelFolder, facts: NetworkFacts) -> None:
             inputs = [_as_given(spec, arrays[f"input/{spec.name}"]) for spec in facts.inputs]
             given = {f"input/{spec.name}" for spec in inputs}
             _stacked({name: arrays[name] for name in given}, inputs, where)
+
+
+def read_answers(path: Path) -> list[tuple[dict[str, Any], str]]:
+    """Read the golden answers of a language model: questions, and the text that answers each.
+
+    Raises:
+        ModelError: the file is damaged, or holds none.
+    """
+    found: Any = None
+    with suppress(OSError, ValueError, RecursionError):
+        if path.stat().st_size <= MOST_BYTES:
+            found = read_json(path.read_bytes())
+    cases = found if isinstance(found, list) else []
+    if not 0 < len(cases) <= MOST_ANSWERS or not all(map(_is_answer, cases)):
+        raise ModelError(
+            f"{path}: expected a list of up to {MOST_ANSWERS} questions, each with its answer: "
+            f'{{"messages" or "prompt", "max_tokens" (up to {MOST_TOKENS}), "text"}}'
+        )
+    return [({key: case[key] for key in case if key != "text"}, case["text"]) for case in cases]
+
+
+def _is_answer(case: Any) -> bool:
+    if not isinstance(case, dict) or not isinstance(case.get("text"), str):
+        return False
+    most = case.get("max_tokens")
+    return type(most) is int and 0 < most <= MOST_TOKENS and "temperature" not in case
 
 
 def _as_given(spec: TensorSpec, array: Array) -> TensorSpec:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MANIFEST = "model.toml"
 GOLDEN = "golden.npz"
 """Inputs and what they give, in a model's folder; see `models.golden`."""
+GOLDEN_ANSWERS = "golden.json"
+"""The same of a language model: questions, and the answers to them."""
 GALLERY = "gallery.npz"
 """Vectors by label, of embeddings."""
 GOLDENS = "golden*.npz"
@@ -258,7 +260,8 @@ class ModelFolder:
     @property
     def golden(self) -> Path:
         """The golden outputs, if there are any."""
-        return _of_variant(self.path, GOLDEN, self.variant)
+        name = GOLDEN_ANSWERS if self.manifest.task == "generate" else GOLDEN
+        return _of_variant(self.path, name, self.variant)
 
     @property
     def finds(self) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def gather_wheels(wheels: Path) -> Path:
     """Download what pip will want inside, so that the container needs no index."""
     say("downloading wheels")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    wanted = (f"{CHECKOUT}[metrics]", "hatchling", "pip")
+    wanted = (f"{CHECKOUT}[http,metrics,text]", "hatchling", "pip")
     tested = ("-c", str(CHECKOUT / "scripts/constraints.txt"))
     call(*pip, "wheel", "--quiet", "--wheel-dir", str(wheels), *tested, *wanted)
     for own in wheels.glob("edge_agent-*.whl"):

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.cli.commands.install import RETRY, UNIT, _Kept
+from edge_agent.cli.commands.install_bundle import EXTRAS
 from edge_agent.cli.commands.install_settings import SKELETON, check, take
 from edge_agent.cli.commands.installation import Installation, run, wheel_of
 from edge_agent.config.load import load
@@ -136,7 +137,9 @@ def test_the_tested_versions_come_along() -> None:
     taken = wheel["targets"]["wheel"]["force-include"]
     assert taken["scripts/constraints.txt"] == "edge_agent/_bundled/constraints.txt"
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    needed = [*project["dependencies"], *project["optional-dependencies"]["metrics"]]
+    extras = [project["optional-dependencies"][name] for name in EXTRAS.strip("[]").split(",")]
+    assert len(extras) == 3
+    needed = [*project["dependencies"], *(each for extra in extras for each in extra)]
     names = {re.split(r"[<>=]", each)[0].lower().replace("_", "-") for each in needed}
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in pins.splitlines()}
     assert names <= pinned

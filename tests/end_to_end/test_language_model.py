@@ -132,19 +132,38 @@ def test_a_language_model_is_pushed_tried_and_taken_back(talk: Talk, tmp_path: P
         assert (said["text"] == before) == (said["model"] == "tiny@1")
         return bool(said["model"] == f"tiny@{version}")
 
+    def is_alike(version: str) -> bool:
+        said = talk.ask(prompt=PROMPTS[0])
+        assert said["text"] == before
+        return bool(said["model"] == f"tiny@{version}")
+
     assert call_cli("push", str(second), *talk.by_hand).code == 0
     wait_until(lambda: is_of("2"), "the second version")
     assert call_cli("rollback", "tiny", *talk.by_hand).code == 0
     wait_until(lambda: is_of("1"), "the first version")
     third = language_model(tmp_path / "third" / "tiny", "3", seed=3)
+    golden = third / "golden.json"
+    golden.write_text('[{"prompt": "hello", "text": "no bound"}]')
+    assert '"max_tokens" (up to 256)' in call_cli("push", str(third), *talk.by_hand).error
+    case = {"prompt": PROMPTS[0], "max_tokens": 30}
+    golden.write_text(json.dumps([{**case, "text": before}]))
+    pushed = call_cli("push", str(third), *talk.by_hand)
+    assert pushed.code == 1
+    assert f"rejected: tiny@3: golden: case 0: expected {before!r}, found" in pushed.out
+    assert is_of("1")
     (third / "openvino_tokenizer.bin").write_bytes(b"none")
     pushed = call_cli("push", str(third), *talk.by_hand)
     assert pushed.code == 1
     assert "rejected: tiny@3: " in pushed.out
     assert "Exception from" not in pushed.out
     assert is_of("1")
+    golden.unlink()
     (third / "openvino_detokenizer.xml").unlink()
     pushed = call_cli("push", str(third), *talk.by_hand)
     assert "rejected: tiny@3: openvino_detokenizer.xml is missing" in pushed.out
+    fourth = language_model(tmp_path / "fourth" / "tiny", "4")
+    (fourth / "golden.json").write_text(json.dumps([{**case, "text": before}]))
+    assert call_cli("push", str(fourth), *talk.by_hand).code == 0
+    wait_until(lambda: is_alike("4"), "the fourth version, which says the same")
     done = call_cli("check", "--config", str(talk.running.config))
-    assert "tiny@1 runs on openvino:CPU" in done.out
+    assert "tiny@4 runs on openvino:CPU, golden: 1 answer as it should be" in done.out

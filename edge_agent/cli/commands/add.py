@@ -145,7 +145,7 @@ def _try_out(settings: Settings, config: str | None, folder: ModelFolder) -> Non
         print(f"passed over: {reason}")
     print(f"{folder.manifest.id} runs on {engine_words(checked.engine)}")
     if checked.golden is None:
-        print("no golden.npz: its outputs are not compared with anything")
+        print(f"no {folder.golden.name}: its outputs are not compared with anything")
     else:
         print(printable(f"golden: {checked.golden}"))
 

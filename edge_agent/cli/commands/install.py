@@ -23,7 +23,7 @@ from ...core.bundled import constraints
 from ...core.errors import AgentError, UsageError
 from ...core.schema import read_toml
 from ..options import Options, add_config
-from .install_bundle import Bundle, open_bundle
+from .install_bundle import EXTRAS, Bundle, open_bundle
 from .install_settings import SKELETON, check, take
 from .installation import (
     COMMAND,
@@ -243,7 +243,7 @@ def _make_environment(made: Installation, bundle: Bundle | None) -> None:
     pip_install = (str(place / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check")
     source = own_source(place)
     run(
-        *(*pip_install, "-c", str(constraints()), f"{source}[metrics]"),
+        *(*pip_install, "-c", str(constraints()), f"{source}{EXTRAS}"),
         unreached="pip reaches no package index from here; without a network, install from a "
         "file that a machine with one makes (scripts/bundle -o BUNDLE): install --offline BUNDLE",
     )

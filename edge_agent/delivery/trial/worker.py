@@ -174,7 +174,9 @@ def judge(
     if folder.manifest.task == "generate":
         from ...inference.engines.generator import LABEL, try_out
 
-        return Verdict(True, "loads, and answers", LABEL, round(try_out(folder), 3))
+        took, golden = try_out(folder, golden=question["golden"])
+        why = "loads, and answers; no golden.json" if golden is None else f"golden: {golden}"
+        return Verdict(True, why, LABEL, round(took, 3))
     choices = [EngineChoice(**choice) for choice in question["choices"]]
     if question["forms"] is not None:
         from ...serving.open import Forms, open_streamed

@@ -8,22 +8,28 @@ there are some.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.errors import AgentError, ModelError, RequestError, SampleError
 from ...core.json_text import read_json
+from ...core.text import counted
 from ...core.text_findings import Generated
 from ...core.types import Outcome, Timing
 from ...device.resources import usable_cpus
+from ...models.golden import read_answers
 from ...models.manifest import ModelFolder
 from .engine import native_reason
+
+log = logging.getLogger(__name__)
 
 LABEL = "openvino:CPU"
 BLOCK_TOKENS = 32
@@ -36,6 +42,9 @@ EXPECTED = '{"messages": [{"role": "user", "content": "â€¦"}]} or {"prompt": "â€
 TOKENIZERS = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
 """Beside the network, as `optimum-cli export openvino` leaves them."""
 UNLOAD_SECONDS = 5.0
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+"""For a model that gives its golden answers only so."""
+EXACT_BYTES = 4
 NICE = 10
 """Beside the threads of frames."""
 Tell = Callable[[str, str], None]
@@ -75,11 +84,12 @@ class Generator:
         kv_cache_mb: int = 64,
         max_tokens: int = 8,
         max_waiting: int = 1,
+        golden: bool = True,
     ) -> None:
         """Load a model, which takes a while.
 
         Raises:
-            ModelError: it cannot be loaded.
+            ModelError: it cannot be loaded, or does not give its golden answers.
         """
         self.folder = folder
         self.id = folder.manifest.id
@@ -91,12 +101,19 @@ class Generator:
         self._asked: list[_Asked] = []
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._loaded: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, name=f"text-{self.id}", daemon=True)
+        self._loaded: Future[str | None] = Future()
+        held = golden and folder.golden.exists()
+        name = f"text-{self.id}"
+        self._thread = threading.Thread(target=self._run, args=(held,), name=name, daemon=True)
         self._thread.start()
         self._loaded.result()
 
     # What others call
+
+    @property
+    def golden(self) -> str | None:
+        """How its golden answers agree; None: nothing was compared."""
+        return self._loaded.result()
 
     def submit(self, data: bytes, tell: Tell | None = None) -> Future[Outcome]:
         """Ask something; does not wait.
@@ -180,14 +197,14 @@ class Generator:
 
     # The thread
 
-    def _run(self) -> None:
+    def _run(self, held: bool) -> None:
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-            self._load()
+            golden = self._load(held)
         except Exception as problem:  # noqa: BLE001 - whatever it is, it is the model's
             self._loaded.set_exception(ModelError(f"{self.id}: {self._reason(problem)}"))
             return
-        self._loaded.set_result(None)
+        self._loaded.set_result(golden)
         try:
             while self._step():
                 pass
@@ -196,33 +213,58 @@ class Generator:
             self._fail(self._asked, RequestError(f"{self.id}: {self._reason(problem)}"))
         self._pipeline = None
 
-    def _load(self) -> None:
+    def _load(self, held: bool = False) -> str | None:
+        """Load it; *held*: it must give its golden answers; return how many there are."""
+        import openvino
+
         try:
             import openvino_genai as genai
         except ImportError:
+            same = f"'openvino-genai=={openvino.__version__.partition('-')[0]}.*'"
             raise ModelError(
-                "needs the library openvino-genai: pip install openvino-genai (extra text)"
+                f"needs openvino-genai (extra text): {sys.executable} -m pip install {same}"
             ) from None
-        import openvino
 
         for name in TOKENIZERS:
             if not self.folder.network.with_name(name).is_file():
                 raise ModelError(f"{name} is missing beside it; optimum-cli leaves one")
+        config = read_json(self.folder.network.with_name("config.json").read_bytes())
+        self._context = config.get("text_config", config).get("max_position_embeddings", math.inf)
         network = openvino.Core().read_model(str(self.folder.network))
         shapes = [one.info.data_shape for one in network.get_variables()]
         numbers = sum(shape[1].get_length() * shape[3].get_length() for shape in shapes)
         del network
-        scheduler = genai.SchedulerConfig()
-        block = numbers * BLOCK_TOKENS * NUMBER_BYTES
-        scheduler.num_kv_blocks = max(1, (self._kv_cache_mb << 20) // block)
-        scheduler.enable_prefix_caching = True
-        properties = {"INFERENCE_NUM_THREADS": max(1, usable_cpus() // 2)}
-        self._pipeline = genai.ContinuousBatchingPipeline(
-            str(self.folder.network.parent), scheduler, "CPU", properties
-        )
-        self._tokenizer = self._pipeline.get_tokenizer()
-        config = read_json(self.folder.network.with_name("config.json").read_bytes())
-        self._context = config.get("text_config", config).get("max_position_embeddings", math.inf)
+        for exact in (False, True):
+            scheduler = genai.SchedulerConfig()
+            block = numbers * BLOCK_TOKENS * (EXACT_BYTES if exact else NUMBER_BYTES)
+            scheduler.num_kv_blocks = max(1, (self._kv_cache_mb << 20) // block)
+            scheduler.enable_prefix_caching = True
+            threads = {"INFERENCE_NUM_THREADS": max(1, usable_cpus() // 2)}
+            self._pipeline = None  # memory may hold one only
+            self._pipeline = genai.ContinuousBatchingPipeline(
+                *(str(self.folder.network.parent), scheduler, "CPU"),
+                {**threads, **(EXACT if exact else {})},
+            )
+            self._tokenizer = self._pipeline.get_tokenizer()
+            cases = read_answers(self.folder.golden) if held else []
+            if (why := self._differs(cases)) is None:
+                if exact:
+                    log.warning("%s: gives its golden answers in 32 bits only: slower", self.id)
+                return counted(len(cases), "answer") + " as it should be" if held else None
+        raise ModelError(f"golden: {why}")
+
+    def _differs(self, cases: Sequence[tuple[dict[str, Any], str]]) -> str | None:
+        """Return how what is answered differs from the golden answers, if it does."""
+        asked = [self._read(json.dumps(body).encode(), None) for body, _ in cases]
+        for each, (body, _) in zip(asked, cases, strict=True):
+            each.config.max_new_tokens = body["max_tokens"]
+        while left := [each for each in asked if not each.future.done()]:
+            self._advance(left)
+        for number, (each, (_, wanted)) in enumerate(zip(asked, cases, strict=True)):
+            found: Any = each.future.result().findings
+            if found.text != wanted:
+                return f"case {number}: expected {wanted[:60]!r}, found {found.text[:60]!r}"
+        return None
 
     def _step(self) -> bool:
         """Answer a token of each question; False: no more come."""
@@ -235,13 +277,7 @@ class Generator:
         while self._busy() and time.monotonic() < until:
             time.sleep(0.002)
         try:
-            for each in asked:
-                if each.handle is None and not each.future.cancelled():
-                    self._number += 1
-                    each.handle = self._pipeline.add_request(self._number, each.prompt, each.config)
-            self._pipeline.step()
-            for each in asked:
-                self._take(each)
+            self._advance(asked)
             done = {id(each) for each in asked if each.future.done()}
             canceled = [each for each in asked if each.future.cancelled() and each.handle]
             for each in canceled:
@@ -257,6 +293,15 @@ class Generator:
         with self._changed:
             self._asked = [each for each in self._asked if id(each) not in done]
         return True
+
+    def _advance(self, asked: list[_Asked]) -> None:
+        for each in asked:
+            if each.handle is None and not each.future.cancelled():
+                self._number += 1
+                each.handle = self._pipeline.add_request(self._number, each.prompt, each.config)
+        self._pipeline.step()
+        for each in asked:
+            self._take(each)
 
     def _take(self, each: _Asked) -> None:
         """Take the tokens that there are; give the answer with the last of them."""
@@ -375,17 +420,20 @@ CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def try_out(folder: ModelFolder) -> float:
-    """Load a model and have it say something; return how long that took, milliseconds.
+def try_out(folder: ModelFolder, *, golden: bool = True) -> tuple[float, str | None]:
+    """Load a model and have it say something.
+
+    Returns:
+        How long that took, milliseconds, and how its golden answers agree, if that was asked.
 
     Raises:
         AgentError: it cannot.
     """
-    generator = Generator(folder)
+    generator = Generator(folder, golden=golden)
     start = time.perf_counter()
     try:
         generator.submit(b'{"prompt": "Hello"}').result()
     finally:
         generator.close()
         generator.join(UNLOAD_SECONDS)
-    return (time.perf_counter() - start) * 1e3
+    return (time.perf_counter() - start) * 1e3, generator.golden

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,8 +82,8 @@ def _load(file: Path, length: int) -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         raise ModelError(
-            "input.tokenizer: needs the library tokenizers: pip install 'tokenizers>=0.22' (extra "
-            "text)"
+            "input.tokenizer: needs the library tokenizers (extra text): "
+            f"{sys.executable} -m pip install 'tokenizers>=0.22'"
         ) from None
     if file.stat().st_size > MOST_BYTES:
         raise ModelError(f"{file}: expected at most {MOST_BYTES >> 20} MiB")

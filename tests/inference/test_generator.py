@@ -1,0 +1,69 @@
+"""Language models: held to golden answers, whatever arithmetic the engine would choose."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_agent.core.errors import ModelError
+from edge_agent.models.manifest import load
+from tests.helpers.language_model import language_model
+
+pytest.importorskip("openvino_genai")
+
+PROMPTS = [f"the {number} pump" for number in range(8)]
+LENGTH = 40
+
+
+def greedy(folder: Path, prompt: str) -> str:
+    """Give the most likely answer by the plain network in 32-bit arithmetic, a token at a time."""
+    import openvino as ov
+    import openvino_genai as genai
+
+    tokenizer = genai.Tokenizer(str(folder))
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    request = ov.compile_model(folder / "openvino_model.xml", "CPU", exact).create_infer_request()
+    tokens = tokenizer.encode(prompt).input_ids.data.astype(np.int64)
+    seen, said = 0, list[int]()
+    while len(said) < LENGTH:
+        count = seen + tokens.shape[1]
+        logits = request.infer(
+            {
+                "input_ids": tokens,
+                "attention_mask": np.ones((1, count), np.int64),
+                "position_ids": np.arange(seen, count)[None],
+                "beam_idx": np.zeros(1, np.int32),
+            }
+        )[0]
+        seen = count
+        said.append(int(logits[0, -1].argmax()))
+        tokens = np.array([[said[-1]]], np.int64)
+    return str(tokenizer.decode(said))
+
+
+def test_what_the_plain_network_says_is_golden_on_any_processor(tmp_path: Path) -> None:
+    """Eight questions together, token by token; arithmetic that rounds gives way to exact one."""
+    from edge_agent.inference.engines.generator import Generator
+
+    folder = language_model(tmp_path / "tiny")
+    cases = [
+        {"prompt": prompt, "max_tokens": LENGTH, "text": greedy(folder, prompt)}
+        for prompt in PROMPTS
+    ]
+    (folder / "golden.json").write_text(json.dumps(cases))
+    generator = Generator(load(folder))
+    assert generator.golden == "8 answers as it should be"
+    generator.close()
+    generator.join(30)
+    cases[7]["text"] = "something else"
+    (folder / "golden.json").write_text(json.dumps(cases))
+    with pytest.raises(
+        ModelError, match=r"tiny@1: golden: case 7: expected 'something else', found"
+    ):
+        Generator(load(folder))
+    generator = Generator(load(folder), golden=False)
+    assert generator.golden is None
+    generator.close()
