@@ -304,7 +304,7 @@ class Answers:
         inner: list[Future[Outcome]] = []
         if isinstance(queue, Generator):
             try:
-                inner = [queue.submit(question.data.tobytes(), ticket.tell)]
+                inner = [queue.submit(question.data.tobytes(), question.more, ticket.tell)]
             except FullError as problem:
                 raise RefusedError(str(problem), 1.0) from None
         else:

@@ -144,8 +144,6 @@ class TextRequest:
         _only(given, f"model, {', '.join(keys)}, max_completion_tokens, response_format")
         if asked not in made:
             raise SampleError(f"{asked}: missing")
-        if asked == "messages" and isinstance(made[asked], list):
-            made[asked] = [_message(each) for each in made[asked]]
         if asked == "prompt" and isinstance(made[asked], list) and len(made[asked]) == 1:
             made[asked] = made[asked][0]
         return made if schema is None else {**made, "schema": schema}
@@ -285,16 +283,3 @@ def _schema(given: Any) -> dict[str, Any] | None:
             '"json_object" or "text"'
         )
     return schema
-
-
-def _message(given: Any) -> Any:
-    """Return a message whose content is one text; what is no message is refused later."""
-    if not isinstance(given, dict) or not isinstance(given.get("content"), list):
-        return given
-    parts = given["content"]
-    if not all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-        for part in parts
-    ):
-        raise SampleError("messages: content: only parts of type text are supported here")
-    return {**given, "content": "".join(part["text"] for part in parts)}

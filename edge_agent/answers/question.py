@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +15,7 @@ from ..core.errors import ModelError, SampleError
 from ..core.frozen import record
 from ..core.json_text import read_json
 from ..core.types import Array, Kind, Reading, Tensors, TensorSpec
+from ..inference.engines.generator import PICTURE_TAG
 from ..inference.model import Model
 from ..inference.preprocess.windowing import Windower
 from ..models.manifest import InputSpec
@@ -21,6 +24,8 @@ from ..sources.opencv import decode
 PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 """How a JPEG and a PNG begin: no other decoder is given a stranger's bytes."""
 EXPECTED = 'a JPEG, a PNG, or JSON: {"tensors": {name: lists}} or {"readings": [[…], …]}'
+DATA = '{"url": "data:image/jpeg;base64,…"}'
+MOST_PICTURES = 4
 MOST_TEXTS = 256
 """In a question."""
 
@@ -38,7 +43,7 @@ class Question:
     warnings: tuple[str, ...] = ()
     """What of it was not used."""
     more: tuple[Array, ...] = ()
-    """Further texts."""
+    """Further texts; pictures that a text is about."""
     rows: int = 1
     """How many samples the tensors hold, of a network that takes one."""
 
@@ -55,9 +60,7 @@ class Question:
 
 def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
     """Parse what was sent to a model that is loaded for samples of a kind."""
-    if kind == "generate":
-        return Question(np.frombuffer(payload, np.uint8))
-    if payload.startswith(PICTURES):
+    if payload.startswith(PICTURES) and kind != "generate":
         if kind != "picture":
             takes = '{"texts": […]}' if kind == "text" else '{"readings": [[…], …]}'
             raise SampleError(f"{model.id} takes {takes}, not pictures")
@@ -68,6 +71,8 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
         body = None
     if kind == "text":
         return _texts(body)
+    if kind == "generate":
+        return _in_words(payload, body)
     if not isinstance(body, dict) or ("tensors" in body) == ("readings" in body):
         raise SampleError(f"expected {EXPECTED}")
     if "tensors" in body:
@@ -76,6 +81,38 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
     if kind == "picture":
         raise SampleError(f"{model.id} takes a JPEG or a PNG, not readings")
     return _window(body["readings"], body.get("columns", ()), model.manifest.input)
+
+
+def _in_words(payload: bytes, body: Any) -> Question:
+    """Take the pictures out of messages; where they were, the text has their tags."""
+    messages = body.get("messages") if isinstance(body, dict) else None
+    pictures: list[Array] = []
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict) and isinstance(message.get("content"), list):
+            message["content"] = "".join(_part(each, pictures) for each in message["content"])
+    payload = json.dumps(body).encode() if isinstance(messages, list) else payload
+    return Question(np.frombuffer(payload, np.uint8), more=tuple(pictures))
+
+
+def _part(part: Any, pictures: list[Array]) -> str:
+    given = part if isinstance(part, dict) else {}
+    text, url = given.get("text"), given.get("image_url")
+    if given.get("type") == "text" and isinstance(text, str):
+        return text
+    url = url.get("url") if isinstance(url, dict) else None
+    if given.get("type") != "image_url" or not isinstance(url, str):
+        raise SampleError(f"messages: content: expected parts of type text or image_url: {DATA}")
+    head, _, data = url.partition(";base64,")
+    try:
+        raw = b64decode(data, validate=True)
+    except ValueError:
+        raw = b""
+    if not head.startswith("data:image/") or not raw.startswith(PICTURES):
+        raise SampleError(f"image_url: nothing is fetched: expected a JPEG or PNG as {DATA}")
+    pictures.append(decode(np.frombuffer(raw, np.uint8)))
+    if len(pictures) > MOST_PICTURES:
+        raise SampleError(f"image_url: expected at most {MOST_PICTURES} pictures")
+    return PICTURE_TAG.format(len(pictures) - 1)
 
 
 def _texts(body: Any) -> Question:

@@ -77,7 +77,12 @@ def test_texts_are_answered_as_openai_does(
             (CHAT, {"model": "tiny", **HELLO, "max_tokens": "9"}, 400, "max_tokens: expected"),
             (CHAT, {"model": "tiny", **HELLO, "seed": 1}, 400, "seed: is not supported"),
             (CHAT, {"model": "tiny", **HELLO, "response_format": 1}, 400, "response_format: exp"),
-            (CHAT, {"model": "tiny", "messages": [{"content": [PICTURE]}]}, 400, "parts of type"),
+            (
+                CHAT,
+                {"model": "tiny", "messages": [{"content": [PICTURE]}]},
+                400,
+                "nothing is fetched",
+            ),
             (CHAT, {"model": "texts", **HELLO}, 400, "not of task generate"),
             (CHAT, {"model": "light", **HELLO}, 400, "not of task generate"),
             (CHAT, {"model": "absent", **HELLO}, 404, "may not be asked"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from tests.end_to_end.test_http import Caller, Listeners, running
 from tests.helpers.language_model import language_model
+from tests.helpers.small_models import encode_jpeg, plain
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, wait_until
 from tests.helpers.text_models import embedder, expected
 
@@ -55,11 +57,12 @@ def asked(
     models = tmp_path / "models"
     language_model(models / "tiny")
     language_model(models / "wide", width=256)
+    language_model(models / "views", sees=True)
     embedder(models / "texts")
     tables: dict[str, Any] = {
         "engine": "auto",
         "health": {"interval_s": 1},
-        "infer": {"models": ["tiny", "wide", "texts"], "per_s": 10_000},
+        "infer": {"models": ["tiny", "wide", "texts", "views"], "per_s": 10_000},
         "text": {"kv_cache_mb": 1, "max_tokens": 2000},
     }
     with running(broker, listen, agent, tmp_path, **tables) as (ask, heard, _):
@@ -69,7 +72,7 @@ def asked(
 def test_openais_own_client_gets_what_it_gets_of_openai(asked: Asked) -> None:
     """Plain and streamed answers are the same; embeddings; the list; errors as its exceptions."""
     client = asked.client
-    assert [model.id for model in client.models.list()] == ["tiny", "wide", "texts"]
+    assert [model.id for model in client.models.list()] == ["tiny", "wide", "texts", "views"]
     whole = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=30)
     said = whole.choices[0].message
     assert (said.role, whole.choices[0].finish_reason, whole.model) == (
@@ -129,6 +132,36 @@ def test_openais_own_client_gets_what_it_gets_of_openai(asked: Asked) -> None:
     with pytest.raises(openai.APIError, match="kv_cache_mb = 1"):
         list(amid)
     assert asked.say("hello", max_tokens=40) == text, "others go on"
+
+
+def test_pictures_are_taken_out_of_messages(asked: Asked) -> None:
+    """Of data: URLs only, streamed or not; they change the answer, and nothing is fetched."""
+
+    def look(*urls: str, model: str = "views") -> str:
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        messages: Any = [{"role": "user", "content": [*parts, {"type": "text", "text": "hello"}]}]
+        made = asked.client.chat.completions.create(model=model, messages=messages, max_tokens=20)
+        return str(made.choices[0].message.content)
+
+    def url(level: int) -> str:
+        return f"data:image/jpeg;base64,{b64encode(encode_jpeg(plain(level))).decode()}"
+
+    dark, bright = look(url(20)), look(url(220))
+    assert len({dark, bright, look(), look(url(20), url(220))}) == 4
+    assert look(url(20)) == dark
+    for wrong, words in (
+        (["https://example.com/a.jpg"], "nothing is fetched"),
+        (["data:image/jpeg;base64,abc"], "nothing is fetched"),
+        (["data:image/png;base64," + b64encode(b"GIF89a").decode()], "nothing is fetched"),
+        ([url(20)] * 5, "at most 4"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=words):
+            look(*wrong)
+    with pytest.raises(openai.BadRequestError, match="takes no pictures"):
+        look(url(20), model="tiny")
+    with pytest.raises(openai.BadRequestError, match="views@1"):
+        asked.client.completions.create(model="views", prompt="<ov_genai_image_7>")
+    assert look(url(220)) == bright
 
 
 def test_a_hundred_callers_are_answered_or_refused_and_leave_no_trace(asked: Asked) -> None:

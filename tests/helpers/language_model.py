@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +18,47 @@ TEMPLATE = (
 )
 
 
-def language_model(folder: Path, version: str = "1", seed: int = 1, width: int = WIDTH) -> Path:
+def language_model(
+    folder: Path, version: str = "1", seed: int = 1, width: int = WIDTH, *, sees: bool = False
+) -> Path:
     """Make the folder; the cache takes 256 bytes of each token for 32 of *width*."""
     folder.mkdir(parents=True)
-    end = _tokenizer(folder)
-    _network(folder, end + 1, np.random.default_rng(seed), width)
+    end = _tokenizer(folder, (*WORDS, "<image>") if sees else WORDS)
+    _network(folder, end + 1, np.random.default_rng(seed), width, sees)
     length = {"max_position_embeddings": PLACES}
     numbers = {"bos_token_id": 0, "eos_token_id": end, "pad_token_id": 0}
     files: dict[str, dict[str, Any]] = {
-        "config": {"model_type": "llama", "vocab_size": end + 1, **length, **numbers},
+        "config": {
+            "model_type": "llava" if sees else "llama",
+            "hidden_size": width,
+            "vocab_size": end + 1,
+            **length,
+            **numbers,
+        },
         "generation_config": numbers,
         "tokenizer_config": {"eos_token": END, "chat_template": TEMPLATE},
     }
+    if sees:
+        mean = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        cut = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
+        files["preprocessor_config"] = {**cut, **mean, "patch_size": 8}
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     (folder / "model.toml").write_text(
         f'name = "{folder.name}"\nversion = "{version}"\ntask = "generate"\n'
-        'file = "openvino_model.xml"\n'
+        f'file = "openvino_{"language_" if sees else ""}model.xml"\n'
     )
     return folder
 
 
-def _tokenizer(folder: Path) -> int:
+def _tokenizer(folder: Path, known: tuple[str, ...]) -> int:
     """Save a tokenizer of bytes and a few words; gives the number of the end."""
     import openvino as ov
     from openvino import opset13 as op
     from openvino_tokenizers.build_tokenizer import build_rwkv_tokenizer
 
-    words = [*(f"b'\\x{byte:02x}'" for byte in range(256)), *map(repr, WORDS), repr(END)]
-    sizes = [*[1] * 256, *map(len, WORDS), len(END)]
+    words = [*(f"b'\\x{byte:02x}'" for byte in range(256)), *map(repr, known), repr(END)]
+    sizes = [*[1] * 256, *map(len, known), len(END)]
     lines = [
         f"{n} {word} {size}" for n, (word, size) in enumerate(zip(words, sizes, strict=True), 1)
     ]
@@ -102,7 +115,9 @@ def _state(part: Any, name: str, beam: Any, batch: Any, width: int) -> tuple[Any
     return whole, basic.assign(whole, state)
 
 
-def _network(folder: Path, vocabulary: int, random: np.random.Generator, width: int) -> None:
+def _network(
+    folder: Path, vocabulary: int, random: np.random.Generator, width: int, sees: bool
+) -> None:
     """Save a decoder with a cache as optimum has it: states, and attention as one operator."""
     import openvino as ov
     from openvino import opset13 as op
@@ -118,9 +133,11 @@ def _network(folder: Path, vocabulary: int, random: np.random.Generator, width: 
     def mul(x: Any, *shape: int) -> Any:
         return op.matmul(x, weights(*shape), False, False)
 
-    ids, mask, places = (take(n, 2) for n in ("input_ids", "attention_mask", "position_ids"))
+    mask, places = (take(n, 2) for n in ("attention_mask", "position_ids"))
+    words = weights(vocabulary, width)
+    ids = take("inputs_embeds", 3, ov.Type.f32) if sees else take("input_ids", 2)
     beam = take("beam_idx", 1, ov.Type.i32)
-    x = op.gather(weights(vocabulary, width), ids, _constant(0))
+    x = ids if sees else op.gather(words, ids, _constant(0))
     x = op.add(x, op.gather(weights(PLACES, width), places, _constant(0)))
     batch = op.gather(op.shape_of(ids, "i64"), _constant([0]), _constant(0))
     hidden, states = _hidden(mask, places), []
@@ -143,4 +160,29 @@ def _network(folder: Path, vocabulary: int, random: np.random.Generator, width: 
     logits = mul(x, width, vocabulary)
     logits.output(0).set_names({"logits"})
     network = ov.Model([op.result(logits)], states, [ids, mask, places, beam], "tiny")
-    ov.save_model(network, folder / "openvino_model.xml", compress_to_fp16=False)
+    if sees:
+        _embeddings(folder, words, weights(width, 3, 8, 8), take)
+    name = "openvino_language_model.xml" if sees else "openvino_model.xml"
+    ov.save_model(network, folder / name, compress_to_fp16=False)
+
+
+def _embeddings(folder: Path, words: Any, kernel: Any, take: Callable[..., Any]) -> None:
+    """Save what makes vectors of words, and of the patches of a picture."""
+    import openvino as ov
+    from openvino import opset13 as op
+
+    token = take("input", 2)
+    _save(folder, "text_embeddings", token, op.gather(words, token, _constant(0)))
+    pixels = take("pixel_values", 4, ov.Type.f32)
+    patches = op.convolution(pixels, kernel, [8, 8], [0, 0], [0, 0], [1, 1])
+    flat = op.reshape(patches, _constant([0, 0, -1]), True)
+    _save(folder, "vision_embeddings", pixels, op.transpose(flat, _constant([0, 2, 1])))
+
+
+def _save(folder: Path, name: str, given: Any, made: Any) -> None:
+    import openvino as ov
+    from openvino import opset13 as op
+
+    made.output(0).set_names({"inputs_embeds"})
+    network = ov.Model([op.result(made)], [given], name)
+    ov.save_model(network, folder / f"openvino_{name}_model.xml", compress_to_fp16=False)

@@ -23,7 +23,7 @@ from ...core.errors import AgentError, ModelError, RequestError, SampleError
 from ...core.json_text import read_json
 from ...core.text import counted
 from ...core.text_findings import Generated
-from ...core.types import Outcome, Timing
+from ...core.types import Array, Outcome, Timing
 from ...device.resources import usable_cpus
 from ...models.golden import read_answers
 from ...models.manifest import ModelFolder
@@ -41,6 +41,9 @@ WAIT_SECONDS = 0.05
 EXPECTED = '{"messages": [{"role": "user", "content": "…"}]} or {"prompt": "…"}'
 TOKENIZERS = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
 """Beside the network, as `optimum-cli export openvino` leaves them."""
+VISION = "openvino_vision_embeddings_model.xml"
+PICTURE_TAG = "<ov_genai_image_{}>"
+"""Where the text of a question is about a picture, by its number; the library's own."""
 UNLOAD_SECONDS = 5.0
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 """For a model that gives its golden answers only so."""
@@ -59,8 +62,10 @@ class FullError(RequestError):
 class _Asked:
     """A question, and how far its answer is."""
 
-    prompt: Any
-    """Its tokens, (1, n)."""
+    prompt: tuple[Any, ...]
+    """Its tokens, (1, n); of a vision-language model its text and pictures."""
+    prompt_tokens: int
+    """Without those of pictures."""
     config: Any
     stops: list[str]
     tell: Tell | None
@@ -115,9 +120,12 @@ class Generator:
         """How its golden answers agree; None: nothing was compared."""
         return self._loaded.result()
 
-    def submit(self, data: bytes, tell: Tell | None = None) -> Future[Outcome]:
+    def submit(
+        self, data: bytes, pictures: Sequence[Array] = (), tell: Tell | None = None
+    ) -> Future[Outcome]:
         """Ask something; does not wait.
 
+        Of the pictures, each (height, width, 3) uint8, BGR, the text has tags, `PICTURE_TAG`.
         *tell* gets the answer as far as it is certain, piece by piece; the rest of it is known
         with the outcome.
 
@@ -125,7 +133,7 @@ class Generator:
             SampleError: it makes no sense.
             FullError: too many wait.
         """
-        asked = self._read(data, tell)
+        asked = self._read(data, pictures, tell)
         with self._changed:
             if self._closing.is_set():
                 raise FullError(f"{self.id}: is being unloaded; ask again")
@@ -153,11 +161,16 @@ class Generator:
         """Wait until it is unloaded."""
         self._thread.join(seconds)
 
-    def _read(self, data: bytes, tell: Tell | None) -> _Asked:
+    def _read(
+        self, data: bytes, pictures: Sequence[Array] = (), tell: Tell | None = None
+    ) -> _Asked:
         """Check a question, and make its prompt."""
         import openvino_genai as genai
 
         body = _checked(data)
+        vision = self.folder.network.with_name(VISION).is_file()
+        if pictures and not vision:
+            raise SampleError(f"image_url: {self.id} takes no pictures")
         defaults = self.folder.network.with_name("generation_config.json")
         config = (
             genai.GenerationConfig(str(defaults)) if defaults.exists() else genai.GenerationConfig()
@@ -172,25 +185,31 @@ class Generator:
             text = json.dumps(body["schema"])
             config.structured_output_config = genai.StructuredOutputConfig(json_schema=text)
         try:
-            prompt = self._prompt(body)
+            text, tokens = self._prompt(body)
         except RuntimeError as problem:
             raise SampleError(f"messages: {self._reason(problem)}") from None
-        left = self._context - prompt.shape[-1]
+        left = self._context - tokens.shape[-1]
         if left < 1:
             raise SampleError(
-                f"{prompt.shape[-1]} tokens, of which {self.id} has room for {self._context} with "
+                f"{tokens.shape[-1]} tokens, of which {self.id} has room for {self._context} with "
                 "its answer; shorten the prompt"
             )
         config.max_new_tokens = min(body.get("max_tokens", math.inf), self._max_tokens, left)
-        return _Asked(prompt, config, stops, tell)
+        prompt: tuple[Any, ...] = (tokens,)
+        if vision:
+            import openvino
 
-    def _prompt(self, body: Mapping[str, Any]) -> Any:
-        """Return the tokens of a question, (1, n)."""
+            prompt = text, [openvino.Tensor(one[None, ..., ::-1].copy()) for one in pictures]
+        return _Asked(prompt, tokens.shape[-1], config, stops, tell)
+
+    def _prompt(self, body: Mapping[str, Any]) -> tuple[str, Any]:
+        """Return the text of a question, and its tokens, (1, n)."""
         text = body.get("prompt")
         if text is None:
             text = self._tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)
         # A template has the token of the beginning itself.
-        return self._tokenizer.encode(text, add_special_tokens="prompt" in body).input_ids
+        tokens = self._tokenizer.encode(text, add_special_tokens="prompt" in body)
+        return text, tokens.input_ids
 
     def _reason(self, problem: Exception) -> str:
         return native_reason(problem, self.folder.network)
@@ -255,7 +274,7 @@ class Generator:
 
     def _differs(self, cases: Sequence[tuple[dict[str, Any], str]]) -> str | None:
         """Return how what is answered differs from the golden answers, if it does."""
-        asked = [self._read(json.dumps(body).encode(), None) for body, _ in cases]
+        asked = [self._read(json.dumps(body).encode()) for body, _ in cases]
         for each, (body, _) in zip(asked, cases, strict=True):
             each.config.max_new_tokens = body["max_tokens"]
         while left := [each for each in asked if not each.future.done()]:
@@ -298,7 +317,11 @@ class Generator:
         for each in asked:
             if each.handle is None and not each.future.cancelled():
                 self._number += 1
-                each.handle = self._pipeline.add_request(self._number, each.prompt, each.config)
+                try:
+                    add = self._pipeline.add_request
+                    each.handle = add(self._number, *each.prompt, each.config)
+                except RuntimeError as problem:
+                    self._fail([each], SampleError(f"{self.id}: {self._reason(problem)}"))
         self._pipeline.step()
         for each in asked:
             self._take(each)
@@ -327,9 +350,8 @@ class Generator:
             most = f"text.kv_cache_mb = {self._kv_cache_mb}"
             self._fail([each], SampleError(f"{self.id}: is longer than {most} has room for"))
             return
-        prompt_tokens = each.prompt.shape[-1]
         text = self._text(each)
-        found = Generated(text, len(each.tokens), each.finish, prompt_tokens)
+        found = Generated(text, len(each.tokens), each.finish, each.prompt_tokens)
         took = (time.perf_counter() - each.since) * 1e3
         if each.future.set_running_or_notify_cancel():
             each.future.set_result(Outcome(self.id, LABEL, found, Timing(0.0, took, 0.0)))
