@@ -178,12 +178,7 @@ class Client:
             self._outbox.publish_retained(topic, payload)
 
     def publish_reply(
-        self,
-        topic: str,
-        payload: bytes,
-        correlation: bytes | None = None,
-        *,
-        foreign: bool = False,
+        self, topic: str, payload: bytes, correlation: bytes | None = None, *, foreign: bool = False
     ) -> None:
         """Publish the answer to a request, with the correlation data of the request.
 

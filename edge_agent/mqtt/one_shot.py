@@ -55,9 +55,7 @@ class OneShotClient:
             self._broker,
             f"edge-agent-cli-{uuid.uuid4().hex[:12]}",
             hooks=Hooks(
-                message=self._received.put,
-                published=self._published,
-                subscribed=self._subscribed,
+                message=self._received.put, published=self._published, subscribed=self._subscribed
             ),
         )
         connection.subscribe(self._filters)

@@ -101,14 +101,23 @@ class Outbox:
         about: Mapping[str, str] | None = None,
     ) -> None:
         """Publish now or never; *about*: user properties."""
-        if self.connection is not None:
-            self._publish(self.connection, topic, payload, qos, retain=retain, about=about)
+        connection = self.connection
+        # Retained state of QoS 1 is small, rare, and must not be missing: no bound for it.
+        bounded = not (retain and qos)
+        if connection is None or self._too_large(connection, topic, payload):
+            return
+        if bounded and self._too_many():
+            return
+        if retain and not payload and not connection.abilities.retain:
+            return  # nothing is kept that could be cleared
+        receipt = self._pass(connection, topic, payload, qos, retain=retain, about=about)
+        if qos:
+            self._flight.unacknowledged[receipt.mid] = time.monotonic()
 
     def publish_retained(self, topic: str, payload: bytes) -> None:
         """Publish retained, over every new connection again; an empty payload clears the topic."""
         self._retained[topic] = payload
-        if self.connection is not None:
-            self._publish(self.connection, topic, payload, 1, retain=True)
+        self.publish(topic, payload, 1, retain=True)
 
     def publish_reply(
         self, topic: str, payload: bytes, correlation: bytes | None, *, foreign: bool = False
@@ -118,25 +127,13 @@ class Outbox:
         On a *foreign* topic, one that a requester has chosen, a refusal by the broker is the
         requester's mistake and no problem of this device.
         """
-        if self.connection is None:
+        connection = self.connection
+        if connection is None:
             self._replies.append((topic, payload, correlation, foreign))
-        else:
-            self._pass_reply(self.connection, topic, payload, correlation, foreign=foreign)
-
-    def _pass_reply(
-        self,
-        connection: Connection,
-        topic: str,
-        payload: bytes,
-        correlation: bytes | None,
-        *,
-        foreign: bool,
-    ) -> None:
-        if self._too_large(connection, topic, payload):
-            return
-        receipt = self._pass(connection, topic, payload, 1, correlation=correlation)
-        if foreign:
-            self._flight.foreign.add(receipt.mid)
+        elif not self._too_large(connection, topic, payload):
+            receipt = self._pass(connection, topic, payload, 1, correlation=correlation)
+            if foreign:
+                self._flight.foreign.add(receipt.mid)
 
     def publish_message(self, message: Message) -> None:
         """Publish a result or event, with the delivery of its channel."""
@@ -201,14 +198,14 @@ class Outbox:
         self._was_connected = True
         self._flight = _Flight()
         self.connection = connection
-        self._publish(connection, *status, 1, retain=True)
+        self.publish(*status, 1, retain=True)
         for topic, payload in self._retained.items():
-            self._publish(connection, topic, payload, 1, retain=True)
+            self.publish(topic, payload, 1, retain=True)
         for topic in [topic for topic, payload in self._retained.items() if not payload]:
             del self._retained[topic]
         while self._replies:
             topic, payload, correlation, foreign = self._replies.popleft()
-            self._pass_reply(connection, topic, payload, correlation, foreign=foreign)
+            self.publish_reply(topic, payload, correlation, foreign=foreign)
         while self._held:
             self._publish_message(connection, self._held.popleft())
         self.inflight.connected()
@@ -252,26 +249,6 @@ class Outbox:
         self._barrier.answered(mid)
 
     # Passing to the connection
-
-    def _publish(
-        self,
-        connection: Connection,
-        topic: str,
-        payload: bytes,
-        qos: int,
-        *,
-        retain: bool = False,
-        about: Mapping[str, str] | None = None,
-    ) -> None:
-        # Retained state of QoS 1 is small, rare, and must not be missing: no bound for it.
-        bounded = not (retain and qos)
-        if self._too_large(connection, topic, payload) or (bounded and self._too_many()):
-            return
-        if retain and not payload and not connection.abilities.retain:
-            return  # nothing is kept that could be cleared
-        receipt = self._pass(connection, topic, payload, qos, retain=retain, about=about)
-        if qos:
-            self._flight.unacknowledged[receipt.mid] = time.monotonic()
 
     def _pass(
         self, connection: Connection, topic: str, payload: bytes, qos: int, **options: Any

@@ -122,11 +122,7 @@ def _stages(then: Mapping[str, Second], above: str = "") -> Iterator[tuple[str, 
     for stage, second in then.items():
         yield (
             above + stage,
-            {
-                "crops": second.crops,
-                "together": second.together,
-                "ms": number(second.took_ms, 3),
-            },
+            {"crops": second.crops, "together": second.together, "ms": number(second.took_ms, 3)},
         )
         yield from _stages(second.then, f"{above}{stage}/")
 

@@ -59,10 +59,7 @@ class Subscriptions:
         raise MalformedError("not for us: a group that this device has left")
 
     def _inboxes(self) -> list[str]:
-        return [
-            self._topics.inbox,
-            *(self._topics.group_inbox(group) for group in self._groups()),
-        ]
+        return [self._topics.inbox, *(self._topics.group_inbox(group) for group in self._groups())]
 
 
 def _levels(topic: str, prefix: str) -> tuple[str, ...]:

@@ -46,9 +46,7 @@ class Asking:
     """Puts questions, and gives what comes of them. `run` by one thread; others call the rest."""
 
     def __init__(
-        self,
-        settings: Callable[[], Settings],
-        publish: Callable[[str, Mapping[str, Any]], None],
+        self, settings: Callable[[], Settings], publish: Callable[[str, Mapping[str, Any]], None]
     ) -> None:
         """Begin with no questions; *publish* takes a pipeline and the payload of an answer."""
         self.answered = 0

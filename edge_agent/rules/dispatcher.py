@@ -24,11 +24,10 @@ from ..mqtt.topics import Topics
 from ..runtime.pipelines.sinks import Sinks
 from .actions import MESSAGES, Actions
 from .asking import Asking
-from .clips import Clips
 from .engines import CombinedRules, RuleEngines
 from .event import Event, Holds, always, payload
 from .journal import Entry, Journal, Payload
-from .pictures import Evidence, render
+from .pictures import Clips, Evidence, render
 from .totals import TotalsFile
 
 log = logging.getLogger(__name__)

@@ -22,45 +22,34 @@ COUNT_SECONDS = 1.0
 """Between two messages of counts."""
 
 
+@dataclass(slots=True, eq=False)
 class RuleEngines:
     """One engine for each pipeline that needs one. Any thread may call it."""
 
-    def __init__(
-        self,
-        totals: TotalsFile,
-        sinks: Sinks,
-        *,
-        name_event: Callable[[], str],
-        emit: Callable[[Sequence[Event]], None],
-        holds: Holds = always,
-        combined: CombinedRules | None = None,
-    ) -> None:
-        """Begin without engines.
-
-        *name_event* returns another name for an event, *emit* takes the events of one moment and
-        keeps them.
-        """
-        self._holds = holds
-        self._combined = combined
-        self._totals = totals
-        self._sinks = sinks
-        self._name_event = name_event
-        self._emit = emit
-        self._engines: dict[str, tuple[RuleEngine, Pipeline]] = {}
-        self._published_at = 0.0
-        self._publishing = threading.Lock()
-        """Held while counts are published, and while the engine goes whose they are: the topic of
-        one that is gone is cleared once."""
+    totals: TotalsFile
+    sinks: Sinks
+    name_event: Callable[[], str]
+    """Returns another name for an event."""
+    emit: Callable[[Sequence[Event]], None]
+    """Takes the events of one moment, and keeps them."""
+    holds: Holds = always
+    combined: CombinedRules | None = None
+    """The rules over pipelines."""
+    _engines: dict[str, tuple[RuleEngine, Pipeline]] = field(default_factory=dict)
+    _published_at: float = 0.0
+    _publishing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while counts are published, and while the engine goes whose they are: the topic of one
+    that is gone is cleared once."""
 
     def open(self, settings: Pipeline, *, lossless: bool) -> RuleEngine:
         """Make the engine of a pipeline, instead of the one that it has."""
         engine = RuleEngine(
             settings,
             lossless=lossless,
-            name_event=self._name_event,
-            emit=self._emit,
-            totals=self._totals.of(settings.name),
-            holds=self._holds,
+            name_event=self.name_event,
+            emit=self.emit,
+            totals=self.totals.of(settings.name),
+            holds=self.holds,
         )
         self._engines[settings.name] = (engine, settings)
         return engine
@@ -82,7 +71,7 @@ class RuleEngines:
         _, settings = self._engines.get(name, (None, None))
         if settings is None or not settings.lines:
             return False
-        self._totals.of(name).reset()
+        self.totals.of(name).reset()
         return True
 
     def counting(self) -> list[str]:
@@ -92,11 +81,11 @@ class RuleEngines:
 
     def completed(self, events: Sequence[Event]) -> list[Event]:
         """Return the events of rules over pipelines that these complete."""
-        return [] if self._combined is None else list(self._combined.step(events))
+        return [] if self.combined is None else list(self.combined.step(events))
 
     def actions(self) -> Iterator[Action]:
         """Yield what the rules do."""
-        yield from () if self._combined is None else self._combined.actions()
+        yield from () if self.combined is None else self.combined.actions()
         for _, settings in list(self._engines.values()):
             for rule in settings.rules:
                 yield from rule.do
@@ -111,7 +100,7 @@ class RuleEngines:
             return
         self._published_at = now
         # First to the disk, so that what was published is known after a power cut.
-        crossed = self._totals.save()
+        crossed = self.totals.save()
         for name in self.counting():
             engine, settings = self._engines.get(name, (None, None))
             if engine is None or settings is None or not (engine.changed or name in crossed):
@@ -120,14 +109,14 @@ class RuleEngines:
             counts = {
                 "schema": payloads.SCHEMA,
                 "zones": engine.counts(),
-                **self._totals.of(name).of(lines),
+                **self.totals.of(name).of(lines),
             }
             with self._publishing:
                 if self._engines.get(name, (None,))[0] is engine:
                     self._give(name, counts)
 
     def _give(self, pipeline: str, counts: dict[str, object]) -> None:
-        self._sinks.give(lambda sink: sink.counts(pipeline, counts))
+        self.sinks.give(lambda sink: sink.counts(pipeline, counts))
 
 
 WHEN = "all"

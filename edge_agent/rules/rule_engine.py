@@ -15,9 +15,8 @@ from ..config.rule_kinds import kind_of, rules_by_trigger
 from ..config.settings import Pipeline
 from ..core.types import Detections, Outcome, Sample
 from ..runtime.pipelines.sinks import Shape
-from .conditions import Conditions
+from .conditions import Conditions, Crossings, Moves, Stays
 from .event import UPDATE_SECONDS, Event, EventLog, Holds, Why, always
-from .object_rules import Crossings, Moves, Stays
 from .occupancy import TrackedObjects, View
 from .totals import LineTotals
 from .tracker import LOWEST_SCORE

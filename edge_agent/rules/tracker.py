@@ -85,11 +85,7 @@ class Tracker:
         return found
 
     def update(
-        self,
-        found: Detections,
-        weak: Detections | None,
-        seconds: float,
-        size: tuple[int, int],
+        self, found: Detections, weak: Detections | None, seconds: float, size: tuple[int, int]
     ) -> Slots:
         """Take the detections of the next result, *seconds* after the one before.
 
@@ -153,13 +149,7 @@ class Tracker:
         rows_left[rest[rows[picked]]] = False
         columns_left[free[columns[picked]]] = False
 
-    def _take(
-        self,
-        slot_of: Slots,
-        seen: Floats,
-        kinds: Slots,
-        said: NDArray[np.float32],
-    ) -> None:
+    def _take(self, slot_of: Slots, seen: Floats, kinds: Slots, said: NDArray[np.float32]) -> None:
         """Correct the tracks by what was found; one that is found again gets its number."""
         there = np.flatnonzero(slot_of >= 0)
         slots = slot_of[there]

@@ -77,8 +77,7 @@ class Microphone:
                     return
         channels = "" if wanted is None else f" {wanted} channels"
         self._check(
-            code,
-            f"cannot record{channels} at {self._rate} Hz (plughw: instead of hw: converts)",
+            code, f"cannot record{channels} at {self._rate} Hz (plughw: instead of hw: converts)"
         )
 
     def read(self, timeout: float) -> list[Rows | SampleError]:
@@ -132,9 +131,7 @@ def _library() -> Any:
             f"alsa: needs {LIBRARY}: apt install libasound2 (Ubuntu 24.04: libasound2t64)"
         ) from None
     asound.snd_pcm_open.argtypes = [ctypes.POINTER(c_void_p), c_char_p, c_int, c_int]
-    asound.snd_pcm_set_params.argtypes = [
-        *(c_void_p, c_int, c_int, c_uint, c_uint, c_int, c_uint),
-    ]
+    asound.snd_pcm_set_params.argtypes = [*(c_void_p, c_int, c_int, c_uint, c_uint, c_int, c_uint)]
     asound.snd_pcm_readi.argtypes = [c_void_p, c_void_p, c_ulong]
     asound.snd_pcm_readi.restype = c_long
     for name, more in (
@@ -151,9 +148,5 @@ def _library() -> Any:
 
 
 def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
-    """Open a microphone.
-
-    Raises:
-        SourceError: it cannot be opened.
-    """
+    """Open a microphone."""
     return share(spec, context, lambda: Microphone(spec))

@@ -108,11 +108,9 @@ class ArrayRows:
         return np.ascontiguousarray(rows)
 
     def rewind(self) -> None:
-        """Go back to the first row."""
         self._next = 0
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _values(self, start: int, count: int) -> Array:

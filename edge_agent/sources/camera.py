@@ -73,7 +73,6 @@ class StreamCamera:
             raise SourceError(f"{self._name}: {why}") from None
 
     def grab(self) -> bool:
-        """Wait for the next picture, or for one that cannot be decoded."""
         if self._closing.is_set():
             return False
         self._problem = None
@@ -98,13 +97,11 @@ class StreamCamera:
         return True
 
     def retrieve(self) -> Reading:
-        """Convert the picture that was grabbed."""
         if self._problem is not None:
             raise SampleError(f"{self._name}: a picture could not be decoded")
         return Reading(self._video.picture(), self._time_ns, self._since)
 
     def close(self) -> None:
-        """Close the stream."""
         self._video.close()
 
 
@@ -121,7 +118,6 @@ class DeviceCamera:
         self._shape: tuple[int, ...] | None = None
 
     def grab(self) -> bool:
-        """Wait for the next picture."""
         if self._closing.is_set():
             return False
         if not self._capture.grab():
@@ -132,7 +128,6 @@ class DeviceCamera:
         return True
 
     def retrieve(self) -> Reading:
-        """Convert the picture that was grabbed."""
         # Most are as large as the one before; of another size, OpenCV gives one of its own.
         memory = None if self._shape is None else FRAME_POOL.lend(self._shape)
         good, picture = self._capture.retrieve(memory)
@@ -142,16 +137,11 @@ class DeviceCamera:
         return Reading(picture, self._time_ns, self._since)
 
     def close(self) -> None:
-        """Close the device."""
         self._capture.release()
 
 
 def open_source(spec: SourceSpec, context: SourceContext) -> Source:
-    """Open a network stream or a device.
-
-    Raises:
-        SourceError: nothing answers, access is refused, or it is not a stream that can be decoded.
-    """
+    """Open a network stream or a device."""
     if spec.path is not None:
         return _open_device(spec, spec.path, context.closing)
     if spec.scheme.name not in {"http", "https"}:

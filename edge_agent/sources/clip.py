@@ -48,7 +48,6 @@ class Clip:
         self._video = self._open()
 
     def grab(self) -> bool:
-        """Wait for the next frame, at `pace=real` until it is due."""
         if self._context.closing.is_set():
             return False
         if not self._advance():
@@ -68,7 +67,6 @@ class Clip:
         return True
 
     def retrieve(self) -> Reading:
-        """Convert the frame that was grabbed."""
         what = f"{self._name}: the file is damaged: frames of it cannot be decoded"
         if self._problem is None:
             try:
@@ -94,7 +92,6 @@ class Clip:
         return "; ".join(said) or None
 
     def close(self) -> None:
-        """Close the file."""
         self._video.close()
 
     def _advance(self) -> bool:
@@ -191,11 +188,7 @@ class _Timing:
 
 
 def open_source(spec: SourceSpec, context: SourceContext) -> Clip:
-    """Open a video file.
-
-    Raises:
-        SourceError: it is missing, cannot be read, or holds nothing that can be played.
-    """
+    """Open a video file."""
     return Clip(spec, context)
 
 

@@ -53,7 +53,6 @@ class HttpCamera:
         self._cv2 = load()
 
     def grab(self) -> bool:
-        """Wait for the next picture."""
         if self._failed >= FAILURES:
             raise self._lost("sends nothing but damage")
         if self._still and not self._pause():
@@ -75,7 +74,6 @@ class HttpCamera:
         return not self._closing.is_set()
 
     def retrieve(self) -> Reading:
-        """Decode the picture that has come, upright as its EXIF orientation says."""
         picture = None
         if self._data:
             # OpenCV's own limit holds only where nobody has imported it before.
@@ -92,7 +90,6 @@ class HttpCamera:
         return Reading(picture, self._time_ns, self._since)
 
     def close(self) -> None:
-        """Close the connection."""
         self._answer.channel.close()
 
     def _pause(self) -> bool:

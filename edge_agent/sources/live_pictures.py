@@ -37,7 +37,6 @@ class Pictures:
             return (problem,)
 
     def close(self) -> None:
-        """Close the source."""
         self.source.close()
 
 

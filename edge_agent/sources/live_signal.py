@@ -59,7 +59,6 @@ class Signal:
         return found
 
     def close(self) -> None:
-        """Close the device."""
         self._device.close()
 
 
@@ -89,7 +88,6 @@ class LiveSignal(Tap):
         self.waiting.append(item)
 
     def grab(self) -> bool:
-        """Wait for the next reading; False when it is to be closed."""
         there = super().grab()
         self._heard = time.monotonic()
         return there

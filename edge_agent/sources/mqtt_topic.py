@@ -147,16 +147,11 @@ class TopicMessages:
         return found
 
     def close(self) -> None:
-        """Unsubscribe."""
         self._topics.close(self._topic, self._put)
 
 
 def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
-    """Subscribe to a topic.
-
-    Raises:
-        SourceError: there is no connection of an agent to read it from.
-    """
+    """Subscribe to a topic."""
     topics, options = context.topics, spec.options
     if topics is None:
         raise SourceError(f"{spec.redacted}: there is no broker to read it from")

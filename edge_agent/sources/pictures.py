@@ -41,7 +41,6 @@ class PictureFolder:
         self._next = 0
 
     def grab(self) -> bool:
-        """Wait until the next picture is due."""
         if self._next == len(self._names):
             if not self._spec.options["loop"]:
                 return False
@@ -54,7 +53,6 @@ class PictureFolder:
         return True
 
     def retrieve(self) -> Reading:
-        """Read and decode the picture, upright as its EXIF orientation says."""
         name = self._names[self._next - 1]
         data = _read(self._folder / name)
         try:
@@ -70,11 +68,7 @@ class PictureFolder:
 
 
 def open_source(spec: SourceSpec, context: SourceContext) -> PictureFolder:
-    """Open a folder of pictures, or one picture.
-
-    Raises:
-        SourceError: it is missing, cannot be listed, or holds no picture.
-    """
+    """Open a folder of pictures, or one picture."""
     return PictureFolder(spec, context.closing)
 
 

@@ -69,7 +69,6 @@ class Recording:
         self._data: Array | SampleError = SampleError("nothing was grabbed")
 
     def grab(self) -> bool:
-        """Read the next rows and wait until the last of them is due."""
         if self._closing.is_set():
             return False
         try:
@@ -91,7 +90,6 @@ class Recording:
         return True
 
     def retrieve(self) -> Reading:
-        """Return the rows that were read."""
         if isinstance(self._data, SampleError):
             raise self._data
         rows = self._rows
@@ -105,16 +103,11 @@ class Recording:
         )
 
     def close(self) -> None:
-        """Close the file."""
         self._rows.close()
 
 
 def open_source(spec: SourceSpec, context: SourceContext) -> Recording:
-    """Open recorded sensor data.
-
-    Raises:
-        SourceError: it is missing, cannot be read, or is not what its form says.
-    """
+    """Open recorded sensor data."""
     rows: Rows
     scheme, options = spec.scheme.name, spec.options
     if scheme == "csv":

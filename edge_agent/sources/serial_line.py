@@ -171,7 +171,6 @@ class SerialLines:
         return None
 
     def close(self) -> None:
-        """Close the port."""
         with suppress(OSError):
             self._port.close()
 
@@ -202,9 +201,5 @@ def _reason(problem: Exception) -> str:
 
 
 def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
-    """Open a serial port.
-
-    Raises:
-        SourceError: it cannot be opened.
-    """
+    """Open a serial port."""
     return share(spec, context, lambda: SerialLines(spec))

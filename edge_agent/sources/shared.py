@@ -76,7 +76,6 @@ class Tap:
         """Check how long nothing has come; called every moment while nothing does."""
 
     def grab(self) -> bool:
-        """Wait for the next reading; False when it has ended or is to be closed."""
         while not self.closing.is_set():
             self.context.alive()
             if self._shared.wait(self):
@@ -88,13 +87,11 @@ class Tap:
         return False
 
     def retrieve(self) -> Reading:
-        """Return what came."""
         if isinstance(self._next, SampleError):
             raise self._next
         return self._next
 
     def close(self) -> None:
-        """Leave the source; the last one closes it."""
         self._shared.detach(self)
 
 

@@ -17,6 +17,8 @@ from ..core.text import redact as redact_url
 from ..core.types import Kind
 from .schemes import DEFAULT, SCHEMES, Options, Scheme
 
+_KNOWN = ", ".join(f"{prefix}:" for prefix in SCHEMES)
+
 
 @record(kw_only=True)
 class SourceSpec:
@@ -166,10 +168,6 @@ def _scheme_of(path: Path) -> str:
     return next(named, DEFAULT)
 
 
-def _known() -> str:
-    return ", ".join(f"{prefix}:" for prefix in SCHEMES)
-
-
 def _unknown(prefix: str, text: str, shown: str) -> str:
     """Return what is wrong with a text whose form is unknown or missing; without its secrets."""
     if not text.strip():
@@ -184,9 +182,9 @@ def _unknown(prefix: str, text: str, shown: str) -> str:
     if prefix and not prefix.startswith((".", "/")):
         close = closest(prefix.lower(), SCHEMES, cutoff=0.7)
         hint = f"did you mean '{close}:'? Known" if close else "known"
-        return f"unknown form '{prefix}:'; {hint}: {_known()}"
+        return f"unknown form '{prefix}:'; {hint}: {_KNOWN}"
     prefix = "dir" if text.endswith("/") else _scheme_of(Path(text.partition("?")[0]))
-    return f"has no form; did you mean '{prefix}:{shown}'? Known: {_known()}"
+    return f"has no form; did you mean '{prefix}:{shown}'? Known: {_KNOWN}"
 
 
 _ENCODE = "percent-encode what is special in user and password: @ %40, # %23, / %2F, ? %3F"

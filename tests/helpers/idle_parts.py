@@ -14,8 +14,9 @@ from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.topics import Topics
 from edge_agent.runtime.pipelines.mqtt_sink import MqttSink
-from edge_agent.runtime.pipelines.pipeline import Common, Identity, Pipeline
+from edge_agent.runtime.pipelines.pipeline import Pipeline
 from edge_agent.runtime.pipelines.sinks import Sink, Sinks
+from edge_agent.runtime.pipelines.status import Common, Identity
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.serving.active import Serving
 from edge_agent.sources.spec import parse_source

@@ -35,8 +35,9 @@ from ...rules.rule_engine import RuleEngine
 from ...rules.totals import LineTotals
 from ...runtime.pipelines.lane import infer
 from ...runtime.pipelines.mqtt_sink import MqttSink
-from ...runtime.pipelines.pipeline import Common, Identity, Pipeline
+from ...runtime.pipelines.pipeline import Pipeline
 from ...runtime.pipelines.sinks import Sinks
+from ...runtime.pipelines.status import Common, Identity
 from ...runtime.scheduler.board import Board
 from ...runtime.scheduler.queue import Servable
 from ...serving.active import Serving

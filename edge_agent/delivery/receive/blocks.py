@@ -100,12 +100,7 @@ class BlockReceiver:
         *began*: monotonic clock when the offer came. *drawing*: where it lies on the broker.
         """
         candidate = Candidate(
-            header.name,
-            header.version,
-            transfer_id,
-            phase="receiving",
-            percent=0.0,
-            began=began,
+            header.name, header.version, transfer_id, phase="receiving", percent=0.0, began=began
         )
         transfer = Transfer(transfer_id, header_bytes, signature, header, candidate, began)
         transfer.drawing = drawing

@@ -171,25 +171,20 @@ class Rollouts:
         return False
 
     def _begin(self, name: str, plan: Plan, wave: int) -> Followed:
-        self._prune()
-        if len(self._known) >= MOST_KNOWN:
-            raise MalformedError(f"{MOST_KNOWN} roll-outs are followed already")
         known = Followed(plan.serial, plan.transfer, plan.name, plan.version, plan.expires_at, wave)
         if plan.settings is not None:
             known.created = plan.created
             self._changing.pop(name, None)  # how those before end is of no interest any more
         with self._lock:
+            for other, each in list(self._known.items()):
+                # What has expired is refused by its time.
+                expired = self._identity.credible() and each.expires < time.time()
+                if expired and other not in self._plans:
+                    del self._known[other]
+            if len(self._known) >= MOST_KNOWN:
+                raise MalformedError(f"{MOST_KNOWN} roll-outs are followed already")
             self._known[name] = known
         return known
-
-    def _prune(self) -> None:
-        """Forget what has expired: it is refused by its time."""
-        if self._identity.credible():
-            gone = [n for n, k in self._known.items() if k.expires < time.time()]
-            with self._lock:
-                for name in gone:
-                    if name not in self._plans:
-                        del self._known[name]
 
     def _forget(self, name: str) -> None:
         """Take that a roll-out was removed from the broker: nothing more is installed by it."""

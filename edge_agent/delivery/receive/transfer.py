@@ -174,10 +174,7 @@ class Drawing:
     """
 
     def __init__(
-        self,
-        prefix: str,
-        ask: Callable[[list[str]], object],
-        leave: Callable[[list[str]], object],
+        self, prefix: str, ask: Callable[[list[str]], object], leave: Callable[[list[str]], object]
     ) -> None:
         """Draw nothing yet; packages lie below the topic *prefix*."""
         self._prefix = prefix

@@ -44,12 +44,7 @@ class VersionCommands:
     """Carried out by the thread of requests; a candidate of the same model is canceled."""
 
     def __init__(
-        self,
-        store: Store,
-        library: Library,
-        active: ActiveModels,
-        ledger: Ledger,
-        swap: Swap,
+        self, store: Store, library: Library, active: ActiveModels, ledger: Ledger, swap: Swap
     ) -> None:
         self._store = store
         self._library = library

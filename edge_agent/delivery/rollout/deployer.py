@@ -75,7 +75,7 @@ class Deployer:
         self._queue: SimpleQueue[Candidate | None] = SimpleQueue()
         self._closing = threading.Event()
         self._budget_mb = memory_budget_mb
-        self._swap = Swap(store, library, active, ledger, trial=trial, overlap=self._overlap)
+        self._swap = Swap(store, library, active, ledger, trial, self._overlap)
         self._recovery = Recovery(store, library, ledger, self._swap)
         self._early: EarlyTrial | None = None
         """The latest; there is one at a time."""

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...config.settings import Trial
@@ -35,29 +36,20 @@ Models = Mapping[Kind, Model]
 """One version, loaded for each kind of sample that its pipelines give it."""
 
 
+@dataclass(slots=True, eq=False)
 class Swap:
     """Changes which version serves; a method that does so needs the lock `changing`."""
 
-    def __init__(
-        self,
-        store: Store,
-        library: Library,
-        active: ActiveModels,
-        ledger: Ledger,
-        *,
-        trial: Callable[[], Trial],
-        overlap: bool,
-    ) -> None:
-        self._store = store
-        self._library = library
-        self._active = active
-        self._ledger = ledger
-        self._bounds = trial
-        """Returns the device's bounds, which may be reloaded."""
-        self._overlap = overlap
-        """Whether two versions may be in memory at once, where there is room."""
-        self.changing = threading.RLock()
-        """Held for every change of what is live, by the deployer's thread and by commands."""
+    store: Store
+    library: Library
+    active: ActiveModels
+    ledger: Ledger
+    trial: Callable[[], Trial]
+    """Returns the device's bounds, which may be reloaded."""
+    overlap: bool
+    """Whether two versions may be in memory at once, where there is room."""
+    changing: threading.RLock = field(default_factory=threading.RLock)
+    """Held for every change of what is live, by the deployer's thread and by commands."""
 
     def reopen(self, name: str, version: str) -> tuple[ModelFolder, dict[Kind, Model]]:
         """Load a version that has been accepted before; needs no lock.
@@ -68,10 +60,10 @@ class Swap:
         Raises:
             AgentError: there is none such, it does not load, or it is not what was accepted.
         """
-        folder = self._library.find_unchanged(name, version)
+        folder = self.library.find_unchanged(name, version)
         models = self.open(folder, checked=False)
         try:
-            if bounds_of(folder, self._bounds()).golden:
+            if bounds_of(folder, self.trial()).golden:
                 for model in models.values():
                     check_golden(model)
         except AgentError:
@@ -89,8 +81,8 @@ class Swap:
         """
         opened: dict[Kind, Model] = {}
         try:
-            for kind in {each.kind for each in self._active.servings_of(folder.manifest.name)}:
-                opened[kind] = self._active.loader.load(folder, kind, checked=checked)[0]
+            for kind in {each.kind for each in self.active.servings_of(folder.manifest.name)}:
+                opened[kind] = self.active.loader.load(folder, kind, checked=checked)[0]
         except AgentError:
             close_all(opened)
             raise
@@ -98,16 +90,16 @@ class Swap:
 
     def must_replace(self, folder: ModelFolder) -> bool:
         """Whether memory has no room for the old and the new version at once; needs no lock."""
-        if not any(s.model for s in self._active.servings_of(folder.manifest.name)):
+        if not any(s.model for s in self.active.servings_of(folder.manifest.name)):
             return False
         size = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
-        return not self._overlap or not has_room(size)
+        return not self.overlap or not has_room(size)
 
     def go_live(self, candidate: Candidate, models: Models, bounds: Trial) -> Exchange:
         """Exchange the incumbent for a loaded candidate; the caller retires what served."""
         name, version = candidate.name, candidate.version
         self._activate(candidate, self.running(name, version), bounds)
-        exchange = self._active.exchange(models, name)
+        exchange = self.active.exchange(models, name)
         fault("swap.exchanged")
         return exchange
 
@@ -122,13 +114,13 @@ class Swap:
             ModelError: the new one does not load, or the disk is full; the old one serves again.
         """
         name = candidate.name
-        incumbent = self._library.live(name)
+        incumbent = self.library.live(name)
         start = time.perf_counter()
-        before = self._active.lost_frames()
-        for old in self._active.unload(
+        before = self.active.lost_frames()
+        for old in self.active.unload(
             lambda serving, _model: serving.arm.name == name and serving.arm.version is None
         ):
-            self._active.retire(old)
+            self.active.retire(old)
         models: dict[Kind, Model] = {}
         try:
             models = self.open(folder)
@@ -137,10 +129,10 @@ class Swap:
             close_all(models)
             self.exchange(name, self.open(incumbent))
             raise ModelError(candidate.blamed(str(problem))) from None
-        exchange = self._active.exchange(models, name)
+        exchange = self.active.exchange(models, name)
         fault("swap.exchanged")
         took = (time.perf_counter() - start) * 1e3
-        return models, Exchange(exchange.retired, took, self._active.lost_frames() - before)
+        return models, Exchange(exchange.retired, took, self.active.lost_frames() - before)
 
     def activate(self, folder: ModelFolder, models: Models) -> Exchange:
         """Exchange the version that serves for one that `reopen` has loaded.
@@ -150,7 +142,7 @@ class Swap:
         """
         name = folder.manifest.name
         try:
-            self._library.activate(name, folder.manifest.version)
+            self.library.activate(name, folder.manifest.version)
         except ModelError:
             close_all(models)
             raise
@@ -158,26 +150,26 @@ class Swap:
 
     def exchange(self, name: str, models: Models) -> Exchange:
         """Exchange what serves for these models, and retire it."""
-        exchange = self._active.exchange(models, name)
+        exchange = self.active.exchange(models, name)
         self.retire(exchange)
         return exchange
 
     def retire(self, exchange: Exchange) -> None:
         """Close models that serve nothing any more, after their last frame; needs no lock."""
         for old in exchange.retired:
-            self._active.retire(old)
+            self.active.retire(old)
 
     def _activate(self, candidate: Candidate, before: str | None, bounds: Trial) -> None:
         """Make a candidate live on disk; the mark of its probation is in the same write."""
         version = candidate.version
         watched = Mark(version, "probation", time.time()) if bounds.probation_s > 0 else None
-        self._store.activate(candidate.name, version, before=before, watched=watched)
+        self.store.activate(candidate.name, version, before=before, watched=watched)
         fault("swap.activated")
 
     def running(self, name: str, other: str) -> str | None:
         """Return the version that runs, also where no pointer names it; None: none but *other*."""
         try:
-            version = self._library.live(name).manifest.version
+            version = self.library.live(name).manifest.version
         except ModelError:
             return None
         return None if same_version(version, other) else version
@@ -189,20 +181,20 @@ class Swap:
         until = time.monotonic() + bounds.probation_s
         candidate.watch = Watch(models, until, bounds)
         candidate.interrupted = None
-        self._ledger.advance(candidate, "probation")
+        self.ledger.advance(candidate, "probation")
 
     def check_probations(self) -> None:
         """Check every version on probation: pass those whose time is over, roll back failing ones.
 
         Takes the lock.
         """
-        for candidate in self._ledger.on_probation():
+        for candidate in self.ledger.on_probation():
             watch = candidate.watch
             if watch is None:
                 continue
             why = watch.fault
             with self.changing:
-                if candidate not in self._ledger.on_probation():
+                if candidate not in self.ledger.on_probation():
                     continue
                 if why is not None:
                     self._fail(candidate, why)
@@ -214,20 +206,20 @@ class Swap:
 
     def end_probation(self, name: str) -> None:
         """End the probation of a model's version that passes or is replaced."""
-        for candidate in self._ledger.on_probation(name):
-            self._ledger.clear_mark(name, candidate.version)
+        for candidate in self.ledger.on_probation(name):
+            self.ledger.clear_mark(name, candidate.version)
             log.info("%s: probation is over", candidate.id)
-            self._ledger.finish(candidate, "live", None)
+            self.ledger.finish(candidate, "live", None)
 
     def _fail(self, candidate: Candidate, why: str) -> None:
         log.warning("%s: failed on probation: %s", candidate.id, why)
         try:
             self.roll_back(candidate.name, why)
         except AgentError as problem:
-            self._ledger.clear_mark(candidate.name, candidate.version)
+            self.ledger.clear_mark(candidate.name, candidate.version)
             self.keep_live(candidate, why, problem)
             return
-        self._ledger.finish(candidate, "rolled-back", why)
+        self.ledger.finish(candidate, "rolled-back", why)
 
     def roll_back(self, name: str, why: str) -> str:
         """Make the previous version live, record the reason, and return the version.
@@ -236,9 +228,9 @@ class Swap:
             AgentError: there is none, it does not load, or it is not what was accepted; nothing
                 has changed then.
         """
-        pointers = self._store.pointers(name)
+        pointers = self.store.pointers(name)
         if pointers.live is None:
-            self._library.live(name)  # of a mistyped name it tells the nearest
+            self.library.live(name)  # of a mistyped name it tells the nearest
         if pointers.live is None or pointers.previous is None:
             raise ModelError(
                 f"{name}: there is no version before {pointers.live or 'the one that runs'}"
@@ -246,26 +238,26 @@ class Swap:
             )
         folder, models = self.reopen(name, pointers.previous)
         try:
-            self._library.rollback(name)
+            self.library.rollback(name)
         except ModelError:
             close_all(models)
             raise
         fault("rollback.done")
-        for candidate in self._ledger.on_probation(name):
-            self._ledger.remove(candidate)
+        for candidate in self.ledger.on_probation(name):
+            self.ledger.remove(candidate)
         details = exchange_details(self.exchange(name, models))
-        self._ledger.record_last(name, pointers.live, "rolled-back", why, details)
+        self.ledger.record_last(name, pointers.live, "rolled-back", why, details)
         log.info("%s@%s: rolled back: %s", name, pointers.live, why)
         log_live(name, folder.manifest.version, pointers.live, details)
-        self._ledger.changed()
+        self.ledger.changed()
         return folder.manifest.version
 
     def keep_live(self, candidate: Candidate, why: str, problem: AgentError) -> None:
         """Record that a version has failed and stays live, as there is no other."""
         why = f"{why}; it goes on all the same: {problem}"
         log.warning("%s: %s", candidate.id, why)
-        self._ledger.record_last(candidate.name, candidate.version, "live", why)
-        self._ledger.finish(candidate, "live", why)
+        self.ledger.record_last(candidate.name, candidate.version, "live", why)
+        self.ledger.finish(candidate, "live", why)
 
 
 def close_all(models: Models) -> None:
@@ -276,10 +268,7 @@ def close_all(models: Models) -> None:
 
 def exchange_details(exchange: Exchange) -> dict[str, Any]:
     """Return an exchange as it is on a model's topic."""
-    return {
-        "swap_ms": round(exchange.swap_ms, 3),
-        "frames_dropped": exchange.frames_dropped,
-    }
+    return {"swap_ms": round(exchange.swap_ms, 3), "frames_dropped": exchange.frames_dropped}
 
 
 def log_live(name: str, version: str, before: str | None, details: Mapping[str, Any]) -> None:

@@ -282,20 +282,13 @@ def run_trial(
     forms: Forms | None = None,
     frame: FrameSource = lambda _specs: None,
 ) -> Verdict:
-    """Return the verdict of a child process on a model.
+    """Return the verdict of a child process on a model, tried on *choices* of engines in order.
 
-    Args:
-        folder: of the model.
-        choices: engines to try, in order.
-        kind: of sample that it will be given.
-        golden: whether to run its golden inputs.
-        timeout_s: after which it counts as hung.
-        memory_mb: what the child may take beyond what it takes with no model; 0: no bound.
-        stopped: returns why it need not go on; None: it shall.
-        process: a child that runs already, and has perhaps followed the model; it ends here.
-        forms: where its prepared form is made to stream from, as it is larger than all models may
-            take; None: it is not. That takes time of its own, and memory that is not counted.
-        frame: returns a live frame, as inputs of a network, or None; a *process* has its own.
+    It counts as hung after *timeout_s*; beyond what it takes with no model it may take *memory_mb*,
+    0: no bound. *stopped* returns why it need not go on. *process* runs already, has perhaps
+    followed the model, and has a *frame* of its own. With *forms* its prepared form is made to
+    stream from, as it is larger than all models may take: that takes time of its own, and memory
+    that is not counted.
     """
     question = {
         "folder": str(folder),

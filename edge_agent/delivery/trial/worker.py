@@ -158,9 +158,7 @@ def _memory_mb() -> tuple[float, float]:
 
 
 def judge(
-    question: Mapping[str, Any],
-    followed: Followed | None,
-    frame: FrameSource = lambda _specs: None,
+    question: Mapping[str, Any], followed: Followed | None, frame: FrameSource = lambda _specs: None
 ) -> Verdict:
     """Load and run the candidate of `TrialProcess.judge`, and return the verdict.
 

@@ -23,12 +23,12 @@ from ...core.types import Array, Reading, Sample
 from ...inference.model import Model
 from ...inference.preprocess.placement import PreparedSample, Region, cut, outside
 from ...serving.active import Serving
-from ...sources.source import OPEN_SECONDS, Source, SourceContext, open_source
+from ...sources.source import OPEN_SECONDS, Source, open_source
 from ...sources.spec import SourceSpec
-from ..scheduler.board import Board, FrameQueue
+from ..scheduler.board import FrameQueue
 from .rate import Rate
 from .snapshots import Snapshots
-from .status import FrameErrors, SourceStatus
+from .status import Common, FrameErrors, SourceStatus
 
 if TYPE_CHECKING:
     from ...inference.preprocess.windowing import Window, Windower
@@ -73,38 +73,37 @@ class MisfitError(SourceError):
 class Capture:
     """Keeps a source open, through every loss of it."""
 
-    def __init__(  # noqa: PLR0913 - the parts that a capture connects
+    def __init__(
         self,
         settings: PipelineSettings,
         spec: SourceSpec,
         queue: FrameQueue[Model],
         servings: Sequence[Serving],
+        common: Common,
         *,
-        board: Board[Model],
         region: Region | None,
         wait_credit: Callable[[threading.Event], bool],
         snapshots: Snapshots,
         status: SourceStatus,
         errors: FrameErrors,
-        context: SourceContext,
     ) -> None:
         """Build the capture side; nothing is opened before `start`.
 
         *region* None: the models get the whole picture. *wait_credit* waits until a lossless source
-        may give more; False when it shall not. *context* has its own `closing`.
+        may give more; False when it shall not.
         """
         self.spec = spec
         self.queue = queue
         self.servings = servings
         self.rate = Rate(settings.rate)
-        self.board = board
+        self.board = common.board
         self.wait_credit = wait_credit
         self.pictures = Pictures(self, settings, region, snapshots)
         self._status = status
         self._errors = errors
         self._context = replace(
-            context,
-            decode=settings.decoding(context.decode),
+            common.context,
+            decode=settings.decoding(common.context.decode),
             alone="" if settings.share else settings.name,
         )
         self.counts: Counts | None = None

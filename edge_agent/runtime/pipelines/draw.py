@@ -205,12 +205,5 @@ def _tag(canvas: Array, text: str, place: Rect, scale: float, color: Color) -> N
     blue, green, red = color
     bright = 0.114 * blue + 0.587 * green + 0.299 * red > 128
     cv2.putText(
-        canvas,
-        text,
-        (x1 + 1, y2 - base),
-        FONT,
-        scale,
-        DARK if bright else LIGHT,
-        1,
-        cv2.LINE_AA,
+        canvas, text, (x1 + 1, y2 - base), FONT, scale, DARK if bright else LIGHT, 1, cv2.LINE_AA
     )

@@ -26,17 +26,14 @@ class MqttSink(Sink):
     # Results
 
     def open(self, stream: Stream) -> None:
-        """Open the channel of a pipeline's results."""
         stream.channel = self._client.open_channel(
             stream.name, qos=stream.qos, lossless=stream.lossless
         )
 
     def close(self, stream: Stream) -> None:
-        """Close it; what waits is still delivered at QoS 1."""
         self._client.close_channel(stream.channel)
 
     def result(self, stream: Stream, sample: Sample, outcome: Outcome) -> None:
-        """Queue a result for the broker; it is encoded when it goes."""
         encode = partial(self._encode, stream.name, sample, outcome)
         sent = partial(self._sent, stream, sample.since)
         topic = self._topics.result(stream.name)
@@ -61,11 +58,9 @@ class MqttSink(Sink):
         self._identity.timeline.mark_published()
 
     def wait_credit(self, stream: Stream, closing: Event) -> bool:
-        """Wait until the broker has enough of what was published."""
         return self._client.wait_credit(stream.channel, closing)
 
     def picture(self, stream: Stream, jpeg: bytes, about: Mapping[str, str]) -> None:
-        """Publish a snapshot."""
         self._client.publish(self._topics.snapshot(stream.name), jpeg, about=about)
 
     # Events
@@ -77,29 +72,24 @@ class MqttSink(Sink):
         return open_channel(qos=0), open_channel(qos=1)
 
     def event(self, event: Mapping[str, Any], qos: int, *, replayed: bool) -> None:
-        """Queue an event for the broker."""
         topic, encode = self._topics.event(event["pipeline"]), partial(_encode, event)
         self._client.publish_message(
             Message(self._events[qos], topic, encode, event=True, replayed=replayed)
         )
 
     def answer(self, pipeline: str, answer: Mapping[str, Any]) -> None:
-        """Queue an answer for the broker, as an event of QoS 1."""
         topic, encode = self._topics.answer(pipeline), partial(_encode, answer)
         self._client.publish_message(Message(self._events[1], topic, encode, event=True))
 
     def event_picture(self, pipeline: str, event: str, jpeg: bytes) -> None:
-        """Publish the picture of an event."""
         self._client.publish(self._topics.picture(pipeline, event), jpeg)
 
     def settle(self, seconds: float) -> bool:
-        """Return whether the broker has acknowledged every event of QoS 1."""
         return self._client.wait_acknowledged(self._events[1], seconds)
 
     # The rest
 
     def counts(self, pipeline: str, counts: Mapping[str, Any]) -> None:
-        """Publish counts, retained."""
         self._client.retained.publish(self._topics.count(pipeline), counts)
 
     def health(self, health: Mapping[str, Any]) -> None:

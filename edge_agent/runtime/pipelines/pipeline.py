@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import field
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
-from ...core.callbacks import Callbacks
-from ...core.frozen import record
 from ...core.threads import ThreadGroup
 from ...core.types import Sample
 from ...inference.model import Model
 from ...inference.statistics import Cost
 from ...models.decoders import threshold_trouble
-from ...mqtt.client import Client
 from ...serving.active import Serving
-from ...sources.source import SourceContext
 from ...sources.spec import SourceSpec
-from ..scheduler.board import Board, FrameQueue
+from ..scheduler.board import FrameQueue
 from .capture import Capture
-from .device_mode import DeviceMode
-from .learned import LearnedValues
 from .route import PipelineRoute
-from .sinks import ResultStage, Shape, Sinks, Stream
+from .sinks import Shape, Stream
 from .snapshots import Snapshots
-from .status import FrameErrors, Identity, SourceStatus
+from .status import Common, FrameErrors, SourceStatus
 
 if TYPE_CHECKING:
     from ...sources.continuity import Counts
-
-__all__ = ["Identity", "Pipeline"]
 
 SIGNAL_ROOM = 256
 """Windows of a live signal: what is in one is in no other, and one message may complete many."""
@@ -48,35 +39,6 @@ def _room(spec: SourceSpec) -> int:
     if spec.kind == "signal":
         return RECORDED_ROOM if spec.lossless else SIGNAL_ROOM
     return LOSSLESS_ROOM if spec.lossless else 1
-
-
-@record(eq=False)
-class Common:
-    """What all pipelines of an agent have in common."""
-
-    identity: Identity
-    """Who publishes."""
-    board: Board[Model]
-    """Where captures wait for a lane."""
-    client: Client
-    """Publishes the states of sources."""
-    sinks: Sinks
-    """Take the results."""
-    context: SourceContext = field(default_factory=SourceContext)
-    """What sources are opened with."""
-    load: Callable[[Serving], object] = lambda _serving: None
-    """Loads a model of a second stage that is needed now."""
-    stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = lambda *_: None
-    """Makes what adds to a pipeline's results before the sinks take them, instead of what it has
-    made for this pipeline before; None: nothing does."""
-    learned: LearnedValues | None = None
-    """Keeps what is learned."""
-    mode: DeviceMode = field(default_factory=lambda: DeviceMode(None))
-    """Of the device."""
-    on_values: Callbacks = field(default_factory=Callbacks)
-    """Called, by a lane, when a pipeline without a model has values of other names."""
-    losses: dict[str, str] = field(default_factory=dict)
-    """By source: why it is lost, as the log has it."""
 
 
 class Pipeline:
@@ -110,15 +72,11 @@ class Pipeline:
             settings,
             servings,
             seconds,
-            board=common.board,
+            common,
             stream=self.stream,
-            sinks=common.sinks,
             snapshots=self.snapshots,
             errors=self.errors,
-            timeline=common.identity.timeline,
-            load=common.load,
             stage=common.stages(settings, spec),
-            learned=common.learned,
         )
         self.source.on_gone = self._lose
         self.snapshots.shapes = self._shapes
@@ -136,13 +94,12 @@ class Pipeline:
             spec,
             self.queue,
             servings,
-            board=common.board,
+            common,
             region=self._route.path.region,
             wait_credit=partial(common.sinks.wait_credit, self.stream),
             snapshots=self.snapshots,
             status=self.source,
             errors=self.errors,
-            context=common.context,
         )
         self._capture.pictures.on_still = self._stay
 

@@ -10,53 +10,41 @@ from ...config.settings import Arm, SecondStage
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.containment import contained, reason
 from ...core.errors import AgentError
-from ...core.timeline import Timeline
 from ...core.types import Detections, Outcome, Request, Sample
 from ...inference.model import Model
 from ...serving.active import Serving
-from ..scheduler.board import Board, Job
+from ..scheduler.board import Job
 from .frame_path import FramePath
-from .learned import LearnedValues
-from .sinks import ResultStage, Sink, Sinks, Stream
+from .sinks import ResultStage, Sink, Stream
 from .snapshots import Snapshots
-from .status import FrameErrors
+from .status import Common, FrameErrors
 
 
 class PipelineRoute:
     """Splits frames between the arms, adds second stages and shadows, calls the sinks."""
 
-    def __init__(  # noqa: PLR0913 - the parts that a frame passes
+    def __init__(
         self,
         settings: PipelineSettings,
         servings: Sequence[Serving],
         seconds: Sequence[tuple[SecondStage, Serving]],
+        common: Common,
         *,
-        board: Board[Model],
         stream: Stream,
-        sinks: Sinks,
         snapshots: Snapshots,
         errors: FrameErrors,
-        timeline: Timeline,
-        load: Callable[[Serving], object],
         stage: ResultStage | None = None,
-        learned: LearnedValues | None = None,
     ) -> None:
-        """Build the route of one pipeline, with one of *servings* for each arm.
-
-        *load* loads a model that is needed now: it returns when that is there, or cannot be loaded.
-        """
-        self.path = FramePath(settings, stage, learned)
+        """Build the route of one pipeline, with one of *servings* for each arm."""
+        self.path = FramePath(settings, stage, common.learned)
         """What is done with each frame; its drift is of the first model, where they are split."""
         self._name = settings.name
         self._servings = servings
         self._seconds = seconds
-        self._board = board
+        self._common = common
         self._stream = stream
-        self._sinks = sinks
         self._snapshots = snapshots
         self._errors = errors
-        self._timeline = timeline
-        self._load = load
         self._split = Split(settings.arms, servings)
         self.advance = self._split.advance
         self._loaded = False
@@ -92,11 +80,11 @@ class PipelineRoute:
         except AgentError as problem:
             job.model.stats.errors += 1
             self._errors.record(problem)
-            self._board.finish(job, None)
+            self._common.board.finish(job, None)
             self._shadow(job, None)
             return
-        self._timeline.record("first_inference", outcome.timing.infer_ms / 1e3)
-        self._board.finish(job, partial(self._deliver, job.model, job.sample, outcome, weak))
+        self._common.identity.timeline.record("first_inference", outcome.timing.infer_ms / 1e3)
+        self._common.board.finish(job, partial(self._deliver, job.model, job.sample, outcome, weak))
         self._shadow(job, answer)
 
     def _add_second_stages(self, sample: Sample, outcome: Outcome) -> Outcome:
@@ -112,10 +100,12 @@ class PipelineRoute:
                 concerned = second_stage.concerns(stage, outcome.findings)
             unloaded = serving.lazy and serving.model is None and serving.problem is None
             if unloaded and concerned:
-                self._load(serving)
+                self._common.load(serving)
         with (
             contained(self._name),
-            self._board.using(lambda: [serving.model for _, serving in self._seconds]) as models,
+            self._common.board.using(
+                lambda: [serving.model for _, serving in self._seconds]
+            ) as models,
         ):
             stages = zip((stage for stage, _ in self._seconds), models, strict=True)
             there = [(stage, model) for stage, model in stages if model is not None]
@@ -142,7 +132,7 @@ class PipelineRoute:
         if self._stream.began is None:
             self._stream.began = time.monotonic()
         self._stream.latest = sample.since
-        takers: tuple[Sink | Snapshots, ...] = (*self._sinks.all, self._snapshots)
+        takers: tuple[Sink | Snapshots, ...] = (*self._common.sinks.all, self._snapshots)
         for taker in takers:
             self._give(taker, partial(taker.result, self._stream, sample, outcome))
         if model is self._servings[0].model:
@@ -196,7 +186,5 @@ class Split:
     def _arm(self) -> int | None:
         there = [index for index, serving in enumerate(self._servings) if serving.model is not None]
         return max(
-            there,
-            key=lambda index: self._credit[index] + self._weights[index],
-            default=None,
+            there, key=lambda index: self._credit[index] + self._weights[index], default=None
         )

@@ -36,9 +36,10 @@ from .device_mode import DeviceMode
 from .lane import Lane
 from .learned import LearnedValues
 from .mqtt_sink import MqttSink
-from .pipeline import Common, Identity, Pipeline
+from .pipeline import Pipeline
 from .route import Split
 from .sinks import ResultStage, Sink, Sinks
+from .status import Common, Identity
 
 if TYPE_CHECKING:
     from ...models.store.catalog import Library

@@ -1,19 +1,32 @@
-"""What a pipeline reports beside its results: the state of its source, and errors of its frames."""
+"""What pipelines have in common, and what each reports beside its results.
+
+That is the state of its source, and errors of its frames.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import Any
 
 from ...config.settings import Pipeline as PipelineSettings
+from ...core.callbacks import Callbacks
 from ...core.frozen import record
 from ...core.timeline import Timeline
 from ...device.wall_clock import WallClock
+from ...inference.model import Model
 from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.topics import Topics
+from ...serving.active import Serving
+from ...sources.source import SourceContext
+from ...sources.spec import SourceSpec
+from ..scheduler.board import Board
+from .device_mode import DeviceMode
+from .learned import LearnedValues
+from .sinks import ResultStage, Sinks
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +47,40 @@ class Identity:
         return self.wall is None or self.wall.credible(time_ns)
 
 
+@record(eq=False)
+class Common:
+    """What all pipelines of an agent have in common."""
+
+    identity: Identity
+    """Who publishes."""
+    board: Board[Model]
+    """Where captures wait for a lane."""
+    client: Client
+    """Publishes the states of sources."""
+    sinks: Sinks
+    """Take the results."""
+    context: SourceContext = field(default_factory=SourceContext)
+    """What sources are opened with."""
+    load: Callable[[Serving], object] = lambda _serving: None
+    """Loads a model of a second stage that is needed now."""
+    stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = lambda *_: None
+    """Makes what adds to a pipeline's results before the sinks take them, instead of what it has
+    made for this pipeline before; None: nothing does."""
+    learned: LearnedValues | None = None
+    """Keeps what is learned."""
+    mode: DeviceMode = field(default_factory=lambda: DeviceMode(None))
+    """Of the device."""
+    on_values: Callbacks = field(default_factory=Callbacks)
+    """Called, by a lane, when a pipeline without a model has values of other names."""
+    losses: dict[str, str] = field(default_factory=dict)
+    """By source: why it is lost, as the log has it."""
+
+
 class SourceStatus:
     """The state of a source: logged and published, retained, when it changes."""
 
     def __init__(
-        self,
-        settings: PipelineSettings,
-        identity: Identity,
-        client: Client,
-        losses: dict[str, str],
+        self, settings: PipelineSettings, identity: Identity, client: Client, losses: dict[str, str]
     ) -> None:
         """Begin with a source that has not been opened.
 
