@@ -25,6 +25,7 @@ from edge_agent.inference.model import load_model
 from edge_agent.models.describing import describe
 from edge_agent.models.manifest import load
 from tests.helpers.decoder_models import HEIGHT, WIDTH, write_constant_model
+from tests.helpers.tiny_networks import node, save_onnx
 from tests.helpers.tiny_tflite import save_fomo
 
 Floats = NDArray[np.float32]
@@ -417,3 +418,51 @@ def test_fomo_as_edge_impulse_deploys_it(integers: bool, tmp_path: Path) -> None
     boxes = dict(zip(found.labels, found.boxes.tolist(), strict=True))
     assert boxes == {"green": [40, 16, 48, 32], "blue": [88, 80, 96, 88]}
     assert found.scores.min() > 0.99
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_paddle_detection_gives_boxes_in_pixels_of_its_input(engine: str, tmp_path: Path) -> None:
+    """With an open batch, as paddle2onnx leaves it, and the draft's constants."""
+    path = save_onnx(
+        tmp_path / "model.onnx",
+        [
+            node("ReduceMean", ["image"], ["mean"], keepdims=0),
+            node("Mul", ["mean", "nought"], ["zero"]),
+            # Boxes in 0..1 of y, x are brought to the picture's size, and to that before.
+            node("Div", ["im_shape", "scale_factor"], ["size"]),
+            node("Gather", ["size", "xyxy"], ["sizes"], axis=1),
+            node("Mul", ["boxes", "sizes"], ["placed"]),
+            node("Concat", ["found", "placed"], ["rows"], axis=1),
+            node("Add", ["rows", "zero"], ["multiclass_nms3_0.tmp_0"]),
+            node("Add", ["count", "zero"], ["multiclass_nms3_0.tmp_2"]),
+        ],
+        [
+            ("im_shape", "float32", (None, 2)),
+            ("image", "float32", (None, 3, HEIGHT, WIDTH)),
+            ("scale_factor", "float32", (None, 2)),
+        ],
+        [
+            ("multiclass_nms3_0.tmp_0", "float32", (None, 6)),
+            ("multiclass_nms3_0.tmp_2", "float32", (1,)),
+        ],
+        {
+            "nought": np.zeros((), np.float32),
+            "xyxy": np.array([1, 0, 1, 0]),
+            "boxes": np.array([[0.25, 0.25, 0.5, 0.5]], np.float32),
+            "found": np.array([[1, 0.9]], np.float32),
+            "count": np.ones(1, np.float32),
+        },
+    )
+    table = tomllib.loads(describe(path).draft)
+    table["input"] |= {"mean": 0, "scale": 255}
+    table["output"]["labels"] = LABELS
+    (tmp_path / "model.toml").write_text(tomli_w.dumps(table))
+    model = load_model(load(tmp_path), [EngineChoice(engine)], "picture")
+    try:
+        picture = np.full((2 * HEIGHT, 2 * WIDTH, 3), 90, np.uint8)
+        found = model.infer(Sample(picture, 0, 0, 0.0)).findings
+    finally:
+        model.engine.close()
+    assert isinstance(found, Detections)
+    assert found.labels == ("dog",)
+    assert_allclose(found.boxes, [[WIDTH / 2, HEIGHT / 2, WIDTH, HEIGHT]], atol=0.01)

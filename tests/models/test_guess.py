@@ -350,7 +350,7 @@ def test_paddle_detection_is_given_the_size_of_its_input(tmp_path: Path) -> None
         [("multiclass_nms3_0.tmp_0", "float32", (None, 6))],
     )
     made = draft(path)
-    assert made.keys["input"]["fixed"] == {"scale_factor": 1, "im_shape": [[64, 96]]}
+    assert made.keys["input"]["fixed"] == {"scale_factor": [[1, 1]], "im_shape": [[64, 96]]}
     assert made.keys["output"]["layout"] == "paddle"
     assert "input.mean and input.scale" in made.questions[0]
 

@@ -243,7 +243,7 @@ PADDLE = "mean = [123.675, 116.28, 103.53]\nscale = [58.395, 57.12, 57.375]\n"
         ("rows-of-seven/yolonas-flat", 'color = "bgr"', 'layout = "yolo-nas"'),
         (
             "refused-families/paddledet",
-            f'{PADDLE}tensor = "image"\nfixed = {{ scale_factor = 1 }}',
+            f'{PADDLE}tensor = "image"\nfixed = {{ scale_factor = [[1, 1]] }}',
             'layout = "paddle"',
         ),
     ],

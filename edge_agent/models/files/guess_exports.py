@@ -43,7 +43,7 @@ def _paddle(picture: Picture) -> Draft | None:
     if not given <= {"scale_factor", "im_shape"} or len(rows) != 1:
         return None
     width, height = infer_layout.picture_size(picture.input, picture.given["layout"])
-    fixed: dict[str, Any] = {"scale_factor": 1}
+    fixed: dict[str, Any] = {"scale_factor": [[1, 1]]}
     left = ["input.mean and input.scale: NormalizeImage in its infer_cfg.yml, times 255"]
     left += [f"{LABELS} (label_list there)"]
     if width and height and "im_shape" in given:
