@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -235,9 +236,13 @@ def go_through(box: Box) -> None:
         box.machine.halt()
 
 
-def main() -> int:
+def try_bundles(
+    go_through: Callable[[Box], None],
+    prepare: Callable[[Path, dict[str, Path]], None] = lambda _root, _bundles: None,
+    about: str = __doc__,
+) -> int:
     """Get what is needed, and run the trial."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("root", nargs="?", type=Path, help="of a Debian 12")
     parser.add_argument("--work", type=Path, help="room for 5 GB; default: the system's")
     parser.add_argument("--keep", action="store_true", help="leave what was made for a next run")
@@ -259,6 +264,7 @@ def main() -> int:
                 shutil.copyfile(bundle, merged / f"root/{name}.bundle")
             shutil.copyfile(CHECKOUT / "models/media/conveyor.mp4", merged / "srv/conveyor.mp4")
             (merged / "etc/hosts").write_text("127.0.0.1 localhost\n")
+            prepare(merged, bundles)
             go_through(Box(merged))
     except Failed as problem:
         say(f"FAIL {problem}")
@@ -271,4 +277,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(try_bundles(go_through))

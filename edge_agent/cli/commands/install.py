@@ -30,12 +30,14 @@ from .installation import (
     HOME,
     UNITS,
     Installation,
+    by_dpkg,
     check_images,
     current,
     installations,
     new,
     output,
     own_source,
+    packaged,
     point_to,
     progress,
     run,
@@ -133,6 +135,7 @@ def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
     print(f"edge-agent {__version__} is installed and {_state('ActiveState')}")
     print(f"settings  {SETTINGS}")
     print("results   edge-agent tail      log  journalctl -u edge-agent -f")
+    _print_package()
     _print_next()
     return 0
 
@@ -152,6 +155,7 @@ def _go_back() -> int:
         raise UsageError(f"{problem}, says {to.place.name}; nothing was changed") from None
     _switch(to, now, None)
     print(f"edge-agent {to.version} is back and {_state('ActiveState')}, from {to.place}")
+    _print_package()
     return 0
 
 
@@ -188,6 +192,12 @@ def _check_settings(config: Path, before: Installation | None) -> None:
         check(config, SETTINGS, python, Path(__file__).parents[3])
     except UsageError as problem:
         raise UsageError(f"{problem}; nothing was changed") from None
+
+
+def _print_package() -> None:
+    """Tell who has installed something else than dpkg knows of."""
+    if not by_dpkg() and (version := packaged()) is not None:
+        print(f"package   dpkg has {version}, which its next upgrade replaces by its own")
 
 
 def _print_next() -> None:
@@ -344,6 +354,9 @@ def uninstall(*, forget: bool) -> int:
     }
     there = {path: what for path, what in left.items() if path.exists()}
     listed = "".join(f"{path} ({what}), " for path, what in there.items())
+    if by_dpkg():
+        print(f"left: {listed}the user edge-agent; all but what is yours goes with apt purge")
+        return 0
     print(f"left: {listed}the user edge-agent; to remove them too:")
     if there:
         print(f"  rm -r {' '.join(map(str, there))}")

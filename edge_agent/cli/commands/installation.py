@@ -155,6 +155,20 @@ def point_to(installation: Installation) -> None:
     COMMAND.symlink_to(HOME / "current" / "bin" / "edge-agent")
 
 
+def by_dpkg() -> bool:
+    """Whether a script of the Debian package runs this."""
+    return os.environ.get("DPKG_MAINTSCRIPT_PACKAGE") == "edge-agent"
+
+
+def packaged() -> str | None:
+    """Return the version of the Debian package that is installed; None: none is."""
+    if shutil.which("dpkg-query") is None:
+        return None
+    said = output("dpkg-query", "-W", "-f", "${db:Status-Status} ${Version}", "edge-agent")
+    status, _, version = said.partition(" ")
+    return version if status in {"installed", "half-configured", "unpacked"} else None
+
+
 def check_images() -> None:
     """Check that images can be made and mounted here, with one of a byte."""
     if shutil.which("mksquashfs") is None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from ...core.errors import UsageError
 from ..options import Options
 from .install import check_system, uninstall
+from .installation import by_dpkg, packaged
 
 EXAMPLES = (
     "sudo edge-agent uninstall",
@@ -23,4 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: Options) -> int:
     """Remove the service; settings, keys and models stay."""
     check_system("uninstall")
+    if (version := packaged()) is not None and not by_dpkg():
+        words = f"it came with the package edge-agent {version}; remove that"
+        raise UsageError(f"{words}: sudo apt remove edge-agent, or purge")
     return uninstall(forget=options.forget)

@@ -1,0 +1,95 @@
+"""Try Debian packages on a Debian without a network: what dpkg and installer know of each other.
+
+    sudo scripts/machines/test-deb [ROOT] [--work DIR] [--keep]
+
+ROOT and needs as of `test-bundle`. Installation, upgrade, downgrade, a version that does not start,
+`install --previous`, `uninstall` beside dpkg, removal, purge. One line for each thing seen; ends
+with 1 at the first that is not as it should be.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from nspawn import CHECKOUT, call, expect, say
+from service_box import UNIT
+from test_bundle import FIRST, HOME, SECOND, SETTINGS, VERSIONS, Box, try_bundles
+
+
+def packages(merged: Path, bundles: dict[str, Path]) -> None:
+    """Make a package of each bundle, where the machine finds it."""
+    for name, bundle in bundles.items():
+        deb = bundle.with_suffix(".deb")
+        make = str(CHECKOUT / "scripts/make_deb.py")
+        said = call(sys.executable, make, "-o", str(deb), "--bundle", str(bundle))
+        say(f"ok   {said.splitlines()[0]}")
+        shutil.move(deb, merged / f"root/{name}.deb")
+
+
+def dpkg(box: Box, name: str) -> None:
+    """See that dpkg has a version installed, whole."""
+    said = box.run("dpkg-query -W -f '${db:Status-Abbrev}${Version}' edge-agent")
+    expect("dpkg", said, f"ii {VERSIONS[name]}")
+
+
+def go_through(box: Box) -> None:
+    """Do everything, in order."""
+    box.machine.boot()
+    try:
+        before = box.tree()
+        (box.root / "etc/edge-agent").mkdir()
+        (box.root / "etc/edge-agent/config.toml").write_text(SETTINGS)
+        box.run("dpkg -i /root/first.deb")
+        dpkg(box, FIRST)
+        box.serves("installed from a package", FIRST)
+        box.run("dpkg -i /root/second.deb")
+        dpkg(box, SECOND)
+        box.serves("upgraded", SECOND)
+
+        said = box.run("edge-agent install --previous")
+        expect("a word on dpkg", f"dpkg has {VERSIONS[SECOND]}" in said, True)
+        box.serves("gone back beside dpkg", FIRST)
+        box.run("edge-agent install --previous")
+        status, said = box.machine.fails("edge-agent uninstall")
+        expect("status and lines of uninstall", (status, len(said.splitlines())), (2, 1))
+        say(f"ok   {said}")
+
+        status, said = box.machine.fails("dpkg -i /root/bad.deb")
+        expect("exit status of dpkg", status != 0, True)
+        box.serves("a version that does not start", SECOND)
+        box.run("dpkg -i /root/second.deb")
+        dpkg(box, SECOND)
+        box.run("dpkg -i /root/first.deb")
+        dpkg(box, FIRST)
+        box.serves("downgraded", FIRST)
+
+        box.run("edge-agent install --offline /root/second.bundle --image")
+        box.serves("a bundle beside dpkg, as image", SECOND, image=True)
+        box.run("dpkg -i /root/second.deb")
+        box.serves("an image stays one", SECOND, image=True)
+
+        said = box.run("dpkg -r edge-agent")
+        expect("what is said to be left", "/etc/edge-agent (settings, keys)" in said, True)
+        expect("units", box.run("ls /etc/systemd/system | grep edge", check=False), "")
+        expect("home", box.run(f"ls {HOME}", check=False), "")
+        expect("settings", box.run("cat /etc/edge-agent/config.toml"), SETTINGS.strip())
+        say("ok   removed; settings and models are left, and that is said")
+        box.run("dpkg -P edge-agent")
+        left = {path for path in box.tree() - before if "/etc/" not in path or "edge" in path}
+        kept = {
+            path for path in left if not path.startswith(("/var/lib/dpkg", "/var/cache/debconf"))
+        }
+        expect("left after a purge", kept, set())
+        expect("its user", box.run("getent passwd edge-agent", check=False), "")
+        say("ok   purged; nothing is left")
+    except BaseException:
+        print(box.run(f"journalctl -u {UNIT} -n 40 --no-pager", check=False))
+        raise
+    finally:
+        box.machine.halt()
+
+
+if __name__ == "__main__":
+    sys.exit(try_bundles(go_through, packages, __doc__))

@@ -1,0 +1,85 @@
+"""The Debian package and the Home Assistant add-on: what they are made of; nothing is installed.
+
+Installing takes a booted systemd: `scripts/machines/test-deb`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_agent.config.load import load
+from tests.helpers.support import CHECKOUT
+
+ADDON = CHECKOUT / "scripts/homeassistant-addon"
+
+
+def test_a_package_carries_the_bundle_and_calls_its_installer(tmp_path: Path) -> None:
+    """For the system that the bundle is for, and no other; its scripts are shell."""
+    bundle, deb = tmp_path / "some.bundle", tmp_path / "edge-agent.deb"
+    with zipfile.ZipFile(bundle, "w") as archive:
+        facts = {"version": "1.2", "machine": "linux-aarch64", "python": "3.11", "glibc": "2.35"}
+        archive.writestr("bundle.json", json.dumps(facts))
+    make = [sys.executable, str(CHECKOUT / "scripts/make_deb.py"), "-o", str(deb)]
+    subprocess.run([*make, "--bundle", str(bundle)], check=True, capture_output=True)
+
+    def field(name: str) -> str:
+        return subprocess.check_output(["dpkg-deb", "-f", str(deb), name], text=True).strip()
+
+    assert (field("Package"), field("Version"), field("Architecture")) == (
+        "edge-agent",
+        "1.2",
+        "arm64",
+    )
+    assert "python3 (>= 3.11), python3 (<< 3.12), libc6 (>= 2.35)" in field("Depends")
+    root, control = tmp_path / "root", tmp_path / "control"
+    subprocess.run(["dpkg-deb", "-x", str(deb), str(root)], check=True)
+    subprocess.run(["dpkg-deb", "-e", str(deb), str(control)], check=True)
+    carried = root / "usr/share/edge-agent/edge-agent.bundle"
+    assert carried.read_bytes() == bundle.read_bytes()
+    for name in ("postinst", "prerm", "postrm"):
+        subprocess.run(["sh", "-n", str(control / name)], check=True)
+    assert f"exec sh /{carried.relative_to(root)}" in (control / "postinst").read_text()
+
+
+def _addon() -> Any:
+    spec = importlib.util.spec_from_file_location("addon", ADDON / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("service", [None, {"host": "core-mosquitto", "port": 1883}])
+def test_the_options_of_the_addon_become_settings(
+    tmp_path: Path, service: dict[str, Any] | None
+) -> None:
+    """Quotes and line breaks in them, too; the supervisor's broker where none is named."""
+    options = {
+        "device_id": "ha-01",
+        "pipelines": [{"name": "door", "source": 'rtsp://u:a"b\\c@cam/1', "model": "m", "rate": 5}],
+        "extra": "[health]\ninterval_s = 5",
+    }
+    if service is not None:
+        service |= {"username": "addons", "password": 'p"\u007f\n😀', "ssl": False}
+    else:
+        options["broker_url"] = "mqtt://other:1884"
+    text = _addon().settings(options, service)
+    assert tomllib.loads(text)["broker"].get("password") == (service or {}).get("password")
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    file.chmod(0o600)
+    settings = load(file)
+    assert settings.pipelines[0].source == 'rtsp://u:a"b\\c@cam/1'
+    assert settings.homeassistant.enabled
+    assert settings.health.interval_s == 5
+    assert str(settings.broker.url).endswith(":1883" if service else "other:1884")
