@@ -127,6 +127,9 @@ class Fleet:
         quiet, most = now + LOOK_SECONDS * pace, now + MOST_SECONDS
         while (left := min(quiet, most) - time.monotonic()) > 0:
             heard = self._client.next(left)
+            if heard is None and self._client.unanswered:
+                quiet = time.monotonic() + QUIET_SECONDS * pace
+                continue
             if heard is None:
                 return collected
             self.take(heard.topic, heard.payload)
@@ -134,7 +137,9 @@ class Fleet:
             if heard.retained:
                 collected.append(heard)
                 quiet = time.monotonic() + QUIET_SECONDS * pace
-        if most < quiet:
+        if self._client.unanswered:
+            self.gap = f"the broker has not granted a subscription within {MOST_SECONDS:.0f} s"
+        elif most < quiet:
             self.gap = f"retained messages were still arriving after {MOST_SECONDS:.0f} s"
         return collected
 

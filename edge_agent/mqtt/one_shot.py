@@ -48,6 +48,8 @@ class OneShotClient:
         self._filters = list(filters)
         self.refused = ""
         """Why the broker has refused a subscription."""
+        self._asked = self._answered = 0
+        """Subscriptions."""
         self._connection = self._connect()
 
     def _connect(self) -> Connection:
@@ -58,12 +60,19 @@ class OneShotClient:
                 message=self._received.put, published=self._published, subscribed=self._subscribed
             ),
         )
-        connection.subscribe(self._filters)
+        self._asked = self._answered = 0
+        self._subscribe(connection, self._filters)
         return connection
+
+    def _subscribe(self, connection: Connection, filters: list[str]) -> None:
+        if filters:
+            self._asked += 1  # before: the answer may be there first
+            connection.subscribe(filters)
 
     def _subscribed(
         self, _connection: Connection, _mid: int, refusals: tuple[Refusal | None, ...]
     ) -> None:
+        self._answered += 1
         for refusal in refusals:
             if refusal is not None:
                 self.refused = refusal.reason
@@ -112,11 +121,16 @@ class OneShotClient:
     def subscribe(self, filters: list[str]) -> None:
         """Add subscriptions."""
         self._filters.extend(filters)
-        self._connection.subscribe(filters)
+        self._subscribe(self._connection, filters)
 
     def ask(self, filters: list[str]) -> None:
         """Have what is retained sent, once more where it was; not after a `reconnect`."""
-        self._connection.subscribe(filters)
+        self._subscribe(self._connection, filters)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the broker has yet to grant a subscription: what is retained has not come."""
+        return self._answered < self._asked
 
     def publish(
         self,

@@ -23,7 +23,6 @@ from ...mqtt.one_shot import OneShotClient
 from ...mqtt.payloads import iso
 from ..fleet import Fleet, absence, check_target, incomplete, some_of
 from ..options import Options, broker_settings
-from ..progress import Progress
 from ..roller import (
     JUDGE_SECONDS,
     MOST_SPREAD,
@@ -77,6 +76,7 @@ def configure_group(options: Options, pipelines: Mapping[str, Any]) -> int | Non
             )
         plan = put(client, root, plan, key)
         client.ask(rollout_filters(root))  # what came meanwhile was discarded
+        print(f"{plan.id} is on the broker; waiting for those online", file=sys.stderr)
         counts = _watch(client, fleet, plan, options.timeout)
     print("\n".join([printable(f"{target}: {counts}"), *trouble_lines(counts)]))
     if counts.offline:
@@ -128,19 +128,14 @@ def _plan(
 
 def _watch(client: OneShotClient, fleet: Fleet, plan: Plan, timeout: float) -> Tally:
     """Wait until all that are online have ended, or nothing more is said for *timeout* seconds."""
-    progress = Progress()
     heard_at = now = time.monotonic()
-    try:
-        while True:
-            until = now + JUDGE_SECONDS
-            while (left := until - time.monotonic()) > 0:
-                if (heard := client.next(left)) is not None:
-                    fleet.take(heard.topic, heard.payload)
-                    if heard.topic.endswith("/rollout") and not heard.retained:
-                        heard_at = time.monotonic()
-            counts, now = tally(plan, fleet, 0), time.monotonic()
-            progress("taken over by", counts.ended_online, counts.online)
-            if counts.ended_online >= counts.online or now - heard_at > timeout:
-                return counts
-    finally:
-        progress.close()
+    while True:
+        until = now + JUDGE_SECONDS
+        while (left := until - time.monotonic()) > 0:
+            if (heard := client.next(left)) is not None:
+                fleet.take(heard.topic, heard.payload)
+                if heard.topic.endswith("/rollout") and not heard.retained:
+                    heard_at = time.monotonic()
+        counts, now = tally(plan, fleet, 0), time.monotonic()
+        if counts.ended_online >= counts.online or now - heard_at > timeout:
+            return counts

