@@ -49,21 +49,15 @@ class Batch:
         takes: str,
         repeated: frozenset[str],
     ) -> None:
-        """Take over.
-
-        Args:
-            model: whose samples they are.
-            engines: by how many samples they take; 0: any number.
-            most: how many samples are put together at most.
-            takes: the input that takes the sample.
-            repeated: constant inputs that are given once for each sample.
-        """
+        """Take over engines, by how many samples they take; 0: any number."""
         self.most = most
         self._model = model
         self._engines = dict(engines)
         self._takes = takes
+        """The input that takes the sample."""
         self._constants = constants(model.manifest.input, model.engine.inputs)
         self._repeated = repeated
+        """Those of them that are given once for each sample."""
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
         """Run the model on several samples; one that does not fit, or fails, fails alone."""

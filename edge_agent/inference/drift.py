@@ -117,12 +117,7 @@ class Learner:
             self._scores.append(score)
 
     def usual(self, names: Sequence[str], floor: float = 0.0) -> Usual:
-        """Return what is usual.
-
-        Args:
-            names: of the channels.
-            floor: the threshold below which results were not seen; 0: there was none.
-        """
+        """Return what is usual."""
         full = self._blocks[:-1]
         columns = np.concatenate([*full, self._blocks[-1][: self._filled]]).T
         return Usual(

@@ -227,11 +227,7 @@ class Model:
         return self.prepare_data(sample.data, request.region, out, stream=sample.file is None)
 
     def _given(self, tensors: Tensors, out: Array | None) -> PreparedSample:
-        """Take inputs of the network that somebody else has made; constants may be left out.
-
-        Raises:
-            SampleError: they are not what the network takes, or not finite.
-        """
+        """Take inputs of the network that somebody else has made; constants may be left out."""
         filled = {**constants(self.manifest.input, self.engine.inputs), **tensors}
         try:
             check_inputs(self.engine.inputs, filled)

@@ -85,12 +85,6 @@ def read_arrays(
 ) -> dict[str, Array]:
     """Read the arrays input/<tensor> and output/<tensor>, of the shapes that the specs give.
 
-    Args:
-        path: of the file, which is there.
-        where: begins what is raised.
-        inputs: of the engine; each has an array.
-        outputs: of the engine; one at least has.
-
     Returns:
         By name, each with a leading axis of cases, as many in all of them.
 

@@ -114,12 +114,8 @@ class ActiveModels:
     ) -> None:
         """Start without any model.
 
-        Args:
-            lanes: whose frames go through them.
-            library: returns what models there are; asked when first needed.
-            loader: returns how they are loaded; likewise.
-            flows: whether any frames are to be expected for a model.
-            stopping: whether the agent is about to end: no further model is loaded then.
+        *flows* says whether any frames are to be expected for a model, *stopping* whether the agent
+        is about to end: no further model is loaded then.
         """
         self._lanes = lanes
         self._open_library = library

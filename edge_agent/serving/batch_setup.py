@@ -73,11 +73,7 @@ class BatchSetup:
         self._equip(model, batch, asked)
 
     def _pays(self, model: Model, batch: Batch) -> bool:
-        """Whether samples together are no slower; closes the batch where that cannot be seen.
-
-        Raises:
-            EngineError: the engine failed.
-        """
+        """Whether samples together are no slower; closes the batch where that cannot be seen."""
         try:
             with contained(model.id):
                 return batch.pays(self._alone.get(model, float("inf")))
@@ -96,12 +92,7 @@ class BatchSetup:
         log.info("model %s: up to %d samples go together", model.id, batch.most)
 
     def _load_whole(self, serving: Serving, model: Model, prepared: PreparedForm) -> None:
-        """Replace a model that runs from its prepared form by the model itself.
-
-        Raises:
-            EngineError: its network takes one sample at a time, or it cannot be loaded.
-            ModelError: the model is damaged meanwhile.
-        """
+        """Replace a model that runs from its prepared form by the model itself."""
         if not prepared.accepts_batches:
             raise EngineError(f"{model.id}: the network takes one sample at a time")
         if self._loader.engines.exceeds_budget(model.folder):

@@ -177,11 +177,7 @@ class Challenge:
         return decision
 
     def _compare(self, model: Model) -> Decision | None:
-        """Compare on the latest input; decide when there were enough.
-
-        Raises:
-            AgentError: it fails on a live input.
-        """
+        """Compare on the latest input; decide when there were enough."""
         incumbent = self._serving.model
         last = None if incumbent is None else incumbent.last
         # What is still being compared itself is nothing to compare others with.
@@ -211,11 +207,7 @@ class Challenge:
         return self._decide(incumbent, model) if len(self._inputs) == INPUTS else None
 
     def _decide(self, incumbent: Model, model: Model) -> Decision:
-        """Measure both, unless that is known, and replace the incumbent by a faster one.
-
-        Raises:
-            AgentError: one of them fails.
-        """
+        """Measure both, unless that is known, and replace the incumbent by a faster one."""
         if self._known is not None:
             why = self._known.why
             old_ms, new_ms = self._known.incumbent_ms, self._known.challenger_ms

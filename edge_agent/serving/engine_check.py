@@ -283,11 +283,7 @@ class EngineCheck:
         self._degraded[model.manifest.name] = f"{words}; runs on {other.engine.label}"
 
     def _load_next(self, verdicts: Verdicts, folder: ModelFolder, kind: Kind) -> Model:
-        """Load the first engine that gives the golden outputs, if there are any.
-
-        Raises:
-            AgentError: there is none.
-        """
+        """Load the first engine that gives the golden outputs, if there are any."""
         while True:
             other, _ = self._loader.load(folder, kind, checked=True)
             if not self._must_give_golden(other):

@@ -92,11 +92,7 @@ class EngineUpgrade:
         )
 
     def _challenger_of(self, serving: Serving, model: Model, choice: EngineChoice) -> Model:
-        """Load a model on another engine.
-
-        Raises:
-            AgentError: it cannot be.
-        """
+        """Load a model on another engine."""
         try:
             # What was checked of a model loaded quickly is a copy: its file may be another.
             checked = not model.loaded_quickly

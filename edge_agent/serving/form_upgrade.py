@@ -39,20 +39,11 @@ class FormUpgrade:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Try nothing yet.
-
-        Args:
-            active: the models that serve; what replaces one that began with its form has been
-                compared with it.
-            loader: how models are loaded here.
-            challenger: compares engines.
-            watched: whether a model of that name is on trial or on probation, and so stays as it
-                is.
-            clock: monotonic seconds.
-        """
+        """Try nothing yet."""
         self._loader = loader
         self._challenger = challenger
         self._watched = watched
+        """Whether a model of that name is on trial or on probation, and so stays as it is."""
         self._clock = clock
         self._first: dict[Path, ref[Model]] = {
             each.model.folder.path: ref(each.model)

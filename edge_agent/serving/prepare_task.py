@@ -54,22 +54,14 @@ class PrepareTask:
         changed: Callable[[], None],
         closing: threading.Event,
     ) -> None:
-        """Prepare nothing yet.
-
-        Args:
-            store: in whose folder the forms lie.
-            active: the models that serve.
-            loader: how models are loaded here.
-            quota: returns what the store may take, bytes.
-            changed: called before a form is made, and when it is ready or cannot be made.
-            closing: set when the agent ends.
-        """
+        """Prepare nothing yet."""
         self._store = store
         self._active = active
         self._engines = loader.engines
         self._budget_mb = loader.engines.profile.memory_budget_mb
         self._quota = quota
         self._changed = changed
+        """Called before a form is made, and when it is ready or cannot be made."""
         self._closing = closing
         self._forms: dict[Path, Artifact | str] = {}
         """By folder of the model: its form, or why there is none."""

@@ -53,12 +53,7 @@ def tune_model(
 ) -> list[Way]:
     """Measure a model on this device and write the results.
 
-    Args:
-        loader: of the device, with a place for the tune.
-        folder: of the model.
-        kind: of sample that it is given.
-        live: the agent is at work: only its own number of lanes is tried, with low priority.
-        stopped: whether to stop.
+    *live*: the agent is at work: only its own number of lanes is tried, with low priority.
 
     Raises:
         AgentError: no engine can run it, it was stopped, or its files cannot be read.

@@ -56,11 +56,7 @@ def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | 
 
 
 def _base() -> Path:
-    """Find the place for what may be deleted at any time (systemd.exec(5), XDG).
-
-    Raises:
-        RuntimeError: there is no home folder.
-    """
+    """Find the place for what may be deleted at any time (systemd.exec(5), XDG)."""
     given = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     if given:
         return Path(given) / "compiled"

@@ -209,11 +209,7 @@ def fix_inputs(
 
 
 def _check_room(specs: Sequence[TensorSpec], network: Path) -> None:
-    """Check that there is memory for the inputs, before anything is allocated.
-
-    Raises:
-        ModelError: there is not.
-    """
+    """Check that there is memory for the inputs, before anything is allocated."""
     import numpy as np  # a model is chosen without it
 
     sizes = [

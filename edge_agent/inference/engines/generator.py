@@ -378,11 +378,7 @@ def _certain(text: str, stops: list[str]) -> str:
 
 
 def _checked(data: bytes) -> Mapping[str, Any]:
-    """Parse a question; `null` is as if it was left out.
-
-    Raises:
-        SampleError: it is none.
-    """
+    """Parse a question; `null` is as if it was left out."""
     try:
         body = read_json(data)
     except (ValueError, RecursionError):

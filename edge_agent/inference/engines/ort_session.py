@@ -143,12 +143,8 @@ def session_options(
 ) -> Any:
     """Make `onnxruntime.SessionOptions`.
 
-    Args:
-        words: see above.
-        weights: by the name that the graph has for a file: its bytes. They are used where they
-            lie, and must live as long as the session.
-        ready: the graph has been optimized before: load it as it is.
-        extra: more session entries.
+    *weights* are bytes by the name that the graph has for a file. They are used where they lie, and
+    must live as long as the session. A graph that is *ready* has been optimized before.
     """
     import onnxruntime as ort
 

@@ -67,15 +67,7 @@ class OvEngine:
         outputs: tuple[TensorSpec, ...],
         fold: Fold | None = None,
     ) -> None:
-        """Make an engine of compiled networks, which it owns from now on.
-
-        Args:
-            compiled: one for each lane: of the network, or of the folded one.
-            label: engine and device.
-            inputs: of the network itself.
-            outputs: likewise.
-            fold: how the compiled network differs.
-        """
+        """Make an engine of a network compiled once for each lane, which it owns from now on."""
         self.label = label
         self.inputs = inputs
         self.outputs = outputs

@@ -159,10 +159,6 @@ def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> Sign
 def transform_of(spec: InputSpec, tensor: TensorSpec) -> Features | WindowStats | None:
     """Prepare the transform of a window, if the manifest asks for one.
 
-    Args:
-        spec: the manifest's `[input]`.
-        tensor: what it is made for; tells the channels where the manifest does not.
-
     Raises:
         ModelError: the parameters contradict each other, or do not fit.
     """

@@ -15,11 +15,6 @@ def picture_input(
 ) -> tuple[TensorSpec, dict[str, Any]]:
     """Find the input that takes pictures.
 
-    Args:
-        facts: of the network.
-        where: begins an error.
-        usual: layout of the exporter's networks, where one leaves even the channels open.
-
     Returns:
         Its spec, and its keys in a manifest's [input]: layout, color where it is gray, tensor
         where there are others.

@@ -22,11 +22,6 @@ from .facts import NetworkFacts
 def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest, list[str]]:
     """Build the manifest of a bare .onnx, .xml or .tflite.
 
-    Args:
-        network: the file; beside it its weights and what some exporters leave there.
-        name: the model's name; None: the file's stem made safe.
-        version: its version.
-
     Returns:
         The manifest, and each thing that was assumed, in words.
 
@@ -76,11 +71,7 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
 
 
 def _check_levels(manifest: Manifest, facts: NetworkFacts, where: str) -> None:
-    """Check that an input of integers keeps the levels of a picture.
-
-    Raises:
-        ModelError: mean and scale are those of floats, of which integers have next to nothing.
-    """
+    """Check that an input of integers keeps the levels of a picture."""
     taken = [spec for spec in facts.inputs if len(spec.shape) == 4 and "int" in spec.dtype]
     scales = manifest.input.scale
     largest = max(map(abs, [scales] if isinstance(scales, int | float) else scales), default=1)

@@ -203,11 +203,6 @@ def _labels(output: Table, network: Path, where: str) -> tuple[str, ...]:
 def member_of(network: Path, names: Sequence[str], most: int) -> str | None:
     """Read a text of the zip that a file ends in; None where there is no such zip or member.
 
-    Args:
-        network: the file.
-        names: of the member; the first that is there is read.
-        most: bytes that it may have.
-
     Raises:
         ModelError: it is longer, or not text.
     """

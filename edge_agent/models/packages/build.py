@@ -128,14 +128,6 @@ def make(
 ) -> Package:
     """Build a package of a model folder, whose files it goes on reading.
 
-    Args:
-        model: what is in it, as the manifest has it.
-        key: signs it; None: it is unsigned.
-        expires: from when on no device accepts it; None: never.
-        targets: device:ID, profile:NAME, @GROUP; none: for any device.
-        created: None: now.
-        largest: no block is longer.
-
     Raises:
         ModelError: the folder is not fit to be a package.
     """
@@ -191,11 +183,7 @@ def describe(
 
 
 def _shares(model: ModelFolder, layout: Layout, blocks: BlockList) -> dict[str, Mapping[str, Any]]:
-    """List which blocks the devices of each variant take: all but those of others' files alone.
-
-    Raises:
-        ModelError: a variant names a file that is not there, or no network.
-    """
+    """List which blocks the devices of each variant take: all but those of others' files alone."""
     if not model.manifest.variants:
         return {}
     own = {each.variant: _named(each) for each in _variants(model)}

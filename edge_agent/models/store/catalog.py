@@ -294,10 +294,6 @@ def _has_manifest(path: Path) -> bool:
 
 
 def _load(path: Path) -> ModelFolder:
-    """Read a model folder; whatever is wrong with it costs this version only.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
+    """Read a model folder; whatever is wrong with it costs this version only."""
     with contained(str(path), ModelError):
         return load(path)

@@ -60,14 +60,9 @@ def collect_artifacts(store: Store, keep: Collection[str] = ()) -> tuple[str, ..
 
 
 def need_room(store: Store, model: Path, quota: int) -> None:
-    """Check that an artifact of a model can be made and kept.
+    """Check that an artifact of a model can be made and kept within a quota, bytes; 0: no bound.
 
     No version is removed for an artifact: a rollback needs the version, not the speed.
-
-    Args:
-        store: where it is kept.
-        model: folder of the model.
-        quota: bytes that the store may take; 0: not bounded.
 
     Raises:
         ModelError: it cannot.

@@ -114,13 +114,7 @@ class Constants:
     """The constants of a graph, read and replaced; large new ones come to a file of their own."""
 
     def __init__(self, network: MappedNetwork, graph: GraphProto, path: Path) -> None:
-        """Index a graph's constants.
-
-        Args:
-            network: in whose files its weights lie; gets one more by `finish`.
-            graph: a copy of the network's, to be changed.
-            path: the new file.
-        """
+        """Index a graph's constants."""
         self._network = network
         self._graph = graph
         self._path = path

@@ -62,10 +62,6 @@ class Reference:
 
         Args:
             plain: that session; it is closed.
-
-        Raises:
-            ArtifactError: they are not.
-            EngineError: it cannot run the network.
         """
         try:
             for tensors, expected in zip(self.samples, self._expected, strict=True):
