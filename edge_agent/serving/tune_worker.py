@@ -7,21 +7,20 @@ that what disturbs for a moment disturbs no figure.
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.child import answer_question, run_in_background
 from ..core.errors import EngineError
 from ..core.files import size_of
-from ..core.types import Kind, Tensors, TensorSpec
+from ..core.types import Kind, TensorSpec
 from ..device.resources import text, usable_cpus
 from ..inference.engines.engine import Engine, EngineChoice, FixShapes
 from ..inference.engines.registry import open_engine
-from ..inference.folding.cut import InputCut
 from ..inference.folding.find import cut_for
 from ..inference.prepared.artifact import Artifact, read
 from ..inference.prepared.engine import open_artifact
@@ -58,130 +57,67 @@ def measure(question: Question) -> list[Way]:
         AgentError: the model is not fit to run, or no way works.
     """
     folder = load(Path(question.model))
-    entries = [_Entry(choice) for choice in question.choices]
+    entries: list[tuple[EngineChoice, Artifact | None]] = [
+        (choice, None) for choice in question.choices
+    ]
     if question.form is not None:
         form = read(question.form)
         # What it was made for, whatever the number of threads.
         entries += [
-            _Entry(choice, form)
+            (choice, form)
             for choice in question.choices
             if choice.engine == form.engine and choice.device.upper() == "CPU"
         ]
     # Large ones one after the other: all at once may be more than there is memory for.
     alone = size_of(folder.path) > LARGE
-    groups = [[entry] for entry in entries] if alone else [entries]
     problems: list[str] = []
-    found: dict[_Key, Way] = {}
-    for group in groups:
-        running = _open(folder, question.kind, group, problems)
-        for way in _measure_in_turns(running, question):
+    found: dict[Way, Way] = {}
+    for group in [[entry] for entry in entries] if alone else [entries]:
+        running = [
+            runner
+            for choice, form in group
+            for runner in _open(folder, question.kind, choice, form, problems)
+        ]
+        for _ in range(ROUNDS):
+            for runner in running:
+                runner.run(question.seconds / ROUNDS)
+        quiet = all(any(one.quiet for one in runner.rounds) for runner in running)
+        for runner in running:
+            way = runner.way(quiet=quiet)
+            key = replace(way, fps=0.0)
             # The agent, too, takes the better of a network and its form.
-            key = (way.engine, way.device, way.threads, way.lanes, way.batch)
-            if key not in found or way.fps > found[key].fps:
-                found[key] = way
-        for _, _, runner in running:
-            runner.close()
+            found[key] = max(way, found.get(key, way), key=lambda each: each.fps)
+            runner.engine.close()
     if not found:
         raise EngineError(f"{folder.manifest.id}: no engine can run it: {'; '.join(problems)}")
     return list(found.values())
 
 
-_Key = tuple[str, str, int, int, int]
-"""What tells a way from another, but for what it gives."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A way to load a model."""
-
-    choice: EngineChoice
-    form: Artifact | None = None
-    """What is loaded in the network's place."""
-
-
 def _open(
-    folder: ModelFolder, kind: Kind, entries: Sequence[_Entry], problems: list[str]
-) -> list[_Running]:
-    """Load a model in every way; why some cannot be is added to *problems*."""
-    running: list[_Running] = []
-    cut = cut_for(folder, kind)
-    for entry in entries:
-        for batch, fix in _batches(folder, kind):
-            if entry.form is not None and batch > 1:
-                continue  # it takes one at a time
-            try:
-                runner = _Runner(_engine(entry, folder, fix, cut), entry.choice.lanes)
-            except EngineError as problem:
-                problems.append(str(problem))
-                continue
-            try:
-                runner.warm_up()
-            except EngineError as problem:
-                runner.close()
-                problems.append(str(problem))
-                continue
-            running.append((entry.choice, batch, runner))
-    return running
-
-
-def _engine(entry: _Entry, folder: ModelFolder, fix: FixShapes, cut: InputCut | None) -> Engine:
-    """Load a network as the agent does."""
-    if entry.form is None:
-        return open_engine(entry.choice, folder.network, fix, cut)
-    engine = open_artifact(entry.choice, entry.form, fix)
-    try:
-        engine.finish_load(entry.choice.threads or None)
-    except EngineError:
-        engine.close()
-        raise
-    return engine
-
-
-def _measure_in_turns(running: Sequence[_Running], question: Question) -> list[Way]:
-    """Measure all in turns; return the best round of each.
-
-    Where the cores were free, what counts is what came out. Where others were at work it is what
-    each would give with the cores for itself, by the processor time that it took: that holds also
-    on a device that is never idle, but does not see cores that a way leaves idle by itself.
-    """
-    cpus = usable_cpus()
-    rounds: list[list[_Round]] = [[] for _ in running]
-    for _ in range(ROUNDS):
-        for (_, _, runner), mine in zip(running, rounds, strict=True):
-            mine.append(runner.run(question.seconds / ROUNDS))
-    quiet = all(any(one.quiet for one in mine) for mine in rounds)
-    found = []
-    for (choice, batch, _), mine in zip(running, rounds, strict=True):
-        if quiet or choice.device.upper() != "CPU":
-            rate = max(one.runs / one.wall for one in mine if one.quiet or not quiet)
+    folder: ModelFolder,
+    kind: Kind,
+    choice: EngineChoice,
+    form: Artifact | None,
+    problems: list[str],
+) -> Iterator[_Runner]:
+    """Load a model, or its form, for each batch; why one cannot be is added to *problems*."""
+    for batch, fix in _batches(folder, kind):
+        if form is not None and batch > 1:
+            return  # it takes one at a time
+        engine: Engine | None = None
+        try:
+            if form is None:
+                engine = open_engine(choice, folder.network, fix, cut_for(folder, kind))
+            else:
+                engine = prepared = open_artifact(choice, form, fix)
+                prepared.finish_load(choice.threads or None)
+            runner = _Runner(choice, batch, engine)
+        except EngineError as problem:
+            problems.append(str(problem))
+            if engine is not None:
+                engine.close()
         else:
-            cores = min(cpus, choice.lanes * choice.threads)
-            rate = max(cores * one.runs / max(one.cpu, 1e-6) for one in mine)
-        fps = round(batch * rate, 2)
-        found.append(Way(choice.engine, choice.device, choice.threads, choice.lanes, batch, fps))
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """What was measured in one turn; times in seconds."""
-
-    runs: int
-    wall: float
-    cpu: float
-    others: float
-    """Processor time that other processes took meanwhile."""
-
-    @property
-    def quiet(self) -> bool:
-        return self.others <= OTHERS * self.wall
-
-
-def _busy_seconds() -> float:
-    """Return the processor time that all cores have spent on anything so far."""
-    fields = text(Path("/proc/stat")).partition("\n")[0].split()[1:9]
-    idle = sum(int(field) for field in fields[3:5])  # idle, iowait: proc(5)
-    return (sum(int(field) for field in fields) - idle) / os.sysconf("SC_CLK_TCK")
+            yield runner
 
 
 def _batches(folder: ModelFolder, kind: Kind) -> Iterator[tuple[int, FixShapes]]:
@@ -207,51 +143,83 @@ def _batches(folder: ModelFolder, kind: Kind) -> Iterator[tuple[int, FixShapes]]
         yield batch, several
 
 
-class _Runner:
-    """An engine and something to feed it."""
+class _Round(NamedTuple):
+    """What was measured in one turn; times in seconds."""
 
-    def __init__(self, engine: Engine, lanes: int) -> None:
-        self._engine = engine
-        self._lanes = lanes
-        tensors: Tensors = probe_inputs(engine.inputs, seed=1)
+    runs: int
+    wall: float
+    cpu: float
+    others: float
+    """Processor time that other processes took meanwhile."""
+
+    @property
+    def quiet(self) -> bool:
+        return self.others <= OTHERS * self.wall
+
+
+class _Runner:
+    """One way of running a model: an engine, and something to feed it."""
+
+    def __init__(self, choice: EngineChoice, batch: int, engine: Engine) -> None:
+        """Warm it up.
+
+        Raises:
+            EngineError: the engine fails.
+        """
+        self.engine = engine
+        self.rounds: list[_Round] = []
+        self._choice = choice
+        self._batch = batch
+        tensors = probe_inputs(engine.inputs, seed=1)
         # As frames come to it: whatever is folded into the network has been done.
         self._tensors = tensors if engine.fold is None else engine.fold.feed(tensors)
-
-    def warm_up(self) -> None:
         for _ in range(WARM_UP):
-            self._engine.infer(self._tensors)
+            engine.infer(self._tensors)
 
-    def close(self) -> None:
-        self._engine.close()
+    def run(self, seconds: float) -> None:
+        """Run all lanes for so long.
 
-    def run(self, seconds: float) -> _Round:
-        """Run all lanes for so long."""
-        counts = [0] * self._lanes
-        problems: list[EngineError] = []
+        Raises:
+            EngineError: the engine fails.
+        """
         deadline = time.perf_counter() + seconds
 
-        def lane(number: int) -> None:
-            try:
-                while not counts[number] or time.perf_counter() < deadline:
-                    self._engine.infer(self._tensors)
-                    counts[number] += 1
-            except EngineError as problem:
-                problems.append(problem)
+        def lane(_: int) -> int:
+            count = 0
+            while not count or time.perf_counter() < deadline:
+                self.engine.infer(self._tensors)
+                count += 1
+            return count
 
-        threads = [threading.Thread(target=lane, args=(n,)) for n in range(self._lanes)]
+        lanes = self._choice.lanes
         start, spent, busy = time.perf_counter(), time.process_time(), _busy_seconds()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if problems:
-            raise problems[0]
+        with ThreadPoolExecutor(lanes) as pool:
+            runs = sum(pool.map(lane, range(lanes)))
         wall, cpu = time.perf_counter() - start, time.process_time() - spent
-        return _Round(sum(counts), wall, cpu, max(0.0, _busy_seconds() - busy - cpu))
+        self.rounds.append(_Round(runs, wall, cpu, max(0.0, _busy_seconds() - busy - cpu)))
+
+    def way(self, *, quiet: bool) -> Way:
+        """Return the best round.
+
+        Where the cores were free (*quiet*), what counts is what came out. Where others were at work
+        it is what it would give with the cores for itself, by the processor time that it took: that
+        holds also on a device that is never idle, but does not see cores that it leaves idle.
+        """
+        choice = self._choice
+        if quiet or choice.device.upper() != "CPU":
+            rate = max(one.runs / one.wall for one in self.rounds if one.quiet or not quiet)
+        else:
+            cores = min(usable_cpus(), choice.lanes * choice.threads)
+            rate = max(cores * one.runs / max(one.cpu, 1e-6) for one in self.rounds)
+        fps = round(self._batch * rate, 2)
+        return Way(choice.engine, choice.device, choice.threads, choice.lanes, self._batch, fps)
 
 
-_Running = tuple[EngineChoice, int, _Runner]
-"""A way, its batch, and what runs it."""
+def _busy_seconds() -> float:
+    """Return the processor time that all cores have spent on anything so far."""
+    fields = text(Path("/proc/stat")).partition("\n")[0].split()[1:9]
+    idle = sum(int(field) for field in fields[3:5])  # idle, iowait: proc(5)
+    return (sum(int(field) for field in fields) - idle) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

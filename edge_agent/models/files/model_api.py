@@ -31,22 +31,13 @@ _SUPPORTED = "SSD, YOLOX, YOLO, YOLOv5, YOLOv8, YOLO11, Classification and Anoma
 _CHANCES = frozenset({"Softmax", "SoftMax", "Sigmoid"})
 
 
-class _Info(Mapping[str, str]):
+class _Info(dict[str, str]):
     """Entries of `model_info` by name; "None" is how a missing one is stored."""
 
     def __init__(self, entries: Mapping[str, str], where: str) -> None:
-        self._entries = {key: text for key, text in entries.items() if text.strip() != "None"}
+        super().__init__((key, text) for key, text in entries.items() if text.strip() != "None")
         self._where = where
         self.assumed: list[str] = []
-
-    def __getitem__(self, key: str) -> str:
-        return self._entries[key]
-
-    def __iter__(self) -> Any:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def number(self, key: str, default: float) -> float:
         """Read one number; record the assumption where the wrapper's default is used."""
