@@ -55,15 +55,6 @@ class _Check:
     """It has been compared on."""
 
 
-@dataclass(slots=True)
-class _Turns:
-    """What a session without optimization has said of a model that memory holds only once."""
-
-    said: list[Statement] = field(default_factory=list)
-    last: Tensors | None = None
-    """The input of the latest."""
-
-
 class EngineCheck:
     """Checks one model at a time: a plain session takes as much memory as what serves."""
 
@@ -78,7 +69,10 @@ class EngineCheck:
         self._loader = loader
         self._found = found
         self._check: _Check | None = None
-        self._turns: WeakKeyDictionary[Model, _Turns] = WeakKeyDictionary()
+        self._said: WeakKeyDictionary[Model, list[Statement]] = WeakKeyDictionary()
+        """By session without optimization that serves: what it has said for the engine to come."""
+        self._heard: Tensors | None = None
+        """The input of the latest of these."""
         self._degraded: dict[str, str] = {}
         """By name of a model: why it does not run on the engine that it should."""
 
@@ -145,17 +139,17 @@ class EngineCheck:
 
     def _take_turns(self, verdicts: Verdicts, serving: Serving, plain: Model) -> float | None:
         """Have the session that serves say what is in live inputs, then load the engine for it."""
-        turns = self._turns.setdefault(plain, _Turns())
-        if len(turns.said) < INPUTS and not plain.folder.golden.is_file():
+        said = self._said.setdefault(plain, [])
+        if len(said) < INPUTS and not plain.folder.golden.is_file():
             last = plain.last
             if last is None:
                 return IDLE_SECONDS
-            if last is not turns.last:
-                turns.last = last
+            if last is not self._heard:
+                self._heard = last
                 with suppress(AgentError):  # what fails is counted where it serves
-                    turns.said.append(state(plain, plain.unfolded(last)))
+                    said.append(state(plain, plain.unfolded(last)))
             return POLL_SECONDS
-        self._exchange_alone(verdicts, serving, plain, turns.said, [])
+        self._exchange_alone(verdicts, serving, plain, said, [])
         return None
 
     def _exchange_alone(
@@ -167,16 +161,16 @@ class EngineCheck:
         wrong: list[str],
     ) -> None:
         """Unload a model, and serve with the first engine that may; *wrong*: those that may not."""
-        after = partial(self._after, verdicts, serving.kind, plain, said, wrong)
+        after = partial(self._after, verdicts, serving.kind, plain.folder, said, wrong)
         if not self._active.renew(plain, after):
             return
-        now, words = serving.model, "; ".join(wrong)
+        now = serving.model
         if now is None:
-            log.error("%s; nothing else runs it", words or f"model {plain.id} cannot be loaded")
+            words = "; ".join(wrong) or f"model {plain.id} cannot be loaded"
+            log.error("%s; nothing else runs it", words)
             self._active.load(serving)  # as at the next start: refused with the reason
         elif wrong:
-            log.warning("%s; now on %s", words, now.engine.label)
-            self._degraded[now.manifest.name] = f"{words}; runs on {now.engine.label}"
+            self._report(now, wrong)
         else:
             label = plain.engine.label
             log.info("model %s: on %s: as on %s unoptimized", now.id, now.engine.label, label)
@@ -185,38 +179,55 @@ class EngineCheck:
         self,
         verdicts: Verdicts,
         kind: Kind,
-        plain: Model,
+        folder: ModelFolder,
         said: list[Statement],
         wrong: list[str],
     ) -> Model | None:
-        """Load the first engine that agrees with what was said, or None if none may serve.
+        """Load what may serve where nothing does; None: nothing may."""
+
+        def load() -> Model:
+            return load_model(folder, self._loader.engines.choices_for(folder), kind, checked=True)
+
+        try:
+            return self._first_right(verdicts, load, said, wrong)
+        except AgentError as problem:
+            log.debug("model %s: %s", folder.manifest.id, problem)  # said where it is loaded again
+            return None
+
+    def _first_right(
+        self,
+        verdicts: Verdicts,
+        load: Callable[[], Model],
+        said: list[Statement],
+        wrong: list[str],
+    ) -> Model:
+        """Load the first engine that gives the golden outputs, or agrees with what was said.
 
         Adds what there is to say of those that do not to *wrong*.
+
+        Raises:
+            AgentError: there is none.
         """
-        folder = plain.folder
         while True:
-            try:
-                choices = self._loader.engines.choices_for(folder)
-                model = load_model(folder, choices, kind, checked=True)
-            except AgentError as problem:
-                log.debug("model %s: %s", plain.id, problem)  # said where it is loaded again
-                return None
+            model = load()
+            path, choice = model.folder.path, model.choice
             golden = self._must_give_golden(model)
-            if not golden and not self._loader.engines.unverified_alone(folder, model.choice):
+            if not golden and not self._loader.engines.unverified_alone(model.folder, choice):
                 return model
             try:
                 why = why_not_golden(model) if golden else why_unlike(said, model)
             except AgentError as problem:
                 why = str(problem)
             if why is None:
-                verdicts.mark_correct(folder.path, model.choice)
+                verdicts.mark_correct(path, choice)
+                _dismiss(model)
                 self._found()
                 return model
-            verdicts.mark_wrong(folder.path, model.choice, why)
+            verdicts.mark_wrong(path, choice, why)
             wrong.append(f"model {model.id}: {model.engine.label} computes it wrongly: {why}")
             model.close()
-            if verdicts.why_wrong(folder.path, model.choice) is None:
-                return None  # its files cannot be read any more
+            if verdicts.why_wrong(path, choice) is None:
+                raise ModelError(wrong[-1])  # its files cannot be read any more
 
     def _look(self, verdicts: Verdicts, serving: Serving, model: Model) -> float | None:
         """Compare on the latest input; decide when there were enough."""
@@ -263,15 +274,19 @@ class EngineCheck:
             _dismiss(model)
             self._found()
             return
-        words = f"model {model.id}: {model.engine.label} computes it wrongly: {why}"
+        wrong = [f"model {model.id}: {model.engine.label} computes it wrongly: {why}"]
         verdicts.mark_wrong(model.folder.path, choice, why)
         if self._loader.engines.profile.swap == "replace" and is_held_to_golden(model.folder):
-            self._exchange_alone(verdicts, serving, model, [], [words])
+            self._exchange_alone(verdicts, serving, model, [], wrong)
             return
+
+        def load() -> Model:
+            return self._loader.load(model.folder, serving.kind, checked=True)[0]
+
         try:
-            other = self._load_next(verdicts, model.folder, serving.kind)
+            other = self._first_right(verdicts, load, [], wrong)
         except AgentError as problem:
-            log.error("%s; nothing else runs it: %s", words, problem)  # noqa: TRY400 - one line
+            log.error("%s; nothing else runs it: %s", "; ".join(wrong), problem)  # noqa: TRY400 - one line
             # As at the next start: refused with the reason, in what the device says of itself.
             self._load_again(serving, model)
             return
@@ -279,29 +294,13 @@ class EngineCheck:
             with suppress(AgentError):
                 other.close()
             return
-        log.warning("%s; now on %s", words, other.engine.label)
-        self._degraded[model.manifest.name] = f"{words}; runs on {other.engine.label}"
+        self._report(other, wrong)
 
-    def _load_next(self, verdicts: Verdicts, folder: ModelFolder, kind: Kind) -> Model:
-        """Load the first engine that gives the golden outputs, if there are any."""
-        while True:
-            other, _ = self._loader.load(folder, kind, checked=True)
-            if not self._must_give_golden(other):
-                return other
-            try:
-                why = why_not_golden(other)
-            except AgentError as problem:
-                why = str(problem)
-            if why is None:
-                verdicts.mark_correct(folder.path, other.choice)
-                _dismiss(other)
-                return other
-            other.close()
-            label = other.engine.label
-            log.warning("model %s: %s computes it wrongly: %s", other.id, label, why)
-            verdicts.mark_wrong(folder.path, other.choice, why)
-            if verdicts.why_wrong(folder.path, other.choice) is None:
-                raise ModelError(f"{other.id}: {label} computes it wrongly: {why}")
+    def _report(self, now: Model, wrong: list[str]) -> None:
+        """Log that a model has left engines for another, and keep it for health."""
+        words, label = "; ".join(wrong), now.engine.label
+        log.warning("%s; now on %s", words, label)
+        self._degraded[now.manifest.name] = f"{words}; runs on {label}"
 
     def _load_again(self, serving: Serving, model: Model) -> None:
         """Unload a model, and load it as a start would."""
