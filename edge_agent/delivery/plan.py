@@ -19,7 +19,7 @@ from ..core.errors import MalformedError
 from ..core.frozen import record
 from ..core.names import is_name, is_version
 from ..core.schema import build
-from ..models.packages.keys import SIGNATURE_BYTES, Keyring, verify
+from ..models.packages.keys import SIGNATURE_BYTES, Keyring
 from ..mqtt.connection import parse_object
 from ..mqtt.payloads import SCHEMA, seconds_of
 
@@ -178,7 +178,7 @@ def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) 
             signature = base64.b64decode(str(body.get("signature")), validate=True)
         except ValueError:
             signature = b""
-        if len(signature) != SIGNATURE_BYTES or verify(ring, signature, DOMAIN + data) is None:
+        if len(signature) != SIGNATURE_BYTES or ring.verify(signature, DOMAIN + data) is None:
             raise MalformedError("it is signed by no key that is trusted here")
     says = parse_object(data)
     if says is None:

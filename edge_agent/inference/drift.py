@@ -29,9 +29,6 @@ ROWS = 32
 """Of a window, that are looked at."""
 COLORS = ("blue", "green", "red")
 QUANTILES = np.arange(1, 10) / 10
-BLOCK = 256 * 1024
-"""Bytes of what is gathered to learn from, at a time: above what malloc keeps once it is freed
-(mmap(2) from 128 KiB on). Piece by piece it stayed: 0.3 MB a pipeline (measured)."""
 FLOOR = 1e-3
 """A smaller share of a bin counts as this one, so that no index is above 14."""
 
@@ -91,35 +88,22 @@ class Learner:
     """Gathers what is usual from results."""
 
     def __init__(self) -> None:
-        self._blocks: list[Array] = []
-        """Large, so that their memory goes back to the system with the learner."""
-        self._filled = 0
-        """Rows of the last block that are filled."""
-        self._results = 0
+        self._values: list[Array] = []
         self._scores: list[float] = []
 
     def __len__(self) -> int:
         """Return how many results have been added."""
-        return self._results
+        return len(self._values)
 
     def add(self, some: Array, score: float | None) -> None:
         """Add the values (n, channels) of a sample and the score of its result."""
-        if not self._blocks or self._filled + len(some) > len(self._blocks[-1]):
-            if self._blocks:
-                self._blocks[-1] = self._blocks[-1][: self._filled]
-            rows = max(len(some), BLOCK // some[0].nbytes)
-            self._blocks.append(np.empty((rows, *some.shape[1:]), some.dtype))
-            self._filled = 0
-        self._blocks[-1][self._filled : self._filled + len(some)] = some
-        self._filled += len(some)
-        self._results += 1
+        self._values.append(np.array(some))
         if score is not None:
             self._scores.append(score)
 
     def usual(self, names: Sequence[str], floor: float = 0.0) -> Usual:
         """Return what is usual."""
-        full = self._blocks[:-1]
-        columns = np.concatenate([*full, self._blocks[-1][: self._filled]]).T
+        columns = np.concatenate(self._values).T
         return Usual(
             len(self),
             {name: distribution(column) for name, column in zip(names, columns, strict=True)},

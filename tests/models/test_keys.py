@@ -67,7 +67,7 @@ def test_signature_names_its_key(tmp_path: Path) -> None:
     (tmp_path / "b.pub").rename(trusted / "b.pub")
     keys = TrustedKeys([trusted, tmp_path / "c.pub"])
     signed = {name: load_private(tmp_path / name).sign(DATA) for name in ("a", "b", "c")}
-    assert [keys.verify(signed[name], DATA) for name in ("a", "b", "c")] == [
+    assert [keys.read().verify(signed[name], DATA) for name in ("a", "b", "c")] == [
         "a.pub",
         "b.pub",
         "c.pub",
@@ -79,11 +79,11 @@ def test_altered_data_or_signature_names_none(tmp_path: Path) -> None:
     public = generate_key(tmp_path / "a")
     keys = TrustedKeys([public])
     signature = load_private(tmp_path / "a").sign(DATA)
-    assert keys.verify(signature, DATA) == "a.pub"
-    assert keys.verify(signature, bytes([DATA[0] ^ 1]) + DATA[1:]) is None
-    assert keys.verify(signature[:-1] + bytes([signature[-1] ^ 1]), DATA) is None
-    assert keys.verify(signature + b"\0", DATA) is None
-    assert keys.verify(b"", DATA) is None
+    assert keys.read().verify(signature, DATA) == "a.pub"
+    assert keys.read().verify(signature, bytes([DATA[0] ^ 1]) + DATA[1:]) is None
+    assert keys.read().verify(signature[:-1] + bytes([signature[-1] ^ 1]), DATA) is None
+    assert keys.read().verify(signature + b"\0", DATA) is None
+    assert keys.read().verify(b"", DATA) is None
 
 
 def test_removed_key_is_trusted_no_more(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_removed_key_is_trusted_no_more(tmp_path: Path) -> None:
     public = generate_key(tmp_path / "a")
     signature = load_private(tmp_path / "a").sign(DATA)
     keys = TrustedKeys([tmp_path])
-    assert keys.verify(signature, DATA) == "a.pub"
+    assert keys.read().verify(signature, DATA) == "a.pub"
     public.unlink()
-    assert keys.verify(signature, DATA) is None
+    assert keys.read().verify(signature, DATA) is None
 
 
 def test_damaged_key_does_not_shut_out_the_others(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_damaged_key_does_not_shut_out_the_others(tmp_path: Path) -> None:
     (tmp_path / "bad.pub").write_text("not a key")
     keys = TrustedKeys([tmp_path, tmp_path / "absent.pub"])
     problems = keys.read().problems
-    assert keys.verify(load_private(tmp_path / "good").sign(DATA), DATA) == "good.pub"
+    assert keys.read().verify(load_private(tmp_path / "good").sign(DATA), DATA) == "good.pub"
     assert len(problems) == 2
     assert "bad.pub: is no PEM public key" in problems[0]
     assert "absent.pub: no such file" in problems[1]

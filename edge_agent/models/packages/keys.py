@@ -6,10 +6,11 @@ Private keys are PKCS#8, public ones SubjectPublicKeyInfo, both PEM, as OpenSSL 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ...core.errors import UsageError
 from ...core.files import sync_folder, write_new
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     )
 
     PrivateKey: TypeAlias = Ed25519PrivateKey
+
+T = TypeVar("T")
 
 SIGNATURE_BYTES = 64
 _MAX_KEY_BYTES = 16 * 1024
@@ -77,21 +80,11 @@ def load_private(path: Path) -> Ed25519PrivateKey:
     Raises:
         UsageError: there is none, or it is of another kind.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    data = _read(path)
     mend = "make one with: edge-agent keygen FILE"
-    try:
-        key = serialization.load_pem_private_key(data, password=None)
-    except TypeError:
-        raise UsageError(
-            f"{path}: is protected by a password, expected a plain PKCS#8 key; {mend}"
-        ) from None
-    except (ValueError, UnsupportedAlgorithm):
-        found = "a public key" if b"PUBLIC KEY" in data else "no PEM private key"
-        raise UsageError(f"{path}: is {found}, expected an Ed25519 private key; {mend}") from None
+    key = _load(path, partial(load_pem_private_key, password=None), "private", "public", mend)
     if not isinstance(key, Ed25519PrivateKey):
         raise UsageError(f"{path}: is a key of another kind, expected Ed25519; {mend}")
     return key
@@ -103,20 +96,30 @@ def load_public(path: Path) -> Ed25519PublicKey:
     Raises:
         UsageError: there is none, or it is of another kind.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-    data = _read(path)
     mend = "put the .pub file of `edge-agent keygen` there"
-    try:
-        key = serialization.load_pem_public_key(data)
-    except (ValueError, UnsupportedAlgorithm):
-        found = "a private key" if b"PRIVATE KEY" in data else "no PEM public key"
-        raise UsageError(f"{path}: is {found}, expected an Ed25519 public key; {mend}") from None
+    key = _load(path, load_pem_public_key, "public", "private", mend)
     if not isinstance(key, Ed25519PublicKey):
         raise UsageError(f"{path}: is a key of another kind, expected Ed25519; {mend}")
     return key
+
+
+def _load(path: Path, parse: Callable[[bytes], T], kind: str, other: str, mend: str) -> T:
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    data = _read(path)
+    try:
+        return parse(data)
+    except TypeError:
+        raise UsageError(
+            f"{path}: is protected by a password, expected a plain PKCS#8 key; {mend}"
+        ) from None
+    except (ValueError, UnsupportedAlgorithm):
+        there = f"{other.upper()} KEY".encode() in data
+        found = f"a {other} key" if there else f"no PEM {kind} key"
+        raise UsageError(f"{path}: is {found}, expected an Ed25519 {kind} key; {mend}") from None
 
 
 def _read(path: Path) -> bytes:
@@ -140,6 +143,18 @@ class Keyring:
     """By file name."""
     problems: tuple[str, ...]
     """One line for each place without a usable key; the other keys count all the same."""
+
+    def verify(self, signature: bytes, data: bytes) -> str | None:
+        """Return the file name of the key that signed exactly these bytes; None: none did."""
+        from cryptography.exceptions import InvalidSignature
+
+        for name, key in self.keys.items():
+            try:
+                key.verify(signature, data)
+            except InvalidSignature:
+                continue
+            return Path(name).name
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,23 +194,6 @@ class TrustedKeys:
             except UsageError as problem:
                 problems.append(str(problem))
         return Keyring(keys, tuple(problems))
-
-    def verify(self, signature: bytes, data: bytes) -> str | None:
-        """Return the file name of the key that signed these bytes; None: no trusted one did."""
-        return verify(self.read(), signature, data)
-
-
-def verify(ring: Keyring, signature: bytes, data: bytes) -> str | None:
-    """Return the file name of the key of *ring* that signed exactly these bytes; None: none did."""
-    from cryptography.exceptions import InvalidSignature
-
-    for name, key in ring.keys.items():
-        try:
-            key.verify(signature, data)
-        except InvalidSignature:
-            continue
-        return Path(name).name
-    return None
 
 
 def _key_files(paths: Iterable[Path], problems: list[str]) -> list[Path]:

@@ -25,7 +25,7 @@ from ...core.names import NAME_RULE, is_name, is_version
 from ...core.schema import build
 from ..manifest import chosen
 from .blocks import ENTRY, MAX_BLOCK, MAX_BLOCKS, BlockList
-from .keys import SIGNATURE_BYTES, TrustedKeys, verify
+from .keys import SIGNATURE_BYTES, TrustedKeys
 
 HEADER, SIGNATURE, BLOCKS = FRONT_NAMES = ("package.json", "package.sig", "package.blocks")
 MAX_HEADER = 16 * 1024
@@ -267,7 +267,7 @@ def verify_header(
             f"{SIGNATURE}: expected {SIGNATURE_BYTES} bytes, found {len(signature)}; pack it again"
         )
     ring = trusted.read()
-    signer = verify(ring, signature, header)
+    signer = ring.verify(signature, header)
     if signer is not None:
         return signer
     known = ", ".join(sorted(Path(name).name for name in ring.keys)) or "none"

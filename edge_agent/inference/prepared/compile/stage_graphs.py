@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 WIDEST = 6
 """Tensors that may be alive at a cut: more is a graph that is better left whole."""
-NODE_BYTES = 48 * 1024
-"""What setting a node up costs, in bytes of weights to prepare: 45 µs at 1 GB/s (measured)."""
 
 
 class Written(NamedTuple):
@@ -123,19 +121,8 @@ def stage_table(written: Written) -> list[dict[str, Any]]:
     return table
 
 
-def weigh(graph: GraphProto, sizes: Mapping[str, int]) -> list[int]:
-    """Return each node's cost to load, in bytes; a tensor counts where it is used first."""
-    seen: set[str] = set()
-    weights = []
-    for node in graph.node:
-        used = {name for name in names(node) if name in sizes} - seen
-        seen |= used
-        weights.append(NODE_BYTES + sum(sizes[name] for name in used))
-    return weights
-
-
 def plan_cuts(graph: GraphProto, sizes: Mapping[str, int], stages: int) -> list[Cut]:
-    """Cut a graph into at most this many stages of about the same cost."""
+    """Cut a graph into at most this many stages of about as many bytes of weights each."""
     constants = {tensor.name for tensor in graph.initializer}
     flow = Dataflow(
         [value.name for value in graph.input if value.name not in constants],
@@ -145,8 +132,11 @@ def plan_cuts(graph: GraphProto, sizes: Mapping[str, int], stages: int) -> list[
     )
     alive = flow.alive()
     costs = [0]
-    for weight in weigh(graph, sizes):
-        costs.append(costs[-1] + weight)
+    seen: set[str] = set()
+    for node in graph.node:
+        used = {name for name in names(node) if name in sizes} - seen
+        seen |= used
+        costs.append(costs[-1] + sum(sizes[name] for name in used))
     total = costs[-1]
     places = [at for at in range(1, flow.end) if len(alive[at]) <= WIDEST]
     chosen: set[int] = set()
