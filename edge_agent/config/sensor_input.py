@@ -10,7 +10,7 @@ from ..core.codec import storable
 from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.frozen import record
 from ..core.names import READINGS
-from ..models.stats import Stats, stats_problems
+from ..models.transforms import Stats, stats_problems
 
 if TYPE_CHECKING:
     from ..models.manifest import InputSpec

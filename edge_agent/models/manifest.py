@@ -20,8 +20,7 @@ from ..core.names import NAME_RULE, READINGS, is_name, is_version
 from ..core.text import half_letter, label_trouble
 from . import decoders, drift
 from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
-from .logmel import LogMel
-from .stats import Stats, stats_problems
+from .transforms import LogMel, Stats, stats_problems
 
 if TYPE_CHECKING:
     from ..core.types import Kind

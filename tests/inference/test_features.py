@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from edge_agent.core.errors import ModelError
 from edge_agent.inference.preprocess.features import features_of
-from edge_agent.models.logmel import LogMel
 from edge_agent.models.manifest import InputSpec
+from edge_agent.models.transforms import LogMel
 
 RATE = 16000
 ORACLES = np.load(Path(__file__).parent / "feature_oracles.npz")

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import ModelError
-from ...models.logmel import LogMel
 from ...models.manifest import InputSpec
+from ...models.transforms import LogMel
 
 Floats = NDArray[np.float32]
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.text import counted
-from ...models.stats import band_of
+from ...models.transforms import band_of
 
 Doubles = NDArray[np.float64]
 
