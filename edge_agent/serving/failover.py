@@ -39,8 +39,6 @@ STABLE = 300.0
 
 State = Literal["closed", "open", "half-open"]
 
-Key = tuple[Path, str]
-"""The model's folder, and the engine with its device."""
 Failure = tuple[str, Request]
 """Error text, and what was asked."""
 
@@ -60,6 +58,8 @@ class Breaker:
         self._pause = 0.0
         self.why = ""
         """What went wrong, the last time that it did."""
+        self.failure: Failure | None = None
+        """What the engine must do better to be taken back."""
 
     @property
     def state(self) -> State:
@@ -68,12 +68,13 @@ class Breaker:
             self._state, self._pause = "closed", 0.0
         return self._state
 
-    def trip(self, why: str) -> None:
+    def trip(self, why: str, failure: Failure | None = None) -> None:
         """Open: the engine has failed as often as it may, or failed to load."""
         # Asked first: what has worked for long enough begins with the shortest pause again.
         known = self.state != "closed"
         self._pause = min(MOST_PAUSE, 2 * self._pause if known and self._pause else FIRST_PAUSE)
-        self._state, self._since, self.why = "open", self._clock(), why
+        self._state, self._since = "open", self._clock()
+        self.why, self.failure = why, failure
 
     @property
     def wait(self) -> float:
@@ -106,9 +107,8 @@ class Failover:
         self._active = active
         self._loader = loader
         self._clock = clock
-        self._breakers: dict[Key, Breaker] = {}
-        self._failures: dict[Key, Failure | None] = {}
-        """What an engine must do better to be taken back."""
+        self._breakers: dict[tuple[Path, str], Breaker] = {}
+        """By the model's folder, and the engine with its device."""
         self._hopeless: dict[Path, Breaker] = {}
         """Models that fail on every engine."""
 
@@ -147,16 +147,18 @@ class Failover:
         here = _name(model.choice)
         choices = self._choices(model)
         for choice in choices:
-            if _name(choice) == here or not self._may(model, choice):
+            breaker = self._breaker(model, _name(choice))
+            if _name(choice) == here or (breaker.state == "open" and not breaker.due):
                 continue
             better = self._better(serving, model, choice, failure)
             if better is not None:
-                breaker = self._trip(model, here, error, failure)
+                left = self._breaker(model, here)
+                left.trip(error, failure)
                 name = engine_words(better.engine.label)
                 log.warning(
                     "model %s: %s serves instead of %s, which failed on %d frames in a row: %s; "
                     "that is tried again in %.0f s",
-                    *(model.id, name, here, model.stats.failing, error, breaker.wait),
+                    *(model.id, name, here, model.stats.failing, error, left.wait),
                 )
                 passed = [f"{here}: {error}", *_without(serving.passed, here)]
                 self._exchange(model, better, passed)
@@ -174,14 +176,15 @@ class Failover:
     ) -> bool:
         """Load it once more on the engine it is on: a device that was reset takes new networks."""
         here = _name(model.choice)
-        known = self._breakers.get((model.folder.path, here))
-        if known is not None and known.state != "closed":
+        if self._breaker(model, here).state != "closed":
             return False  # done already, and it has not helped
         same = next((choice for choice in choices if _name(choice) == here), model.choice)
         better = self._better(serving, model, same, failure)
         if better is None:
             return False
-        self._trip(model, here, failure[0], failure).close()
+        breaker = self._breaker(model, here)
+        breaker.trip(failure[0], failure)
+        breaker.close()
         log.warning("model %s: loaded again on %s, which failed: %s", model.id, here, failure[0])
         self._exchange(model, better, serving.passed)
         return True
@@ -191,16 +194,8 @@ class Failover:
         hopeless = self._hopeless.get(model.folder.path)
         return hopeless is not None and hopeless.state == "open" and not hopeless.due
 
-    def _trip(self, model: Model, here: str, error: str, failure: Failure | None) -> Breaker:
-        key = (model.folder.path, here)
-        breaker = self._breakers.setdefault(key, Breaker(self._clock))
-        breaker.trip(error)
-        self._failures[key] = failure
-        return breaker
-
-    def _may(self, model: Model, choice: EngineChoice) -> bool:
-        breaker = self._breakers.get((model.folder.path, _name(choice)))
-        return breaker is None or breaker.state != "open" or breaker.due
+    def _breaker(self, model: Model, name: str) -> Breaker:
+        return self._breakers.setdefault((model.folder.path, name), Breaker(self._clock))
 
     # Back to it
 
@@ -209,27 +204,27 @@ class Failover:
         if not serving.passed or model.engine.prepared is not None:
             return
         for choice in self._preferred(model):
-            key = (model.folder.path, _name(choice))
-            why = next((w for w in serving.passed if w.startswith(f"{key[1]}: ")), None)
-            if why is not None and key not in self._breakers:
-                self._trip(model, key[1], why.partition(": ")[2], None)
+            name = _name(choice)
+            why = next((w for w in serving.passed if w.startswith(f"{name}: ")), None)
+            breaker = self._breaker(model, name)
+            if why is not None and not breaker.why:
+                breaker.trip(why.partition(": ")[2])
 
     def _fall_back(self, serving: Serving, model: Model) -> None:
         """Return to an engine that the profile prefers, if it works again."""
         for choice in self._preferred(model):
-            key = (model.folder.path, _name(choice))
-            breaker = self._breakers.get(key)
-            if breaker is None or not breaker.due:
+            breaker = self._breaker(model, _name(choice))
+            if not breaker.due:
                 continue
-            better = self._better(serving, model, choice, self._failures.get(key))
+            better = self._better(serving, model, choice, breaker.failure)
             if better is None:
                 # Twice as long; logged when it failed first, and published in health all along.
-                breaker.trip(breaker.why)
+                breaker.trip(breaker.why, breaker.failure)
                 continue
             breaker.close()
             words = engine_words(better.engine.label)
             log.info("model %s: %s works again and serves", model.id, words)
-            self._exchange(model, better, _without(serving.passed, key[1]))
+            self._exchange(model, better, _without(serving.passed, _name(choice)))
             return
 
     def _preferred(self, model: Model) -> list[EngineChoice]:

@@ -102,10 +102,9 @@ class PreparedForm(Protocol):
         """SHA-256 of its files when they were written, by path."""
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build what runs fastest in the long run, in the background; whether anything has changed.
+        """Build what runs in the long run, in the background; return whether anything has changed.
 
-        Args:
-            threads: of one inference from now on, where the first had more; None: as before.
+        That is with so many *threads* of one inference, where the first had more.
 
         Raises:
             EngineError: it cannot be built; all is as before.

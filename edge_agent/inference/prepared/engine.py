@@ -26,14 +26,7 @@ class PreparedEngine(Engine, Protocol):
     """Whether its weights come and go with each frame."""
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build what runs fastest in the long run, in the background; whether anything has changed.
-
-        Args:
-            threads: of one inference from now on, where the first had more; None: as before.
-
-        Raises:
-            EngineError: it cannot be built; all is as before.
-        """
+        """Build what runs in the long run; see `PreparedForm`."""
 
 
 class OrtPreparedEngine:
@@ -64,9 +57,7 @@ class OrtPreparedEngine:
             self._run = self._run_whole(load.stages[0].session)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
-        """Run the network; the arrays returned are new ones, made for this call.
-
-        The first call returns when all weights have been checked.
+        """Run the network; the first call returns when all weights have been checked.
 
         Raises:
             ArtifactError: the artifact is damaged. Close the engine and load the network itself.
@@ -95,10 +86,7 @@ class OrtPreparedEngine:
         return dict(zip(self._names, results, strict=True))
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Exchange the session for one of so many threads, where the first had others.
-
-        To be called in the background, after the first result. Calls of `infer` go on meanwhile.
-        """
+        """Exchange the session for one of so many threads; calls of `infer` go on meanwhile."""
         load = self._load
         if load is None or load.is_streamed:
             return False
