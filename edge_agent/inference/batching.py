@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -30,6 +29,8 @@ from .probe import probe_input, race
 
 log = logging.getLogger(__name__)
 
+ROUNDS = 5
+"""Of which the quickest counts."""
 COMPARED = 8
 """Of so many samples at most, of those inferred together, it is seen what they give alone: a large
 network would take minutes for all."""
@@ -83,46 +84,31 @@ class Batch:
     ) -> None:
         """Infer a part of the requests, and fill in their answers."""
         model = self._model
-        places: Array | None = None
         prepared: list[tuple[int, PreparedSample]] = []
         for index in part:
             try:
-                if places is None:
-                    one = model.prepare(requests[index])
-                    first = one.tensors[self._takes]
-                    places = np.empty((len(part), *first.shape[1:]), first.dtype)
-                    places[:1] = first
-                else:
-                    place = places[len(prepared) : len(prepared) + 1]
-                    one = model.prepare(requests[index], place)
+                prepared.append((index, model.prepare(requests[index])))
             except SampleError as problem:
                 answers[index] = problem
-            else:
-                prepared.append((index, one))
         count = len(prepared)
         engine = self._engines.get(0) or self._engines.get(count)
-        if places is None or count < 2 or engine is None:
-            # Too few are left, or as many as nothing was compiled for.
-            for index, _ in prepared:
-                answers[index] = model.answer(requests[index])
-            return
-        tensors = self._joined(prepared[0][1].tensors, places[:count])
         start = time.perf_counter()
-        try:
-            outputs = model.run(tensors, engine)
-        except EngineError as problem:
-            log.debug("model %s: %d together: %s; one by one", model.id, count, problem)
-            for index, _ in prepared:
-                answers[index] = model.answer(requests[index])
-            return
+        outputs: Tensors | None = None
+        # Else too few are left, or as many as nothing was compiled for.
+        if count > 1 and engine is not None:
+            samples = np.concatenate([one.tensors[self._takes] for _, one in prepared])
+            try:
+                outputs = model.run(self._joined(prepared[0][1].tensors, samples), engine)
+            except EngineError as problem:
+                log.debug("model %s: %d together: %s; one by one", model.id, count, problem)
         took = (time.perf_counter() - start) * 1e3
         for number, (index, one) in enumerate(prepared):
-            own = {**one.tensors, self._takes: places[number : number + 1]}
+            if outputs is None:
+                answers[index] = model.answer(requests[index])
+                continue
             results = {name: array[number : number + 1] for name, array in outputs.items()}
             try:
-                answers[index] = model.conclude(
-                    requests[index], replace(one, tensors=own), results, took, count
-                )
+                answers[index] = model.conclude(requests[index], one, results, took, count)
             except (SampleError, EngineError) as problem:
                 answers[index] = problem
 
@@ -170,12 +156,10 @@ class Batch:
                         f"(relative distance {distance:.2g})"
                     )
 
-    def pays(self, alone_s: float = float("inf"), rounds: int = 5) -> bool:
+    def pays(self, alone_s: float = float("inf")) -> bool:
         """Whether samples together take no more time than one after the other.
 
-        Args:
-            alone_s: what a sample took that was alone before the model was loaded for several.
-            rounds: of which the quickest counts.
+        Or than *alone_s*, seconds that a sample took before the model was loaded for several.
 
         Raises:
             EngineError: the engine failed.
@@ -188,7 +172,7 @@ class Batch:
         joined = self._model.ready(self._joined({**self._constants, spec.name: samples}, samples))
         single = _ready(self._model)
         alone, together = race(
-            [lambda _: self._model.run(single), lambda _: self._model.run(joined, engine)], rounds
+            [lambda _: self._model.run(single), lambda _: self._model.run(joined, engine)], ROUNDS
         )
         return min(together) <= min(alone_s * 1e3, *alone) * size
 
@@ -197,10 +181,10 @@ class Batch:
             engine.close()
 
 
-def seconds_alone(model: Model, runs: int = 5) -> float:
+def seconds_alone(model: Model) -> float:
     """Measure what a model takes for a sample, as frames come to it: the quickest of some."""
     ready = _ready(model)
-    return min(race([lambda _: model.run(ready)], runs)[0]) / 1e3
+    return min(race([lambda _: model.run(ready)], ROUNDS)[0]) / 1e3
 
 
 def _ready(model: Model) -> Tensors:

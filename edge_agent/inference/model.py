@@ -35,7 +35,7 @@ from ..models.manifest import MANIFEST, Manifest, ModelFolder
 from .decode.decoder import Decoder, build_decoder
 from .engines.engine import Engine, EngineChoice, check_inputs
 from .engines.registry import open_engine
-from .preprocess.inputs import constants, fixed_shapes, result_outputs, sample_input
+from .preprocess.inputs import constants, fixed_shapes, result_outputs
 from .preprocess.placement import PreparedSample, Region, cut
 from .preprocess.preprocessor import Preprocessor, build_preprocessor
 from .statistics import Cost, Statistics
@@ -209,24 +209,20 @@ class Model:
             left.update({name: np.array(outputs[out]) for name, out in states.items()})
         return self.conclude(request, prepared, outputs, took, by=by)
 
-    def prepare(self, request: Request, out: Array | None = None) -> PreparedSample:
+    def prepare(self, request: Request) -> PreparedSample:
         """Make the network's inputs of a sample.
 
         Raises:
             SampleError: the sample does not fit.
         """
         if request.tensors is not None:
-            return self._given(request.tensors, out)
+            return self._given(request.tensors)
         sample, early = request.sample, request.sample.early
-        if (
-            isinstance(early, PreparedSample)
-            and (early.by, early.region) == (self, request.region)
-            and out is None
-        ):
+        if isinstance(early, PreparedSample) and (early.by, early.region) == (self, request.region):
             return early
-        return self.prepare_data(sample.data, request.region, out, stream=sample.file is None)
+        return self.prepare_data(sample.data, request.region, stream=sample.file is None)
 
-    def _given(self, tensors: Tensors, out: Array | None) -> PreparedSample:
+    def _given(self, tensors: Tensors) -> PreparedSample:
         """Take inputs of the network that somebody else has made; constants may be left out."""
         filled = {**constants(self.manifest.input, self.engine.inputs), **tensors}
         try:
@@ -236,20 +232,10 @@ class Model:
         for name, array in tensors.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise SampleError(f"input {name}: holds values that are not finite")
-        made = dict(self.ready(filled))
-        if out is not None:
-            takes = sample_input(self.manifest.input, self.engine.inputs).name
-            out[...] = made[takes]
-            made[takes] = out
-        return PreparedSample(made, None, 0, 0, 0.0, self)
+        return PreparedSample(self.ready(filled), None, 0, 0, 0.0, self)
 
     def prepare_data(
-        self,
-        data: Array,
-        region: Region | None = None,
-        out: Array | None = None,
-        *,
-        stream: bool = False,
+        self, data: Array, region: Region | None = None, *, stream: bool = False
     ) -> PreparedSample:
         """Make the network's inputs of a picture or window, see `prepare` and `Preprocessor`.
 
@@ -259,7 +245,7 @@ class Model:
         start = time.perf_counter()
         try:
             seen, dx, dy = (data, 0, 0) if region is None else cut(data, region)
-            tensors, placement = self._prepare(seen, out, stream=stream)
+            tensors, placement = self._prepare(seen, stream=stream)
         except AgentError:
             raise
         except Exception as problem:

@@ -66,10 +66,8 @@ class _AsTheyAre:
 
     size = None
 
-    def __call__(
-        self, data: Array, out: Array | None = None, *, stream: bool = False
-    ) -> tuple[dict[str, Array], None]:
-        del out, stream
+    def __call__(self, data: Array, *, stream: bool = False) -> tuple[dict[str, Array], None]:
+        del stream
         return {"": data}, None
 
 

@@ -36,15 +36,12 @@ class FormUpgrade:
         loader: ModelLoader,
         challenger: Challenger,
         watched: Callable[[str], bool],
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Try nothing yet."""
         self._loader = loader
         self._challenger = challenger
         self._watched = watched
         """Whether a model of that name is on trial or on probation, and so stays as it is."""
-        self._clock = clock
         self._first: dict[Path, ref[Model]] = {
             each.model.folder.path: ref(each.model)
             for each in active.all()
@@ -70,7 +67,7 @@ class FormUpgrade:
             if waits or self._challenger.challenge is not None:
                 return AGAIN_SECONDS
             self._tried = form, choice = tried
-            self._until = self._clock() + FRAMES_SECONDS
+            self._until = time.monotonic() + FRAMES_SECONDS
             self._challenger.challenge = Challenge(
                 serving,
                 model,
@@ -80,7 +77,7 @@ class FormUpgrade:
                 f"form of {name_of(choice)}",
             )
         decision, challenge = self._challenger.compare(), self._challenger.challenge
-        if challenge is not None and self._clock() > self._until:
+        if challenge is not None and time.monotonic() > self._until:
             decision = challenge.stopped()
             self._challenger.close()
         if decision is None:

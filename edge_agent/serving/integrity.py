@@ -35,13 +35,11 @@ class IntegrityCheck:
         active: ActiveModels,
         *,
         first: float = FIRST_SECONDS,
-        every: float = EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Check nothing yet."""
         self._state = state
         self._active = active
-        self._every = every
         self._clock = clock
         self._due = clock() + first
         self._pieces: Iterator[None] | None = None
@@ -66,7 +64,7 @@ class IntegrityCheck:
             pause = took * (1 / SHARE - 1)
         else:
             self._pieces, self._problems = None, self._found
-            pause = self._every
+            pause = EVERY_SECONDS
         self._due = self._clock() + pause
         return pause
 

@@ -570,34 +570,6 @@ def test_folded_pictures_are_the_quantized_ones(name: str, how: str) -> None:
     assert place == same_place
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "float16", "float32"])
-def test_several_samples_in_one_tensor(name: str, dtype: str) -> None:
-    """Pictures that are put into parts of a larger tensor are those that stand alone."""
-    spec = replace(SPECS[name], mean=128.0) if dtype == "int8" else SPECS[name]
-    prepare_one = build_preprocessor(spec, (spec_of(spec, dtype),), "picture")
-    alone = [prepare_one(frame)[0]["picture"] for frame in (FRAME, FRAME[::-1])]
-    batch = np.zeros_like(np.concatenate(alone))
-    for index, frame in enumerate((FRAME, FRAME[::-1])):
-        made, _ = prepare_one(frame, batch[index : index + 1])
-        assert np.shares_memory(made["picture"], batch)
-    np.testing.assert_array_equal(batch, np.concatenate(alone))
-    with pytest.raises(ValueError, match="expected a place for picture"):
-        prepare_one(FRAME, batch)
-
-
-def test_windows_in_one_tensor() -> None:
-    """Windows of a signal can be put into parts of a larger tensor, too."""
-    spec = InputSpec(channels=("a", "b"), window=4)
-    prepare_one = build_preprocessor(spec, (TensorSpec("x", (1, 2, 4), "float32"),), "signal")
-    data = np.arange(8, dtype=np.float32).reshape(4, 2)
-    batch = np.zeros((2, 2, 4), np.float32)
-    prepare_one(data, batch[1:])
-    np.testing.assert_array_equal(batch[1:], prepare_one(data)[0]["x"])
-    with pytest.raises(ValueError, match="expected a place for x"):
-        prepare_one(data, batch)
-
-
 def test_tensors_are_the_callers_own() -> None:
     """What was made of one picture is not written to for the next."""
     spec = SPECS["letterbox"]

@@ -266,9 +266,6 @@ def test_what_was_prepared_early_is_used(small: Model) -> None:
     of_another = PreparedSample({}, None, 0, 0, 0.0)
     anew = small.prepare(Request(Sample(picture(), 0, 0, 0.0, early=of_another)))
     assert np.array_equal(anew.tensors["picture"], early.tensors["picture"])
-    out = np.empty_like(early.tensors["picture"])
-    small.prepare(Request(sample), out)
-    assert np.array_equal(out, early.tensors["picture"])
 
 
 def test_only_pictures_of_streams_are_resized_in_the_quick_way(tmp_path: Path) -> None:

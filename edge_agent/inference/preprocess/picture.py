@@ -66,21 +66,16 @@ class PicturePreprocessor:
     idle: deque[_Buffers] = field(default_factory=deque)
     """Last in, first out: they are still in the cache. A deque's ends are thread-safe."""
 
-    def __call__(
-        self, data: Array, out: Array | None = None, *, stream: bool = False
-    ) -> tuple[dict[str, Array], Placement]:
+    def __call__(self, data: Array, *, stream: bool = False) -> tuple[dict[str, Array], Placement]:
         """Resize, recolour and scale one picture (height, width, 3) uint8 BGR."""
         if data.ndim != 3 or data.shape[2] != 3 or data.dtype != np.uint8 or data.size == 0:
             raise SampleError(
                 "picture: expected uint8 [height, width, 3], "
                 f"found {data.dtype.name}{list(data.shape)}"
             )
-        if out is None:
-            # A new one for each picture: the caller may keep it. It costs nothing
-            # (measured): the allocator gives the same memory again.
-            out = np.empty(self.shape, np.dtype(self.tensor.dtype))
-        elif (out.shape, out.dtype.name) != (self.shape, self.tensor.dtype):
-            raise ValueError(f"expected a place for {self.tensor}, found {out.dtype}{out.shape}")
+        # A new one for each picture: the caller may keep it. It costs nothing (measured): the
+        # allocator gives the same memory again.
+        out = np.empty(self.shape, np.dtype(self.tensor.dtype))
         try:
             buffers = self.idle.pop()
         except IndexError:

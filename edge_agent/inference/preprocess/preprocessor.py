@@ -25,14 +25,12 @@ class Preprocessor(Protocol):
         """Width and height of the network's picture; None where it takes no picture."""
 
     def __call__(
-        self, data: Array, out: Array | None = None, *, stream: bool = False
+        self, data: Array, *, stream: bool = False
     ) -> tuple[dict[str, Array], Placement | None]:
         """Make the network's inputs of *data*.
 
         Args:
             data: as `core.types.Sample` has it.
-            out: where the sample shall be put: an array of the shape and type that come out
-                without it, as a part of a larger one that holds several samples.
             stream: it comes from a camera or a clip, whose pixels are what a codec left of them:
                 it may be resized in a quicker way where that is no more than a step of the
                 network's own quantization.

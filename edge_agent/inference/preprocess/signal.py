@@ -59,7 +59,6 @@ class SignalPreprocessor:
     def __call__(
         self,
         data: Array,
-        out: Array | None = None,
         *,
         stream: bool = False,  # noqa: ARG002 - all the same here
     ) -> tuple[dict[str, Array], None]:
@@ -67,7 +66,6 @@ class SignalPreprocessor:
 
         Args:
             data: (window, channels), or as many numbers as the network takes.
-            out: where they shall be put.
             stream: concerns pictures only.
         """
         if self.window is not None and data.shape != self.window:
@@ -92,13 +90,6 @@ class SignalPreprocessor:
         if self.channels_first:
             values = values.T
         made = self._cast(values).reshape(self.shape)
-        if out is not None:
-            if (out.shape, out.dtype) != (made.shape, made.dtype):
-                raise ValueError(
-                    f"expected a place for {self.tensor}, found {out.dtype}{out.shape}"
-                )
-            out[...] = made
-            made = out
         return {self.tensor.name: made, **self.constants}, None
 
     def _cast(self, values: NDArray[np.float32]) -> Array:

@@ -52,7 +52,6 @@ class TextPreprocessor:
     def __call__(
         self,
         data: Array,
-        out: Array | None = None,
         *,
         stream: bool = False,
     ) -> tuple[dict[str, Array], None]:
@@ -60,10 +59,9 @@ class TextPreprocessor:
 
         Args:
             data: (n,) uint8, UTF-8.
-            out: not used: texts go one by one.
             stream: concerns pictures only.
         """
-        del out, stream
+        del stream
         try:
             text = data.tobytes().decode().strip()
         except UnicodeDecodeError:

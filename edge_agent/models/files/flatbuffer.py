@@ -83,10 +83,10 @@ class Table:
             raise DamagedError("a field lies outside its table")
         return self.at + offset
 
-    def number(self, field: int, form: str, default: int = 0) -> int:
-        """Return a whole number, of a form of `struct`."""
+    def number(self, field: int, form: str) -> int:
+        """Return a whole number, of a form of `struct`; 0 where it is left out."""
         at = self.place(field, struct.calcsize(form))
-        return default if at is None else int(_read(self.data, form, at))
+        return 0 if at is None else int(_read(self.data, form, at))
 
     def table(self, field: int) -> Table | None:
         """Return the table that a field leads to."""
