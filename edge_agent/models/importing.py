@@ -295,8 +295,4 @@ def _unpack(path: Path, place: Path) -> None:
         return
     header = PackageHeader.parse(archive.front.header)
     blocks = header.block_list(archive.front.block_list)
-    unpack(member_reader(header, blocks, archive.members(header)), place, str(path), _as_it_is)
-
-
-def _as_it_is(name: str) -> str:
-    return name
+    unpack(member_reader(header, blocks, archive.members(header)), place, str(path))

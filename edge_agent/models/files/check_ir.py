@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import TensorSpec
-from .facts import CONVERSION, NEUTRAL, OPENVINO_TYPES, PUT_INSIDE, NetworkFacts
+from .facts import CONVERSION, OPENVINO_TYPES, PUT_INSIDE, NetworkFacts, maker_of
 from .finite import ensure_finite
 
 LEAST_VERSION = 10
@@ -266,15 +267,11 @@ def _output(layer: _Layer, reader: _Reader) -> tuple[TensorSpec, str]:
     declared = layer.attributes.get("output_names") or layer.name.removesuffix("/sink_port_0")
     name = declared if declared in names or not names[0] else names[0]
     sizes = tuple(int(size) if size.isdigit() else None for size in layer.sizes)
-    return TensorSpec(name, sizes, OPENVINO_TYPES.get(kind, kind)), _maker(source, reader)
+    return TensorSpec(name, sizes, OPENVINO_TYPES.get(kind, kind)), maker_of(
+        layer_id, partial(_made, reader=reader)
+    )
 
 
-def _maker(source: _Layer | None, reader: _Reader) -> str:
-    """Name the type of the layer whose numbers come out of *source*."""
-    seen = set()
-    while source is not None and source.id not in seen:
-        if source.type not in NEUTRAL:
-            return source.type
-        seen.add(source.id)
-        source = reader.layers.get(reader.sources.get(source.id, ("", ""))[0])
-    return ""
+def _made(layer_id: str, reader: _Reader) -> tuple[str, str] | None:
+    layer = reader.layers.get(layer_id)
+    return None if layer is None else (layer.type, reader.sources.get(layer_id, ("", ""))[0])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import ModelError
 from ...core.files import path_inside
 from ...core.types import TensorSpec
-from .facts import NEUTRAL, NetworkFacts
+from .facts import NetworkFacts, maker_of
 from .onnx_schema import BFLOAT16, DOUBLE, DTYPES, EXTERNAL, FLOAT, FLOAT16, STRING, new_model
 from .strip_weights import place_of, without_weights
 
@@ -110,13 +110,17 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
         _check_tensor(tensor, network, files, data) for tensor in _tensors(model, nodes)
     )
     constants = {tensor.name for tensor in graph.initializer}
-    by_output = {name: node for node in graph.node for name in node.output}
+    made_by = {
+        name: (str(node.op_type), node.input[0] if node.input else "")
+        for node in graph.node
+        for name in node.output
+    }
     return NetworkFacts(
         kind="onnx",
         files=tuple(files),
         inputs=_specs([v for v in graph.input if v.name not in constants], network),
         outputs=_specs(graph.output, network),
-        makers={value.name: _maker(value.name, by_output) for value in graph.output},
+        makers={value.name: maker_of(value.name, made_by.get) for value in graph.output},
         metadata={_text(entry.key): _text(entry.value) for entry in model.metadata_props},
         nodes=len(nodes),
         operators=frozenset(_operator(node) for node in nodes),
@@ -304,18 +308,6 @@ def _external(tensor: TensorProto, size: int, network: Path, where: str) -> tupl
 
 def _operator(node: NodeProto) -> str:
     return str(node.op_type) if node.domain in {"", "ai.onnx"} else f"{node.domain}.{node.op_type}"
-
-
-def _maker(output: str, by_output: Mapping[str, NodeProto]) -> str:
-    """Return the type of the operator that computes an output's numbers."""
-    seen = set()
-    while output in by_output and output not in seen:
-        seen.add(output)
-        node = by_output[output]
-        if node.op_type not in NEUTRAL or not node.input:
-            return str(node.op_type)
-        output = node.input[0]
-    return ""
 
 
 def _text(value: str | bytes) -> str:

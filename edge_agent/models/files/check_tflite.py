@@ -18,7 +18,7 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import TensorSpec
-from .facts import NEUTRAL, NetworkFacts
+from .facts import NetworkFacts, maker_of
 from .finite import ensure_finite
 from .flatbuffer import Buffer, Table
 from .protobuf import DamagedError
@@ -168,7 +168,7 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
         files=(network,),
         inputs=tuple(tensors[index] for index in inputs),
         outputs=tuple(tensors[index] for index in outputs),
-        makers={tensors[index].name: _maker(index, makers) for index in outputs},
+        makers={tensors[index].name: maker_of(index, makers.get) for index in outputs},
         metadata=metadata,
         nodes=len(operators),
         operators=frozenset(name for name, _ in makers.values()),
@@ -314,15 +314,6 @@ def _check_options(options: Table, kind: int) -> None:
         at = options.place(field, 1)
         if at is not None and at + _WIDEST > len(options.data):
             raise DamagedError("an operator's options reach beyond the file")
-
-
-def _maker(index: int, makers: Mapping[int, tuple[str, int]]) -> str:
-    """Return the type of the operator that computes a tensor's numbers."""
-    while index in makers:
-        name, index = makers[index]
-        if name not in NEUTRAL:
-            return name
-    return ""
 
 
 def _step(table: Table) -> tuple[float, int] | None:

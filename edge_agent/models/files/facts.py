@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ...core.frozen import record
 from ...core.types import TensorSpec
+
+T = TypeVar("T")
 
 CONVERSION = "conversion_parameters"
 """In the metadata of an IR: begins what its converter was asked for."""
@@ -58,6 +60,23 @@ NEUTRAL = frozenset(
         "Unsqueeze",
     }
 )
+
+
+def maker_of(output: T, made: Callable[[T], tuple[str, T] | None]) -> str:
+    """Return the type of the operator that computes an output's numbers; empty: none does.
+
+    Args:
+        output: a tensor, or what else stands for it.
+        made: returns the operator that makes a tensor, and its first input; None: nothing does.
+    """
+    seen: set[T] = set()
+    while output not in seen and (found := made(output)) is not None:
+        seen.add(output)
+        operator, output = found
+        if operator not in NEUTRAL:
+            return operator
+    return ""
+
 
 # OpenVINO's names of types = NumPy's.
 OPENVINO_TYPES: Mapping[str, str] = {

@@ -250,15 +250,15 @@ class _Snapshot(Library):
 def _stored(store: Store, name: str, version: str) -> Entry:
     """Read one version of the store."""
     path = store.models / name / version
-    accepted = store.accepted(name, version)
+    folder, error = None, None
     try:
         folder = _load(path)
     except ModelError as problem:
-        return Entry(name, version, "store", path, None, str(problem), accepted)
-    if (folder.manifest.name, folder.manifest.version) != (name, version):
+        error = str(problem)
+    if folder and (folder.manifest.name, folder.manifest.version) != (name, version):
         error = f"{path}: its manifest says {folder.manifest.id}; delete it and push it again"
-        return Entry(name, version, "store", path, None, error, accepted)
-    return Entry(name, version, "store", path, folder, None, accepted)
+        folder = None
+    return Entry(name, version, "store", path, folder, error, store.accepted(name, version))
 
 
 def _plain(parent: Path, place: Place) -> Iterator[Entry]:
