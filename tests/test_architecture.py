@@ -67,7 +67,7 @@ HOMES: Mapping[str, str] = {
         "bench.pipeline.handmade"
     ),
     "onnxruntime": "inference.engines inference.prepared tools bench",
-    "onnx": "models.files inference.prepared.compile tools bench",
+    "onnx": "models.files inference.folding inference.prepared.compile tools bench",
     "google": "models.files.check_onnx",
     "cv2": (
         "sources.opencv inference.preprocess inference.decode.boxes inference.decode.text "

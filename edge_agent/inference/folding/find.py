@@ -9,33 +9,23 @@ from __future__ import annotations
 import logging
 import math
 import struct
-from collections.abc import Container, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...core.errors import ModelError
 from ...core.types import Kind
 from ...models.decoders import DECODERS
-from ...models.files import onnx_schema as proto
-from ...models.files.external_weights import Data
-from ...models.files.onnx_reader import (
-    Node,
-    Span,
-    Value,
-    contents,
-    map_file,
-    name_bytes,
-    printable,
-    read_integer,
-    read_name,
-    read_node,
-    read_value,
-)
+from ...models.files.external_weights import parse_graph
+from ...models.files.onnx_reader import map_file
 from ...models.files.onnx_schema import FLOAT, INT8, UINT8
-from ...models.files.protobuf import Field, fields, number_at
 from ...models.manifest import ModelFolder
 from .cut import InputCut
 from .fold import Fold
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +43,8 @@ _SIZES = frozenset({"Shape", "Size"})
 # Convolutions do these on the way.
 _CLAMPS = frozenset({"Clip", "Relu"})
 _ATTRIBUTES = frozenset({"axis", "saturate", "output_dtype", "block_size"})
+_FORMS: Mapping[int, str] = {FLOAT: "<f", UINT8: "<B", INT8: "<b"}
+"""By TensorProto.DataType, the form of a number for `struct`."""
 
 
 def cut_for(folder: ModelFolder, kind: Kind) -> InputCut | None:
@@ -85,136 +77,35 @@ def find(
         return f"{network.name} is no ONNX file"
     try:
         with map_file(network) as data:
-            return _find(data, network, tensor, constants)
+            graph = parse_graph(data, network.name).graph
+        return _find(graph, network, tensor, constants)
     except UnfoldableError as reason:
-        return printable(str(reason))
-    except (ModelError, ValueError, IndexError) as problem:
+        return str(reason)
+    except (ModelError, IndexError) as problem:
         # Loading it raises what is wrong with it.
         return f"{network.name} cannot be looked into: {problem}"
 
 
-def _find(data: Data, network: Path, tensor: str | None, constants: Container[str]) -> InputCut:
-    graph = Graph(data)
-    inputs = graph.inputs()
+def _find(
+    graph: GraphProto, network: Path, tensor: str | None, constants: Container[str]
+) -> InputCut:
+    known = {each.name for each in graph.initializer}
+    inputs = {each.name: each.type.tensor_type for each in graph.input if each.name not in known}
     names = [name for name in inputs if name not in constants]
     if tensor is not None:
         names = [name for name in names if name == tensor]
     if len(names) != 1:
         raise UnfoldableError(f"{len(names)} inputs might take the sample")
     (given,) = names
-    if inputs[given].dtype != FLOAT:
+    if inputs[given].elem_type != FLOAT:
         raise UnfoldableError(f"{given} does not take float32")
     way = _Way(graph, given)
     scale, zero = way.step
     fold = Fold(given, "int8" if zero.dtype == INT8 else "uint8", scale.value, int(zero.value))
     back = None if way.back is None else frozenset(way.back)
-    sizes = inputs[given].shape or ()
+    sizes = [size.dim_value for size in inputs[given].shape.dim]
     convolved = len(sizes) == 4 and sizes[1] == 3 and way.convolved()
     return InputCut(network, fold, way.quantizers, frozenset(way.passed), back, convolved)
-
-
-class _Way:
-    """The nodes between an input and its quantization."""
-
-    def __init__(self, graph: Graph, given: str) -> None:
-        """Follow an input to its quantization.
-
-        Raises:
-            UnfoldableError: some of its numbers are used as they are, or quantized differently.
-        """
-        self.passed = [given]
-        self.quantizers: dict[int, tuple[str, str]] = {}
-        self.back: set[int] | None = set()
-        self._shape_is_read = False
-        self._graph = graph
-        steps: set[tuple[Scalar, Scalar]] = set()
-        joined: set[str] = set()
-        for name in self.passed:  # it grows meanwhile
-            if name in graph.outputs:
-                raise UnfoldableError(f"{name} is an output, too")
-            if len(self.passed) > MOST:
-                raise UnfoldableError(f"more than {MOST} tensors lie before its quantization")
-            for node in graph.users(name):
-                if node.operator == "QuantizeLinear" and node.domain in _QUANTIZERS:
-                    steps.add(self._quantizer(node, name))
-                elif node.operator in _MOVERS and node.domain in _ONNX:
-                    others = node.inputs[1:] if node.inputs[0] == name else node.inputs
-                    if node.operator == "Concat":
-                        joined.update(node.inputs)
-                    elif name in others:
-                        raise UnfoldableError(f"{node.operator} goes by {name}")
-                    if node.outputs[0] not in self.passed:
-                        self.passed.append(node.outputs[0])
-                elif node.operator in _SIZES and node.domain in _ONNX:
-                    self._shape_is_read = True
-                else:
-                    raise UnfoldableError(f"{node.operator} takes {name} as it is")
-        if joined - set(self.passed):
-            raise UnfoldableError("other numbers are joined to the input's before they are steps")
-        if len(steps) != 1:
-            raise UnfoldableError("is quantized in several ways" if steps else "is not quantized")
-        (self.step,) = steps
-
-    def convolved(self) -> bool:
-        """Whether the steps are at once convolved, in eight bits, and nothing else is done."""
-        if self._shape_is_read or len(self.passed) > 1 or len(self.quantizers) != 1:
-            return False
-        ((_, steps),) = self.quantizers.values()
-        users = list(self._graph.users(steps))
-        if self.back:
-            users = [after for user in users for after in self._graph.users(user.outputs[0])]
-        return bool(users) and all(self._in_eight_bits(user) for user in users)
-
-    def _in_eight_bits(self, node: Node) -> bool:
-        """Whether a convolution is computed in eight bits: weights and result are quantized."""
-        if node.operator == "QLinearConv":
-            return True
-        if node.operator != "Conv":
-            return False
-        weights = self._graph.maker(node.inputs[1])
-        after = list(self._graph.users(node.outputs[0]))
-        if len(after) == 1 and after[0].operator in _CLAMPS:
-            after = list(self._graph.users(after[0].outputs[0]))
-        return (
-            weights is not None
-            and weights.operator == "DequantizeLinear"
-            and [each.operator for each in after] == ["QuantizeLinear"]
-        )
-
-    def _quantizer(self, node: Node, name: str) -> tuple[Scalar, Scalar]:
-        """Read scale and zero point of a quantization, and check that the way ends there."""
-        if node.inputs[0] != name or name in node.inputs[1:]:
-            raise UnfoldableError("the input is a scale")
-        if not node.attributes.keys() <= _ATTRIBUTES or self._graph.integer(node, "block_size"):
-            raise UnfoldableError("its quantization is of another kind")
-        scale = self._graph.scalar(node.inputs[1])
-        if len(node.inputs) > 2 and node.inputs[2]:
-            zero = self._graph.scalar(node.inputs[2])
-        else:
-            zero = Scalar(self._graph.integer(node, "output_dtype") or UINT8, 0)
-        fits = scale.dtype == FLOAT and 0 < scale.value < math.inf and zero.dtype in {UINT8, INT8}
-        if not fits:
-            raise UnfoldableError("its quantization is not to eight bits of float32")
-        (steps,) = node.outputs
-        if steps in self._graph.outputs:
-            raise UnfoldableError("its steps are an output, too")
-        self.quantizers[node.position] = (name, steps)
-        # Two quantizations one behind the other are made one by ONNX Runtime, with other numbers.
-        for user in self._graph.users(steps):
-            back = user.operator == "DequantizeLinear"
-            if back and any(
-                n.operator == "QuantizeLinear" for n in self._graph.users(user.outputs[0])
-            ):
-                raise UnfoldableError("it is quantized twice")
-            if not (back and len(user.inputs) > 2 and user.inputs[1:] == node.inputs[1:]):
-                self.back = None
-            elif self.back is not None:
-                self.back.add(user.position)
-        return scale, zero
-
-
-_SMALL = 1024
-"""Bytes of a tensor of one number at most, its name included."""
 
 
 class UnfoldableError(Exception):
@@ -229,128 +120,168 @@ class Scalar(NamedTuple):
     value: float
 
 
-class Graph:
-    """The main graph of a model."""
+class _Way:
+    """The nodes between an input and its quantization."""
 
-    def __init__(self, data: Data) -> None:
-        """Find where everything lies.
+    def __init__(self, graph: GraphProto, given: str) -> None:
+        """Follow an input to its quantization.
 
         Raises:
-            ValueError: it is not an ONNX file.
-            UnfoldableError: it has no graph, or several pieces of one.
+            UnfoldableError: some of its numbers are used as they are, or quantized differently.
         """
-        self._data = data
-        graphs = [each for each in fields(data, 0, len(data)) if each.number == proto.MODEL_GRAPH]
-        if len(graphs) != 1:
-            raise UnfoldableError("it has no graph, or one in pieces")
-        found: dict[int, list[Field]] = {}
-        for field in fields(data, graphs[0].begin, graphs[0].end):
-            found.setdefault(field.number, []).append(field)
-        self._nodes = found.get(proto.GRAPH_NODE, [])
-        self._initializers = found.get(proto.GRAPH_INITIALIZER, [])
-        self._inputs = found.get(proto.GRAPH_INPUT, [])
-        self.outputs = {
-            read_name(data, (each.begin, each.end), proto.VALUE_NAME)
-            for each in found.get(proto.GRAPH_OUTPUT, [])
-        }
+        self._nodes = graph.node
+        self._outputs = {each.name for each in graph.output}
+        self._constants: dict[str, TensorProto] = {each.name: each for each in graph.initializer}
+        self._makers: dict[str, NodeProto] = {}
+        self._positions: dict[str, list[int]] = defaultdict(list)
+        """By tensor: the nodes that take it."""
+        self._within: dict[str, str] = {}
+        """By tensor: the operator that takes it within a branch or loop."""
+        for position, node in enumerate(graph.node):
+            self._index(position, node)
+        self.passed = [given]
+        self.quantizers: dict[int, tuple[str, str]] = {}
+        self.back: set[int] | None = set()
+        self._shape_is_read = False
+        self.step = self._follow()
 
-    def inputs(self) -> dict[str, Value]:
-        """Return the inputs that must be fed: those that are not initializers."""
-        values = [read_value(self._data, (each.begin, each.end)) for each in self._inputs]
-        named = {value.name: value for value in values}
-        if len(named) > 1:
-            for each in self._initializers:
-                named.pop(read_name(self._data, (each.begin, each.end), proto.TENSOR_NAME), None)
-        return named
+    def _index(self, position: int, node: NodeProto) -> None:
+        for name in dict.fromkeys(node.input):
+            self._positions[name].append(position)
+        self._makers.update(dict.fromkeys(node.output, node))
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.HasField("t"):
+                self._constants[node.output[0]] = attribute.t
+            for inner in _graphs(attribute):
+                self._within.update(dict.fromkeys(_taken(inner), node.op_type))
 
-    def users(self, name: str) -> Iterator[Node]:
-        """Iterate over the nodes that take a tensor.
+    def _follow(self) -> tuple[Scalar, Scalar]:
+        """Follow the numbers; return scale and zero point of what they all come to."""
+        steps: set[tuple[Scalar, Scalar]] = set()
+        joined: set[str] = set()
+        for name in self.passed:  # it grows meanwhile
+            if name in self._outputs:
+                raise UnfoldableError(f"{name} is an output, too")
+            if len(self.passed) > MOST:
+                raise UnfoldableError(f"more than {MOST} tensors lie before its quantization")
+            for position, node in self._users(name):
+                if node.op_type == "QuantizeLinear" and node.domain in _QUANTIZERS:
+                    steps.add(self._quantizer(position, node, name))
+                elif node.op_type in _MOVERS and node.domain in _ONNX:
+                    others = node.input[1:] if node.input[0] == name else node.input
+                    if node.op_type == "Concat":
+                        joined.update(node.input)
+                    elif name in others:
+                        raise UnfoldableError(f"{node.op_type} goes by {name}")
+                    if node.output[0] not in self.passed:
+                        self.passed.append(node.output[0])
+                elif node.op_type in _SIZES and node.domain in _ONNX:
+                    self._shape_is_read = True
+                else:
+                    raise UnfoldableError(f"{node.op_type} takes {name} as it is")
+        if joined - set(self.passed):
+            raise UnfoldableError("other numbers are joined to the input's before they are steps")
+        if len(steps) != 1:
+            raise UnfoldableError("is quantized in several ways" if steps else "is not quantized")
+        return steps.pop()
+
+    def _users(self, name: str) -> list[tuple[int, NodeProto]]:
+        """List the nodes that take a tensor, with their positions.
 
         Raises:
             UnfoldableError: one takes it within a branch or loop.
         """
-        for node in self._mentioning(name):
-            if self._is_used_within(name, node.attributes.values()):
-                raise UnfoldableError(f"{name} is used within {node.operator}")
-            if name in node.inputs:
-                yield node
+        if name in self._within:
+            raise UnfoldableError(f"{name} is used within {self._within[name]}")
+        return [(position, self._nodes[position]) for position in self._positions.get(name, ())]
 
-    def maker(self, name: str) -> Node | None:
-        """Find the node that makes a tensor."""
-        return next((node for node in self._mentioning(name) if name in node.outputs), None)
+    def _operators(self, name: str) -> list[str]:
+        return [node.op_type for _, node in self._users(name)]
 
-    def scalar(self, name: str) -> Scalar:
+    def convolved(self) -> bool:
+        """Whether the steps are at once convolved, in eight bits, and nothing else is done."""
+        if self._shape_is_read or len(self.passed) > 1 or len(self.quantizers) != 1:
+            return False
+        ((_, steps),) = self.quantizers.values()
+        users = [node for _, node in self._users(steps)]
+        if self.back:
+            users = [after for user in users for _, after in self._users(user.output[0])]
+        return bool(users) and all(self._in_eight_bits(user) for user in users)
+
+    def _in_eight_bits(self, node: NodeProto) -> bool:
+        """Whether a convolution is computed in eight bits: weights and result are quantized."""
+        if node.op_type == "QLinearConv":
+            return True
+        if node.op_type != "Conv":
+            return False
+        weights = self._makers.get(node.input[1])
+        after = self._users(node.output[0])
+        if len(after) == 1 and after[0][1].op_type in _CLAMPS:
+            after = self._users(after[0][1].output[0])
+        return (
+            weights is not None
+            and weights.op_type == "DequantizeLinear"
+            and [each.op_type for _, each in after] == ["QuantizeLinear"]
+        )
+
+    def _quantizer(self, position: int, node: NodeProto, name: str) -> tuple[Scalar, Scalar]:
+        """Read scale and zero point of a quantization, and check that the way ends there."""
+        if node.input[0] != name or name in node.input[1:]:
+            raise UnfoldableError("the input is a scale")
+        numbers = {each.name: each.i for each in node.attribute}
+        if not numbers.keys() <= _ATTRIBUTES or numbers.get("block_size"):
+            raise UnfoldableError("its quantization is of another kind")
+        scale = self._scalar(node.input[1])
+        if len(node.input) > 2 and node.input[2]:
+            zero = self._scalar(node.input[2])
+        else:
+            zero = Scalar(numbers.get("output_dtype") or UINT8, 0)
+        fits = scale.dtype == FLOAT and 0 < scale.value < math.inf and zero.dtype in {UINT8, INT8}
+        if not fits:
+            raise UnfoldableError("its quantization is not to eight bits of float32")
+        (steps,) = node.output
+        if steps in self._outputs:
+            raise UnfoldableError("its steps are an output, too")
+        self.quantizers[position] = (name, steps)
+        # Two quantizations one behind the other are made one by ONNX Runtime, with other numbers.
+        for place, user in self._users(steps):
+            back = user.op_type == "DequantizeLinear"
+            if back and "QuantizeLinear" in self._operators(user.output[0]):
+                raise UnfoldableError("it is quantized twice")
+            if not (back and len(user.input) > 2 and user.input[1:] == node.input[1:]):
+                self.back = None
+            elif self.back is not None:
+                self.back.add(place)
+        return scale, zero
+
+    def _scalar(self, name: str) -> Scalar:
         """Read a constant of one number.
 
         Raises:
             UnfoldableError: it is no constant, or not one number.
         """
-        wanted = name_bytes(name)
-        for each in self._initializers:
-            span = (each.begin, each.end)
-            if (
-                each.end - each.begin <= _SMALL
-                and self._data.find(wanted, *span) >= 0
-                and read_name(self._data, span, proto.TENSOR_NAME) == name
-            ):
-                return self._one_number(span, name)
-        for node in self._mentioning(name):
-            if node.outputs == (name,) and node.operator == "Constant":
-                for attribute in node.attributes.values():
-                    for span in contents(self._data, attribute, {proto.ATTRIBUTE_TENSOR}):
-                        return self._one_number(span, name)
-        raise UnfoldableError(f"{name} is not one number that is known")
-
-    def integer(self, node: Node, attribute: str) -> int:
-        """Read an attribute that is a whole number; 0 where it is not there."""
-        span = node.attributes.get(attribute, (0, 0))
-        return read_integer(self._data, span, proto.ATTRIBUTE_INT)
-
-    def _mentioning(self, name: str) -> Iterator[Node]:
-        """Iterate over the nodes whose bytes hold a name."""
-        wanted = name_bytes(name)
-        for position, field in enumerate(self._nodes):
-            if self._data.find(wanted, field.begin, field.end) >= 0:
-                yield read_node(self._data, field, position)
-
-    def _is_used_within(self, name: str, attributes: Iterable[Span]) -> bool:
-        """Whether anything within a branch or loop takes a tensor."""
-        wanted = name_bytes(name)
-        return any(
-            self._data.find(wanted, *graph) >= 0 and self._is_used_by_graph(name, graph)
-            for attribute in attributes
-            for graph in contents(self._data, attribute, proto.ATTRIBUTE_GRAPHS)
-        )
-
-    def _is_used_by_graph(self, name: str, graph: Span) -> bool:
-        for field in fields(self._data, *graph):
-            if field.number == proto.GRAPH_OUTPUT:
-                if read_name(self._data, (field.begin, field.end), proto.VALUE_NAME) == name:
-                    return True
-            elif field.number == proto.GRAPH_NODE:
-                node = read_node(self._data, field)
-                if name in node.inputs or self._is_used_within(name, node.attributes.values()):
-                    return True
-        return False
-
-    def _one_number(self, span: Span, name: str) -> Scalar:
-        dtype, found = 0, b""
-        for field in fields(self._data, *span):
-            content = self._data[field.begin : field.end]
-            match field.number:
-                case proto.TENSOR_TYPE:
-                    dtype = field.value
-                case proto.TENSOR_RAW | proto.TENSOR_FLOATS:
-                    found = content
-                case proto.TENSOR_INT32S:
-                    # One number, alone or as a packed list of one: the same bytes.
-                    found = bytes([number_at(content, 0)[0] & 0xFF])
-                case proto.TENSOR_DIMS if content.strip(b"\1"):
-                    break
-        else:
-            if dtype == proto.FLOAT and len(found) == 4:
-                return Scalar(dtype, struct.unpack("<f", found)[0])
-            if dtype in {proto.UINT8, proto.INT8} and len(found) == 1:
-                code = "<b" if dtype == proto.INT8 else "<B"
-                return Scalar(dtype, struct.unpack(code, found)[0])
+        tensor = self._constants.get(name)
+        if tensor is None:
+            raise UnfoldableError(f"{name} is not one number that is known")
+        form = _FORMS.get(tensor.data_type)
+        if form is not None and all(size == 1 for size in tensor.dims):
+            numbers = tensor.float_data if tensor.data_type == FLOAT else tensor.int32_data
+            if len(tensor.raw_data) == struct.calcsize(form):
+                numbers = struct.unpack(form, tensor.raw_data)
+            if len(numbers) == 1:
+                return Scalar(tensor.data_type, numbers[0])
         raise UnfoldableError(f"{name} is not one number for the whole input")
+
+
+def _graphs(attribute: AttributeProto) -> list[GraphProto]:
+    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+
+
+def _taken(graph: GraphProto) -> Iterator[str]:
+    """Yield what a graph within a node takes, its own tensors included."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for inner in _graphs(attribute):
+                yield from _taken(inner)
+    yield from (value.name for value in graph.output)

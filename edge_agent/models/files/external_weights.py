@@ -7,11 +7,17 @@ stretches of the mapped file, so that a network larger than the memory can be ta
 from __future__ import annotations
 
 from mmap import mmap
+from typing import TYPE_CHECKING
 
+from ...core.containment import contained
 from ...core.errors import ModelError
 from . import onnx_schema as proto
-from .onnx_reader import Tensor, printable, read_tensor
+from .onnx_reader import Tensor, read_tensor
+from .onnx_schema import new_model
 from .protobuf import DamagedError, Field, Sliceable, message, numeral, replace_fields
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 Data = mmap | bytes
 
@@ -21,13 +27,10 @@ MIN_EXTERNAL_BYTES = 1024
 _REPLACED = frozenset({proto.TENSOR_RAW, proto.TENSOR_EXTERNAL_DATA, proto.TENSOR_DATA_LOCATION})
 
 
-def externalize_weights(data: Data, location: str, others: set[str] | None = None) -> bytes:
-    """Return the ONNX model in *data* with every large initializer outside of it.
+def externalize_weights(data: Data, location: str) -> bytes:
+    """Return the ONNX model in *data*, a whole file, with every large initializer outside of it.
 
-    Args:
-        data: the whole file, mapped.
-        location: by which name the graph refers to the file.
-        others: receives the names of the other files that hold tensors of the graph.
+    The graph refers to the file as *location*.
 
     Raises:
         ModelError: the file is not an ONNX model.
@@ -43,16 +46,24 @@ def externalize_weights(data: Data, location: str, others: set[str] | None = Non
             return None
         tensor = read_tensor(data, (field.begin, field.end))
         outside = externalized(data, tensor, location)
-        if outside is not None:
-            return message(field.number, outside)
-        if others is not None and "location" in tensor.external:
-            others.add(printable(tensor.external["location"]))
-        return None
+        return None if outside is None else message(field.number, outside)
 
     try:
         return replace_fields(data, 0, len(data), in_model)
     except DamagedError:
         raise ModelError(f"{location}: not a valid ONNX file") from None
+
+
+def parse_graph(data: Data, location: str) -> ModelProto:
+    """Parse what `externalize_weights` returns.
+
+    Raises:
+        ModelError: the file is not an ONNX model.
+    """
+    model = new_model()
+    with contained(location, ModelError):
+        model.ParseFromString(externalize_weights(data, location))
+    return model
 
 
 def externalized(data: Sliceable, tensor: Tensor, location: str) -> bytes | None:

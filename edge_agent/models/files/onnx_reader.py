@@ -2,7 +2,7 @@
 
 Reads `bytes`, a mapped file, and a file that is still being written (see `Sliceable`); weights are
 never read, nor is the file ever whole in memory. Names are text whose bytes are not lost where they
-are not UTF-8: `name_bytes` turns them back.
+are not UTF-8.
 """
 
 from __future__ import annotations
@@ -80,14 +80,9 @@ def map_file(path: Path) -> mmap:
         raise ModelError(f"{path}: cannot be read: {problem}") from None
 
 
-def name_bytes(name: str) -> bytes:
-    """Return the bytes of a name as they are in the file."""
-    return name.encode("utf-8", "surrogateescape")
-
-
 def printable(text: str) -> str:
     """Return a text with names in it as one that can be written out."""
-    return name_bytes(text).decode("utf-8", "replace")
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def read_node(data: Sliceable, field: Field, position: int = -1) -> Node:
@@ -149,13 +144,8 @@ def read_value(data: Sliceable, span: Span) -> Value:
 
 def _size(data: Sliceable, span: Span) -> int | None:
     """Read one size of a shape, or None if it is open, or is none that an array can have."""
-    size = read_integer(data, span, proto.SIZE_NUMBER)
-    return size if 0 < size < 2**31 else None
-
-
-def read_integer(data: Sliceable, span: Span, number: int) -> int:
-    """Read the field of a message that is a whole number; 0 where it is not there."""
-    return [0, *(part.value for part in fields(data, *span) if part.number == number)][-1]
+    numbers = [part.value for part in fields(data, *span) if part.number == proto.SIZE_NUMBER]
+    return numbers[-1] if numbers and 0 < numbers[-1] < 2**31 else None
 
 
 def read_name(data: Sliceable, span: Span, number: int) -> str:

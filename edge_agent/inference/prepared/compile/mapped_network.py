@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....core.types import Array
-from ....models.files.external_weights import MIN_EXTERNAL_BYTES, externalize_weights
+from ....models.files.external_weights import MIN_EXTERNAL_BYTES, parse_graph
 from ....models.files.onnx_reader import map_file
 from ...engines.ort_session import Words, open_session
 
@@ -39,12 +39,9 @@ class MappedNetwork:
         Raises:
             ModelError: it is not an ONNX file, or its external data is not there.
         """
-        from onnx import ModelProto
-
         self.network = network
         self.files: dict[str, mmap.mmap] = {network.name: map_file(network)}
-        self.model: ModelProto = ModelProto()
-        self.model.ParseFromString(externalize_weights(self.files[network.name], network.name))
+        self.model: ModelProto = parse_graph(self.files[network.name], network.name)
         for tensor in tensors(self.model.graph):
             file, _, _ = location(tensor)
             if file and file not in self.files:
@@ -64,7 +61,8 @@ class MappedNetwork:
         from onnx import ModelProto
 
         folded = ModelProto()
-        folded.ParseFromString(cut.apply(self.model.SerializeToString()))
+        folded.CopyFrom(self.model)
+        cut.change(folded)
         return folded
 
     def session(
