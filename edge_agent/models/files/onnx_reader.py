@@ -26,8 +26,6 @@ Span = tuple[int, int]
 class Node(NamedTuple):
     """One operation."""
 
-    position: int
-    """Among the nodes of its graph."""
     operator: str
     domain: str
     inputs: tuple[str, ...]
@@ -85,7 +83,7 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def read_node(data: Sliceable, field: Field, position: int = -1) -> Node:
+def read_node(data: Sliceable, field: Field) -> Node:
     """Read a node; of its attributes only the names."""
     inputs, outputs = [], []
     operator = domain = ""
@@ -103,7 +101,7 @@ def read_node(data: Sliceable, field: Field, position: int = -1) -> Node:
             case proto.NODE_ATTRIBUTE:
                 span = (part.begin, part.end)
                 attributes[read_name(data, span, proto.ATTRIBUTE_NAME)] = span
-    return Node(position, operator, domain, tuple(inputs), tuple(outputs), attributes, field)
+    return Node(operator, domain, tuple(inputs), tuple(outputs), attributes, field)
 
 
 def read_tensor(data: Sliceable, span: Span) -> Tensor:
