@@ -23,8 +23,9 @@ OPEN = ("/", "/session", "/login")
 """What is answered without the password: the page itself, which shows nothing yet."""
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+        "media-src blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
     "X-Content-Type-Options": "nosniff",

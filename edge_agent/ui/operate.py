@@ -26,6 +26,7 @@ from .site import Site
 VERBS = frozenset({"set", "configure", "rollback", "activate", "snapshot", "reset", "picture"})
 PUSHED = frozenset({".tar", ".onnx", ".tflite"})
 MOST_PUSH_BYTES = 8 * 2**30
+SHOWN = {"picture": (".jpg", "image/jpeg"), "clip": (".mp4", "video/mp4")}
 
 
 class Operator:
@@ -44,6 +45,7 @@ class Operator:
         self._reader = reader
         self._root = root
         self._push = tuple(push)
+        self._reach = self._push[2:] if "--key" in self._push else self._push
         self._running: set[asyncio.Task[None]] = set()
 
     def command(self, asked: dict[str, Any]) -> str:
@@ -86,6 +88,32 @@ class Operator:
             self._running.add(work)
             work.add_done_callback(self._running.discard)
         return PlainTextResponse("it is being sent", 202)
+
+    async def kept(self, request: Request) -> Response:
+        """Answer with what a device keeps of events, or with the picture or clip of one."""
+        asked = request.query_params
+        device, event = asked.get("device", ""), asked.get("event", "")
+        suffix, media = SHOWN.get(asked.get("kind", ""), ("", "application/json"))
+        if not is_name(device) or (suffix and not is_name(event)):
+            return PlainTextResponse(
+                "expected a device, and an event that it keeps something of", 400
+            )
+        with scratch_folder("page-evidence") as folder:
+            words = ("get", event, "-o", str(folder)) if suffix else ("list", "--json")
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "edge_agent", "evidence", *words, "--device", device),
+                *self._reach,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=PIPE,
+                stderr=PIPE,
+            )
+            said, wrong = await child.communicate()
+            files = list(folder.glob(f"*{suffix}")) if suffix else []
+            if child.returncode or (suffix and not files):
+                why = wrong.decode("utf-8", "backslashreplace").strip()
+                return PlainTextResponse(printable(why) or "it is kept no more", 502)
+            data = files[0].read_bytes() if suffix else b"[%b]" % b",".join(said.splitlines())
+        return Response(data, media_type=media)
 
     async def _run(self, stack: ExitStack, path: Path, device: str) -> None:
         """Push a file, and tell each line that the command prints."""

@@ -60,6 +60,7 @@ class Page:
         if push is not None:
             self._operator = Operator(site, self._reader, broker.topic_root, push)
             routes.append(Route("/push", self._operator.push, methods=["POST"]))
+            routes.append(Route("/kept", self._operator.kept, methods=["POST"]))
         self.app = Starlette(routes=routes)
 
     def close(self) -> None:

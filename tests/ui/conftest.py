@@ -73,3 +73,19 @@ def page(dialogs: list[str]) -> Iterator[Page]:
         yield page
         browser.close()
         assert wrong == []
+
+
+def serious(page: Page) -> list[str]:
+    """List what axe finds on a page that keeps somebody from using it."""
+    axe = pytest.importorskip("axe_playwright_python.base", reason="axe is not installed")
+    page.evaluate(axe.AXE_SCRIPT)
+    found = []
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme=scheme)
+        found += page.evaluate("axe.run()")["violations"]
+    return [
+        f"{each['id']}: {node['html']}"
+        for each in found
+        if each["impact"] in {"serious", "critical"}
+        for node in each["nodes"]
+    ]

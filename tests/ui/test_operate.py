@@ -10,16 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from edge_agent.mqtt.payloads import iso
 from tests.helpers.push import QUICK, model_folder, plain_package
 from tests.helpers.support import (
     CHECKOUT,
+    PATIENCE,
     AgentProcess,
     Listener,
     Mosquitto,
     agent_settings,
     call_cli,
 )
+from tests.ui.conftest import serious
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -46,10 +50,15 @@ def test_settings_drawings_and_pushes_reach_the_device(
         "rate": 5,
         "snapshot": {"width": 320, "every_s": 0.2},
     }
+    seen = {"name": "seen", "when": "count", "above": 0, "clip": True, "picture": "frame"}
     settings = agent_settings(
         "operated",
         shared_broker.url,
-        [conveyor, {**conveyor, "name": "level", "model": "level", "snapshot": False}],
+        [
+            {**conveyor, "rules": [seen]},
+            {**conveyor, "name": "level", "model": "level", "snapshot": False},
+        ],
+        evidence={"keep_mb": 50, "before_s": 1.0, "after_s": 1.0},
         trust={"keys": [f"{key}.pub"]},
         trial={**QUICK, "probation_s": 2.0},
         models_dirs=[str(level.parent)],
@@ -59,6 +68,7 @@ def test_settings_drawings_and_pushes_reach_the_device(
     url = serve("--broker", shared_broker.url, "--operate", "--key", str(key))
     page.goto(f"{url}/#/device/operated")
 
+    _look_at_what_is_kept(page)
     _set_and_draw(page, listener)
     _push_and_return(page, listener, tmp_path)
 
@@ -73,6 +83,24 @@ def test_settings_drawings_and_pushes_reach_the_device(
     page.get_by_role("button", name="Abort").click()
     page.locator(".log li", has_text="aborted by the sender").wait_for()
     assert dialogs == ["Roll back to 1 on operated?", "Abort on operated?"]
+
+
+def _look_at_what_is_kept(page: Page) -> None:
+    """List it until there is a clip, play that, and save the picture."""
+    part = page.locator("section", has=page.get_by_role("heading", name="Kept of events"))
+    clips = part.locator("li", has_text="conveyor, clip")
+    while not clips.count():
+        part.get_by_role("button", name="List what is kept").click()
+        page.get_by_role("status").filter(has_text="asked").wait_for(state="hidden")
+    clips.first.get_by_role("button", name="Show").click()
+    expect = pytest.importorskip("playwright.sync_api").expect
+    expect(part.locator("video")).to_have_js_property("readyState", 4, timeout=PATIENCE * 1000)
+    assert part.locator("video").evaluate("video => video.duration") > 1
+    part.locator("li", has_text="conveyor, picture").first.get_by_role("button").click()
+    part.locator("img").wait_for()
+    with page.expect_download() as saved:
+        part.get_by_role("link", name="Save").click()
+    assert saved.value.path().read_bytes().startswith(b"\xff\xd8\xff")
 
 
 def _set_and_draw(page: Page, listener: Listener) -> None:
@@ -101,9 +129,14 @@ def _set_and_draw(page: Page, listener: Listener) -> None:
     assert '[[pipelines.rules]]\nname = "all-enter"\nwhen = "enter"\nzone = "all"' in text
     shot.get_by_role("button", name="Send to the device").click()
     page.get_by_text("what was drawn: done").wait_for()
+    assert serious(page) == []
     config = listener.last("edge/operated/config") or {}
     held = config["pipelines"]["conveyor"]
-    assert [each["name"] for each in (*held["zones"], *held["rules"])] == ["all", "all-enter"]
+    assert [each["name"] for each in (*held["zones"], *held["rules"])] == [
+        "all",
+        "seen",
+        "all-enter",
+    ]
 
 
 def _push_and_return(page: Page, listener: Listener, folder: Path) -> None:

@@ -18,6 +18,7 @@ from tests.helpers.support import (
     agent_settings,
     run_cli,
 )
+from tests.ui.conftest import serious
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -66,6 +67,7 @@ def test_two_devices_are_seen_through_a_loss_of_the_broker(
     states = {each["device"]: each["state"] for each in map(json.loads, said.splitlines())}
     assert states == {"motor-7": "degraded", "press-1": "ok"}
 
+    assert serious(page) == []
     page.get_by_label("Group").select_option("hall")
     motor.wait_for(state="hidden")
     page.get_by_label("Group").select_option("")
@@ -83,6 +85,7 @@ def test_two_devices_are_seen_through_a_loss_of_the_broker(
     page.get_by_text("arrives").first.wait_for()
     expect(page.locator(".chart canvas")).to_have_count(2)
     page.get_by_role("img", name="Results: ").wait_for()
+    assert serious(page) == []
 
     broker.stop(signal.SIGKILL)
     page.get_by_role("alert").filter(has_text="Broker: ").wait_for()
@@ -173,6 +176,7 @@ def test_the_password_is_asked_for(
 ) -> None:
     """A wrong password is said; the right one leads to the devices."""
     page.goto(serve("--broker", shared_broker.url, password="blue horse"))
+    assert serious(page) == []
     page.get_by_label("Password of this page").fill("red horse")
     page.get_by_role("button", name="Log in").click()
     page.get_by_role("alert").filter(has_text="wrong password").wait_for()

@@ -61,6 +61,7 @@ export class DeviceView {
           part("Pipelines", h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Pipelines" }, table)),
           part("Health", h("div", { class: "sparks" }, this.sparks.map(([, spark]) => spark.element))),
           part("Events", this.noEvent, this.log),
+          this.operate ? part("Kept of events", ...this.operate.evidence) : [],
           this.operate ? part("Settings", this.operate.settings, h("label", {}, this.operate.persist, " also after a restart"), this.changes) : [],
           part("Models", this.models), part("Pushes", this.operate?.drop ?? [], this.noPush, this.pushes))),
     );

@@ -13,6 +13,9 @@ export class Operate {
     this.fields = new Map();
     this.notice = h("p", { role: "status", class: "notice", hidden: true });
     this.settings = h("div", { class: "settings" });
+    this.kept = h("ol", { class: "log", tabindex: "0", "aria-label": "Kept pictures and clips, newest first" });
+    this.shown = h("div", { class: "shots" });
+    this.evidence = [h("p", {}, h("button", { type: "button", onclick: () => this.list() }, "List what is kept")), this.shown, this.kept];
     this.persist = h("input", { type: "checkbox", id: "persist" });
     this.progress = h("p", { role: "status" });
     const file = h("input", { type: "file", id: "model-file", accept: ".tar,.onnx,.tflite" });
@@ -103,6 +106,34 @@ export class Operate {
   snapshot(pipeline) {
     const words = `Snapshot of ${clean(pipeline)}`;
     return h("button", { type: "button", onclick: () => this.ask("snapshot", { pipeline }, words) }, words);
+  }
+
+  async fetched(what, query) {
+    this.say(`${what}: asked …`);
+    const answer = await fetch(`/kept?${new URLSearchParams({ device: this.device, ...query })}`, { method: "POST" });
+    this.say(answer.ok ? "" : `${what}: ${clean(await answer.text())}`);
+    return answer.ok ? answer : null;
+  }
+
+  // What the device keeps of events; a picture or clip comes when it is asked for.
+  async list() {
+    const answer = await this.fetched("What is kept");
+    if (!answer) return;
+    const all = (await answer.json()).slice(0, 200);
+    if (!all.length) this.say("Nothing is kept. Say in [evidence] how much may be: keep_mb.");
+    const line = (each) => h("li", {}, h("time", {}, each.time), ` ${clean(each.pipeline)}, ${each.kind} `, h("button", { type: "button", onclick: () => this.show(each) }, "Show"));
+    this.kept.replaceChildren(...all.map(line));
+  }
+
+  async show({ pipeline, event, kind }) {
+    const name = `${pipeline}-${event}`;
+    const answer = await this.fetched(`The ${kind} of ${name}`, { event, kind });
+    if (!answer) return;
+    URL.revokeObjectURL(this.url);
+    const src = (this.url = URL.createObjectURL(await answer.blob()));
+    const made = kind === "clip" ? h("video", { src, controls: true, "aria-label": name }) : h("img", { src, alt: name });
+    const save = h("a", { href: src, download: `${name}${kind === "clip" ? ".mp4" : ".jpg"}` }, "Save");
+    this.shown.replaceChildren(h("figure", {}, made, h("figcaption", {}, `${name} `, save)));
   }
 
   abort(transfer) {
