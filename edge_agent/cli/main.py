@@ -217,14 +217,14 @@ def command_module(name: str) -> Any:
     return import_module(name if "." in name else f"edge_agent.cli.commands.{name}")
 
 
-def parser() -> CommandParser:
+def parser(*, listed: bool = False) -> CommandParser:
     """Build the parser of all commands; their arguments are loaded when they are needed."""
     top = _TopParser(
         prog="edge-agent", description="Cameras and sensors through INT8 models, results over MQTT."
     )
     top.add_argument("--version", action="version", version=f"edge-agent {__version__}")
     top.add_argument("-v", "--verbose", action="store_true", help="say more on stderr")
-    add_commands(top, COMMANDS, "command", "COMMAND", listed=False)
+    add_commands(top, COMMANDS, "command", "COMMAND", listed=listed)
     return top
 
 
