@@ -194,7 +194,8 @@ def _code(table: Table, network: Path) -> int:
     if code in _REFUSED or code >= _FIRST_STABLEHLO:
         raise ModelError(
             f"{network}: operator {_REFUSED.get(code, f'number {code}')} is refused: graphs within "
-            "a graph, and operators that keep a state, are not supported"
+            "a graph, and operators that keep a state, are not supported; export a network that "
+            "streams, such as microWakeWord's, for whole windows (its non_stream form)"
         )
     if code < 0:
         raise DamagedError("an operator has no kind")
