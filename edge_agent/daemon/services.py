@@ -141,9 +141,7 @@ def _versions(
     topics = runner.topics
     rollouts = Rollouts(
         runner.settings.state / "rollouts.json",
-        identity,
         transfers,
-        inventory.catalog,
         say=lambda word: client.retained.publish(topics.rollout, word, timestamp=True),
         stop=ledger.cancel_transfer,
         rollback=lambda name: deployer.commands.rollback(Rollback(name)),

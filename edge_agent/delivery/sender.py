@@ -71,7 +71,10 @@ class Progress:
 
 
 class Sender:
-    """One package to one device, or to all of a group."""
+    """One package to one device, or to all of a group.
+
+    BrokerError is raised where the broker is gone, or does not take packets of this size.
+    """
 
     def __init__(
         self,
@@ -106,11 +109,7 @@ class Sender:
         return all(progress.ended for progress in self.progress.values())
 
     def offer(self) -> None:
-        """Publish the offer of the package.
-
-        Raises:
-            BrokerError: the broker does not take all of it.
-        """
+        """Publish the offer of the package."""
         offer = {**offer_of(self._package), "time": iso(time.time_ns())}
         if self._drawn:
             offer["drawn"] = True
@@ -139,11 +138,7 @@ class Sender:
                 )
 
     def step(self, timeout: float) -> str | None:
-        """Answer one message, or offer again after a silence; return the device that was heard.
-
-        Raises:
-            BrokerError: the broker is gone, or does not take packets of this size.
-        """
+        """Answer one message, or offer again after a silence; return the device that was heard."""
         now = time.monotonic()
         silent = [p for p in self.progress.values() if not p.ended]
         # A device on probation has nothing to say until it is over.
@@ -223,7 +218,10 @@ def offer_of(package: Package) -> dict[str, Any]:
 
 
 class RetainedPackage:
-    """One package, and the topics that it lies on."""
+    """One package, and the topics that it lies on.
+
+    BrokerError is raised where the broker cannot be reached, or does not take part.
+    """
 
     def __init__(
         self, client: OneShotClient, broker: Broker, package: Package, *, expires_s: int
@@ -241,11 +239,7 @@ class RetainedPackage:
         self.bytes_sent = 0
 
     def place(self, progress: Callable[[int, int], object]) -> str:
-        """Put it there; return why others cannot draw it from there; empty: they can.
-
-        Raises:
-            BrokerError: the broker does not take it.
-        """
+        """Put it there; return why others cannot draw it from there; empty: they can."""
         size = self._package.header.size
         if size > MAX_RETAINED_BYTES:
             most = MAX_RETAINED_BYTES >> 20
@@ -262,11 +256,7 @@ class RetainedPackage:
         )
 
     def put(self, progress: Callable[[int, int], object]) -> None:
-        """Send all of it, the offer last; *progress* is told the blocks that are sent, and all.
-
-        Raises:
-            BrokerError: the broker does not take it.
-        """
+        """Send all of it, the offer last; *progress* is told the blocks that are sent, and all."""
         done = 0
         parts = self._parts()
         while receipts := [self._publish(*part) for part in islice(parts, WINDOW)]:
@@ -289,20 +279,12 @@ class RetainedPackage:
         )
 
     def lies_there(self) -> bool:
-        """Whether another connection is given the offer, which was sent after all the rest.
-
-        Raises:
-            BrokerError: the broker cannot be reached.
-        """
+        """Whether another connection is given the offer, which was sent after all the rest."""
         with OneShotClient(self._broker, []) as reader:
             return reader.read(f"{self._topic}/offer", READ_BACK_SECONDS) == self._offer
 
     def clear(self) -> None:
-        """Remove it from the broker.
-
-        Raises:
-            BrokerError: the broker does not do it.
-        """
+        """Remove it from the broker."""
         clear(self._client, self._topic, len(self._package.blocks))
 
 
@@ -326,11 +308,7 @@ def remove(client: OneShotClient, root: str, transfer: str) -> bool:
 
 
 def clear(client: OneShotClient, topic: str, blocks: int) -> None:
-    """Remove a package of so many *blocks*; the offer last, which says what there is to remove.
-
-    Raises:
-        BrokerError: the broker does not do it.
-    """
+    """Remove a package of so many *blocks*; the offer last, which says what there is to remove."""
     parts = math.ceil(blocks * ENTRY.size / LIST_PART_BYTES)
     levels = [f"block/{number}" for number in range(blocks)]
     levels += [f"list/{number}" for number in range(parts)]

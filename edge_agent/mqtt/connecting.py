@@ -129,11 +129,7 @@ class _Attempt:
     abilities: Abilities
 
     def reach(self, where: paho_client.Where, wanted: int) -> Connection:
-        """Connect to one address; where it refuses MQTT 5, with 3.1.1.
-
-        Raises:
-            BrokerError: it cannot be reached or refuses the connection.
-        """
+        """Connect to one address; where it refuses MQTT 5, with 3.1.1."""
         try:
             return self._speak(where, wanted, first_choice=True)
         except RefusesProtocol as refusal:
@@ -265,9 +261,6 @@ class Reconnect:
 
         *closing* is set when no more connections are wanted, then `interrupt` is called;
         *on_problem* is told the reason whenever there is no connection.
-
-        Raises:
-            UsageError: certificates that cannot be used.
         """
         self._broker = broker
         self._client_id = client_id

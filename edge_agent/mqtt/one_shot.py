@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from ..config.settings import Broker
@@ -32,15 +31,13 @@ class _RefusedPublish(NamedTuple):
 class OneShotClient:
     """One connection for the life of a command: returns messages as they arrive.
 
-    A publish that the broker refuses ends the command; only MQTT 5 reports that.
+    BrokerError is raised where the broker cannot be reached, refuses the connection or a message,
+    or does not answer in time, and where the connection is lost. Only MQTT 5 reports a message that
+    is refused.
     """
 
     def __init__(self, broker: Broker, filters: list[str]) -> None:
-        """Connect and subscribe.
-
-        Raises:
-            BrokerError: the broker cannot be reached or refuses the connection.
-        """
+        """Connect and subscribe."""
         self._received: SimpleQueue[ReceivedMessage | _RefusedPublish] = SimpleQueue()
         self._topics: dict[int, str] = {}
         """By message id of what is in flight. An id is used again after 65535 others."""
@@ -87,11 +84,7 @@ class OneShotClient:
             self._received.put(_RefusedPublish(mid, refusal))
 
     def reconnect(self) -> None:
-        """Connect again, with the same subscriptions.
-
-        Raises:
-            BrokerError: the broker still cannot be reached.
-        """
+        """Connect again, with the same subscriptions."""
         self._connection.close()
         self._connection = self._connect()
 
@@ -147,11 +140,7 @@ class OneShotClient:
         return receipt
 
     def wait_published(self, receipts: Iterable[Any], seconds: float = 10.0) -> None:
-        """Wait until the broker has acknowledged; messages that arrive meanwhile are discarded.
-
-        Raises:
-            BrokerError: it refused one of them, did not answer in time, or the connection is lost.
-        """
+        """Wait until the broker has acknowledged; messages that arrive meanwhile are discarded."""
         waiting = list(receipts)
         deadline = time.monotonic() + seconds
         while waiting := [receipt for receipt in waiting if not is_acknowledged(receipt)]:
@@ -163,11 +152,7 @@ class OneShotClient:
             self.next(0.0)
 
     def next(self, timeout: float | None = None) -> ReceivedMessage | None:
-        """Wait for a message; return None after *timeout* seconds.
-
-        Raises:
-            BrokerError: the connection is lost, or the broker refused a message of ours.
-        """
+        """Wait for a message; return None after *timeout* seconds."""
         waited = 0.0
         while True:
             step = 0.25 if timeout is None else max(0.0, min(0.25, timeout - waited))
@@ -215,12 +200,7 @@ class OneShotClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -241,11 +221,7 @@ class TopicReader:
         self._closing = threading.Event()
 
     def open(self, topic: str, put: Put) -> None:
-        """Hand the payloads of a topic to *put*, which must not wait.
-
-        Raises:
-            BrokerError: the broker cannot be reached or refuses the connection.
-        """
+        """Hand the payloads of a topic to *put*, which must not wait."""
         self._feeds.open(topic, put)
 
     def close(self, topic: str, put: Put) -> None:

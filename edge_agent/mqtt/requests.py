@@ -61,11 +61,7 @@ class Later:
         return self._told is not None
 
     def result(self) -> Mapping[str, Any]:
-        """Return the result.
-
-        Raises:
-            AgentError: there is none.
-        """
+        """Return the result; raise the AgentError that was told instead."""
         if isinstance(self._told, AgentError):
             raise self._told
         return self._told or {}

@@ -67,7 +67,10 @@ class Row:
 
 
 class Spool:
-    """The file. Nothing is opened, and SQLite not even imported, before it is needed."""
+    """The file. Nothing is opened, and SQLite not even imported, before it is needed.
+
+    Where the disk refuses, SpoolError is raised, and what was in the file is still there.
+    """
 
     def __init__(self, path: Path) -> None:
         """Do not touch the file yet; its folder exists."""
@@ -83,11 +86,7 @@ class Spool:
         return self.path.exists()
 
     def open(self) -> list[Row]:
-        """Open or create the file; return its rows, oldest first.
-
-        Raises:
-            SpoolError: it cannot be read or created.
-        """
+        """Open or create the file; return its rows, oldest first."""
         with self._errors() as database:
             found = database.execute(
                 "SELECT id, kind, topic, count, length(body) FROM waiting ORDER BY id"
@@ -101,11 +100,7 @@ class Spool:
                 raise SpoolDamagedError(f"{self.path}: {problem}") from problem
 
     def write(self, rows: Sequence[tuple[Row, bytes]], gone: Collection[int]) -> None:
-        """Add rows with their packed messages, and remove those *gone*, all or nothing.
-
-        Raises:
-            SpoolError: it cannot be written; it is as it was before.
-        """
+        """Add rows with their packed messages, and remove those *gone*, all or nothing."""
         boot, since, now = self._boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
         with self._errors() as database:
             database.execute("BEGIN IMMEDIATE")
@@ -121,11 +116,7 @@ class Spool:
             self._measure(database)
 
     def read(self, row: Row) -> tuple[list[bytes], float] | None:
-        """Return a row's messages and their seconds on disk; None where it is missing or damaged.
-
-        Raises:
-            SpoolError: it cannot be read.
-        """
+        """Return a row's messages and their seconds on disk; None: it is missing or damaged."""
         with self._errors() as database:
             found = database.execute(
                 "SELECT boot, since, time, body FROM waiting WHERE id = ?", (row.id,)
@@ -148,11 +139,7 @@ class Spool:
         return messages, max(0.0, waited)
 
     def sync(self) -> None:
-        """Sync what was written: it survives a power cut from now on.
-
-        Raises:
-            SpoolError: the disk refuses.
-        """
+        """Sync what was written: it survives a power cut from now on."""
         try:
             # Not the database file itself: closing it would give up SQLite's lock on it.
             descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
@@ -181,11 +168,7 @@ class Spool:
                 Path(f"{self.path}{part}").unlink(missing_ok=True)
 
     def set_aside(self) -> Path:
-        """Move a damaged file out of the way, over one that was set aside before; return its path.
-
-        Raises:
-            SpoolError: it cannot be moved.
-        """
+        """Move a damaged file aside, over one that was set aside before; return its path."""
         self.close()
         self.bytes = 0
         aside = self.path.with_name(f"{self.path.name}.damaged")

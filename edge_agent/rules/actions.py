@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
@@ -26,24 +27,26 @@ from ..mqtt import payloads
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class SideBySide(Generic[T]):
     """Items that wait, and the threads that do them. `run` by one thread; others call the rest."""
 
-    def __init__(self, do: Callable[[T], None], server: Callable[[T], str], most: int) -> None:
-        """Begin with none; *most* may wait, *server* returns whom one is for."""
-        self.closing = threading.Event()
-        self._do = do
-        self._server = server
-        self._most = most
-        self._waiting: deque[T] = deque()
-        self._busy: dict[str, T] = {}
-        """By server: what is being done."""
-        self._changed = threading.Condition()
+    do: Callable[[T], None]
+    """Carries one out, however long that takes."""
+    server: Callable[[T], str]
+    """Returns whom it is for."""
+    most: int
+    """Items that may wait."""
+    closing: threading.Event = field(default_factory=threading.Event)
+    _waiting: deque[T] = field(default_factory=deque)
+    _busy: dict[str, T] = field(default_factory=dict)
+    """By server: what is being done."""
+    _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, item: T) -> T | None:
         """Append an item; return the oldest where it has to give way."""
         with self._changed:
-            oldest = self._waiting.popleft() if len(self._waiting) >= self._most else None
+            oldest = self._waiting.popleft() if len(self._waiting) >= self.most else None
             self._waiting.append(item)
             self._changed.notify()
         return oldest
@@ -57,7 +60,7 @@ class SideBySide(Generic[T]):
                 if item is None:
                     return
                 self._waiting.remove(item)
-                self._busy[self._server(item)] = item
+                self._busy[self.server(item)] = item
             doing = threading.Thread(target=self._carry_out, args=(item,), daemon=True)
             try:
                 doing.start()
@@ -66,7 +69,7 @@ class SideBySide(Generic[T]):
 
     def _next(self) -> T | None:
         """Return the oldest item for a server that has time for it."""
-        return next((each for each in self._waiting if self._server(each) not in self._busy), None)
+        return next((each for each in self._waiting if self.server(each) not in self._busy), None)
 
     @property
     def _is_over(self) -> bool:
@@ -74,10 +77,10 @@ class SideBySide(Generic[T]):
 
     def _carry_out(self, item: T) -> None:
         try:
-            self._do(item)
+            self.do(item)
         finally:
             with self._changed:
-                del self._busy[self._server(item)]
+                del self._busy[self.server(item)]
                 self._changed.notify()
 
     def close(self, seconds: float) -> list[T]:
@@ -165,7 +168,10 @@ class Actions:
                 self._give_up(f"{redact(oldest.url)}: too many events wait for it", oldest.url)
             return
         told = {**payload.get("anomaly", {}), **payload}
-        values = {**told, "label": _topic_safe(str(payload.get("label", "")))}
+        label = str(payload.get("label", ""))
+        # One level of a topic.
+        safe = "".join("_" if c in "/+#" or not c.isprintable() else c for c in label)
+        values = {**told, "label": safe}
         topic = fill(action.publish or "", values)
         why = topic_trouble(topic, self._root())
         if why is None and topic in self._read():
@@ -237,8 +243,3 @@ class Actions:
         with self._changed:
             self.done += 1
             self._failing.pop(what, None)
-
-
-def _topic_safe(label: str) -> str:
-    """Return a label as one level of a topic."""
-    return "".join("_" if mark in "/+#" or not mark.isprintable() else mark for mark in label)

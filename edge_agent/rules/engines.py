@@ -162,27 +162,24 @@ class _State:
     silent_until: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
 class CombinedRules:
     """Looks at the events of all pipelines. Any thread may call it."""
 
-    def __init__(
-        self, settings: Callable[[], Settings], name_event: Callable[[], str], holds: Holds
-    ) -> None:
-        """Begin with nothing seen; *name_event* returns another name for an event."""
-        self._settings = settings
-        self._name_event = name_event
-        self._holds = holds
-        self._states: dict[str, _State] = {}
-        self._lock = threading.Lock()
+    settings: Callable[[], Settings]
+    name_event: Callable[[], str]
+    holds: Holds
+    _states: dict[str, _State] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def actions(self) -> Iterator[Action]:
         """Yield what they do."""
-        for rule in self._settings().rules:
+        for rule in self.settings().rules:
             yield from rule.do
 
     def step(self, events: Sequence[Event]) -> Iterator[Event]:
         """Yield the events of the rules that these complete."""
-        settings = self._settings()
+        settings = self.settings()
         if not settings.rules:
             return
         names = {(each.name, rule.name) for each in settings.pipelines for rule in each.rules}
@@ -211,7 +208,7 @@ class CombinedRules:
             taken
             and now >= state.silent_until
             and all(member.is_within(state.rule.within_s, now) for member in state.members)
-            and self._holds(state.rule, event.time_ns)
+            and self.holds(state.rule, event.time_ns)
         )
 
     def _fire(self, state: _State, event: Event, now: float) -> Event:
@@ -227,7 +224,7 @@ class CombinedRules:
         for member in state.members:
             member.latest = member.latest if member.ongoing else None
         return Event(
-            self._name_event(),
+            self.name_event(),
             rule.name,
             WHEN,
             rule.pipeline,

@@ -152,14 +152,14 @@ class EventLog:
         self._silent_until: dict[tuple[str, str], float] = {}
         """By rule and label."""
 
-    def go_on(self, sample: Sample, *, picture: bool = False) -> None:
+    def go_on(self, sample: Sample) -> None:
         """Take *sample* for the present; its picture may go with events where that is wanted."""
         self.seq, self.now, self.time_ns = sample.seq, sample.since, sample.time_ns
-        self.picture = sample.data if picture and sample.picture else None
+        self.picture = sample.data if sample.picture else None
 
     def flush(self) -> None:
         """Hand over the events that were made since the last time."""
-        made, self._made = self._made, []
+        made, self._made, self.picture = self._made, [], None
         if made:
             self._emit(made)
 

@@ -180,7 +180,8 @@ class Journal:
         """
         now = time.monotonic()
         with self._known:
-            kept = [each for each in self._fresh if not _is_safe(each, now, delivered=delivered)]
+            old = math.inf if delivered else now - SPOOLED_SECONDS
+            kept = [e for e in self._fresh if e.published_at is None or e.published_at > old]
             self._outdated |= len(kept) != len(self._fresh)
             # Those that are not published yet are the dispatcher's, who bounds them.
             surplus = sum(each.published_at is not None for each in kept) - MOST
@@ -221,11 +222,6 @@ class Journal:
                     pass
                 except OSError as problem:
                     log.warning("%s: cannot be cut: %s", self._appended, problem.strerror)
-
-
-def _is_safe(entry: Entry, now: float, *, delivered: bool) -> bool:
-    at = entry.published_at
-    return at is not None and (delivered or now - at >= SPOOLED_SECONDS)
 
 
 def _read(file: StateFile, appended: Path) -> _Left:

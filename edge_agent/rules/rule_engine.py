@@ -58,8 +58,6 @@ class RuleEngine:
         counted = {place: rule for place, rule in columns if kind_of(rule).trigger == "count"}
         whole = rules_by_trigger(settings.rules, "result")
         self._conditions = Conditions(counted, whole, self._log)
-        self._view: View | None = None
-        """Of the result that `process` has seen and `result` has not."""
         self._results = 0
         """Of objects, since the source has been there."""
         self._updated = 0.0
@@ -67,25 +65,38 @@ class RuleEngine:
         """Results of samples from before, which lanes may still have, count no more."""
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
-        """Add tracks and zones to a result; *weak* ones, below the threshold, carry on tracks."""
-        found = outcome.findings
+        """Add tracks and zones to a result, and look at the rules.
+
+        *weak* detections, below the threshold, carry on tracks.
+        """
         with self._lock:
             if sample.since <= self._valid_after:
                 return outcome
             seconds = self._seconds_to(sample)
             self._log.go_on(sample)
-            if not isinstance(found, Detections):
-                return outcome
-            height, width = sample.data.shape[:2]
-            staged = None
-            if outcome.then:
-                from ..runtime.pipelines.second_stage import labels_found
+            if not sample.follows:
+                self._conditions.interrupt()
+            found, counts = outcome.findings, None
+            if isinstance(found, Detections):
+                height, width = sample.data.shape[:2]
+                staged = None
+                if outcome.then:
+                    from ..runtime.pipelines.second_stage import labels_found
 
-                staged = labels_found(len(found), outcome.then)
-            found, self._view = self._objects.update(
-                found, weak, seconds, (width, height), sample.since, staged
-            )
-            return replace(outcome, findings=found)
+                    staged = labels_found(len(found), outcome.then)
+                found, view = self._objects.update(
+                    found, weak, seconds, (width, height), sample.since, staged
+                )
+                outcome = replace(outcome, findings=found)
+                self._results += 1
+                self._look_at_objects(view)
+                counts = self._objects.occupancy.count()
+            self._conditions.step(outcome, counts, self._results)
+            if sample.since - self._updated >= UPDATE_SECONDS:
+                self._updated = sample.since
+                self._stays.update()
+            self._log.flush()
+            return outcome
 
     def _seconds_to(self, sample: Sample) -> float:
         """Return the seconds from the sample before, as what moves has spent them."""
@@ -94,28 +105,6 @@ class RuleEngine:
         if self._lossless:
             return (sample.seq - self._log.seq) / 30
         return sample.since - self._log.now
-
-    def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
-        """Look at the rules, given a result that `process` has seen."""
-        del pipeline
-        with self._lock:
-            if sample.since <= self._valid_after:
-                return
-            self._log.go_on(sample, picture=True)
-            if not sample.follows:
-                self._conditions.interrupt()
-            view, self._view = self._view, None
-            if view is not None:
-                self._results += 1
-                self._look_at_objects(view)
-            isolated = isinstance(outcome.findings, Detections)
-            counts = self._objects.occupancy.count() if isolated else None
-            self._conditions.step(outcome, counts, self._results)
-            if sample.since - self._updated >= UPDATE_SECONDS:
-                self._updated = sample.since
-                self._stays.update()
-            self._log.flush()
-            self._log.picture = None
 
     def _look_at_objects(self, view: View) -> None:
         parts = (self._crossings, self._stays, self._moves)
@@ -127,20 +116,14 @@ class RuleEngine:
         self._stays.advance()
 
     def advance_time(self, sample: Sample) -> None:
-        """Go on in time: nothing has moved in a capture, so that the latest result holds in it.
-
-        It is none of the results that `frames` of a rule counts. All captures before it have been
-        given to `result`.
-        """
         with self._lock:
             if self._log.seq < 0 or sample.since <= self._valid_after:
                 return
             # What moves next has stood until now.
-            self._log.go_on(sample, picture=True)
+            self._log.go_on(sample)
             self._stays.advance()
             self._conditions.advance()
             self._log.flush()
-            self._log.picture = None
 
     # What others call
 
@@ -157,7 +140,6 @@ class RuleEngine:
             return self._objects.counts()
 
     def shapes(self) -> list[Shape]:
-        """Return zones and lines with what is counted in them, to be drawn."""
         inside = self.counts(seen=False)
         shapes = [
             Shape(zone.polygon, True, f"{zone.name} {sum(inside[zone.name].values())}")
@@ -171,10 +153,6 @@ class RuleEngine:
         return shapes
 
     def source_lost(self, *, switched_off: bool, at: float) -> None:
-        """End all events, and forget all objects: the source is lost, or was switched off.
-
-        What was captured before *at*, monotonic seconds, counts no more.
-        """
         self._finish("stopped" if switched_off else "lost", at)
 
     def close(self, why: Why) -> None:
@@ -187,11 +165,8 @@ class RuleEngine:
             self._stays.finish(why)
             self._conditions.finish(why)
             # They are other tracks hereafter, which begin where these were last seen.
-            if self._view is not None:
-                self._crossings.step(self._view)
             self._crossings.end(self._objects.tracker.alive)
             self._log.flush()
             self._objects.reset()
-            self._view = None
             self._log.seq = -1
             self._results = 0

@@ -1,4 +1,7 @@
-"""Models elsewhere: how one is asked, and how its answer is read, of which nothing is trusted."""
+"""Models elsewhere: how one is asked, and how its answer is read, of which nothing is trusted.
+
+WebError is raised where there is no answer.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +52,7 @@ class Answer:
 
 
 def ask(server: Server, question: Question, seconds: float) -> Answer:
-    """Ask a server once, and wait so many seconds for its answer.
-
-    Raises:
-        WebError: there is none.
-    """
+    """Ask a server once, and wait so many seconds for its answer."""
     try:
         if server.kind == "openai":
             answer = _ask_openai(server, question, seconds)
@@ -71,11 +70,7 @@ def ask(server: Server, question: Question, seconds: float) -> Answer:
 
 
 def reach(server: Server, seconds: float) -> str:
-    """Return in a few words that a server is there and has the model.
-
-    Raises:
-        WebError: it is not, or has not.
-    """
+    """Return in a few words that a server is there and has the model."""
     try:
         if server.kind == "kserve":
             _get(server, f"{_v2(server)}/ready", seconds)

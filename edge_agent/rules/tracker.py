@@ -206,7 +206,11 @@ class Tracker:
             earlier = (columns < new[rows]) | ~columns_left[columns]
             new = np.delete(new, rows[(fit > TWIN) & earlier])
         while len(self._free) < len(new):
-            self._grow()
+            room = self.room
+            self.motion.grow(2 * room)
+            arrays = (self.number, self.votes, self._unseen, self._missed)
+            self.number, self.votes, self._unseen, self._missed = grown(2 * room, *arrays)
+            self._free += range(2 * room - 1, room - 1, -1)
         slots = np.array([self._free.pop() for _ in range(len(new))], np.intp)
         self.begun = slots
         if not new.size:
@@ -231,13 +235,6 @@ class Tracker:
             more[:, : self.votes.shape[1]] = self.votes
             self.votes = more
         return np.array([*map(index.__getitem__, labels)], np.intp)
-
-    def _grow(self) -> None:
-        room = self.room
-        self.motion.grow(2 * room)
-        arrays = (self.number, self.votes, self._unseen, self._missed)
-        self.number, self.votes, self._unseen, self._missed = grown(2 * room, *arrays)
-        self._free += range(2 * room - 1, room - 1, -1)
 
     def _release(self, slots: Slots) -> None:
         self._free += slots.tolist()

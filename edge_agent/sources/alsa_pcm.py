@@ -41,11 +41,7 @@ class Microphone:
     """An open capture PCM."""
 
     def __init__(self, spec: SourceSpec) -> None:
-        """Open it and begin to record.
-
-        Raises:
-            SourceError: it is not there, is in use, or cannot record so.
-        """
+        """Open it and begin to record."""
         self._name = spec.redacted
         self._asound = _library()
         self._rate: int = spec.options["rate"]
@@ -81,7 +77,6 @@ class Microphone:
         )
 
     def read(self, timeout: float) -> list[Rows | SampleError]:
-        """Return the sound that has come."""
         ready = self._asound.snd_pcm_wait(self._pcm, int(timeout * 1000))
         if ready == 0:
             return []

@@ -37,11 +37,7 @@ class StreamCamera:
     trouble = None
 
     def __init__(self, spec: SourceSpec, context: SourceContext) -> None:
-        """Open the stream.
-
-        Raises:
-            SourceError: nothing answers, access is refused, or it cannot be decoded.
-        """
+        """Open the stream."""
         # Here: devices have no use for it.
         import av
 

@@ -22,7 +22,6 @@ class Pictures:
         self._began: float | None = None
 
     def read(self, timeout: float, wanted: Wanted) -> Sequence[Reading | SampleError] | None:
-        """Return the next picture, if anyone wants it; how long to wait, its driver knows."""
         del timeout
         if not self.source.grab():
             return None
@@ -44,11 +43,9 @@ class LivePictures(Tap):
     """One pipeline's view of a camera: the newest picture that it wants waits for it."""
 
     def wants(self, at: float) -> bool:
-        """Whether it wants a picture, as its rate says."""
         return super().wants(at) and self.context.wanted(at)
 
     def offer(self, item: Reading | SampleError) -> None:
-        """Take a picture instead of one that still waits."""
         if self.waiting:
             self.waiting.clear()
             self.context.missed()

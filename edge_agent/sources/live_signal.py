@@ -42,7 +42,6 @@ class Signal:
         self._device = device
 
     def read(self, timeout: float, wanted: Wanted) -> list[Reading | SampleError]:
-        """Return what has come; each is wanted, as windows are cut of all."""
         del wanted
         found: list[Reading | SampleError] = []
         for item in self._device.read(timeout):
@@ -79,7 +78,6 @@ class LiveSignal(Tap):
         return signal.continuity.counts if isinstance(signal, Signal) else None
 
     def offer(self, item: Reading | SampleError) -> None:
-        """Take a reading."""
         if len(self.waiting) >= MAX_WAITING:
             self.waiting.clear()
             self.waiting.append(
@@ -93,7 +91,6 @@ class LiveSignal(Tap):
         return there
 
     def check(self) -> None:
-        """Check how long the device has said nothing."""
         if self._stall is not None and time.monotonic() - self._heard > self._stall:
             self._shared.lose(SourceError(f"{self._name}: gave nothing for {self._stall:g} s"))
 

@@ -85,7 +85,11 @@ class Payload:
         counts = {len(column) for column in columns}
         if len(counts) > 1:
             raise SampleError(f"expected as many values of each field, found {sorted(counts)}")
-        times = None if self.time is None else _times(_at(value, self.time), self.time)
+        times = None
+        if self.time is not None:
+            said = _at(value, self.time)
+            each = said if isinstance(said, list) else [said]
+            times = np.array([_time_ns(one, self.time) for one in each], np.int64)
         rows = np.stack(columns, axis=1)
         if times is not None and len(times) not in {1, len(rows)}:
             wanted = "1 time" if len(rows) == 1 else f"1 or {len(rows)} times"
@@ -128,7 +132,6 @@ class TopicMessages:
             self._came.notify()
 
     def read(self, timeout: float) -> list[Rows | SampleError]:
-        """Return what has come."""
         with self._came:
             if not self._messages:
                 self._came.wait(timeout)
@@ -209,11 +212,6 @@ def _at(value: Mapping[str, Any], path: str) -> Any:
         else:
             raise SampleError(f"expected a field {path}, found {_shown(value)}")
     return found
-
-
-def _times(value: Any, name: str) -> NDArray[np.int64]:
-    values = value if isinstance(value, list) else [value]
-    return np.array([_time_ns(one, name) for one in values], np.int64)
 
 
 def _time_ns(value: Any, name: str) -> int:

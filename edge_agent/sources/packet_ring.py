@@ -150,14 +150,13 @@ def _copied(data: bytes, pts: int, dts: int, time_base: Any) -> Any:
 
 
 class ClipWriter:
-    """Writes packets of a ring into an MP4 file, in fragments: what a kill leaves can be played."""
+    """Writes packets of a ring into an MP4 file, in fragments: what a kill leaves can be played.
+
+    AgentError is raised where it cannot be written, or MP4 does not take what the camera sends.
+    """
 
     def __init__(self, path: str, ring: PacketRing) -> None:
-        """Open the file.
-
-        Raises:
-            AgentError: it cannot be written, or MP4 does not take what the camera sends.
-        """
+        """Open the file."""
         import av
 
         self.session = ring.session
@@ -170,11 +169,7 @@ class ClipWriter:
             self._stream = self._file.add_stream_from_template(self._template.streams.video[0])
 
     def write(self, packet: Packet) -> None:
-        """Append a packet, unless its time does not go on.
-
-        Raises:
-            AgentError: it cannot be written.
-        """
+        """Append a packet, unless its time does not go on."""
         if self._base is None:
             self._base = packet.dts
         dts = packet.dts - self._base
@@ -188,11 +183,7 @@ class ClipWriter:
             self._file.mux(made)
 
     def close(self) -> None:
-        """End the file.
-
-        Raises:
-            AgentError: it cannot be written.
-        """
+        """End the file."""
         with _errors():
             try:
                 self._file.close()

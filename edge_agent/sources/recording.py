@@ -1,15 +1,30 @@
-"""Recorded sensor data, whatever the file: rows handed on as fast as asked for, or at a rate."""
+"""Recorded sensor data: rows handed on as fast as asked for, or at a rate.
+
+Of `.npy`, `.wav` and bare float32 files here, of `.csv` in `csv_file`. Read in pieces with plain
+reads: a memory map would kill the whole process (SIGBUS) when another program cuts the file short
+while it is mapped. The header of a `.wav` file is read here: Python's `wave` takes no floats, and
+before 3.12 nothing that names its format the extensible way, as recorders of 24 bits do.
+"""
 
 from __future__ import annotations
 
+import math
+import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
 
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from ..core.containment import words
 from ..core.errors import SampleError, SourceError
+from ..core.text import naming
 from ..core.types import Array, Reading
-from .arrays import open_array
 from .csv_file import CsvRows
 from .source import Metronome, SourceContext
 from .spec import SourceSpec
@@ -115,3 +130,248 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Recording:
     else:
         rows = open_array(spec.local, spec.redacted, scheme, options.get("channels", 0))
     return Recording(spec, rows, context.closing)
+
+
+PIECE = 4 * 1024 * 1024
+"""Bytes that are read at a time, at most."""
+
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_TYPES = {(_PCM, 8): "u1", (_PCM, 16): "<i2", (_PCM, 24): "V3", (_PCM, 32): "<i4"}
+_TYPES |= {(_FLOAT, 32): "<f4", (_FLOAT, 64): "<f8"}
+_KNOWN = "PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64"
+_CHUNKS = 1000
+"""Parts before the samples that are passed over, at most."""
+_MOST_VALUES = 1 << 24
+"""In a row; a header may say anything, and memory has to hold some rows of each pipeline."""
+_MOST_COLUMNS = 1 << 16
+"""In a row of an array in column order, which is read a column at a time."""
+_MOST_CHANNELS = 1024
+"""Of sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where an array lies in a file, and how."""
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    """At least two sizes, the first counts the rows."""
+    offset: int
+    """Bytes before the array."""
+    column_major: bool = False
+    rate_hz: float | None = None
+    """Of sound: samples a second. Its PCM is read as -1 to 1."""
+
+    @property
+    def row_values(self) -> int:
+        """How many values a row has."""
+        return math.prod(self.shape[1:])
+
+
+class ArrayRows:
+    """The rows of one array in a file."""
+
+    columns: tuple[str, ...] = ()
+    flaw = None
+
+    def __init__(self, file: BinaryIO, name: str, layout: Layout) -> None:
+        """Make rows of an opened file, which they own from now on; *name* is for errors."""
+        self.rate_hz = layout.rate_hz
+        self._file = file
+        self._name = name
+        self._layout = layout
+        row_bytes = layout.row_values * max(4, layout.dtype.itemsize)
+        self._most = max(1, PIECE // row_bytes)
+        self._next = 0
+
+    def read(self, limit: int) -> Array | None:
+        """Read up to *limit* rows (n, channels), ending before one with NaN or infinity."""
+        layout, start = self._layout, self._next
+        shape, width = layout.shape, layout.row_values
+        count = min(limit, self._most, shape[0] - start)
+        if count == 0:
+            return None
+        try:
+            if layout.column_major:
+                columns = [self._values(k * shape[0] + start, count) for k in range(width)]
+                flat: Array = np.stack(columns, axis=1)
+            else:
+                flat = self._values(start * width, count * width).reshape(count, width)
+        except OSError as problem:
+            raise SourceError(f"{self._name}: cannot be read: {problem.strerror}") from None
+        with np.errstate(over="ignore"):
+            rows = flat.astype(np.float32) if layout.rate_hz is None else _samples(flat)
+        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        if bad.size and bad[0] == 0:
+            self._next = start + 1
+            if layout.rate_hz is not None:
+                raise SampleError(f"{self._name}: sample {start} is not a finite number")
+            place = int(np.flatnonzero(~np.isfinite(rows[0]))[0])
+            raise SampleError(
+                f"{self._name}: row {start}, value {place} is not a finite float32 number, "
+                f"found {flat[0, place]}"
+            )
+        count = int(bad[0]) if bad.size else count
+        self._next = start + count
+        rows = rows[:count].reshape((count, *shape[1:]), order="F" if layout.column_major else "C")
+        return np.ascontiguousarray(rows)
+
+    def rewind(self) -> None:
+        self._next = 0
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _values(self, start: int, count: int) -> Array:
+        """Read *count* values from the *start*-th of the file on."""
+        size = self._layout.dtype.itemsize
+        self._file.seek(self._layout.offset + start * size)
+        data = self._file.read(count * size)
+        if len(data) < count * size:
+            raise SourceError(f"{self._name}: was cut short while it was read")
+        return np.frombuffer(data, self._layout.dtype)
+
+
+def _samples(raw: Array) -> NDArray[np.float32]:
+    """Return sound, (n, channels) of any type, as float32; PCM from -1 to 1."""
+    if raw.dtype.kind == "f":
+        return raw.astype(np.float32)
+    if raw.dtype.kind == "u":
+        return np.asarray((raw.astype(np.float32) - 128) / 128, np.float32)
+    if raw.dtype.kind == "V":
+        # To the upper three of four bytes; the lowest is noise below them.
+        wide = np.zeros((*raw.shape, 4), np.uint8)
+        wide[..., 1:] = raw.view(np.uint8).reshape(*raw.shape, 3)
+        raw = wide.view("<i4")[..., 0]
+    scale = np.float32(2.0 ** (8 * raw.dtype.itemsize - 1))
+    return np.divide(raw.astype(np.float32), scale, dtype=np.float32)
+
+
+def open_array(path: Path, name: str, scheme: str, channels: int = 0) -> ArrayRows:
+    """Open a file of rows.
+
+    npy: time by channels, or more sizes as ready model inputs; wav; or f32, nothing but float32,
+    little endian, so many *channels* in a row.
+
+    Raises:
+        SourceError: it cannot be read, is no such file, is empty, or is cut short.
+    """
+    try:
+        # Each read is large already.
+        file = path.open("rb", buffering=0)
+    except OSError as problem:
+        raise SourceError(f"{naming(name, path)}: {problem.strerror}") from None
+    try:
+        size = path.stat().st_size
+        if scheme == "npy":
+            layout = _npy_layout(file, name, size)
+        elif scheme == "wav":
+            layout = _wav_layout(file, name, size)
+        else:
+            layout = _raw_layout(name, size, channels)
+    except SourceError:
+        file.close()
+        raise
+    return ArrayRows(file, name, layout)
+
+
+def _raw_layout(name: str, size: int, channels: int) -> Layout:
+    """Check that a file holds whole rows only.
+
+    Else either `channels` is wrong or the file was cut short, and the rows could be shifted.
+    """
+    row = 4 * channels
+    if size == 0 or size % row:
+        found = f"{size} bytes, {size % row} more than {size // row} rows" if size else "no bytes"
+        raise SourceError(
+            f"{name}: expected rows of {channels} float32 values ({row} bytes), found {found}; "
+            "set ?channels= to the number of values a row, or repair the file"
+        )
+    return Layout(np.dtype("<f4"), (size // row, channels), 0)
+
+
+def _npy_layout(file: BinaryIO, name: str, size: int) -> Layout:
+    """Read the header (numpy.lib.format, versions 1 and 2; 3 is for structured types only)."""
+    try:
+        version = npy.read_magic(file)
+        if version == (1, 0):
+            shape, column_major, dtype = npy.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, column_major, dtype = npy.read_array_header_2_0(file)
+        else:
+            raise SourceError(f"{name}: .npy format {version} is not supported; save it anew")
+    except (ValueError, OSError) as problem:
+        why = words(problem)
+        raise SourceError(f"{name}: is not a .npy file that can be read: {why}") from None
+    if dtype.kind not in "biuf":
+        raise SourceError(f"{name}: expected an array of real numbers, found type {dtype}")
+    if not shape or any(type(each) is not int or each < 1 for each in shape):
+        raise SourceError(f"{name}: expected rows, found an array of shape {shape}")
+    rows = shape if len(shape) > 1 else (*shape, 1)
+    layout = Layout(dtype, rows, file.tell(), column_major)
+    most = _MOST_COLUMNS if column_major else _MOST_VALUES
+    if layout.row_values > most:
+        advice = "; save it in row order, with numpy.ascontiguousarray" if column_major else ""
+        raise SourceError(
+            f"{name}: expected rows of at most {most} values, found {layout.row_values}{advice}"
+        )
+    held, needed = (size - layout.offset) // dtype.itemsize, math.prod(shape)
+    if held < needed:
+        raise SourceError(f"{name}: is cut short: expected {needed} values, found {held}")
+    return layout
+
+
+def _wav_layout(file: BinaryIO, name: str, size: int) -> Layout:
+    try:
+        return _wav_header(file, name, size)
+    except (OSError, struct.error):
+        raise SourceError(f"{name}: is not a .wav file, or is cut short in its header") from None
+
+
+def _wav_header(file: BinaryIO, name: str, size: int) -> Layout:
+    riff, _, wave = struct.unpack("<4sI4s", file.read(12))
+    if riff not in {b"RIFF", b"RF64", b"BW64"} or wave != b"WAVE":
+        raise SourceError(f"{name}: is not a .wav file (RIFF, WAVE)")
+    form: tuple[int, int, int, int] | None = None
+    long: int | None = None
+    for _ in range(_CHUNKS):
+        kind, length = struct.unpack("<4sI", file.read(8))
+        if kind == b"data":
+            break
+        begin = file.tell()
+        if kind == b"ds64":  # of more than 4 GiB: lengths of 64 bits
+            _, long = struct.unpack("<QQ", file.read(16))
+        if kind == b"fmt ":
+            form = _read_format(file, length)
+        file.seek(begin + length + length % 2)
+    else:
+        raise SourceError(f"{name}: holds no samples")
+    if form is None:
+        raise SourceError(f"{name}: its samples stand before their format")
+    code, channels, rate, bits = form
+    if (code, bits) not in _TYPES or not channels or not rate:
+        raise SourceError(
+            f"{name}: format {code} of {bits} bits, {channels} channels, {rate} Hz; expected "
+            f"{_KNOWN}; convert it, e.g. with ffmpeg -i FILE -c:a pcm_s16le OUT.wav"
+        )
+    if channels > _MOST_CHANNELS:
+        raise SourceError(
+            f"{name}: expected at most {_MOST_CHANNELS} channels, found {channels}; is it damaged?"
+        )
+    offset = file.tell()
+    # What was written as a stream has no true length in its header.
+    length = long if long is not None and length == 0xFFFFFFFF else length
+    held = min(length, size - offset) if length else size - offset
+    count = held // (channels * bits // 8)
+    if count == 0:
+        raise SourceError(f"{name}: holds no samples")
+    return Layout(np.dtype(_TYPES[code, bits]), (count, channels), offset, rate_hz=float(rate))
+
+
+def _read_format(file: BinaryIO, length: int) -> tuple[int, int, int, int]:
+    """Return format code, channels, samples a second, and bits of a sample."""
+    code, channels, rate, _, _, bits = struct.unpack("<HHIIHH", file.read(16))
+    if code == _EXTENSIBLE and length >= 40:
+        file.seek(8, 1)
+        code = struct.unpack("<H", file.read(2))[0]
+    return code, channels, rate, bits

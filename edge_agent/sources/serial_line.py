@@ -40,11 +40,7 @@ class SerialLines:
     """The lines of one port."""
 
     def __init__(self, spec: SourceSpec) -> None:
-        """Open the port.
-
-        Raises:
-            SourceError: it is not there, is in use, or is no serial port.
-        """
+        """Open the port."""
         from serial import Serial, SerialException
 
         self._name = spec.redacted
@@ -68,7 +64,6 @@ class SerialLines:
         """What comes next does not follow."""
 
     def read(self, timeout: float) -> list[Rows | SampleError]:
-        """Return the lines that have come."""
         try:
             # Not by the port's own timeout: a change of it sets the whole port up again.
             ready, _, _ = select([self._port.fileno()], [], [], timeout)

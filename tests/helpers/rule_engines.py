@@ -119,7 +119,6 @@ class Stage:
         sample = Sample(self._picture, self.seq, int(self.now * 1e9), self.now)
         outcome = Outcome("m@1", "none", findings, Timing(0.0, 0.0, 0.0), drift=drift or {})
         outcome = self.engine.process(sample, outcome, detections(weak) if weak else None)
-        self.engine.result("p", sample, outcome)
         return outcome.findings
 
     def still(self, wait: float | None = None) -> None:

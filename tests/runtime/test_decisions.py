@@ -10,8 +10,7 @@ import pytest
 from edge_agent.core.errors import ModelError
 from edge_agent.core.types import Anomaly, Classes, Outcome, Timing
 from edge_agent.models.manifest import OutputSpec, parse
-from edge_agent.runtime.pipelines.decisions import Decisions
-from edge_agent.runtime.pipelines.learned import LearnedValues
+from edge_agent.runtime.pipelines.learned import Decisions, LearnedValues
 
 
 def outcome(findings: Any, model: str = "m@1") -> Outcome:

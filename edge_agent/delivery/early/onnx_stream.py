@@ -116,15 +116,12 @@ class Ends:
 class OnnxFile:
     """A file on its way; to be read in this order: nodes, ends, tensors.
 
-    What is no message of protocol buffers raises DamagedError.
+    UnfitError is raised where it cannot be read like this, as its parts are many, come in another
+    order or are none of the standard's; DamagedError of what is no message of protocol buffers.
     """
 
     def __init__(self, data: GrowingFile, begin: int, end: int) -> None:
-        """Wait for the first bytes of the file that lies in *data* from *begin* to *end*.
-
-        Raises:
-            UnfitError: it is no file that can be read like this.
-        """
+        """Wait for the first bytes of the file that lies in *data* from *begin* to *end*."""
         self._data = data
         self.begin, self.end = begin, end
         self.front = b""
@@ -150,12 +147,7 @@ class OnnxFile:
         return max(self.graph[0], self.graph[1] - TAIL_BYTES), self.end
 
     def nodes(self) -> list[Node]:
-        """Wait for all nodes.
-
-        Raises:
-            UnfitError: they do not come first, are too many, hold graphs of their own, or are
-            none of the standard's.
-        """
+        """Wait for all nodes."""
         found: list[Node] = []
         for field in self._walk:
             if field.number == proto.GRAPH_INITIALIZER:
@@ -179,11 +171,7 @@ class OnnxFile:
         return node
 
     def ends(self) -> Ends:
-        """Wait for what the network takes and gives, without its weights.
-
-        Raises:
-            UnfitError: it is not among the last bytes.
-        """
+        """Wait for what the network takes and gives, without its weights."""
         start = self.tail[0]
         opsets = b""
         for field in fields(self._data, self.graph[1], self.end):
@@ -203,11 +191,7 @@ class OnnxFile:
         raise UnfitError("what it takes and gives is not among its last bytes")
 
     def tensors(self, ends: Ends) -> Iterator[Tensor]:
-        """Iterate over the weights, each when it has arrived.
-
-        Raises:
-            UnfitError: something else is among them, or *ends* was no more than a resemblance.
-        """
+        """Iterate over the weights, each when it has arrived."""
         last = self._first
         while last is not None and last.number == proto.GRAPH_INITIALIZER:
             tensor = read_tensor(self._data, (last.begin, last.end))

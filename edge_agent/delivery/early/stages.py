@@ -209,15 +209,14 @@ Frame = Callable[[tuple[TensorSpec, ...]], Tensors | None]
 
 
 class StagedNetwork:
-    """ONNX Runtime on the CPU, a session for each stage."""
+    """ONNX Runtime on the CPU, a session for each stage.
+
+    UnfitError is raised where the network cannot be run in stages, EngineError where the engine
+    fails.
+    """
 
     def __init__(self, data: GrowingFile, file: OnnxFile, choice: EngineChoice) -> None:
-        """Wait for the graph of *file*, of which nothing has been read.
-
-        Raises:
-            UnfitError: it cannot be run in stages.
-            EngineError: it cannot be run like this at all.
-        """
+        """Wait for the graph of *file*, of which nothing has been read."""
         self._data = data
         self._file = file
         self._nodes = file.nodes()
@@ -231,12 +230,7 @@ class StagedNetwork:
         """Stages that have been built."""
 
     def infer(self, frame: Frame) -> tuple[Tensors, dict[str, Array]]:
-        """Run a frame through the stages as they are built; return its inputs and outputs.
-
-        Raises:
-            UnfitError: the network cannot be run in stages, or there is no frame.
-            EngineError: the engine failed.
-        """
+        """Run a frame through the stages as they are built; return its inputs and outputs."""
         stages = self._build()
         before = []
         for each in stages:

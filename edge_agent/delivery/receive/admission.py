@@ -43,16 +43,12 @@ class Admission:
     """Refuses by ModelError, whose text is published to the sender."""
 
     def __init__(self, store: Store, library: Library, identity: DeviceIdentity) -> None:
-        self._store = store
-        self._library = library
+        self.store = store
+        self.library = library
         self.identity = identity
 
     def check(self, header_bytes: bytes, signature: bytes | None) -> PackageHeader | None:
-        """Return the header of a package that may come in; None: not before the clock is set.
-
-        Raises:
-            ModelError: it may not.
-        """
+        """Return the header of a package that may come in; None: not before the clock is set."""
         identity = self.identity
         verify_header(
             header_bytes, signature, identity.trusted(), allow_unsigned=identity.allow_unsigned()
@@ -73,8 +69,8 @@ class Admission:
 
     def check_not_older(self, name: str, version: str) -> None:
         """Raise ModelError if something higher has been accepted, in the store or elsewhere."""
-        self._store.check_not_older(name, version)
-        for entry in self._library.versions(name):
+        self.store.check_not_older(name, version)
+        for entry in self.library.versions(name):
             if (
                 entry.accepted
                 and entry.version
@@ -87,7 +83,7 @@ class Admission:
 
     def check_not_elsewhere(self, name: str, version: str) -> None:
         """Raise ModelError if another place has this version: two models would be mixed up."""
-        for entry in self._library.entries(name):
+        for entry in self.library.entries(name):
             if (
                 entry.place != "store"
                 and entry.version is not None
@@ -101,32 +97,29 @@ class Admission:
         """Whether the store has this very package; another one that was never accepted is removed.
 
         *phase* is of a version of this number that is live or on its way there.
-
-        Raises:
-            ModelError: its version is on this device with other content.
         """
         name, version = header.name, header.version
-        place = self._store.path(name, version)
+        place = self.store.path(name, version)
         if place is None:
             self.check_not_elsewhere(name, version)
             return False
         other = "with other content"
-        if self._store.transfer(name, version) == transfer or self._is_same(header):
+        if self.store.transfer(name, version) == transfer or self._is_same(header):
             kept, wanted = variant_kept(place) or "", chosen(header.variants, self.identity.here)
             if not header.variants or kept == wanted:
                 return True
             other = f"as {variant_words(kept)}, and is to be {variant_words(wanted)} now"
-        if phase is not None or self._store.accepted(name, version):
+        if phase is not None or self.store.accepted(name, version):
             raise ModelError(
                 f"{header.id} is on this device already, {other}; give it a higher version"
             )
-        with self._store.locked():
-            self._store.discard(name, version)
+        with self.store.locked():
+            self.store.discard(name, version)
         return False
 
     def _is_same(self, header: PackageHeader) -> bool:
         """Whether the store has this very content: the same folder packed again at another time."""
-        path = self._store.path(header.name, header.version)
+        path = self.store.path(header.name, header.version)
         if path is None:
             return False
         try:
@@ -138,7 +131,7 @@ class Admission:
     def make_room(self, size: int, transfer: str | None = None) -> None:
         """Make room in the store for *size* bytes more; raise ModelError if it has not enough."""
         make_room(
-            self._store,
+            self.store,
             size,
             self.identity.quota_bytes(),
             derived=collect.forms,

@@ -17,11 +17,9 @@ from ...core.errors import MalformedError, ModelError
 from ...models.manifest import ModelFolder
 from ...models.packages.archive import Front
 from ...models.packages.package import PackageHeader
-from ...models.store.catalog import Library
 from ...models.store.incoming import Incoming, interrupted_transfers, other_transfers
 from ...models.store.install import install_incoming
 from ...models.store.local_blocks import plain_folders, stored_versions
-from ...models.store.store import Store
 from ...mqtt.connection import ReceivedMessage
 from ..protocol import WINDOW
 from ..rollout.ledger import Candidate, Ledger
@@ -49,11 +47,9 @@ class BlockReceiver:
 
     def __init__(
         self,
-        store: Store,
-        library: Library,
         ledger: Ledger,
-        *,
         admission: Admission,
+        *,
         submit: Callable[[Candidate, int], None],
         expect: Callable[[PackageHeader], EarlyTrial | None],
     ) -> None:
@@ -62,8 +58,6 @@ class BlockReceiver:
         *submit* takes a candidate whose package is complete, and the number of its blocks; *expect*
         begins the trial of a package that is about to arrive, where that is worth it.
         """
-        self._store = store
-        self._library = library
         self._ledger = ledger
         self._status = ledger.status
         self._admission = admission
@@ -115,7 +109,7 @@ class BlockReceiver:
             header.size,
             header.blocks,
         )
-        begun = interrupted_transfers(self._store).get(transfer_id)
+        begun = interrupted_transfers(self._admission.store).get(transfer_id)
         if begun is not None:
             self._begin_blocks(transfer, begun.block_list)
         else:
@@ -186,17 +180,19 @@ class BlockReceiver:
         try:
             blocks = transfer.header.block_list(block_list)
             here = self._admission.identity.here
-            incoming = Incoming(self._store, front, transfer.header, blocks, here)
+            incoming = Incoming(self._admission.store, front, transfer.header, blocks, here)
             transfer.begin_blocks(incoming)
             # Its folder is made durable while the first blocks are on their way.
             self._flusher.put(incoming, None)
             folders = [
-                e.path for e in self._library.versions(transfer.header.name) if e.place != "store"
+                e.path
+                for e in self._admission.library.versions(transfer.header.name)
+                if e.place != "store"
             ]
             saved = incoming.fill(
                 chain(
-                    stored_versions(self._store),
-                    other_transfers(self._store, transfer.id),
+                    stored_versions(self._admission.store),
+                    other_transfers(self._admission.store, transfer.id),
                     plain_folders(folders),
                 )
             )
@@ -239,7 +235,7 @@ class BlockReceiver:
         try:
             # A key that was removed meanwhile is not trusted any more.
             self._admission.check(transfer.header_bytes, transfer.signature)
-            return install_incoming(self._store, incoming)
+            return install_incoming(self._admission.store, incoming)
         except ModelError:
             incoming.discard()
             raise

@@ -19,12 +19,10 @@ from typing import Any
 from ...core.errors import AgentError, MalformedError, ModelError, NotNowError, RequestError
 from ...core.names import is_name, version_key
 from ...core.state_file import StateFile
-from ...models.store.catalog import Library
 from ...mqtt.connection import ReceivedMessage
 from ...mqtt.payloads import SCHEMA
 from ...mqtt.requests import Later
 from ..plan import ENDED, Plan, read, touched
-from .admission import DeviceIdentity
 from .router import Router
 
 log = logging.getLogger(__name__)
@@ -96,9 +94,7 @@ class Rollouts:
     def __init__(
         self,
         file: Path,
-        identity: DeviceIdentity,
         transfers: Router,
-        library: Library,
         *,
         say: Callable[[Mapping[str, Any]], object],
         stop: Callable[[str, str], object],
@@ -111,10 +107,9 @@ class Rollouts:
         reason, *rollback* raises AgentError, *health* returns ok or degraded.
         """
         self._file = StateFile(file, "roll-outs that were seen")
-        self._identity = identity
         self._transfers = transfers
+        self._identity = transfers.admission.identity
         self._say = say
-        self._library = library
         self._stop = stop
         self._rollback = rollback
         self._health = health
@@ -362,7 +357,7 @@ class Rollouts:
     def _live(self, name: str) -> str | None:
         """Return the version of a model that serves."""
         try:
-            return self._library.live(name).manifest.version
+            return self._transfers.admission.library.live(name).manifest.version
         except ModelError:
             return None
 

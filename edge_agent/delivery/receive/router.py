@@ -59,16 +59,12 @@ class Router:
         *submit* takes a candidate whose package is complete; *expect* begins the trial of a package
         that is about to arrive, where that is worth it.
         """
-        self._store = store
-        self._library = library
         self._ledger = ledger
         self._status = ledger.status
         self._drawing = drawing
         self._deploy = submit
-        self._admission = Admission(store, library, identity)
-        self._blocks = BlockReceiver(
-            store, library, ledger, admission=self._admission, submit=self._submit, expect=expect
-        )
+        self.admission = Admission(store, library, identity)
+        self._blocks = BlockReceiver(ledger, self.admission, submit=self._submit, expect=expect)
         self._waiting: dict[str, tuple[bytes, bytes | None, Drawing | None]] = {}
         """Header and signature of those that wait for a credible clock; what draws them."""
         self._clock_checked = 0.0
@@ -160,7 +156,7 @@ class Router:
         try:
             header, signature, sent, lies_retained = _parse(transfer, payload)
             age = 0.0 if sent is None else time.time() - sent
-            if age > MOST_OFFER_SECONDS and self._admission.identity.credible():
+            if age > MOST_OFFER_SECONDS and self.admission.identity.credible():
                 # A broker has kept it while this device was away: nobody sends its blocks any more,
                 # and it may be withdrawn.
                 raise ModelError(
@@ -191,14 +187,14 @@ class Router:
             return
         self._waiting.pop(transfer, None)
         try:
-            header = self._admission.check(header_bytes, signature)
+            header = self.admission.check(header_bytes, signature)
             if header is None:
                 self._wait(transfer, (header_bytes, signature, drawing))
                 return
             if self._answer_present(transfer, header):
                 return
             self._blocks.check_free()
-            self._admission.make_room(header.share(self._admission.identity.here).bytes, transfer)
+            self.admission.make_room(header.share(self.admission.identity.here).bytes, transfer)
         except ModelError as problem:
             self._status.reject(transfer, str(problem))
             return
@@ -216,7 +212,7 @@ class Router:
         """Answer the offer of a package that is on the device; return False if it is not."""
         name, version = header.name, header.version
         phase = self._ledger.phase(name, version)
-        if not self._admission.is_here(transfer, header, phase=phase):
+        if not self.admission.is_here(transfer, header, phase=phase):
             return False
         if phase is not None:
             figures = self._ledger.figures(name, version)
@@ -225,7 +221,7 @@ class Router:
             )
             return True
         log.info("push %s: %s is here already", transfer, header.id)
-        found = partial(self._library.find_unchanged, name, version)
+        found = partial(self.admission.library.find_unchanged, name, version)
         self._submit(Candidate(name, version, transfer, found), header.blocks)
         return True
 
@@ -267,38 +263,38 @@ class Router:
         """Make a candidate of a package that may come in; None: the device has it."""
         front = archive.front
         if front is None:
-            self._admission.check_unsigned()
-            self._admission.make_room(size)
+            self.admission.check_unsigned()
+            self.admission.make_room(size)
             # What it is called is known when it is unpacked.
             return Candidate("?", "0", transfer, partial(self._install_handmade, archive))
-        header = self._admission.check(front.header, front.signature)
+        header = self.admission.check(front.header, front.signature)
         if header is None:
             raise ModelError("the clock of this device is not set yet; use push, which waits")
         blocks = header.block_list(front.block_list)
         members = archive.members(header)
         if self._answer_present(transfer, header):
             return None
-        self._admission.make_room(header.share(self._admission.identity.here).bytes)
+        self.admission.make_room(header.share(self.admission.identity.here).bytes)
 
         def install() -> ModelFolder:
-            self._admission.check(front.header, front.signature)
+            self.admission.check(front.header, front.signature)
             return install_package(
-                self._store, front, header, blocks, members, self._admission.identity.here
+                self.admission.store, front, header, blocks, members, self.admission.identity.here
             )
 
         return Candidate(header.name, header.version, transfer, install)
 
     def _install_handmade(self, archive: Archive) -> ModelFolder:
         """Install a tar without a header; its name and version are known only then."""
-        folder = install_handmade(self._store, archive, self._admission.identity.here)
+        folder = install_handmade(self.admission.store, archive, self.admission.identity.here)
         name, version = folder.manifest.name, folder.manifest.version
         try:
-            self._admission.check_not_older(name, version)
-            self._admission.check_not_elsewhere(name, version)
+            self.admission.check_not_older(name, version)
+            self.admission.check_not_elsewhere(name, version)
         except ModelError:
-            with self._store.locked():
-                if not self._store.accepted(name, version):
-                    self._store.discard(name, version)
+            with self.admission.store.locked():
+                if not self.admission.store.accepted(name, version):
+                    self.admission.store.discard(name, version)
             raise
         return folder
 
@@ -315,7 +311,7 @@ class Router:
 
     def resume(self) -> None:
         """Resume, after a start, the transfers that were interrupted."""
-        for transfer, front in interrupted_transfers(self._store).items():
+        for transfer, front in interrupted_transfers(self.admission.store).items():
             log.info("push %s: was interrupted, is resumed", transfer)
             self._consider(transfer, front.header, front.signature)
             if self._ledger.by_transfer(transfer) is None and transfer not in self._waiting:
@@ -324,10 +320,10 @@ class Router:
     def _remove(self, transfer: str) -> None:
         """Remove what has arrived of a package that may not come in any more, or is here."""
         try:
-            with disk_errors(f"push {transfer}: removing it"), self._store.locked():
-                folder = self._store.incoming / transfer
+            with disk_errors(f"push {transfer}: removing it"), self.admission.store.locked():
+                folder = self.admission.store.incoming / transfer
                 if folder.is_dir():
-                    self._store.delete_folder(folder)
+                    self.admission.store.delete_folder(folder)
         except ModelError as problem:
             log.error("push %s: not removed: %s", transfer, problem)  # noqa: TRY400 - one line, no traceback
 
@@ -336,7 +332,7 @@ class Router:
         self._blocks.tick(now)
         if self._waiting and now - self._clock_checked > CLOCK_SECONDS:
             self._clock_checked = now
-            if self._admission.identity.credible():
+            if self.admission.identity.credible():
                 for transfer, offer in list(self._waiting.items()):
                     self._consider(transfer, *offer)
 

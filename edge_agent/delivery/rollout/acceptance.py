@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from ...config.settings import Trial
@@ -42,11 +41,6 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.inferred_before = sum(model.stats.inferred for model in self.models)
-
-    @property
-    def over(self) -> bool:
-        """Whether its time has passed."""
-        return time.monotonic() >= self.until
 
     @property
     def stuck(self) -> bool:

@@ -8,12 +8,8 @@ from typing import Any
 from ...core.errors import ModelError
 from ...core.frozen import record
 from ...core.parameters import Name, Version
-from ...models.store.catalog import Library
 from ...models.store.pointers import same_version
-from ...models.store.store import Store
 from ...mqtt.requests import Command
-from ...serving.active import ActiveModels
-from .ledger import Ledger
 from .swap import Swap, exchange_details, log_live
 
 
@@ -43,13 +39,7 @@ class Delete:
 class VersionCommands:
     """Carried out by the thread of requests; a candidate of the same model is canceled."""
 
-    def __init__(
-        self, store: Store, library: Library, active: ActiveModels, ledger: Ledger, swap: Swap
-    ) -> None:
-        self._store = store
-        self._library = library
-        self._active = active
-        self._ledger = ledger
+    def __init__(self, swap: Swap) -> None:
         self._swap = swap
         self.commands: tuple[Command[Any], ...] = (
             Command("rollback", Rollback, self.rollback),
@@ -63,41 +53,43 @@ class VersionCommands:
         with self._swap.changing:
             version = self._swap.roll_back(name, "by command")
             # Not before: one that fails changes nothing.
-            self._ledger.cancel(name, "rolled back by command")
+            self._swap.ledger.cancel(name, "rolled back by command")
         return {"model": name, "version": version}
 
     def activate(self, request: Activate) -> Mapping[str, Any]:
         """Make a version live that has been accepted before."""
         name, version = request.model, request.version
         with self._swap.changing:
-            folder = self._library.find(name, version)
-            accepted = next(e.accepted for e in self._library.versions(name) if e.folder == folder)
+            folder = self._swap.library.find(name, version)
+            accepted = next(
+                e.accepted for e in self._swap.library.versions(name) if e.folder == folder
+            )
             if not accepted:
                 raise ModelError(f"{name}@{version} has not passed its trial; push it again")
             folder, models = self._swap.reopen(name, version)
-            self._ledger.cancel(name, f"{version} was activated by command")
+            self._swap.ledger.cancel(name, f"{version} was activated by command")
             before = self._swap.running(name, version)
             self._swap.end_probation(name)
             details = exchange_details(self._swap.activate(folder, models))
             log_live(name, folder.manifest.version, before, details)
-            self._ledger.changed()
+            self._swap.ledger.changed()
         return {"model": name, "version": folder.manifest.version}
 
     def delete(self, request: Delete) -> Mapping[str, Any]:
         """Delete a version that nothing uses."""
         name, version = request.model, request.version
-        for pinned, pin in self._active.pins():
+        for pinned, pin in self._swap.active.pins():
             if pinned == name and same_version(pin, version):
                 raise ModelError(
                     f"{name}@{version} is named by a pipeline; change the settings first"
                 )
-        if not self._store.versions(name):
-            self._library.find(name, version)  # of a mistyped name it tells the nearest
+        if not self._swap.store.versions(name):
+            self._swap.library.find(name, version)  # of a mistyped name it tells the nearest
         with self._swap.changing:
-            if self._ledger.phase(name, version) is not None:
+            if self._swap.ledger.phase(name, version) is not None:
                 raise ModelError(
                     f"{name}@{version} is live or on its way there; activate another one first"
                 )
-            self._store.delete(name, version)
-        self._ledger.changed()
+            self._swap.store.delete(name, version)
+        self._swap.ledger.changed()
         return {"model": name, "version": version}

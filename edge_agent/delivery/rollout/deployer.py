@@ -67,26 +67,22 @@ class Deployer:
         *trial* returns the device's bounds, which may be reloaded; *swap* is the profile's
         "overlap" or "replace"; *memory_budget_mb* 0: no bound.
         """
-        self._overlap = swap != "replace"
-        self._store = store
-        self._active = active
         self._ledger = ledger
-        self._bounds = trial
         self._queue: SimpleQueue[Candidate | None] = SimpleQueue()
         self._closing = threading.Event()
         self._budget_mb = memory_budget_mb
-        self._swap = Swap(store, library, active, ledger, trial, self._overlap)
-        self._recovery = Recovery(store, library, ledger, self._swap)
+        self._swap = Swap(store, library, active, ledger, trial, overlap=swap != "replace")
+        self._recovery = Recovery(self._swap)
         self._early: EarlyTrial | None = None
         """The latest; there is one at a time."""
-        self.commands = VersionCommands(store, library, active, ledger, self._swap)
+        self.commands = VersionCommands(self._swap)
         """What operators decide about versions."""
 
     def expect(self, header: PackageHeader) -> EarlyTrial | None:
         """Start the trial of a package that is about to arrive, where that is worth it."""
-        if not self._overlap or (self._early is not None and not self._early.over):
+        if not self._swap.overlap or (self._early is not None and not self._early.over):
             return None  # two models may not be in memory at once
-        self._early = begin_early(header, self._store, self._active, self._budget_mb)
+        self._early = begin_early(header, self._swap.store, self._swap.active, self._budget_mb)
         return self._early
 
     def submit(self, candidate: Candidate) -> None:
@@ -104,7 +100,7 @@ class Deployer:
     def run(self) -> None:
         """Deploy candidates and check those on probation, until closed."""
         with self._swap.changing:
-            self._recovery.resume_probations(self._active, self._bounds())
+            self._recovery.resume_probations()
         while not self._closing.is_set():
             watching = bool(self._ledger.on_probation())
             try:
@@ -141,13 +137,13 @@ class Deployer:
         try:
             with contained(candidate.id, ModelError):
                 self._ledger.enter(candidate, "preparing")
-                bounds = bounds_of(folder, self._bounds())
+                bounds = bounds_of(folder, self._swap.trial())
                 self._ledger.enter(candidate, "trial")
                 details = _try(
                     candidate,
                     folder,
                     bounds,
-                    active=self._active,
+                    active=self._swap.active,
                     budget_mb=self._budget_mb,
                     closing=self._closing,
                 )
@@ -159,7 +155,7 @@ class Deployer:
                     candidate,
                     models,
                     bounds,
-                    active=self._active,
+                    active=self._swap.active,
                     ledger=self._ledger,
                     closing=self._closing,
                     meanwhile=self._swap.check_probations,
@@ -200,7 +196,7 @@ class Deployer:
         It is not tried again then, and leaves the ledger.
         """
         phase = self._ledger.serving_phase(candidate.name, candidate.version)
-        pointed = self._store.pointers(candidate.name).live
+        pointed = self._swap.store.pointers(candidate.name).live
         if phase is None or pointed is None or not same_version(pointed, candidate.version):
             return False
         self._ledger.remove(candidate)
@@ -218,14 +214,14 @@ class Deployer:
         bounds: Trial,
     ) -> None:
         """Record and publish that it serves, and begin its probation; the caller has the lock."""
-        before = self._store.pointers(candidate.name).previous
+        before = self._swap.store.pointers(candidate.name).previous
         loaded = list(models.values())
         if bounds.probation_s > 0:
             self._swap.begin_probation(candidate, loaded, bounds)
         else:
             self._ledger.remove(candidate)
         # Pipelines that name this very version may have waited for it.
-        self._active.load_all()
+        self._swap.active.load_all()
         self._wait_for_first(loaded)
         details = {**details, **exchange_details(exchange), **_first_inference(candidate, loaded)}
         candidate.figures = details
@@ -254,12 +250,12 @@ class Deployer:
             self._ledger.remove(candidate)
             self._ledger.discard(candidate.name, candidate.version, why)
         # It may have hidden the same version of another place.
-        self._active.load_all()
+        self._swap.active.load_all()
         self._ledger.finish(candidate, "rejected", why)
 
     def _retire(self, models: dict[Kind, Model]) -> None:
         for model in models.values():
-            self._active.retire(model)
+            self._swap.active.retire(model)
 
 
 def _first_inference(candidate: Candidate, models: list[Model]) -> dict[str, Any]:
@@ -288,6 +284,7 @@ def _try(
         streamed = engines.streamed(folder)
         choices = engines.choices_for(folder) if streamed is None else [streamed]
         serving = next((each for each in servings if each.kind == kind), None)
+        early = candidate.early_trial
         with closed_after(LiveFrames(serving, folder.path)) as frames:
             verdict = run_trial(
                 folder.path,
@@ -297,7 +294,7 @@ def _try(
                 timeout_s=bounds.timeout_s,
                 memory_mb=budget_mb or free_mb(),
                 stopped=lambda: "the agent ends" if closing.is_set() else candidate.canceled,
-                process=candidate.take_child(kind),
+                process=early.take() if early and early.kind in {kind, None} else None,
                 forms=None if streamed is None else active.loader.forms,
                 frame=frames.inputs,
             )

@@ -27,11 +27,9 @@ from ...mqtt import payloads
 from ..protocol import StatusTopic
 
 if TYPE_CHECKING:
-    from ...core.types import Kind
     from ...models.manifest import ModelFolder
     from ..protocol import Publish
     from ..trial.early_trial import EarlyTrial
-    from ..trial.process import TrialProcess
     from .acceptance import Watch
 
 log = logging.getLogger(__name__)
@@ -122,12 +120,6 @@ class Candidate:
     def blamed(self, why: str) -> str:
         """Return a reason that begins with the name of the candidate."""
         return why if why.startswith(self.id) else f"{self.id}: {why}"
-
-    def take_child(self, kind: Kind) -> TrialProcess | None:
-        """Return the child that was started for it while it arrived, if it is for this kind."""
-        if self.early_trial is None or self.early_trial.kind not in {kind, None}:
-            return None
-        return self.early_trial.take()
 
     def close_early_trial(self) -> None:
         """End that child, if nothing has taken it; may be called twice."""

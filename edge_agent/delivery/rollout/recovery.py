@@ -12,16 +12,12 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from ...config.settings import Trial
 from ...core.errors import ModelError
 from ...core.files import fault
 from ...core.flight_recorder import PreviousCrash
-from ...models.store.catalog import Library
 from ...models.store.pointers import Trial as Mark
-from ...models.store.store import Store
-from ...serving.active import ActiveModels
 from .acceptance import bounds_of
-from .ledger import Candidate, Ledger
+from .ledger import Candidate
 from .swap import Swap
 
 log = logging.getLogger(__name__)
@@ -34,22 +30,19 @@ responsible."""
 class Recovery:
     """Reads the marks at a start."""
 
-    def __init__(self, store: Store, library: Library, ledger: Ledger, swap: Swap) -> None:
-        self._store = store
-        self._library = library
-        self._ledger = ledger
+    def __init__(self, swap: Swap) -> None:
         self._swap = swap
 
     def find_candidates(self, last: PreviousCrash | None) -> list[Candidate]:
         """Read the marks, before any model is loaded; return the candidates to be tried (again)."""
         found: list[Candidate] = []
-        for name in self._store.names():
-            mark = self._store.pointers(name).trial
+        for name in self._swap.store.names():
+            mark = self._swap.store.pointers(name).trial
             try:
                 if mark is None:
                     # It came into the store and was never tried: by `add`, or just before a crash.
-                    versions = self._store.versions(name)
-                    untried = [v for v in versions if not self._store.accepted(name, v)]
+                    versions = self._swap.store.versions(name)
+                    untried = [v for v in versions if not self._swap.store.accepted(name, v)]
                     found += [self._stored(name, version) for version in untried[-1:]]
                 elif mark.phase != "probation":
                     found += self._try_again(name, mark)
@@ -67,70 +60,70 @@ class Recovery:
         starts = mark.starts + 1
         candidate = self._stored(name, mark.version)
         candidate.starts = starts
-        if starts > MOST_STARTS or self._store.path(name, mark.version) is None:
+        if starts > MOST_STARTS or self._swap.store.path(name, mark.version) is None:
             why = f"the agent ended {starts} times during its trial"
-            self._store.set_trial(name, None)
-            self._ledger.discard(name, mark.version, why)
-            self._ledger.finish(candidate, "rejected", why)
+            self._swap.store.set_trial(name, None)
+            self._swap.ledger.discard(name, mark.version, why)
+            self._swap.ledger.finish(candidate, "rejected", why)
             return []
-        self._store.set_trial(name, replace(mark, starts=starts))
+        self._swap.store.set_trial(name, replace(mark, starts=starts))
         log.info("%s: its trial was interrupted, begins again", candidate.id)
         return [candidate]
 
     def _add_interrupted(self, name: str, mark: Mark) -> None:
         """Add a version whose probation is not over, for `resume_probations`."""
         mark = replace(mark, starts=mark.starts + 1)
-        self._store.set_trial(name, mark)
+        self._swap.store.set_trial(name, mark)
         candidate = self._stored(name, mark.version)
         candidate.phase = "preparing"  # whether it stays live is about to be decided
         candidate.interrupted = mark
-        self._ledger.add(candidate)
+        self._swap.ledger.add(candidate)
 
     def _undo_crash(self, name: str, mark: Mark, why: str) -> None:
         """Roll back before the version on probation can crash the agent once more."""
         candidate = self._stored(name, mark.version)
         candidate.phase = "probation"
         try:
-            previous = self._store.pointers(name).previous
+            previous = self._swap.store.pointers(name).previous
             if previous is not None:
-                self._library.find_unchanged(name, previous)
-            self._library.rollback(name)
+                self._swap.library.find_unchanged(name, previous)
+            self._swap.library.rollback(name)
         except ModelError as problem:
-            self._store.set_trial(name, None)
+            self._swap.store.set_trial(name, None)
             self._swap.keep_live(candidate, why, problem)
             return
         fault("rollback.done")
         log.warning("%s: rolled back: %s", candidate.id, why)
-        self._ledger.record_last(name, candidate.version, "rolled-back", why)
-        self._ledger.finish(candidate, "rolled-back", why)
+        self._swap.ledger.record_last(name, candidate.version, "rolled-back", why)
+        self._swap.ledger.finish(candidate, "rolled-back", why)
 
     def _stored(self, name: str, version: str) -> Candidate:
         """Make a candidate of a version in the store."""
         return Candidate(
             name,
             version,
-            self._store.transfer(name, version),
-            lambda: self._library.find_unchanged(name, version),
+            self._swap.store.transfer(name, version),
+            lambda: self._swap.library.find_unchanged(name, version),
         )
 
-    def resume_probations(self, active: ActiveModels, device: Trial) -> None:
+    def resume_probations(self) -> None:
         """Continue, when the models are loaded, the probations that the agent's end interrupted.
 
         The caller has `Swap.changing`.
         """
-        for candidate in self._ledger.interrupted():
+        for candidate in self._swap.ledger.interrupted():
             name = candidate.name
             try:
-                bounds = bounds_of(self._library.live(name), device)
+                bounds = bounds_of(self._swap.library.live(name), self._swap.trial())
             except ModelError as problem:
                 log.error("%s: probation not resumed: %s", candidate.id, problem)  # noqa: TRY400 - one line, no traceback
-                self._ledger.remove(candidate)
+                self._swap.ledger.remove(candidate)
                 continue
             fault("probation.resumed")
-            models = [s.model for s in active.servings_of(name) if s.model is not None]
+            models = [s.model for s in self._swap.active.servings_of(name) if s.model is not None]
             self._swap.begin_probation(candidate, models, bounds)
-            candidate.figures = self._ledger.figures(name, candidate.version)
-            self._ledger.changed()
+            candidate.figures = self._swap.ledger.figures(name, candidate.version)
+            self._swap.ledger.changed()
 
 
 def _reason_against(name: str, mark: Mark, last: PreviousCrash | None) -> str | None:

@@ -198,9 +198,11 @@ class Swap:
                     continue
                 if why is not None:
                     self._fail(candidate, why)
-                elif watch.over and watch.stuck:
+                elif time.monotonic() < watch.until:
+                    continue
+                elif watch.stuck:
                     self._fail(candidate, "gave no result at all during its probation")
-                elif watch.over:
+                else:
                     fault("probation.passed")
                     self.end_probation(candidate.name)
 

@@ -37,11 +37,6 @@ class Set:
         given = {key: getattr(self, key) for key in SETTABLE}
         return {key: value for key, value in given.items() if value not in (None, CLEARED)}
 
-    @property
-    def taken_back(self) -> list[str]:
-        """The keys that are given as null."""
-        return [key for key in SETTABLE if getattr(self, key) is CLEARED]
-
 
 @record
 class Snapshot:
@@ -65,7 +60,8 @@ class PipelineCommands:
     def set(self, request: Set) -> Mapping[str, Any]:
         """Change a pipeline while it runs; return what can be set, as it holds."""
         pipeline = find_pipeline(self._runner, request.pipeline)
-        changes, back = request.changes, request.taken_back
+        changes = request.changes
+        back = [key for key in SETTABLE if getattr(request, key) is CLEARED]
         if not changes and not back:
             raise RequestError(f"nothing to set: give {', '.join(SETTABLE)}")
         for serving in pipeline.servings:

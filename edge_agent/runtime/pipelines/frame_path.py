@@ -17,9 +17,8 @@ from ...core.names import READINGS
 from ...core.types import Array, Classes, Detections, Findings, Outcome, Request, Sample, State
 from ...inference.model import Model
 from ...inference.preprocess.placement import Region
-from .decisions import Decisions
 from .drift import Drift
-from .learned import LearnedValues
+from .learned import Decisions, LearnedValues
 from .second_stage import add
 from .sinks import ResultStage
 
@@ -96,7 +95,6 @@ class FramePath:
         outcome = self.decide(model, sample, filtered)
         if self.stage is not None:
             outcome = self.stage.process(sample, outcome, weak)
-            self.stage.result("", sample, outcome)
             self.learn(model, sample, filtered.findings)  # only rules read it here
         return outcome
 

@@ -1,19 +1,25 @@
-"""What pipelines have learned of their models, kept over restarts.
+"""What pipelines learn of their models, over restarts, and decide over several windows.
 
-By pipeline and version: another version learns anew.
+By pipeline and version: another version learns anew. Decided is `smooth`, and by a threshold that
+is learned, with the results of a pipeline in the order of capture, by one lane at a time.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable
-from math import isfinite
+from dataclasses import dataclass, field, replace
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ...core.callbacks import Callbacks
 from ...core.state_file import StateFile
+from ...core.types import Anomaly, Classes, Findings, Outcome
 from ...models import drift
+from ...models.manifest import OutputSpec
 
 T = TypeVar("T")
 
@@ -89,3 +95,108 @@ def _number(content: Any) -> float:
     if not isfinite(number):
         raise ValueError(content)
     return number
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is known of one version."""
+
+    model: str
+    threshold: float | None = None
+    scores: list[float] = field(default_factory=list)
+    recent: deque[str | None] = field(default_factory=deque)
+
+
+class Decisions:
+    """Of one pipeline."""
+
+    def __init__(self, pipeline: str, learned: Learned[float] | None) -> None:
+        """Begin; *learned* None: what is learned is not kept."""
+        self._pipeline = pipeline
+        self._learned = learned
+        self._memory = _Memory("")
+
+    def decide(
+        self, outcome: Outcome, spec: OutputSpec, *, follows: bool, override: float | None
+    ) -> Outcome:
+        """Return the outcome as it is to be reported.
+
+        *follows*: nothing is missing since the window before. *override*: the threshold of the
+        settings, which wins.
+        """
+        if spec.smooth is None and not isinstance(spec.threshold, str):
+            return outcome
+        memory = self._memory
+        if memory.model != outcome.model:
+            memory = self._memory = _Memory(outcome.model)
+            if isinstance(spec.threshold, str) and self._learned is not None:
+                memory.threshold = self.learned(outcome.model, spec)
+                if memory.threshold is None:
+                    words = "%s: learns the threshold of %s as %s of %d windows"
+                    log.info(words, self._pipeline, outcome.model, spec.threshold, spec.learn)
+        if not follows:
+            memory.recent.clear()
+        found: Findings = outcome.findings
+        if isinstance(found, Anomaly) and isinstance(spec.threshold, str) and override is None:
+            found = self._judged(found, spec, memory)
+        if spec.smooth is not None:
+            found = _smoothed(found, spec.smooth, memory.recent)
+        return replace(outcome, findings=found)
+
+    def learned(self, model: str, spec: OutputSpec) -> float | None:
+        """Return the threshold that was learned of a version, now or before; None: not yet."""
+        memory = self._memory
+        if memory.model == model and memory.threshold is not None:
+            return memory.threshold
+        if self._learned is None:
+            return None
+        return self._learned.get(self._pipeline, model, _rule(spec))
+
+    def _judged(self, found: Anomaly, spec: OutputSpec, memory: _Memory) -> Anomaly:
+        """Judge a score by what was learned, or learn by it."""
+        if memory.threshold is None:
+            memory.scores.append(found.score)
+            if len(memory.scores) < spec.learn:
+                learning = len(memory.scores) / spec.learn
+                return replace(found, threshold=None, learning=learning)
+            memory.threshold = quantile(memory.scores, str(spec.threshold))
+            memory.scores.clear()
+            words = "%s: has learned the threshold of %s: %g"
+            log.info(words, self._pipeline, memory.model, memory.threshold)
+            if self._learned is not None:
+                self._learned.put(self._pipeline, memory.model, _rule(spec), memory.threshold)
+        return replace(found, threshold=memory.threshold)
+
+
+def _rule(spec: OutputSpec) -> str:
+    return f"{spec.threshold}/{spec.learn}"
+
+
+def quantile(scores: list[float], rule: str) -> float:
+    """Return the quantile "p99" of scores, by nearest rank."""
+    share = float(rule.removeprefix("p")) / 100
+    return sorted(scores)[max(0, ceil(share * len(scores)) - 1)]
+
+
+def _smoothed(found: Findings, smooth: str, recent: deque[str | None]) -> Findings:
+    """Report an anomaly, or a class, only if so in k of the last n windows, this one included."""
+    needed, length = map(int, smooth.split("/"))
+    if isinstance(found, Anomaly):
+        recent.append("anomalous" if found.anomalous else None)
+    elif isinstance(found, Classes):
+        recent.append(found.labels[0] if found.labels else None)
+    else:
+        return found
+    while len(recent) > length:
+        recent.popleft()
+    if isinstance(found, Anomaly):
+        return replace(found, held=found.anomalous and recent.count("anomalous") < needed)
+    kept = [
+        (label, score)
+        for label, score in zip(found.labels, found.scores, strict=True)
+        if recent.count(label) >= needed
+    ]
+    return Classes(tuple(label for label, _ in kept), tuple(score for _, score in kept))

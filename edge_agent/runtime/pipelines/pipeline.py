@@ -63,7 +63,7 @@ class Pipeline:
         self.servings = servings
         self.seconds = seconds
         self.errors = FrameErrors(settings.name)
-        self.source = SourceStatus(settings, common.identity, common.client, common.losses)
+        self.source = SourceStatus(settings, common)
         self.stream = Stream(settings.name, settings.qos, spec.lossless)
         self.snapshots = Snapshots(settings, self.stream, common.sinks, self.errors)
         common.sinks.open(self.stream)

@@ -10,7 +10,7 @@ from ...config.settings import Arm, SecondStage
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.containment import contained, reason
 from ...core.errors import AgentError
-from ...core.types import Detections, Outcome, Request, Sample
+from ...core.types import Detections, Outcome, Sample
 from ...inference.model import Model
 from ...serving.active import Serving
 from ..scheduler.board import Job
@@ -47,13 +47,13 @@ class PipelineRoute:
         self._errors = errors
         self._split = Split(settings.arms, servings)
         self.advance = self._split.advance
+        self.request = self.path.request
         self._loaded = False
         """Every model has been loaded once, or could not be."""
 
     # Before inference
 
     def choose(self) -> Model | None:
-        """Choose the model of the next frame."""
         if not self._loaded:
             # Every frame goes through all arms and stages of the settings, the first ones too.
             everyone = [*self._servings, *(serving for _, serving in self._seconds)]
@@ -64,14 +64,9 @@ class PipelineRoute:
                 return None
         return self._split.choose()
 
-    def request(self, sample: Sample) -> Request:
-        """Return what is asked of the model."""
-        return self.path.request(sample)
-
     # After inference
 
     def complete(self, job: Job[Model], answer: Outcome | AgentError) -> None:
-        """Run the second stages, count, hand the result over in order."""
         try:
             if isinstance(answer, AgentError):
                 raise answer
@@ -123,12 +118,11 @@ class PipelineRoute:
         path, stage = self.path, self.path.stage
         outcome = path.decide(model, sample, outcome)
         if stage is not None:
+            # Before the sinks: where an event is promised, it is kept before its result is told.
             try:
                 outcome = stage.process(sample, outcome, weak)
             except Exception as problem:  # noqa: BLE001 - whatever it is, it is the stage's
                 self._errors.record_sink(type(stage).__name__, reason(problem))
-            # Before the sinks: where an event is promised, it is kept before its result is told.
-            self._give(stage, partial(stage.result, self._name, sample, outcome))
         if self._stream.began is None:
             self._stream.began = time.monotonic()
         self._stream.latest = sample.since
@@ -167,7 +161,6 @@ class Split:
         self._credit = [0] * len(arms)
 
     def choose(self) -> Model | None:
-        """Return the model of the arm that is most behind its weight; the same until `advance`."""
         if len(self._servings) == 1:
             return self._servings[0].model
         arm = self._arm()

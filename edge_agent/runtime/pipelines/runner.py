@@ -50,7 +50,10 @@ log = logging.getLogger(__name__)
 
 
 class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelines
-    """Starts, changes and stops pipelines."""
+    """Starts, changes and stops pipelines.
+
+    UsageError is raised where something that the settings name is not as it should be.
+    """
 
     def __init__(
         self,
@@ -69,9 +72,6 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
 
         *library* and *loader* are called when first needed. *stages* makes what adds to the results
         of a pipeline before the sinks take them. Without *overrides* they are read here.
-
-        Raises:
-            UsageError: something the settings name is not as it should be.
         """
         self.settings = settings
         self.threads = ThreadGroup(stops)
@@ -99,7 +99,9 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             self.learned,
             DeviceMode(settings.state),
         )
-        client.retained.register(topics.source(""), self._source_topics)
+        client.retained.register(
+            topics.source(""), lambda: [topics.source(name) for name in list(self.pipelines)]
+        )
         self.overrides = overrides or Overrides(settings.state / FILE)
         self.pipelines: dict[str, Pipeline] = {}
         self._lanes = [Lane(board) for _ in range(lanes)]
@@ -212,11 +214,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     # Pipelines
 
     def add(self, settings: PipelineSettings) -> Pipeline:
-        """Make a pipeline; it is not started.
-
-        Raises:
-            UsageError: its source is not one.
-        """
+        """Make a pipeline; it is not started."""
         try:
             spec = parse_source(settings.source, self.settings.base)
         except UsageError as problem:
@@ -264,9 +262,6 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         """Take requests that belong to no pipeline, and load their model if it is not there.
 
         *name* is that of their account; so many as *room* may wait.
-
-        Raises:
-            UsageError: it names no model.
         """
         from ..scheduler.requests import RequestQueue
 
@@ -368,9 +363,6 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         if not self._cold:
             self._cold = tuple(s.model.id for s in self.active.all() if s.model is not None)
         return steps if model.id in self._cold else None
-
-    def _source_topics(self) -> list[str]:
-        return [self.topics.source(name) for name in list(self.pipelines)]
 
 
 def _status(session: str, state: str, reason: str) -> bytes:

@@ -83,11 +83,7 @@ def labels_found(count: int, then: Mapping[str, Second]) -> list[frozenset[str]]
 
 
 def infer(stage: SecondStage, model: Model, sample: Sample, first: Detections) -> Second:
-    """Infer each detection that the stage concerns; the crops go through the model together.
-
-    Raises:
-        SampleError, EngineError, ModelError: the first crop on which the model failed.
-    """
+    """Infer each detection that the stage concerns; the crops go through the model together."""
     begin = time.perf_counter()
     # Detections beyond the picture's edge have no pixels.
     crops = [

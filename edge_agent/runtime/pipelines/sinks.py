@@ -185,7 +185,7 @@ class Sinks:
 
 
 class ResultStage(Protocol):
-    """Adds to results, and takes each itself, before the sinks take them."""
+    """Adds to results before the sinks take them; what it promises of one is kept by then."""
 
     tracking_score: float | None
     """It wants detections of this score, too; None: no weaker ones than the settings."""
@@ -196,11 +196,11 @@ class ResultStage(Protocol):
         *weak*: what else was found, whose scores are below the threshold; None: nothing.
         """
 
-    def result(self, pipeline: str, sample: Sample, outcome: Outcome) -> None:
-        """Take that result; what is promised of it is kept when this returns."""
-
     def advance_time(self, sample: Sample) -> None:
-        """Take a capture in which nothing has moved, so that the latest result holds in it."""
+        """Take a capture in which nothing has moved, so that the latest result holds in it.
+
+        All before it have been processed; it is none of the results that are counted.
+        """
 
     def shapes(self) -> Sequence[Shape]:
         """Return what is drawn over pictures beside the findings."""

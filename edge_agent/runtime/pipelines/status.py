@@ -79,13 +79,8 @@ class Common:
 class SourceStatus:
     """The state of a source: logged and published, retained, when it changes."""
 
-    def __init__(
-        self, settings: PipelineSettings, identity: Identity, client: Client, losses: dict[str, str]
-    ) -> None:
-        """Begin with a source that has not been opened.
-
-        *losses* is of all pipelines: by source, why it is lost, as the log says already.
-        """
+    def __init__(self, settings: PipelineSettings, common: Common) -> None:
+        """Begin with a source that has not been opened."""
         self.state: str | None = None
         """running, lost, ended or off; None: it has not been opened yet."""
         self.error: str | None = None
@@ -95,10 +90,8 @@ class SourceStatus:
         self.enabled = True
         """False: it was switched off, and what its thread still says counts no more."""
         self._name = settings.name
-        self._identity = identity
-        self._client = client
+        self._common = common
         self._source = settings.source if settings.share else settings.name
-        self._losses = losses
 
     def switch(self, *, enabled: bool) -> None:
         """Record that the source is switched off, or to be opened."""
@@ -117,10 +110,10 @@ class SourceStatus:
             return
         self.state, self.error = state, error
         if state != "lost":
-            self._losses.pop(self._source, None)
+            self._common.losses.pop(self._source, None)
         if state == "lost" and error is not None:
-            if self._losses.get(self._source) != error:
-                self._losses[self._source] = error
+            if self._common.losses.get(self._source) != error:
+                self._common.losses[self._source] = error
                 log.warning("source of %s: %s", self._name, error)
         elif error is not None:
             log.warning("source of %s: %s: %s", self._name, state, error)
@@ -132,12 +125,14 @@ class SourceStatus:
 
     def _publish(self, state: Mapping[str, Any]) -> None:
         now = payloads.iso(time.time_ns())
-        topic = self._identity.topics.source(self._name)
-        self._client.retained.publish(topic, {"schema": payloads.SCHEMA, **state, "time": now})
+        topic = self._common.identity.topics.source(self._name)
+        self._common.client.retained.publish(
+            topic, {"schema": payloads.SCHEMA, **state, "time": now}
+        )
 
     def first_frame(self, seconds: float) -> None:
         """Record how long the start took up to the first frame."""
-        self._identity.timeline.record("first_frame", seconds)
+        self._common.identity.timeline.record("first_frame", seconds)
 
 
 class FrameErrors:

@@ -91,13 +91,11 @@ class RequestQueue(Generic[M]):
     # The route; see `queue.Route`
 
     def request(self, sample: Sample) -> Request:
-        """Return what was asked, which can be canceled no more."""
         request, future = self._waiting[sample.seq]
         future.set_running_or_notify_cancel()
         return request
 
     def complete(self, job: Job[M], answer: Outcome | AgentError) -> None:
-        """Give the answer, unless it was canceled."""
         _, future = self._waiting.pop(job.sample.seq)
         failed = isinstance(answer, AgentError)
         self._board.finish(job, None if failed else lambda: None)
