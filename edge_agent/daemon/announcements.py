@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_FACTS = ("arch", "cpu", "cpus", "memory_mb", "board", "os", "kernel", "npu")
+
 
 class PushStatus:
     """Publishes how far a transfer or deployment is, on its own topic."""
@@ -67,7 +69,6 @@ class Announcements:
         ledger: Ledger,
         prepared: Callable[[str], str | None],
     ) -> None:
-        """Publish nothing yet."""
         self._runner = runner
         self._match = inventory.match
         self._facts = inventory.facts
@@ -112,15 +113,8 @@ class Announcements:
             "device": runner.settings.device_id,
             "session": runner.identity.session,
             "facts": {
-                "arch": self._facts.arch,
-                "cpu": self._facts.cpu,
-                "cpus": self._facts.cpus,
-                "memory_mb": self._facts.memory_mb,
-                "board": self._facts.board,
-                "os": self._facts.os,
-                "kernel": self._facts.kernel,
+                **{key: getattr(self._facts, key) for key in _FACTS},
                 "gpus": sorted(self._facts.gpus),
-                "npu": self._facts.npu,
             },
             "groups": list(runner.settings.groups),
             "allow_unsigned": runner.settings.trust.allow_unsigned,
@@ -203,7 +197,8 @@ class Announcements:
             "previous": self._store.pointers(name).previous,
             "versions": [entry.version for entry in library.versions(name)],
         }
-        serving = next((s for s in runner.active.all() if s.reference == name and s.model), None)
+        servings = runner.active.all()
+        serving = next((s for s in servings if s.reference == name and s.model), None)
         if serving is not None and serving.model is not None:
             state["live"] = serving.model.manifest.version
             state["engine"] = serving.model.engine.label
@@ -223,13 +218,10 @@ class Announcements:
         prepared = self._prepared(name)
         if prepared is not None:
             state["prepared"] = prepared
-        problem = next(
-            (s.problem for s in runner.active.all() if s.arm.name == name and s.problem), None
-        )
-        if problem is not None:
-            state["error"] = problem
-        state |= self._ledger.describe(name)
-        return state
+        problems = [s.problem for s in servings if s.arm.name == name and s.problem]
+        if problems:
+            state["error"] = problems[0]
+        return state | self._ledger.describe(name)
 
     def _check_engine(self, serving: Serving) -> None:
         """Record, and log once, that a model runs on no engine of the profile."""
@@ -238,16 +230,13 @@ class Announcements:
         if model is not None:
             wanted = self._runner.settings.engine
             why = unlisted(self._match.profile, model.choice.engine, wanted)
-        before = self._unlisted.get(reference)
-        if before is not None and before != why:
-            del self._unlisted[reference]
-            serving.passed = [words for words in serving.passed if words != before]
+        before = self._unlisted.pop(reference, None)
+        passed = [words for words in serving.passed if words != before or words == why]
+        serving.passed = passed if why is None or why in passed else [*passed, why]
         if model is None or why is None:
             return
-        if why not in serving.passed:
-            serving.passed = [*serving.passed, why]
+        self._unlisted[reference] = why
         if before != why:
-            self._unlisted[reference] = why
             name = engine_words(model.engine.label)
             log.warning("model %s: on %s, because %s", reference, name, why)
 
@@ -268,9 +257,7 @@ class Announcements:
         """Log once why a model is slow."""
         if model.id not in self._streaming:
             self._streaming.add(model.id)
-            budget = self._match.profile.memory_budget_mb
-            log.info(
-                "model %s runs in streaming mode, slowly: it is larger than memory_budget_mb = %d",
-                model.id,
-                budget,
+            words = (
+                "model %s runs in streaming mode, slowly: it is larger than memory_budget_mb = %d"
             )
+            log.info(words, model.id, self._match.profile.memory_budget_mb)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.cli.commands.install import RETRY, UNIT, _Kept
+from edge_agent.cli.commands.install import RETRY, UNIT, contents, put_back
 from edge_agent.cli.commands.install_bundle import EXTRAS
 from edge_agent.cli.commands.install_settings import SKELETON, check, take
 from edge_agent.cli.commands.installation import Installation, run, wheel_of
@@ -187,16 +187,16 @@ def test_what_was_changed_is_put_back(tmp_path: Path) -> None:
     )
     for path in (changed, removed, same):
         path.write_text("before")
-    kept = _Kept((changed, new, removed, same))
+    kept = contents((changed, new, removed, same))
     changed.write_text("after")
     new.write_text("after")
     removed.unlink()
     before = same.stat().st_mtime_ns
-    assert kept.put_back()
+    assert put_back(kept)
     assert [path.read_text() for path in (changed, removed, same)] == ["before"] * 3
     assert not new.exists()
     assert same.stat().st_mtime_ns == before
-    assert not kept.put_back()  # nothing to restart the service for
+    assert not put_back(kept)  # nothing to restart the service for
 
 
 @pytest.fixture

@@ -252,13 +252,8 @@ def _scaling(report: PipelineReport, figures: dict[str, Any]) -> Any:
     from rich.table import Table
 
     table = Table(title=f"{report.model}: pipelines at full pace through one model")
-    for heading in (
-        "pipelines",
-        "frames a second together",
-        "over one beside them",
-        "CPU s per 1000 frames",
-        "age ms, p50",
-    ):
+    together, over = "frames a second together", "over one beside them"
+    for heading in ("pipelines", together, over, "CPU s per 1000 frames", "age ms, p50"):
         table.add_column(heading, justify="right")
     for row in figures["scaling"]:
         table.add_row(

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -161,7 +162,7 @@ def _go_back() -> int:
 
 def _switch(to: Installation, before: Installation | None, config: Path | None) -> None:
     """Switch to an installation."""
-    kept = _Kept((SETTINGS, UNITS / UNIT, UNITS / RETRY, SYSUSERS))
+    kept = contents((SETTINGS, UNITS / UNIT, UNITS / RETRY, SYSUSERS))
     try:
         _set_up(config, to)
         point_to(to)
@@ -211,25 +212,21 @@ def _print_next() -> None:
     print("  3. sudo systemctl reload edge-agent")
 
 
-class _Kept:
-    """Files as they were, to be put back."""
+def contents(paths: Iterable[Path]) -> dict[Path, bytes | None]:
+    """Return what files hold, to be put back; None of one that is not there."""
+    return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
-    def __init__(self, paths: tuple[Path, ...]) -> None:
-        self._before = {path: path.read_bytes() if path.is_file() else None for path in paths}
 
-    def put_back(self) -> bool:
-        """Write what was there, remove what was not; return whether anything was changed."""
-        changed = False
-        for path, content in self._before.items():
-            found = path.read_bytes() if path.is_file() else None
-            if found == content:
-                continue
-            changed = True
-            if content is None:
-                path.unlink()
-            else:
-                path.write_bytes(content)
-        return changed
+def put_back(kept: Mapping[Path, bytes | None]) -> bool:
+    """Write what was there, remove what was not; return whether anything was changed."""
+    changed = contents(kept).items() - kept.items()
+    for path, _ in changed:
+        content = kept[path]
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
+    return bool(changed)
 
 
 def _make_environment(made: Installation, bundle: Bundle | None) -> None:
@@ -302,10 +299,10 @@ def _start() -> str | None:
     return None
 
 
-def _undo(before: Installation | None, kept: _Kept) -> None:
+def _undo(before: Installation | None, kept: Mapping[Path, bytes | None]) -> None:
     """Go back to the installation before, where there is one."""
     progress("undoing it")
-    changed = kept.put_back() or current() != before
+    changed = put_back(kept) or current() != before
     if before is not None and before.place.is_dir() and not changed:
         progress(f"{before.place.name} runs on")
     elif before is not None and before.place.is_dir():

@@ -45,7 +45,6 @@ class PlanWriter:
         origins: tuple[str | None, str],
         models: Callable[[], Sequence[PlannedModel]],
     ) -> None:
-        """Write nothing yet."""
         self._runner = runner
         self._store = store
         self._library = library

@@ -6,7 +6,7 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -39,7 +39,7 @@ class Preload:
         sys.setswitchinterval(0.0005)
         self._timeline = timeline
         self._reading: ReadAhead | None = None
-        self._models: list[PreloadedModel] = []
+        self._models: list[_Loading | None] = []
         self.first_is_served = threading.Event()
         """Set when the first model has given its first result, or need not be waited for."""
 
@@ -58,13 +58,14 @@ class Preload:
         self._reading = start_read_ahead(plan.state, plan.origins)
         # Forms of other engines are not begun here: their libraries take longer to import than
         # the forms to load.
-        self._models = [
-            PreloadedModel(quick, index)
-            if quick.way == "quick"
-            else PreloadedModel(form=quick.form if quick.choice["engine"] == ENGINE else "")
-            for index, quick in enumerate(plan.models)
-        ]
-        begun = [model for model in self._models if model.form or model.planned]
+        for index, planned in enumerate(plan.models):
+            model = None
+            if planned.way == "quick":
+                model = _Loading(partial(_begin_quick, planned, index, drafting))
+            elif planned.form and planned.choice["engine"] == ENGINE:
+                model = _Loading(partial(load_folder, planned.form), planned.form)
+            self._models.append(model)
+        begun = [model for model in self._models if model is not None]
         formed = [model for model in begun if model.form]
         if formed and self._reading is None and not cached(f"{formed[0].form}/{WEIGHTS}", 0):
             # The libraries are in memory, the model is not: the disk need not wait for Python.
@@ -107,7 +108,8 @@ class Preload:
 
         That is `inference.prepared.load.Load`, or what `serving.open.begin_quick` returns.
         """
-        return self._models[index].result()
+        model = self._models[index]
+        return None if model is None else model.result()
 
     def restore_python(self) -> None:
         """Restore the garbage collector and the switch interval."""
@@ -115,37 +117,27 @@ class Preload:
         gc.enable()
 
 
-class PreloadedModel:
-    """A model that is loaded from its prepared form, or the quick way."""
+class _Loading:
+    """A model that is loaded, from its prepared form or the quick way."""
 
-    def __init__(
-        self, planned: PlannedModel | None = None, index: int = 0, *, form: str = ""
-    ) -> None:
-        self.planned = planned
-        """That is loaded the quick way; None: it is not."""
-        self.index = index
-        """Of it in the plan."""
+    def __init__(self, work: Callable[[], Any], form: str = "") -> None:
         self.form = form
-        """Folder of its prepared form; empty: it has none that is preloaded."""
+        """Folder of its prepared form; empty: it is loaded the quick way."""
+        self._work = work
         self._result: Any = None
         self._problem: BaseException | None = None
         self._done = threading.Event()
 
-    def load(self, drafting: Drafting | None) -> None:
+    def load(self) -> None:
         """Load it, or keep the error for `result`."""
         try:
-            if self.form:
-                self._result = load_folder(self.form)
-            elif self.planned is not None:
-                self._result = _begin_quick(self.planned, self.index, drafting)
+            self._result = self._work()
         except BaseException as problem:  # noqa: BLE001 - raised by `result`
             self._problem = problem
         self._done.set()
 
     def result(self) -> Any:
-        """Wait for the load and return it, or None if it is not preloaded."""
-        if self.planned is None and not self.form:
-            return None
+        """Wait for the load and return it."""
         self._done.wait()
         if self._problem is not None:
             raise self._problem
@@ -175,14 +167,14 @@ def _skip_documentation(package: str, *without: str) -> None:
             sys.modules.setdefault(name, ModuleType(name))
 
 
-def _warm(models: Sequence[PreloadedModel]) -> None:
+def _warm(models: Sequence[_Loading]) -> None:
     """Read the models that are loaded later into the page cache."""
     for begun in models:
         prefetch(begun.form)
 
 
 def _load(
-    models: Sequence[PreloadedModel],
+    models: Sequence[_Loading],
     drafting: Drafting | None,
     reading: ReadAhead | None,
     timeline: Timeline,
@@ -195,7 +187,7 @@ def _load(
         timeline.record("read", time.monotonic() - start)
     for begun in models:
         start = time.monotonic()
-        begun.load(drafting)
+        begun.load()
         timeline.record("build", time.monotonic() - start)
         if begun is not models[-1]:
             first_is_served.wait(FIRST_SECONDS)
