@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from ..core.errors import RequestError
 from ..core.json_text import HalfLetterError, read_json
-from ..core.parameters import FLAG, LABEL, Items, Kind, Number, Table, Whole, shown
+from ..core.parameters import FLAG, LABEL, Kind, items, number, shown, table, whole
 from .bounds import THRESHOLDS
 from .settings import RATES
 from .shapes import MOST_POINTS, MOST_SHAPES, polygon_trouble
@@ -15,29 +17,27 @@ MOST_BYTES = 64 * 1024
 """Of a bare value."""
 
 
-class _Polygons(Items):
-    """A list of areas, in 0..1 of the frame."""
+_POLYGONS = items(items(items(number(0, 1), 2, 2), 3, MOST_POINTS), 0, MOST_SHAPES)
+"""Areas, in 0..1 of the frame."""
 
-    def __init__(self) -> None:
-        super().__init__(Items(Items(Number(0, 1), 2, 2), 3, MOST_POINTS), 0, MOST_SHAPES)
 
-    def parse(self, value: object) -> tuple[object, ...]:
-        polygons = super().parse(value)
-        for number, polygon in enumerate(polygons, 1):
-            trouble = polygon_trouble(polygon)  # type: ignore[arg-type]
-            if trouble is not None:
-                raise ValueError(f"polygon {number}: {trouble}")
-        return polygons
+def _polygons(value: object) -> tuple[Any, ...]:
+    polygons: tuple[Any, ...] = _POLYGONS.parse(value)
+    for count, polygon in enumerate(polygons, 1):
+        trouble = polygon_trouble(polygon)
+        if trouble is not None:
+            raise ValueError(f"polygon {count}: {trouble}")
+    return polygons
 
 
 SETTABLE: Mapping[str, Kind] = {
     "enabled": FLAG,
-    "threshold": Number(*THRESHOLDS),
-    "rate": Number(*RATES),
-    "labels": Items(LABEL),
-    "thresholds": Table(Number(*THRESHOLDS), keys=LABEL),
-    "min_box": Items(Whole(0, 1_000_000), 2, 2),
-    "masks": _Polygons(),
+    "threshold": number(*THRESHOLDS),
+    "rate": number(*RATES),
+    "labels": items(LABEL),
+    "thresholds": table(number(*THRESHOLDS), keys=LABEL),
+    "min_box": items(whole(0, 1_000_000), 2, 2),
+    "masks": replace(_POLYGONS, parse=_polygons),
 }
 """By key of a pipeline: what it may be set to; as the settings have it."""
 

@@ -1,20 +1,20 @@
 """Typed parameters: the fields of a frozen record, read from the JSON object of a stranger.
 
-The declaration is all there is: parsing, the text of each error and the usage follow from it, and a
-JSON Schema can. Without pydantic, which a daemon that starts from a plan never imports.
+The declaration is all there is: parsing, the text of each error, the usage and a JSON Schema follow
+from it. Without pydantic, which a daemon that starts from a plan never imports.
 
     @record
     class Rollback:
         model: Name
-        wait_s: Annotated[float, Number(0, 60)] | None = None
+        wait_s: Annotated[float, number(0, 60)] | None = None
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from .errors import RequestError
 from .frozen import record
@@ -24,82 +24,67 @@ from .text import closest, label_trouble
 R = TypeVar("R")
 
 
-class Kind(Protocol):
-    """What a parameter may be."""
-
-    def parse(self, value: object) -> object:
-        """Return the value as the record holds it.
-
-        Raises:
-            ValueError: with what was expected, and what came.
-        """
-
-
-class _Text:
-    """A text that is not empty."""
-
-    def parse(self, value: object) -> str:
-        if not isinstance(value, str) or not value:
-            raise ValueError("is missing; a text is expected")
-        return value
-
-
 MOST_LABEL = 256
 """Characters of a label."""
+CLEARED = object()
+"""What null stands for, where it takes back what was given before."""
 
 
-class _Label(_Text):
-    """A label of what models find."""
+@record(eq=False)
+class Kind:
+    """What a parameter may be."""
 
-    def parse(self, value: object) -> str:
-        if not isinstance(value, str):
-            raise ValueError(f"expected a text, found {shown(value)}")  # noqa: TRY004 - one fate
-        label = super().parse(value)
-        trouble = label_trouble(label)
-        if len(label) > MOST_LABEL:
-            trouble = f"has more than {MOST_LABEL} characters"
-        if trouble is not None:
-            raise ValueError(f"{shown(label)} {trouble}")
-        return label
+    parse: Callable[[object], Any]
+    """Returns the value as the record holds it; raises ValueError with what was expected, and what
+    came."""
+    schema: Mapping[str, Any]
+    """The same as JSON Schema."""
+    clears: bool = False
+    """Whether it may be null, which is CLEARED."""
 
 
-class _Name(_Text):
-    """A name of a device, pipeline, model and the like."""
-
-    def parse(self, value: object) -> str:
-        name = super().parse(value)
-        if not is_name(name):
-            raise ValueError(f"{shown(name)} is not a name")
-        return name
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("is missing; a text is expected")
+    return value
 
 
-class _Version(_Text):
-    """A version of a model."""
-
-    def parse(self, value: object) -> str:
-        version = super().parse(value)
-        if not is_version(version):
-            raise ValueError(f"{shown(version)} is not a version (dot-separated integers)")
-        return version
-
-
-class _Flag:
-    """A boolean, and nothing that could be read as one."""
-
-    def parse(self, value: object) -> bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"expected true or false, found {shown(value)}")  # noqa: TRY004 - one fate
-        return value
+def _label(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, found {shown(value)}")  # noqa: TRY004 - one fate
+    label = _text(value)
+    trouble = label_trouble(label)
+    if len(label) > MOST_LABEL:
+        trouble = f"has more than {MOST_LABEL} characters"
+    if trouble is not None:
+        raise ValueError(f"{shown(label)} {trouble}")
+    return label
 
 
-class Number:
-    """A finite number within bounds."""
+def _name(value: object) -> str:
+    name = _text(value)
+    if not is_name(name):
+        raise ValueError(f"{shown(name)} is not a name")
+    return name
 
-    def __init__(self, least: float, most: float) -> None:
-        self.least = least
-        self.most = most
 
-    def parse(self, value: object) -> float:
+def _version(value: object) -> str:
+    version = _text(value)
+    if not is_version(version):
+        raise ValueError(f"{shown(version)} is not a version (dot-separated integers)")
+    return version
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, found {shown(value)}")  # noqa: TRY004 - one fate
+    return value
+
+
+def number(least: float, most: float) -> Kind:
+    """Return a finite number within bounds."""
+
+    def parse(value: object) -> float:
         try:
             plain = isinstance(value, int | float) and not isinstance(value, bool)
             number = float(value) if plain else math.nan  # type: ignore[arg-type]
@@ -107,73 +92,65 @@ class Number:
             number = math.nan
         if not math.isfinite(number):
             raise ValueError(f"expected a number, found {shown(value)}")
-        if number <= 0 < self.least:
+        if number <= 0 < least:
             raise ValueError(f"expected a number above 0, found {shown(value)}")
-        if not self.least <= number <= self.most:
-            bounds = f"from {_plain(self.least)} to {_plain(self.most)}"
+        if not least <= number <= most:
+            bounds = f"from {_plain(least)} to {_plain(most)}"
             raise ValueError(f"expected a number {bounds}, found {shown(value)}")
         return number
 
-
-class Items:
-    """A list, of which each item is of one kind."""
-
-    def __init__(self, kind: Kind, least: int = 0, most: int = 1000) -> None:
-        self.kind = kind
-        self.least = least
-        self.most = most
-
-    def parse(self, value: object) -> tuple[object, ...]:
-        if not isinstance(value, list | tuple) or not self.least <= len(value) <= self.most:
-            raise ValueError(
-                f"expected a list of {self.least} to {self.most}, found {shown(value)}"
-                if self.least != self.most
-                else f"expected a list of {self.least}, found {shown(value)}"
-            )
-        return tuple([self.kind.parse(item) for item in value])
+    return Kind(parse, {"type": "number", "minimum": least, "maximum": most})
 
 
-class Table:
-    """An object, of which each value is of one kind, and each key."""
+def whole(least: float, most: float) -> Kind:
+    """Return a whole number within bounds."""
+    bounded = number(least, most)
 
-    def __init__(self, kind: Kind, most: int = 1000, *, keys: Kind) -> None:
-        self.kind = kind
-        self.keys = keys
-        self.most = most
-
-    def parse(self, value: object) -> dict[str, object]:
-        if not isinstance(value, Mapping) or len(value) > self.most:
-            raise ValueError(f"expected an object, found {shown(value)}")
-        return {str(self.keys.parse(key)): self.kind.parse(item) for key, item in value.items()}
-
-
-class Whole(Number):
-    """A whole number within bounds."""
-
-    def parse(self, value: object) -> int:
-        number = super().parse(value)
-        if number != int(number):
+    def parse(value: object) -> int:
+        found = bounded.parse(value)
+        if found != int(found):
             raise ValueError(f"expected a whole number, found {shown(value)}")
-        return int(number)
+        return int(found)
+
+    return Kind(parse, {**bounded.schema, "type": "integer"})
 
 
-@record
-class Clearable:
-    """What may be given as null, to take back what it was: that is CLEARED."""
+def items(kind: Kind, least: int = 0, most: int = 1000) -> Kind:
+    """Return a list, of which each item is of one kind."""
 
-    kind: Kind
+    def parse(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
+            count = f"{least} to {most}" if least != most else f"{least}"
+            raise ValueError(f"expected a list of {count}, found {shown(value)}")
+        return tuple([kind.parse(item) for item in value])
 
-    def parse(self, value: object) -> object:
-        return CLEARED if value is None else self.kind.parse(value)
+    schema = {"type": "array", "items": kind.schema, "minItems": least, "maxItems": most}
+    return Kind(parse, schema)
 
 
-CLEARED = object()
-TEXT = _Text()
-LABEL = _Label()
-FLAG = _Flag()
-Text = Annotated[str, TEXT]
-Name = Annotated[str, _Name()]
-Version = Annotated[str, _Version()]
+def table(kind: Kind, keys: Kind, most: int = 1000) -> Kind:
+    """Return an object, of which each value is of one kind, and each key."""
+
+    def parse(value: object) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or len(value) > most:
+            raise ValueError(f"expected an object, found {shown(value)}")
+        return {keys.parse(key): kind.parse(item) for key, item in value.items()}
+
+    return Kind(parse, {"type": "object", "additionalProperties": kind.schema})
+
+
+def clearable(kind: Kind) -> Kind:
+    """Return a kind that may be given as null, to take back what it was."""
+    schema = {"anyOf": [kind.schema, {"type": "null"}]}
+    return Kind(lambda value: CLEARED if value is None else kind.parse(value), schema, clears=True)
+
+
+_SOME = {"type": "string", "minLength": 1}
+LABEL = Kind(_label, _SOME)
+FLAG = Kind(_flag, {"type": "boolean"})
+Text = Annotated[str, Kind(_text, _SOME)]
+Name = Annotated[str, Kind(_name, {"type": "string", "pattern": f"^{NAME}$"})]
+Version = Annotated[str, Kind(_version, _SOME)]
 Flag = Annotated[bool, FLAG]
 
 
@@ -208,16 +185,15 @@ def _kind_of(hint: Any) -> Kind:
     """Find the kind in `Annotated[…, kind]` or `Annotated[…, kind] | None`."""
     for part in (hint, *get_args(hint)):
         for kind in getattr(part, "__metadata__", ()):
-            if hasattr(kind, "parse"):
-                found: Kind = kind
-                return found
+            if isinstance(kind, Kind):
+                return kind
     raise TypeError(f"{hint}: declares no kind of parameter")
 
 
 def parse(kind: type[R], body: Mapping[str, Any]) -> R:
     """Make a record of a JSON object; unknown keys are ignored.
 
-    Null counts as absent, but of what is `Clearable`.
+    Null counts as absent, but of what is `clearable`.
 
     Raises:
         RequestError: "<key>: <what is wrong>".
@@ -225,7 +201,7 @@ def parse(kind: type[R], body: Mapping[str, Any]) -> R:
     values: dict[str, object] = {}
     for parameter in parameters(kind):
         value = body.get(parameter.name)
-        clears = parameter.name in body and isinstance(parameter.kind, Clearable)
+        clears = parameter.name in body and parameter.kind.clears
         if value is None and not parameter.required and not clears:
             continue
         try:
@@ -242,40 +218,17 @@ def json_schema(kind: type) -> dict[str, Any]:
         "type": "object",
         "description": (kind.__doc__ or "").partition("\n")[0],
         "required": [each.name for each in declared if each.required],
-        "properties": {each.name: _schema_of(each.kind) for each in declared},
+        "properties": {each.name: each.kind.schema for each in declared},
     }
-
-
-def _schema_of(kind: Kind) -> dict[str, Any]:
-    match kind:
-        case Clearable():
-            return {"anyOf": [_schema_of(kind.kind), {"type": "null"}]}
-        case _Flag():
-            return {"type": "boolean"}
-        case Number():
-            whole = "integer" if isinstance(kind, Whole) else "number"
-            return {"type": whole, "minimum": kind.least, "maximum": kind.most}
-        case Items():
-            each = _schema_of(kind.kind)
-            return {"type": "array", "items": each, "minItems": kind.least, "maxItems": kind.most}
-        case Table():
-            return {"type": "object", "additionalProperties": _schema_of(kind.kind)}
-        case _Name():
-            return {"type": "string", "pattern": f"^{NAME}$"}
-        case _Text():
-            return {"type": "string", "minLength": 1}
-        case _:
-            return {"type": "object"}
 
 
 def unknown(kind: type, body: Mapping[str, Any], besides: Collection[str] = ()) -> list[str]:
     """List the keys of a JSON object that a record does not declare; a line each."""
     known = [each.name for each in parameters(kind)]
-    found = [key for key in body if key not in known and key not in besides]
-    if not found:
-        return []
     lines = []
-    for key in found:
+    for key in body:
+        if key in known or key in besides:
+            continue
         close = closest(key, known, cutoff=0.7)
         meant = f"; did you mean {close!r}?" if close else ""
         lines.append(f"{shown(key)} is not known, and ignored{meant}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ..config.configured import Patch, described, digest, read_patch
 from ..core.errors import AgentError, ModelError, NotNowError, RequestError
 from ..core.frozen import record
-from ..core.parameters import Flag, Text, shown
+from ..core.parameters import Flag, Kind, Text, shown
 from ..core.threads import ShutdownQueue
 from ..mqtt import payloads
 from ..mqtt.requests import Command, Later
@@ -29,20 +29,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class _Pipelines:
-    """A merge patch by pipeline name."""
-
-    def parse(self, value: object) -> Mapping[str, Any]:
-        if not isinstance(value, Mapping) or not value:
-            raise ValueError(f"expected an object by names of pipelines, found {shown(value)}")
-        return value
+def _pipelines(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError(f"expected an object by names of pipelines, found {shown(value)}")
+    return value
 
 
 @record
 class Configure:
     """Change the settings of pipelines; with `persist`, for good."""
 
-    pipelines: Annotated[Mapping[str, Any], _Pipelines()]
+    pipelines: Annotated[Mapping[str, Any], Kind(_pipelines, {"type": "object"})]
     if_: Text | None = None
     """Hash of the settings that the patch was made from."""
     persist: Flag = False

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from ..core.errors import RequestError
 from ..core.frozen import record
-from ..core.parameters import Name, Number, Text, Whole
+from ..core.parameters import Name, Text, number, whole
 from ..mqtt.requests import Command
 from ..runtime.pipelines.commands import find_pipeline
 from ..runtime.pipelines.runner import Runner
@@ -41,9 +41,9 @@ class Fetch:
     """Publish the clip of an event that was kept, in blocks."""
 
     event: Name
-    first: Annotated[int, Whole(0, 1_000_000)] = 0
+    first: Annotated[int, whole(0, 1_000_000)] = 0
     """Block to begin with."""
-    count: Annotated[int, Whole(1, 1_000_000)] | None = None
+    count: Annotated[int, whole(1, 1_000_000)] | None = None
     """Blocks; None: all that follow."""
 
 
@@ -52,7 +52,7 @@ class ListEvidence:
     """List the pictures and clips that are kept, the latest first."""
 
     pipeline: Name | None = None
-    since: Annotated[float, Number(0, 1e11)] = 0.0
+    since: Annotated[float, number(0, 1e11)] = 0.0
     """Seconds since 1970."""
 
 
@@ -119,8 +119,8 @@ class EventCommands:
         return kept
 
     def _send(self, topic: str, blocks: Sequence[tuple[int, bytes]]) -> None:
-        for number, block in blocks:
-            if not self._runner.client.publish(f"{topic}/{number}", block, qos=1):
+        for index, block in blocks:
+            if not self._runner.client.publish(f"{topic}/{index}", block, qos=1):
                 return  # whoever wants it asks again for what is missing
             # So that results and health go between.
             time.sleep(len(block) / BYTES_PER_SECOND)

@@ -12,7 +12,7 @@ import pytest
 
 from edge_agent.core.errors import RequestError
 from edge_agent.core.frozen import record
-from edge_agent.core.parameters import LABEL, Flag, Items, Name, Number, Version, parse, usage
+from edge_agent.core.parameters import LABEL, Flag, Name, Version, items, number, parse, usage
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.command_memory import MAX_AGE_SECONDS, MOST, SLACK, CommandMemory
 from edge_agent.mqtt.connection import ReceivedMessage
@@ -34,7 +34,7 @@ class Greet:
     """Return a greeting."""
 
     name: Name
-    times: Annotated[float, Number(1, 10)] | None = None
+    times: Annotated[float, number(1, 10)] | None = None
 
 
 def greet(request: Greet) -> Mapping[str, Any]:
@@ -163,8 +163,8 @@ def test_a_command_without_a_time_is_carried_out_each_time(device: Device) -> No
 
 def test_no_more_than_a_minute_is_remembered(device: Device) -> None:
     """An id is free again once its command would be refused as expired; the file stays small."""
-    for number in range(5 * SLACK):
-        device.handle(ask(id=f"n{number}", time=device.time(), name="one"))
+    for n in range(5 * SLACK):
+        device.handle(ask(id=f"n{n}", time=device.time(), name="one"))
         device.now += 1.0
     assert len(device.memory.read_bytes().splitlines()) < 2 * MAX_AGE_SECONDS + 2 * SLACK
     device.handle(ask(id="n0", time=device.time(), name="two"))
@@ -301,8 +301,8 @@ class Everything:
     name: Name
     version: Version
     sure: Flag = False
-    rate: Annotated[float, Number(0.5, 2)] | None = None
-    of: Annotated[tuple[str, ...], Items(LABEL)] = ()
+    rate: Annotated[float, number(0.5, 2)] | None = None
+    of: Annotated[tuple[str, ...], items(LABEL)] = ()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from ...config.settable import SETTABLE, read_bare
 from ...core.errors import RequestError
 from ...core.frozen import record
-from ...core.parameters import CLEARED, Clearable, Flag, Text, parse
+from ...core.parameters import CLEARED, Flag, Text, clearable, parse
 from ...models.decoders import threshold_trouble
 from ...mqtt.requests import Command
 from .device_mode import DEVICE, modes_of
@@ -22,13 +22,13 @@ class Set:
     """Change a pipeline until the next start; with `persist`, for good."""
 
     pipeline: Text
-    enabled: Annotated[bool, Clearable(SETTABLE["enabled"])] | None = None
-    threshold: Annotated[float, Clearable(SETTABLE["threshold"])] | None = None
-    rate: Annotated[float, Clearable(SETTABLE["rate"])] | None = None
-    labels: Annotated[tuple[str, ...], Clearable(SETTABLE["labels"])] | None = None
-    thresholds: Annotated[Mapping[str, float], Clearable(SETTABLE["thresholds"])] | None = None
-    min_box: Annotated[tuple[int, ...], Clearable(SETTABLE["min_box"])] | None = None
-    masks: Annotated[tuple[Any, ...], Clearable(SETTABLE["masks"])] | None = None
+    enabled: Annotated[bool, clearable(SETTABLE["enabled"])] | None = None
+    threshold: Annotated[float, clearable(SETTABLE["threshold"])] | None = None
+    rate: Annotated[float, clearable(SETTABLE["rate"])] | None = None
+    labels: Annotated[tuple[str, ...], clearable(SETTABLE["labels"])] | None = None
+    thresholds: Annotated[Mapping[str, float], clearable(SETTABLE["thresholds"])] | None = None
+    min_box: Annotated[tuple[int, ...], clearable(SETTABLE["min_box"])] | None = None
+    masks: Annotated[tuple[Any, ...], clearable(SETTABLE["masks"])] | None = None
     persist: Flag = False
 
     @property
