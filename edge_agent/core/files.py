@@ -15,48 +15,19 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Literal, get_args
+from typing import BinaryIO
 
 from .errors import AgentError, ModelError, UsageError
-
-StorePoint = Literal[
-    "receive.metadata",  # an offer's three files are written, their folder not yet in place
-    "receive.ready",  # the transfer's folder is in place
-    "block.written",  # a block is in the page cache
-    "block.durable",  # and on disk
-    "install.file",  # one file of the candidate is unpacked
-    "install.unpacked",  # all are; nothing is in place
-    "commit.before",  # everything durable, about to be renamed
-    "commit.renamed",  # renamed, the folder above not yet durable
-    "commit.done",
-    "pointers.written",  # the new pointers are in a temporary file
-    "pointers.renamed",  # they are in place, the folder above not yet durable
-    "accept.marked",  # the version is marked as accepted, not yet live
-    "delete.renamed",  # a version is out of the way, not yet removed
-    "delete.partly",  # some of its files are gone
-]
-DeployPoint = Literal[
-    "trial.marked",  # a candidate is noted as on trial
-    "trial.passed",  # its child process has found it good
-    "shadow.begun",  # it runs beside the incumbent
-    "swap.activated",  # the pointer names it, on probation; the old one still serves
-    "swap.exchanged",  # it serves
-    "probation.suspended",  # an orderly end during its probation is noted
-    "probation.resumed",  # and its probation goes on after it
-    "probation.passed",  # it has stood it, which is not noted yet
-    "rollback.done",  # the pointer names the version before again
-]
-FaultPoint = StorePoint | DeployPoint
-STORE_POINTS: tuple[StorePoint, ...] = get_args(StorePoint)
-DEPLOY_POINTS: tuple[DeployPoint, ...] = get_args(DeployPoint)
-FAULT_POINTS: tuple[FaultPoint, ...] = (*STORE_POINTS, *DEPLOY_POINTS)
 
 FAULT_VARIABLE = "EDGE_AGENT_FAULT"
 _hits = 0
 
 
-def fault(point: FaultPoint) -> None:
-    """Kill this process as a power cut would, where a test asks: `EDGE_AGENT_FAULT=point[:nth]`."""
+def fault(point: str) -> None:
+    """Kill this process as a power cut would, where a test asks: `EDGE_AGENT_FAULT=point[:nth]`.
+
+    All points are listed in `tests/helpers/fault_points.py`.
+    """
     wanted = os.environ.get(FAULT_VARIABLE)
     if wanted is None:
         return

@@ -6,11 +6,13 @@ Comes to life after the first result; meets the frames at frame boundaries only.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ..answers.answers import Answers
 from ..core.flight_recorder import PreviousCrash
+from ..core.threads import ThreadGroup
 from ..delivery.receive.router import Router
 from ..delivery.rollout.deployer import Deployer
 from ..device.allocator import return_large_blocks
@@ -21,9 +23,49 @@ from .announcements import Announcements
 from .configure import Configuration
 from .inventory import Inventory
 from .reload import SettingsReload
-from .service import Services
 
 log = logging.getLogger(__name__)
+
+
+class Service(Protocol):
+    """Something that runs from the start of the agent to its end.
+
+    A run that returns early is all right; one that raises ends the agent.
+    """
+
+    @property
+    def name(self) -> str:
+        """The thread's name."""
+
+    def run(self) -> object:
+        """Work until closed."""
+
+    def close(self) -> object:
+        """Ask `run` to return; must not wait, and may come before `run`."""
+
+    def problems(self) -> list[str]:
+        """Return why the device is degraded, in words for health; empty: nothing is wrong."""
+
+
+class Services:
+    """All services: started in their order, closed in reverse."""
+
+    def __init__(self, services: Sequence[Service]) -> None:
+        self._services = services
+
+    def start(self, threads: ThreadGroup) -> None:
+        """Start a thread for each."""
+        for service in self._services:
+            threads.spawn(service.name, service.run)
+
+    def close(self) -> None:
+        """Ask all to end, without waiting for their threads."""
+        for service in reversed(self._services):
+            service.close()
+
+    def problems(self) -> list[str]:
+        """Return the reasons of all, in their order."""
+        return [problem for service in self._services for problem in service.problems()]
 
 
 @dataclass(eq=False)

@@ -44,7 +44,7 @@ from ..sources.frame_pool import FRAME_POOL
 from .announcements import Announcements, PushStatus
 from .commands import AgentCommands
 from .configure import Configuration
-from .control import Control
+from .control import Control, Services
 from .deployment import Deployment
 from .event_commands import EventCommands
 from .event_service import EventService
@@ -52,7 +52,6 @@ from .fast_start.plan_writer import PlanWriter
 from .inventory import Inventory
 from .reload import SettingsReload
 from .request_loop import RequestLoop
-from .service import Services
 
 
 def compose(

@@ -35,13 +35,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import pytest
 
-from edge_agent.core.files import DEPLOY_POINTS, STORE_POINTS
 from edge_agent.models.manifest import load
 from edge_agent.models.packages.blocks import BlockList
 from edge_agent.models.packages.build import Package, open_package, pack
 from edge_agent.models.store.install import install_folder
 from edge_agent.models.store.local_blocks import read_front
 from edge_agent.models.store.store import NOTES, Store
+from tests.helpers.fault_points import DEPLOY_POINTS, STORE_POINTS
 from tests.helpers.support import AgentProcess, Heard, Listener, Mosquitto, agent_settings
 from tests.helpers.tiny_networks import node, save_onnx
 

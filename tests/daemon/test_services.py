@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from edge_agent.core.threads import ShutdownQueue, ThreadGroup
-from edge_agent.daemon.service import Services
+from edge_agent.daemon.control import Services
 
 
 class Sleeper:

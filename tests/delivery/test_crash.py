@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.core.files import FAULT_POINTS
 from edge_agent.models.manifest import load
 from edge_agent.models.packages.build import Package, make
 from edge_agent.models.store.agent_lock import hold_agent_lock
 from edge_agent.models.store.incoming import Incoming
 from edge_agent.models.store.pointers import Trial
 from edge_agent.models.store.store import Store
+from tests.helpers.fault_points import FAULT_POINTS, points_in_the_code
 from tests.helpers.model_folders import make_model
 
 SWEEP = Path(__file__).resolve().parents[2] / "scripts" / "soak" / "crash_sweep.py"
@@ -41,6 +41,7 @@ def test_every_fault_point_has_cases() -> None:
     listed = sweep("--list").splitlines()
     assert len(listed) >= 200
     assert len(set(listed)) == len(listed)
+    assert points_in_the_code() == set(FAULT_POINTS)
     for point in FAULT_POINTS:
         assert any(f"{point}:" in label for label in listed), point
 

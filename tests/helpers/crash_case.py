@@ -15,7 +15,7 @@ import signal
 import sys
 from pathlib import Path
 
-from edge_agent.core.files import FAULT_VARIABLE, STORE_POINTS
+from edge_agent.core.files import FAULT_VARIABLE
 from edge_agent.inference.prepared.compile import collect
 from edge_agent.models.packages.build import Package, open_package
 from edge_agent.models.store.housekeeping import clean_leftovers
@@ -24,6 +24,7 @@ from edge_agent.models.store.install import install_incoming
 from edge_agent.models.store.local_blocks import stored_versions
 from edge_agent.models.store.pointers import Trial
 from edge_agent.models.store.store import Store
+from tests.helpers.fault_points import STORE_POINTS
 
 OLDEST = "1"
 """Goes at the end of the push."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_agent.core.errors import ModelError, UsageError
-from edge_agent.core.files import STORE_POINTS, drop_lock, take_lock
+from edge_agent.core.files import drop_lock, take_lock
 from edge_agent.core.names import version_key
 from edge_agent.inference.prepared.compile import collect
 from edge_agent.models.manifest import load
@@ -37,6 +37,7 @@ from edge_agent.models.store.local_blocks import plain_folders, stored_versions
 from edge_agent.models.store.pointers import Trial
 from edge_agent.models.store.store import NOTES, Store
 from tests.helpers.crash_case import BATCH, push
+from tests.helpers.fault_points import STORE_POINTS
 from tests.helpers.model_folders import contents, make_model, weights
 from tests.helpers.support import wait_until
 

@@ -220,7 +220,7 @@ def _show(report: Report, options: Options, picture: Path | None) -> None:
     else:
         _print(report)
     if picture is not None:
-        from ...tools.report_figure import draw
+        from ...tools.report import draw
 
         draw(report, picture)
         say(f"{picture}: written")
