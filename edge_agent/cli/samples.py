@@ -69,7 +69,9 @@ class Samples:
         self._context = SourceContext(self._closing, topics=topics)
         self._source: Source = open_source(spec, self._context)
         self._samples = self._read()
-        self._waiting: deque[Sample] = deque(maxlen=_room(spec))
+        # Of a live picture the newest; what is lossless is awaited.
+        room = None if spec.lossless else WINDOWS if spec.kind == "signal" else 1
+        self._waiting: deque[Sample] = deque(maxlen=room)
         self._changed = threading.Condition()
         self._done = False
         self._error: BaseException | None = None
@@ -223,10 +225,3 @@ class Samples:
     def _next_seq(self) -> int:
         self._seq += 1
         return self._seq - 1
-
-
-def _room(spec: SourceSpec) -> int | None:
-    """Return how many samples may wait: of a live picture the newest; None: they are awaited."""
-    if spec.lossless:
-        return None
-    return WINDOWS if spec.kind == "signal" else 1

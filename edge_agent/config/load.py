@@ -127,7 +127,7 @@ def _environment(env: Mapping[str, str]) -> _Layer:
         path = tuple(variable.removeprefix(PREFIX).lower().split("__"))
         hint = _hint(path)
         if hint is None:
-            known = [_variable(*known) for known in _paths(Settings)]
+            known = [PREFIX + "__".join(path).upper() for path in _paths(Settings)]
             raise UsageError(
                 f"environment {variable}: there is no such setting{nearest(variable, known)}"
             )
@@ -188,10 +188,6 @@ def _add_keys(given: dict[str, Any], env: Mapping[str, str], *, own: bool) -> No
         key = _credential(env, f"servers.{name}.key")
         if key is not None:
             given["servers"][index] = {**server, "key": key}
-
-
-def _variable(*path: str) -> str:
-    return PREFIX + "__".join(path).upper()
 
 
 def _paths(record: Any, *above: str) -> Iterator[tuple[str, ...]]:

@@ -6,6 +6,7 @@ Plain frozen dataclasses; `load` reads them from environment, systemd credential
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass, replace
 from pathlib import Path
@@ -417,7 +418,7 @@ def parse_route(text: str) -> tuple[Arm, ...]:
                 f'{text!r}: "{READINGS}" is no model; alone, as model = "{READINGS}", it publishes '
                 "the values of a sensor as they are"
             )
-        if colon and not _is_share(share):
+        if colon and not (re.fullmatch("[0-9]{1,9}", share) and 1 <= int(share) <= 1000):
             raise UsageError(
                 f"{text!r}: a share of the frames is a whole number from 1 to 1000, as in "
                 f'"a@3:90,a@4:10"; found {share!r}'
@@ -438,7 +439,3 @@ def parse_route(text: str) -> tuple[Arm, ...]:
     if len(named) != len(arms):
         raise UsageError(f"{text!r} names a model twice")
     return tuple(arms)
-
-
-def _is_share(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 9 and 1 <= int(text) <= 1000

@@ -117,7 +117,10 @@ class Journal(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one entry."""
         try:
-            message = _bounded(self.format(record))
+            message = self.format(record)
+            if len(message) > MAX_MESSAGE:
+                more = len(message) - MAX_MESSAGE
+                message = f"{message[:MAX_MESSAGE]}… ({more} characters more)"
             try:
                 self._channel.sendto(encode_entry(_fields(record, message)), self._place)
             except OSError:
@@ -161,12 +164,6 @@ def encode_entry(fields: Mapping[str, str]) -> bytes:
         else:
             parts.append(f"{name}=".encode() + data + b"\n")
     return b"".join(parts)
-
-
-def _bounded(message: str) -> str:
-    if len(message) <= MAX_MESSAGE:
-        return message
-    return f"{message[:MAX_MESSAGE]}… ({len(message) - MAX_MESSAGE} characters more)"
 
 
 class Latch:

@@ -185,9 +185,6 @@ class Agent:
         except BaseException as error:  # noqa: BLE001 - reported, not swallowed
             self._stops.put(Stop(f"{name} crashed", error))
 
-    def _end_for_hang(self, words: str) -> None:
-        self._stops.put(Stop(words, EngineError(f"{words}; start the agent again")))
-
     # A start from a plan
 
     def _begin_quick(self, plan: Plan, early: Preload, drafted: bool) -> None:
@@ -354,7 +351,11 @@ class Agent:
         next_feed = 0.0
         fed = 0
         limit = 2 * feed if feed is not None else HANG_SECONDS
-        hangs = HangWatch(recorder, limit, self._end_for_hang if feed is None else None)
+
+        def end(words: str) -> None:
+            self._stops.put(Stop(words, EngineError(f"{words}; start the agent again")))
+
+        hangs = HangWatch(recorder, limit, end if feed is None else None)
 
         def tick() -> float:
             nonlocal next_health, next_feed, fed

@@ -46,11 +46,6 @@ class Facts:
     denied: tuple[str, ...] = ()
     """Device nodes of GPUs and NPUs that this user may not open."""
 
-    @property
-    def accelerated(self) -> bool:
-        """Whether there is a GPU or NPU for which the engines are to be probed."""
-        return bool(self.gpus) or self.npu
-
     def __str__(self) -> str:
         parts = [
             self.board,
@@ -69,6 +64,7 @@ def read_facts(root: Path = ROOT, machine: str | None = None) -> Facts:
     """Read the facts of this machine, or of a tree of files that stands for one."""
     vendor, cpu, flags = _processor(root)
     tegra = b"nvidia,tegra" in read(root / "proc/device-tree/compatible")
+    name = re.search(r'^PRETTY_NAME="?([^"\n]*)', text(root / "etc/os-release"), re.MULTILINE)
     gpus, npu, nodes = _accelerators(root, tegra=tegra)
     return Facts(
         arch={"amd64": "x86_64", "arm64": "aarch64"}.get(
@@ -80,7 +76,7 @@ def read_facts(root: Path = ROOT, machine: str | None = None) -> Facts:
         cpus=usable_cpus(root),
         memory_mb=usable_memory(root) // _MIB,
         board=_board(root),
-        os=_os_name(root),
+        os=name[1] if name else "",
         kernel=text(root / "proc/sys/kernel/osrelease"),
         gpus=gpus,
         npu=npu,
@@ -185,8 +181,3 @@ def _board(root: Path) -> str:
     tables = root / "sys/class/dmi/id"
     words = [text(tables / name) for name in ("sys_vendor", "product_name")]
     return " ".join(word for word in words if word and "O.E.M." not in word)
-
-
-def _os_name(root: Path) -> str:
-    match = re.search(r'^PRETTY_NAME="?([^"\n]*)', text(root / "etc/os-release"), re.MULTILINE)
-    return match[1] if match else ""

@@ -45,8 +45,9 @@ class Announcer:
             self._prefix = wanted.prefix
             retained.register(f"{wanted.prefix}/device/", self._topics)
             retained.clear_gone()
-        if any(_loads(pipeline) for pipeline in list(self._runner.pipelines.values())):
-            # What it finds names entities. Home Assistant keeps those of before until then.
+        servings = [s for each in list(self._runner.pipelines.values()) for s in each.servings]
+        if any(serving.model is None and serving.problem is None for serving in servings):
+            # What a model finds names entities. Home Assistant keeps those of before until then.
             return
         made = self._payload()
         components = made["components"]
@@ -82,11 +83,6 @@ class Announcer:
             rules=runner.settings.rules,
             modes=modes_of(runner.settings),
         )
-
-
-def _loads(pipeline: Pipeline) -> bool:
-    """Whether a model of a pipeline is still being loaded."""
-    return any(serving.model is None and serving.problem is None for serving in pipeline.servings)
 
 
 def _view(pipeline: Pipeline) -> PipelineView:

@@ -41,9 +41,11 @@ def card(report: Report) -> str:
         f"Eight bits, made of {report.model} by `edge-agent quantize`: {chosen.recipe}, for "
         f"{target.name} ({target.why})."
     )
+    by = "of their own" if report.held_out else "(the same)"
+    by = by if report.metric is None else "with labels"
     judged = (
         f"Calibrated on {report.calibrated_on} samples, judged on {report.judged_on} "
-        f"{_judged_by(report)}. Size: {report.float_bytes / 1e6:.2f} MB before, "
+        f"{by}. Size: {report.float_bytes / 1e6:.2f} MB before, "
         f"{report.quantized_bytes / 1e6:.2f} MB now."
     )
     heading, *rows = table(report)
@@ -66,12 +68,6 @@ def card(report: Report) -> str:
         ]
     lines += ["", *(f"* {note}" for note in report.notes)] if report.notes else []
     return "\n".join(lines) + "\n"
-
-
-def _judged_by(report: Report) -> str:
-    if report.metric is not None:
-        return "with labels"
-    return "of their own" if report.held_out else "(the same)"
 
 
 def table(report: Report) -> list[list[str]]:

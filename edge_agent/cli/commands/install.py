@@ -169,7 +169,7 @@ def _switch(to: Installation, before: Installation | None, config: Path | None) 
         run("systemctl", "daemon-reload")
         run("systemctl", "enable", UNIT)
         if (trouble := _start()) is not None:
-            progress(_journal())
+            progress(output("journalctl", "-u", UNIT, "-n", "15", "-o", "cat", "--no-pager"))
             raise AgentError(f"{trouble}; what it said stands above")
     except BaseException:
         _undo(before, kept)
@@ -377,7 +377,3 @@ def _forget() -> None:
 
 def _state(key: str) -> str:
     return output("systemctl", "show", UNIT, "--value", "-p", key)
-
-
-def _journal() -> str:
-    return output("journalctl", "-u", UNIT, "-n", "15", "-o", "cat", "--no-pager")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from ...core.errors import AgentError, SourceError, UsageError
 from ...core.scratch import scratch_folder
@@ -264,18 +265,12 @@ def _labeled(name: str | None, folder: ModelFolder) -> Labeled | None:
 def _files(place: Path, folder: ModelFolder) -> Iterable[Sample]:
     """Read a folder: of pictures as one source, of recordings each."""
     if folder.manifest.input.kind == "picture":
-        yield from _read(parse_source(f"dir:{_quoted(place)}", Path.cwd()), folder)
+        yield from _read(parse_source(f"dir:{quote(str(place))}", Path.cwd()), folder)
         return
     for path in sorted(path for path in place.rglob("*") if path.is_file()):
         name = path.relative_to(place).as_posix()
         for sample in _read(_spec(str(path)), folder):
             yield replace(sample, file=name)
-
-
-def _quoted(place: Path) -> str:
-    from urllib.parse import quote
-
-    return quote(str(place))
 
 
 def _spec(text: str) -> SourceSpec:

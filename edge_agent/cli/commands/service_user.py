@@ -158,6 +158,9 @@ def service_user(unit: Path = UNIT) -> ServiceUser | None:
     if keys.get("ProtectSystem") == "strict":
         paths = keys.get("ReadWritePaths", "").split() + keys.get("BindPaths", "").split()
         writable = (*made, *(Path(path.lstrip("-+").split(":")[-1]) for path in paths))
+    devices = None
+    if keys.get("DevicePolicy", "auto") != "auto" or keys.get("DeviceAllow"):
+        devices = tuple(keys.get("DeviceAllow", "").split())
     return ServiceUser(
         user.pw_name,
         user.pw_uid,
@@ -168,14 +171,8 @@ def service_user(unit: Path = UNIT) -> ServiceUser | None:
         tuple(Path(each.split(":")[0]) for each in bound),
         made,
         writable,
-        _devices(keys),
+        devices,
     )
-
-
-def _devices(keys: dict[str, str]) -> tuple[str, ...] | None:
-    if keys.get("DevicePolicy", "auto") == "auto" and not keys.get("DeviceAllow"):
-        return None
-    return tuple(keys.get("DeviceAllow", "").split())
 
 
 def _drivers(major: int) -> list[str]:

@@ -117,7 +117,7 @@ def main(options: Options) -> int:
             until = time.monotonic() + waits
             what = f"the first reading of {spec.redacted}"
             first = attendant.call(lambda: _first(attendant, samples, spec), what, until)
-            seconds = _bench_seconds(options.seconds)
+            seconds = min(BENCH_SECONDS, (options.seconds or math.inf) / 4)
             best = compare_engines(imported, spec, first, seconds, attendant.patience_s)
             try:
                 with _tried(attendant, settings, pipeline, spec) as tried:
@@ -206,11 +206,6 @@ def _print_model(imported: ImportedModel, path: Path) -> None:
         say(f"missing  {lack}")
     if (idle := idle_keys(manifest)) is not None:
         say(f"note     {idle}")
-
-
-def _bench_seconds(wanted: float | None) -> float:
-    """Limit the time spent on each engine to a share of `--seconds`."""
-    return BENCH_SECONDS if wanted is None else min(BENCH_SECONDS, wanted / 4)
 
 
 def _watch(
