@@ -34,7 +34,6 @@ class _Server:
     """A socket that is listened on, until `close`."""
 
     def __init__(self, http: Http, app: Any) -> None:
-        """Listen."""
         try:
             import uvicorn
 
@@ -119,7 +118,6 @@ class HttpListener:
         device: str,
         latest: Callable[[], Mapping[str, Any] | None],
     ) -> None:
-        """Prepare; nothing is listened on, or imported, before `run`."""
         self._http = http
         self._answers = answers
         self._device = device

@@ -31,7 +31,6 @@ class SignalTrace:
     """The latest windows of a sensor, and what was found in them."""
 
     def __init__(self, first: Sample, names: Sequence[str], hop: int, threshold: float) -> None:
-        """Set up."""
         rows = _rows(first.data)
         count = rows.shape[1]
         self._hop = min(hop, len(rows))

@@ -61,7 +61,6 @@ class TriedPipeline:
         *,
         lossless: bool,
     ) -> None:
-        """Start with nothing seen; source and model in the pipeline's settings do not matter."""
         self._pipeline = pipeline
         self._seconds = seconds
         self._masks = masks_of(pipeline)

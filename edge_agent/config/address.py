@@ -25,11 +25,7 @@ class Address:
 
 
 def parse_url(url: str) -> Address:
-    """Parse a URL mqtt://[user[:password]@]host[:port] or mqtts://….
-
-    Raises:
-        UsageError: the text of the error never repeats the URL, which may hold a password.
-    """
+    """Parse a URL mqtt://[user[:password]@]host[:port] or mqtts://…."""
     mend = ""
     if "@" in url:
         mend = (

@@ -77,11 +77,7 @@ class Endpoint:
 
 
 def parse_listen(text: str) -> Endpoint:
-    """Parse `http.listen`, which is not empty.
-
-    Raises:
-        UsageError: it is neither an address with a port nor the path of a socket.
-    """
+    """Parse `http.listen`, which is not empty."""
     if text.startswith(UNIX):
         path = text.removeprefix(UNIX)
         # The system takes no longer one (sun_path of unix(7)).

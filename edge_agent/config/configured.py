@@ -56,11 +56,7 @@ def digest(pipelines: Mapping[str, Table]) -> str:
 
 
 def patched(settings: Settings, changes: Changes) -> Settings:
-    """Return settings with changes laid over them, checked as the file is.
-
-    Raises:
-        UsageError: the first thing that is wrong.
-    """
+    """Return settings with changes laid over them, checked as the file is."""
     from ..core.schema import build
     from .load import Origins, check
 
@@ -145,11 +141,7 @@ class Patch:
 def read_patch(
     patch: Mapping[str, Any], held: Mapping[str, Pipeline], may: tuple[str, ...]
 ) -> Patch:
-    """Return the changes that a patch makes.
-
-    Raises:
-        RequestError: it changes what it may not, or is none.
-    """
+    """Return the changes that a patch makes."""
     changes: dict[str, Mapping[str, Any] | None] = {}
     touched: dict[str, frozenset[str]] = {}
     for name, given in patch.items():

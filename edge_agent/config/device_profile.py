@@ -125,9 +125,6 @@ def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
     """Read every profile; one in a later folder replaces one of the same name before it.
 
     Files whose name is not one of a profile (see `unread_files`) are left out.
-
-    Raises:
-        UsageError: a file that is not a profile, by file and key.
     """
     profiles = {}
     for folder in dirs:
@@ -159,11 +156,7 @@ def _load(path: Path) -> DeviceProfile:
 
 
 def choose(profiles: Mapping[str, DeviceProfile], facts: Facts, wanted: str = "auto") -> Match:
-    """Choose the profile for a machine.
-
-    Raises:
-        UsageError: there is no profile of that name, or none that matches.
-    """
+    """Choose the profile for a machine."""
     misfits = {name: list(_misfits(profile.match, facts)) for name, profile in profiles.items()}
     if wanted != "auto":
         if wanted not in profiles:

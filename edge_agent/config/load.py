@@ -46,11 +46,7 @@ _FLAGS = {
 
 
 def find_file(given: str | None) -> Path | None:
-    """Find the settings file: the one given, else the first of the usual places that is there.
-
-    Raises:
-        UsageError: the one given is not there, or its folder may not be searched.
-    """
+    """Find the settings file: the one given, else the first of the usual places that is there."""
     for path in map(Path, PLACES) if given is None else (Path(given),):
         try:
             if path.is_file():
@@ -64,11 +60,7 @@ def find_file(given: str | None) -> Path | None:
 
 
 def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings; without *file*, from environment and credentials alone.
-
-    Raises:
-        UsageError: one line with file (or variable), key and mend.
-    """
+    """Read the settings; without *file*, from environment and credentials alone."""
     env = os.environ if environ is None else environ
     layers = [_environment(env), _credentials(env)]
     if file is not None:
@@ -272,11 +264,7 @@ def _validated(given: dict[str, Any], origins: Origins) -> Settings:
 
 
 def check(settings: Settings, origins: Origins) -> None:  # noqa: C901, PLR0912 - one check after the other
-    """Check what depends on several keys or on the machine.
-
-    Raises:
-        UsageError: the first thing that is wrong.
-    """
+    """Check what depends on several keys or on the machine."""
     error = origins.error
     for key, names in (("device_id", (settings.device_id,)), ("groups", settings.groups)):
         for name in names:

@@ -101,11 +101,7 @@ class Overrides:
             self._until_restart.setdefault(name, {}).update(changes)
 
     def take_back(self, name: str, keys: Iterable[str], *, kept: bool) -> None:
-        """Forget what was set of a pipeline; with *kept*, also what was set for good.
-
-        Raises:
-            ModelError: that cannot be written.
-        """
+        """Forget what was set of a pipeline; with *kept*, also what was set for good."""
         with self._lock:
             for key in keys:
                 self._until_restart.get(name, {}).pop(key, None)
@@ -151,11 +147,7 @@ class Overrides:
         return kept is not None
 
     def persist(self, name: str, changes: Mapping[str, Any]) -> None:
-        """Record changes for good.
-
-        Raises:
-            ModelError: they cannot be written.
-        """
+        """Record changes for good."""
         with self._lock:
             self._changes.setdefault(name, {}).update(changes)
             hidden = self._hidden.get(name, frozenset()) - changes.keys()
@@ -208,22 +200,14 @@ class Overrides:
         return bool(self._configured)
 
     def tried(self, patch: Patch) -> Settings:
-        """Return the settings that a patch would make.
-
-        Raises:
-            UsageError: they would not be valid.
-        """
+        """Return the settings that a patch would make."""
         from .configured import overlaid, patched
 
         with self._lock:
             return patched(self._known_lower(), overlaid(self._configured, patch.changes))
 
     def configure(self, patch: Patch) -> tuple[Settings, Before]:
-        """Take a patch over until the restart; return the settings, and what held before.
-
-        Raises:
-            UsageError: they would not be valid; nothing has changed.
-        """
+        """Take a patch over until the restart; return the settings, and what held before."""
         from .configured import overlaid, without_effect
 
         with self._lock:
@@ -262,11 +246,7 @@ class Overrides:
             return self._laid(self._known_lower(), self._configured)
 
     def keep(self, patch: Patch) -> None:
-        """Keep a patch that was taken over, and forget what `set` has kept of the same keys.
-
-        Raises:
-            ModelError: it cannot be written; it holds until the restart.
-        """
+        """Keep a patch that was taken over, and forget what `set` has kept of the same keys."""
         from .configured import overlaid, without, without_effect
 
         with self._lock:

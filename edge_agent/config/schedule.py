@@ -47,11 +47,7 @@ def holds(rule: Rule | CombinedRule, time_ns: int, mode: str | None) -> bool:
 
 @lru_cache(maxsize=256)
 def parse_during(text: str) -> tuple[Span, ...]:
-    """Read the spans of a text, parted by semicolons.
-
-    Raises:
-        ValueError: with what was expected, and what was found.
-    """
+    """Read the spans of a text, parted by semicolons."""
     return tuple(_span(part.split(), text) for part in text.split(";"))
 
 

@@ -45,11 +45,7 @@ _SWITCH = {"ON": True, "TRUE": True, "OFF": False, "FALSE": False}
 
 
 def read_bare(key: str, payload: bytes) -> object:
-    """Read a bare value of `in/set/<pipeline>/<key>`, as phones and switches send it.
-
-    Raises:
-        RequestError: there is no such key, or the value is none of its.
-    """
+    """Read a bare value of `in/set/<pipeline>/<key>`, as phones and switches send it."""
     if key not in SETTABLE:
         raise RequestError(f"{shown(key)} cannot be set; what can: {', '.join(SETTABLE)}")
     if len(payload) > MOST_BYTES:

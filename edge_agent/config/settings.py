@@ -399,11 +399,7 @@ def keep_until_restart(new: R, present: R, prefix: str = "") -> tuple[R, list[st
 
 
 def parse_route(text: str) -> tuple[Arm, ...]:
-    """Parse a pipeline's `model`: "face", "face@3" or "face@3:90,face@4:10".
-
-    Raises:
-        UsageError: it is no list of models with shares.
-    """
+    """Parse a pipeline's `model`: "face", "face@3" or "face@3:90,face@4:10"."""
     arms: list[Arm] = []
     parts = text.split(",")
     for part in parts:

@@ -13,7 +13,6 @@ class HalfLetterError(ValueError):
     """Well-formed JSON with a text that nothing can encode: a lone surrogate."""
 
     def __init__(self, half: str, content: Any) -> None:
-        """Name the half letter."""
         super().__init__(
             f"holds half of a letter, {ascii(half)[1:-1]}; send whole letters, as UTF-8 or both "
             "escapes of a pair"

@@ -70,7 +70,6 @@ class Configuration:
         reload: SettingsReload,
         changed: Callable[[], object],
     ) -> None:
-        """Set up."""
         self._runner = runner
         self._stops = stops
         self._reload = reload

@@ -36,7 +36,6 @@ class Deployment:
         stops: ShutdownQueue,
         origins: str,
     ) -> None:
-        """Load nothing yet."""
         self._runner = runner
         self._store = store
         self._deployer = deployer

@@ -89,7 +89,6 @@ class Thermometer:
         every: float = EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read nothing yet."""
         self._root = root
         self._every = every
         self._clock = clock

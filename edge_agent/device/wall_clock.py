@@ -36,7 +36,6 @@ class WallClock:
         now: Callable[[], int] = time.time_ns,
         is_set: Callable[[], bool] | None = None,
     ) -> None:
-        """Read when the last run ended."""
         self._now = now
         self._is_set = is_set or system_has_set_clock
         try:

@@ -38,11 +38,6 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        """Listen.
-
-        Raises:
-            OSError: the port is taken.
-        """
         self._open: OrderedDict[socket.socket, None] = OrderedDict()
         self._changing = threading.Lock()
         super().__init__((host, port), _Handler)

@@ -37,11 +37,7 @@ Health = Mapping[str, Any]
 def serve(
     port: int, device: str, version: str, latest: Callable[[], Health | None]
 ) -> BoundedServer:
-    """Answer scrapes of the latest health on a port, in threads of their own; 0: any free one.
-
-    Raises:
-        UsageError: the library is not installed, or the port is taken.
-    """
+    """Answer scrapes of the latest health on a port, in threads of their own; 0: any free one."""
     where = f"health.metrics_port: {port}"
     try:
         from prometheus_client import CollectorRegistry
@@ -68,7 +64,6 @@ class MetricsPort:
     def __init__(
         self, port: int, device: str, version: str, latest: Callable[[], Health | None]
     ) -> None:
-        """Prepare; nothing is open before `run`."""
         self._port = port
         self._about = device, version, latest
         self._changing = threading.Lock()
@@ -113,11 +108,7 @@ class MetricsPort:
 
 
 def exposition(device: str, version: str, latest: Callable[[], Health | None]) -> bytes:
-    """Return the latest health payload as Prometheus text.
-
-    Raises:
-        RequestError: the library is not installed.
-    """
+    """Return the latest health payload as Prometheus text."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ModuleNotFoundError:

@@ -24,7 +24,6 @@ class Announcer:
     """Publishes the discovery payload of this device. May be called by any thread."""
 
     def __init__(self, runner: Runner, model: str, state: Path) -> None:
-        """Publish nothing yet."""
         self._runner = runner
         self._model = model
         self._file = StateFile(state / "homeassistant.json", "entities of before")

@@ -219,7 +219,8 @@ def test_facts_of_a_raspberry_pi(tmp_path: Path) -> None:
     assert facts.kernel == "6.12.34+rpt-rpi-2712"
     assert facts.os == "Debian GNU/Linux 12 (bookworm)"
     assert "asimddp" in facts.flags
-    assert not (facts.gpus or facts.npu)
+    assert not (facts.gpus)
+    assert not (facts.npu)
     assert "Raspberry Pi 5" in str(facts)
 
 

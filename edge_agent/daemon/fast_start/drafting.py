@@ -41,7 +41,6 @@ class Drafting:
     """A plan that is being drafted, and the networks that it loads the quick way, checked."""
 
     def __init__(self, config: str, origins: str) -> None:
-        """Start the fork."""
         memory = os.memfd_create("networks")
         read, write = os.pipe()
         ended, alive = os.pipe()
