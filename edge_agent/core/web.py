@@ -14,7 +14,6 @@ from .errors import WebError
 from .frozen import record
 
 if TYPE_CHECKING:
-    import socket
     import ssl
 
 
@@ -65,6 +64,7 @@ def exchange(
         WebError: there is no answer, it is too long, or it is none of HTTP.
     """
     import http.client
+    import socket
     from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
     parts = urlsplit(url)
@@ -78,14 +78,25 @@ def exchange(
         connection = HTTPConnection(host, parts.port, timeout=seconds)
     sent = {"User-Agent": "edge-agent", **_login(parts.username, parts.password), **(headers or {})}
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    limit: _Limit | None = None
+    over = threading.Event()
+
+    def cut() -> None:
+        over.set()
+        with suppress(OSError):  # gone already
+            connection.sock.shutdown(socket.SHUT_RDWR)
+
+    # The time-out of a socket is that of each read alone: a server that sends a byte now and then
+    # has none.
+    timer = threading.Timer(0.0, cut)
+    timer.daemon = True
     try:
         connection.connect()
-        limit = _Limit(connection.sock, until - time.monotonic())
+        timer.interval = max(0.0, until - time.monotonic())
+        timer.start()
         connection.request("GET" if body is None else "POST", target, body, sent)
         response = connection.getresponse()
         data = response.read(most_bytes + 1) if most_bytes else b""
-        if limit.over.is_set():
+        if over.is_set():
             raise WebError(late)
         if len(data) > most_bytes:
             raise WebError(f"the answer is larger than {most_bytes >> 10} KiB")
@@ -96,36 +107,10 @@ def exchange(
     except TimeoutError:
         raise WebError(late) from None
     except (OSError, HTTPException, ValueError) as problem:
-        over = limit is not None and limit.over.is_set()
-        raise WebError(late if over else _words(problem)) from None
+        raise WebError(late if over.is_set() else _words(problem)) from None
     finally:
-        if limit is not None:
-            limit.cancel()
+        timer.cancel()
         connection.close()
-
-
-class _Limit:
-    """Cuts a connection after a time: the time-out of a socket is that of each read alone.
-
-    A server that sends a byte now and then has none.
-    """
-
-    def __init__(self, connected: socket.socket, seconds: float) -> None:
-        self.over = threading.Event()
-        self._socket = connected
-        self._timer = threading.Timer(max(0.0, seconds), self._cut)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def cancel(self) -> None:
-        self._timer.cancel()
-
-    def _cut(self) -> None:
-        import socket
-
-        self.over.set()
-        with suppress(OSError):  # gone already
-            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _words(problem: Exception) -> str:

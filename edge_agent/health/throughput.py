@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from ..runtime.scheduler.board import Account
 
@@ -23,90 +22,55 @@ SHARE = 0.2
 """Of what is on offer; a pipeline that infers less is starved."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """A pipeline's counts at one moment."""
-
-    at: float
-    offered: int
-    inferred: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Starved:
-    """A pipeline that infers next to nothing of what it is offered. Frames a second."""
-
-    name: str
-    offered: float
-    inferred: float
-
-
-class _Window:
-    """Compares over a window, pipeline by pipeline, what is inferred with what is on offer."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._marks: dict[str, deque[_Mark]] = {}
-
-    def starved(self, counts: Mapping[str, tuple[int, int]]) -> list[_Starved]:
-        """Return the pipelines that infer less than SHARE.
-
-        Args:
-            counts: by name, how many frames were on offer and how many inferred, since it began.
-        """
-        now = self._clock()
-        for gone in self._marks.keys() - counts.keys():
-            del self._marks[gone]
-        found = []
-        for name, (offered, inferred) in counts.items():
-            mark = _Mark(now, offered, inferred)
-            marks = self._marks.setdefault(name, deque())
-            if marks and (mark.offered < marks[-1].offered or mark.inferred < marks[-1].inferred):
-                marks.clear()  # another pipeline of the same name counts from 0 again
-            marks.append(mark)
-            while len(marks) > 2 and now - marks[1].at >= WINDOW_SECONDS:
-                marks.popleft()
-            found += _compare(name, marks[0], mark)
-        return found
-
-
-def _compare(name: str, before: _Mark, now: _Mark) -> list[_Starved]:
-    seconds = now.at - before.at
-    offered, inferred = now.offered - before.offered, now.inferred - before.inferred
-    if seconds < WINDOW_SECONDS or offered < FEWEST or inferred >= SHARE * offered:
-        return []
-    return [_Starved(name, offered / seconds, inferred / seconds)]
-
-
 class Throughput:
     """Compares what pipelines infer with what their sources give, and with what came too late."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._superseded = _Window(clock)
-        self._late = _Window(clock)
+        self._clock = clock
+        self._marks: dict[tuple[str, str], deque[tuple[float, int, int]]] = {}
+        """By pipeline and what is compared: when, frames on offer, frames inferred."""
 
     def problems(
         self, accounts: Mapping[str, Account], deadlines_ms: Mapping[str, float]
     ) -> list[str]:
         """Return in words which pipelines are starved, and why."""
-        offered = {name: (_in_time(each), each.inferred) for name, each in accounts.items()}
-        problems = [
-            f"pipeline {one.name}: infers {one.inferred:.1f} of {one.offered:.1f} frames a second "
-            "of its source; if that is meant, set its rate"
-            for one in self._superseded.starved(offered)
-        ]
-        late = {
-            name: (each.dropped["deadline"] + each.inferred, each.inferred)
-            for name, each in accounts.items()
-        }
-        for one in self._late.starved(late):
-            share = f"{one.offered - one.inferred:.1f} of {one.offered:.1f} frames a second"
-            problems.append(
-                f"pipeline {one.name}: {share} are older than deadline_ms = "
-                f"{deadlines_ms[one.name]:g} when their turn comes, and dropped; raise it, set a "
-                "rate, or use a quicker model"
-            )
+        self._marks = {key: each for key, each in self._marks.items() if key[0] in accounts}
+        problems = []
+        for name, account in accounts.items():
+            offered, inferred = self._starved(name, "source", _in_time(account), account.inferred)
+            if offered:
+                problems.append(
+                    f"pipeline {name}: infers {inferred:.1f} of {offered:.1f} frames a second "
+                    "of its source; if that is meant, set its rate"
+                )
+            late = account.dropped["deadline"] + account.inferred
+            offered, inferred = self._starved(name, "deadline", late, account.inferred)
+            if offered:
+                problems.append(
+                    f"pipeline {name}: {offered - inferred:.1f} of {offered:.1f} frames a second "
+                    f"are older than deadline_ms = {deadlines_ms[name]:g} when their turn comes, "
+                    "and dropped; raise it, set a rate, or use a quicker model"
+                )
         return problems
+
+    def _starved(self, name: str, what: str, offered: int, inferred: int) -> tuple[float, float]:
+        """Return frames a second on offer and inferred, where less than SHARE is; else zeros."""
+        now = self._clock()
+        marks = self._marks.setdefault((name, what), deque())
+        if marks and (offered < marks[-1][1] or inferred < marks[-1][2]):
+            marks.clear()  # another pipeline of the same name counts from 0 again
+        marks.append((now, offered, inferred))
+        while len(marks) > 2 and now - marks[1][0] >= WINDOW_SECONDS:
+            marks.popleft()
+        began, offered_before, inferred_before = marks[0]
+        seconds, offered, inferred = (
+            now - began,
+            offered - offered_before,
+            inferred - inferred_before,
+        )
+        if seconds < WINDOW_SECONDS or offered < FEWEST or inferred >= SHARE * offered:
+            return 0.0, 0.0
+        return offered / seconds, inferred / seconds
 
 
 def _in_time(account: Account) -> int:
