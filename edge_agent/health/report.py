@@ -101,6 +101,34 @@ class _Rates:
         return round(100 * (used - had) / max(now - before, 1e-3), 1)
 
 
+class _Machine:
+    """Temperature, memory, and the disk of the state folder."""
+
+    def __init__(self, root: Path, state_dir: Path) -> None:
+        self._root = root
+        self._state_dir = state_dir
+        self._thermometer = Thermometer(root)
+
+    def celsius(self) -> float | None:
+        """Return the temperature of the hottest sensor, or None."""
+        return self._thermometer.read().celsius
+
+    def disk_free_mb(self) -> int:
+        """Return how much room there is; 0 where it is not known."""
+        try:
+            return shutil.disk_usage(self._state_dir).free // 2**20
+        except OSError:
+            return 0
+
+    def problems(self) -> list[str]:
+        """Return what is too hot or too full."""
+        return [
+            *self._thermometer.read().problems(),
+            *pressure.memory_problems(self._root),
+            *pressure.disk_problems(self._state_dir),
+        ]
+
+
 class Health:
     """Builds the health payload."""
 
@@ -120,13 +148,13 @@ class Health:
         root: Path = ROOT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Build the report of these parts."""
         self._clock = clock
         self._board = board
         self._client = client
         self._pipelines = pipelines
         self._servings = servings
-        self._root, self._state_dir = root, state_dir
-        self._thermometer = Thermometer(root)
+        self._machine = _Machine(root, state_dir)
         self._throughput = Throughput()
         self._promises = _Promises()
         self._rates = _Rates()
@@ -156,8 +184,7 @@ class Health:
             {name: account for name, account in expected.items() if name in deadlines}, deadlines
         )
         reasons += _broker_problems(self._client.counters())
-        reasons += self._thermometer.read().problems()
-        reasons += pressure.memory_problems(self._root) + pressure.disk_problems(self._state_dir)
+        reasons += self._machine.problems()
         return [engine_words(reason) for reason in reasons]
 
     def _pipeline_problems(self, pipeline: Pipeline, now: float) -> list[str]:
@@ -210,7 +237,7 @@ class Health:
             "models": self._models(),
             "rss_mb": round(process.memory_info().rss / 2**20, 1),
             "cpu_percent": self._rates.cpu_percent(),
-            "disk_free_mb": _free_mb(self._state_dir),
+            "disk_free_mb": self._machine.disk_free_mb(),
             "spool": {
                 "bytes": counters.disk_bytes,
                 **{key: getattr(counters, key) for key in _SPOOL},
@@ -222,7 +249,7 @@ class Health:
         payload |= {**self._events(), **self._answers()}
         if not self._credible():
             payload["clock"] = payloads.UNSET
-        temperature = self._thermometer.read().celsius
+        temperature = self._machine.celsius()
         if temperature is not None:
             payload["temperature_c"] = round(temperature, 1)
         payload["pipelines"] = {
@@ -271,14 +298,6 @@ class Health:
             }
             for model in models.values()
         }
-
-
-def _free_mb(folder: Path) -> int:
-    """Return how much room there is; 0 where it is not known."""
-    try:
-        return shutil.disk_usage(folder).free // 2**20
-    except OSError:
-        return 0
 
 
 def _serving_problems(serving: Serving) -> list[str]:
