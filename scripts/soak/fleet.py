@@ -65,7 +65,7 @@ def main(count: int, drawing: int) -> int:
         broker = Mosquitto(folder / "broker", "max_queued_messages 1000\n")
         program = [sys.executable, "-m", "edge_agent"]
         subprocess.run([*program, "keygen", str(key)], check=True, capture_output=True)
-        made = str(model_folder(folder / "2", "2", hidden=20000))
+        made = str(model_folder(folder / "2", "2", hidden=1350))
         pack = [*program, "pack", made, "-o", str(tar), "--key", str(key)]
         subprocess.run(pack, check=True, capture_output=True)
         patch.write_text(json.dumps({"door": {"rate": 5, "threshold": 0.5}}))
