@@ -36,6 +36,7 @@ def idle_keys(manifest: Manifest) -> str | None:
         return "input.max_tokens: no effect without input.tokenizer"
     if spec.logmel is not None and spec.transform not in {"logmel", "mfcc"}:
         return 'input.logmel: no effect without input.transform = "logmel" or "mfcc"'
-    if spec.stats is not None and spec.transform != "stats":
-        return 'input.stats: no effect without input.transform = "stats"'
+    for table in ("mfe", "spectral", "stats"):
+        if getattr(spec, table) is not None and spec.transform != table:
+            return f'input.{table}: no effect without input.transform = "{table}"'
     return None

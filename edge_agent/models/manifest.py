@@ -20,6 +20,7 @@ from ..core.names import NAME_RULE, READINGS, is_name, is_version
 from ..core.text import half_letter, label_trouble
 from . import decoders, drift
 from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
+from .edge_impulse import Mfe, Spectral, block_problems
 from .transforms import LogMel, Stats, stats_problems
 
 if TYPE_CHECKING:
@@ -51,10 +52,7 @@ _ELSEWHERE = {
     "std": "what is divided by is `scale`, in the units of `mean`",
 }
 """Keys that other programs have in `[input]`, and what is written instead."""
-
-_SHARED = ("name", "version", "task", "variants")
-"""What no variant has of its own."""
-
+_SHARED = ("name", "version", "task", "variants")  # of which no variant has its own
 _STRICT: Any = {"extra": "forbid"}
 Size = Annotated[int, Gt(0), Le(16384)]
 # Bounded so that infinity does not get through; NaN is within no bounds.
@@ -91,9 +89,11 @@ class InputSpec:
     hop: Annotated[int, Ge(1), Le(10_000_000)] | None = None
     """None: as the window, without overlap."""
     rate_hz: Annotated[float, Gt(0), Le(1e9)] | None = None
-    transform: Literal["none", "logmel", "mfcc", "stats"] = "none"
+    transform: Literal["none", "logmel", "mfcc", "mfe", "spectral", "stats"] = "none"
     logmel: LogMel | None = None
     """Of transform logmel and mfcc."""
+    mfe: Mfe | None = None
+    spectral: Spectral | None = None
     stats: Stats | None = None
     """Of transform stats."""
     resample_hz: Annotated[float, Ge(0), Le(1e6)] = 0.0
@@ -446,11 +446,11 @@ def _input_problems(spec: InputSpec) -> Iterator[tuple[str, str]]:
     if spec.transform != "none" and not spec.is_signal:
         text = f"{spec.transform!r} is for signals; give input.window or a layout of {layouts}"
         yield "input.transform", text
-    if spec.transform == "stats":
-        rate = spec.resample_hz or spec.rate_hz
-        of = () if spec.stats is None else spec.stats.of
-        for key, text in stats_problems(of, spec.window, rate):
-            yield f"input.{key}", text
+    rate = spec.resample_hz or spec.rate_hz
+    yield from block_problems(spec.transform, spec.mfe, spec.spectral, spec.window, rate)
+    of = () if spec.stats is None else spec.stats.of
+    found = stats_problems(of, spec.window, rate) if spec.transform == "stats" else ()
+    yield from ((f"input.{key}", text) for key, text in found)
 
 
 def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:

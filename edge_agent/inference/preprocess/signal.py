@@ -11,12 +11,16 @@ from numpy.typing import NDArray
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Array, TensorSpec
+from ...models.edge_impulse import Mfe, Spectral
 from ...models.manifest import SIGNAL_LAYOUTS, InputSpec
 from .inputs import constants, sample_input
 
 if TYPE_CHECKING:
+    from .edge_impulse import MfeFeatures, SpectralFeatures
     from .features import Features
     from .window_stats import WindowStats
+
+    Transform = Features | MfeFeatures | SpectralFeatures | WindowStats
 
 DTYPES = (
     *("uint8", "int8", "uint16", "int16", "int32", "int64"),
@@ -39,7 +43,7 @@ class SignalPreprocessor:
     scale: NDArray[np.float32]
     """One number, or one for each of the sample's last axis."""
     constants: dict[str, Array]
-    features: Features | WindowStats | None = None
+    features: Transform | None = None
     """What a window becomes first; its frames (or channels) and features (or statistics) then are
     its rows and channels."""
     numbers: int = field(init=False)
@@ -147,7 +151,7 @@ def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> Sign
     return SignalPreprocessor(tensor, shape, window, ct, mean, scale, fixed, features)
 
 
-def transform_of(spec: InputSpec, tensor: TensorSpec) -> Features | WindowStats | None:
+def transform_of(spec: InputSpec, tensor: TensorSpec) -> Transform | None:
     """Prepare the transform of a window, if the manifest asks for one.
 
     Raises:
@@ -161,11 +165,22 @@ def transform_of(spec: InputSpec, tensor: TensorSpec) -> Features | WindowStats 
         of = spec.stats.of
         channels = len(spec.channels) or max(1, prod(n or 1 for n in tensor.shape) // len(of))
         return WindowStats((spec.window, channels), of, spec.resample_hz or spec.rate_hz)
+    rate = spec.resample_hz or spec.rate_hz or 0.0
+    if spec.transform == "spectral" and spec.window is not None:
+        from .edge_impulse import spectral_of
+
+        return spectral_of(
+            spec.spectral or Spectral(), (spec.window, len(spec.channels) or 1), rate
+        )
     if len(spec.channels) > 1:
         raise ModelError(
             f"input.channels: transform {spec.transform!r} takes 1 channel, "
             f"found {len(spec.channels)}"
         )
+    if spec.transform == "mfe" and spec.window is not None:
+        from .edge_impulse import mfe_of
+
+        return mfe_of(spec.mfe or Mfe(), spec.window, rate)
     from .features import features_of
 
     return features_of(spec)
