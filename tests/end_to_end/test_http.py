@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from edge_agent.answers.http_listener import bind
+from edge_agent.config.answers import Endpoint
 from tests.end_to_end.test_answers import table
 from tests.helpers.small_models import brightness, encode_jpeg, heavy, plain, write_manifest
 from tests.helpers.support import (
@@ -367,3 +369,14 @@ def test_a_swap_and_a_stop_lose_no_request(
             ends = [one.result(PATIENCE) for one in asked]
         assert all(set(end) <= {200, 503} for end in ends)
         assert any(200 in end for end in ends)
+
+
+def test_an_answer_does_not_wait_for_the_acknowledgment_of_its_head() -> None:
+    """A connection sends what it is given at once: head and body are given one after the other."""
+    endpoint = Endpoint("127.0.0.1", free_port())
+    with (
+        bind(endpoint) as listening,
+        socket.create_connection(listening.getsockname()),
+        listening.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
