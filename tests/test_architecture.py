@@ -64,10 +64,10 @@ HOMES: Mapping[str, str] = {
     ),
     "openvino": (
         "inference.engines inference.prepared.ov_engine bench.common.start_script "
-        "bench.pipeline.handmade"
+        "bench.pipeline.plain"
     ),
     "onnxruntime": "inference.engines inference.prepared tools bench",
-    "onnx": "models.files inference.folding inference.prepared.compile tools bench",
+    "onnx": "models.files inference.folding inference.prepared.compile tools",
     "google": "models.files.check_onnx",
     "cv2": (
         "sources.opencv inference.preprocess inference.decode.boxes inference.decode.text "
@@ -75,12 +75,15 @@ HOMES: Mapping[str, str] = {
         "runtime.pipelines.masks cli.signal_plot bench"
     ),
     "PIL": "inference.preprocess.resize",
-    "av": "sources.video sources.packet_ring sources.hw_decode sources.camera sources.clip",
+    "av": (
+        "sources.video sources.packet_ring sources.hw_decode sources.camera sources.clip "
+        "bench.cameras bench.pipeline.steps"
+    ),
     "cryptography": "models.packages",
     "pydantic": "core.schema config.load",
     "pydantic_core": "core.schema",
     "pydantic_settings": "config.load",
-    "psutil": "device.headroom delivery.trial.process health.report",
+    "psutil": "device.headroom delivery.trial.process health.report bench.common",
     "rich": "cli",
     "tomli_w": "models.importing cli",
     "amqtt": "mqtt.amqtt_broker",
@@ -89,11 +92,11 @@ HOMES: Mapping[str, str] = {
     "serial": "sources.serial_line",
     "tokenizers": "inference.preprocess.text",
     "openvino_genai": "inference.engines.generator",
-    "matplotlib": "tools bench.pipeline.pipeline_bars",
+    "matplotlib": "tools",
     "nncf": "tools.quantizers",
-    "starlette": "ui answers.http_app",
+    "starlette": "ui answers.http_app bench.infer.plain_server",
     "torch": "tools.pytorch_model",
-    "uvicorn": "ui answers.http_listener answers.http_protocol",
+    "uvicorn": "ui answers.http_listener answers.http_protocol bench.infer.plain_server",
     "ai_edge_litert": "tools.conversion_worker",
 }
 

@@ -5,10 +5,10 @@ The colors can be told apart by people who do not see red and green (Okabe and I
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import AgentError, UsageError
 from ..core.files import output_file
@@ -31,44 +31,84 @@ def check_installed() -> None:
         )
 
 
-def plots(rows: Sequence[int]) -> tuple[Any, list[Axes]]:
-    """Return a figure and one plot below the other, for this many bars each, first bar on top."""
+class Bar(NamedTuple):
+    """A row: parts one behind the other, and a line from the least to the most of its values."""
+
+    name: str
+    parts: Sequence[tuple[str, str, float]]
+    """What, for the legend, or empty; color and length of each."""
+    words: str
+    values: Sequence[float]
+    strong: bool = False
+
+
+class Chart(NamedTuple):
+    """Bars on one scale, the first on top."""
+
+    title: str
+    bars: Sequence[Bar]
+    below: str = ""
+
+
+def spread_bar(name: str, found: Mapping[str, float], words: str, *, strong: bool = False) -> Bar:
+    """Return a bar as long as a `median`, with a line from `min` to `max`."""
+    parts = [("", BLUE if strong else GRAY, found["median"])]
+    return Bar(name, parts, words, [found["min"], found["max"]], strong)
+
+
+def draw(charts: Sequence[Chart], path: Path) -> None:
+    """Write charts, one below the other, as a PNG.
+
+    Raises:
+        AgentError: the file cannot be written.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
+    rows = [len(chart.bars) for chart in charts]
     height = sum(count * 0.32 + 1.0 for count in rows)
     figure = Figure(figsize=(_WIDTH / _DPI, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(rows), 1, squeeze=False, height_ratios=rows)[:, 0]
-    for plot in axes:
+    legend: dict[str, Any] = {}
+    for plot, chart in zip(axes, charts, strict=True):
         plot.invert_yaxis()
         plot.spines[["top", "right"]].set_visible(False)
         plot.grid(axis="x", color="#d7d7d7")
         plot.set_axisbelow(True)
-    return figure, list(axes)
+        plot.set_title(chart.title, loc="left")
+        plot.set_xlabel(chart.below)
+        for row, bar in enumerate(chart.bars):
+            begun = 0.0
+            for what, color, length in bar.parts:
+                plot.barh(row, length, left=begun, color=color)
+                begun += length
+                if what:
+                    legend.setdefault(what, Patch(color=color, label=what))
+            _label(plot, row, bar)
+        plot.set_yticks(range(len(chart.bars)), [bar.name for bar in chart.bars])
+        plot.margins(x=0.16)
+        plot.set_xlim(left=0)
+        for tick, bar in zip(plot.get_yticklabels(), chart.bars, strict=True):
+            tick.set_fontweight("bold" if bar.strong else "normal")
+    if legend:
+        figure.legend(handles=list(legend.values()), loc="outside lower left", ncols=len(legend))
+    save(figure, path)
 
 
-def label(plot: Axes, row: int, text: str, values: Sequence[float], *, strong: bool) -> None:
-    """Draw a line from the least to the most value of a row, and its text behind it."""
-    least, most = min(values), max(values)
+def _label(plot: Axes, row: int, bar: Bar) -> None:
+    """Draw the line from the least to the most value of a row, and its text behind it."""
+    least, most = min(bar.values), max(bar.values)
     plot.plot([least, most], [row, row], color=INK, linewidth=1, marker="|", markersize=6)
     plot.annotate(
-        text,
+        bar.words,
         (most, row),
         xytext=(8, 0),
         textcoords="offset points",
         verticalalignment="center",
-        fontweight="bold" if strong else "normal",
+        fontweight="bold" if bar.strong else "normal",
     )
-
-
-def name_rows(plot: Axes, names: Sequence[str], strong: str) -> None:
-    """Name the rows on the left, one of them in bold."""
-    plot.set_yticks(range(len(names)), names)
-    plot.margins(x=0.16)
-    plot.set_xlim(left=0)
-    for tick, name in zip(plot.get_yticklabels(), names, strict=True):
-        tick.set_fontweight("bold" if name == strong else "normal")
 
 
 def save(figure: Any, path: Path) -> None:

@@ -18,26 +18,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.bench.cold_start import prepare_models
-from edge_agent.bench.cold_start.page_cache import evict, holders
-from edge_agent.bench.cold_start.slow_disk import READ_AHEAD_KB, disk_of, find_controller, slow_disk
-from edge_agent.bench.cold_start.start_bars import PARTS, parts
-from edge_agent.bench.cold_start.start_figures import (
+from edge_agent.bench.cold_start import truth
+from edge_agent.bench.cold_start.disk import (
+    READ_AHEAD_KB,
+    disk_of,
+    evict,
+    find_controller,
+    holders,
+    slow_disk,
+)
+from edge_agent.bench.cold_start.starts import (
+    SCRIPTS,
+    VARIANTS,
     Cold,
     ColdStartReport,
     ColdStartSetup,
     Run,
-    cores,
+    script_steps,
 )
-from edge_agent.bench.cold_start.starts import SCRIPTS, VARIANTS, script_steps
-from edge_agent.bench.common import child, truth
-from edge_agent.bench.common.models import NAMES, find_model, generated
+from edge_agent.bench.common import child
+from edge_agent.bench.common.models import find_model
+from edge_agent.bench.common.report import cores
 from edge_agent.bench.push.versions import generated as small_model
+from edge_agent.cli.commands.bench_cold_start import PARTS, parts
 from edge_agent.core.errors import UsageError
+from edge_agent.tools.random_networks import NAMES
 from tests.helpers.small_disk import compressed_image
 from tests.helpers.small_models import brightness, detector
 from tests.helpers.stranger import stranger
-from tests.helpers.support import ASSETS, CHECKOUT, needs_assets, run_cli
+from tests.helpers.support import ASSETS, CHECKOUT, PATIENCE, needs_assets, run_cli
 from tests.helpers.tiny_networks import node, save_onnx
 
 CLIP = CHECKOUT / "models" / "media" / "conveyor.mp4"
@@ -51,6 +60,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
+@pytest.mark.timeout(PATIENCE * 10)
 @pytest.mark.parametrize("kind", ["classes", "boxes"])
 def test_times_every_way_to_a_first_result(kind: str, tmp_path: Path, cache: Path) -> None:
     """All variants reach a correct result; figures as JSON and as a picture; nothing is left."""
@@ -59,7 +69,7 @@ def test_times_every_way_to_a_first_result(kind: str, tmp_path: Path, cache: Pat
     options = ["--runs", "1", "--json", "--picture", str(picture), "--no-model-cache"]
     # The others need a form: making one takes most of the time.
     options += ["--start", "first"] if kind == "boxes" else []
-    done = run_cli("bench", "cold-start", model, *options)
+    done = run_cli("bench", "cold-start", model, *options, patience=PATIENCE * 10)
     assert done.returncode == 0, done.stderr
     (figures,) = (json.loads(line) for line in done.stdout.splitlines())
     assert figures["model"] == ("random-1-mb@1" if kind == "classes" else "parts-inspection@3")
@@ -300,9 +310,7 @@ def test_finds_the_controller_for_disks(tmp_path: Path) -> None:
 def test_errors_keep_their_kind_across_processes() -> None:
     """What a function in another process raises is raised here, as wrong usage where it was."""
     with pytest.raises(UsageError, match="'nothing': no model folder"):
-        child.call(
-            "edge_agent.bench.cold_start.prepare_models", "look", models=["nothing"], place="/"
-        )
+        child.call("edge_agent.bench.cold_start.truth", "look", models=["nothing"], place="/")
 
 
 def test_the_timing_process_holds_no_large_library() -> None:
@@ -323,9 +331,7 @@ def test_the_timing_process_holds_no_large_library() -> None:
 @pytest.mark.usefixtures("cache")
 def test_checks_classes(tmp_path: Path) -> None:
     """The class that is true passes from agent and script; another one is named as wrong."""
-    (model,) = prepare_models.look(
-        [str(small_model(tmp_path / "small", 1))], str(tmp_path / "place")
-    )
+    (model,) = truth.look([str(small_model(tmp_path / "small", 1))], str(tmp_path / "place"))
     best = next(
         number
         for number in range(64)
@@ -366,7 +372,7 @@ def test_checks_boxes() -> None:
 def test_a_box_is_found_where_a_constant_detector_has_it(tmp_path: Path) -> None:
     """Boxes of the script's SSD steps are in pixels of the frame and named as the agent does."""
     folder = detector(tmp_path / "fixed", [(1, 0.9, 0.25, 0.5, 0.5, 0.75)], ["none", "part"])
-    (model,) = prepare_models.look([str(folder)], str(tmp_path / "place"))
+    (model,) = truth.look([str(folder)], str(tmp_path / "place"))
     box = {"label": "part", "score": 0.9, "box": [160.0, 192.0, 320.0, 288.0]}
     assert truth.check(model, str(CLIP), [claim(0, {"detections": [box]})]) == []
     (line,) = truth.check(model, str(CLIP), [claim(0, {"detections": []})])
@@ -418,7 +424,7 @@ def test_the_script_finds_what_the_agent_finds(
     writer.write(picture)
     writer.release()
     _, frame = cv2.VideoCapture(str(clip)).read()
-    (model,) = prepare_models.look([str(folder)], str(tmp_path / "place"))
+    (model,) = truth.look([str(folder)], str(tmp_path / "place"))
     agents = load_model(load(folder), [EngineChoice("onnxruntime", threads=1)], "picture")
     found = agents.infer(Sample(frame, 0, 0, 0.0)).findings
     assert isinstance(found, Detections)
@@ -466,7 +472,7 @@ def test_generated_models_are_what_they_are_called(name: str, cache: Path) -> No
     old = cache / "edge-agent" / "bench" / "generator-0" / name
     old.mkdir(parents=True)
     said: list[str] = []
-    folder = generated(name, said.append)
+    folder = find_model(name, said.append)
     assert not old.exists()
     assert find_model(name, said.append) == folder
     assert len(said) == 1

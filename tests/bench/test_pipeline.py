@@ -18,7 +18,6 @@ from edge_agent.bench.pipeline.pipeline_figures import (
     ENGINE,
     HANDMADE,
     PLAIN,
-    Idle,
     PipelineReport,
     PipelineSetup,
     Turn,
@@ -194,16 +193,18 @@ def test_ratios_are_of_the_same_round() -> None:
     report = PipelineReport("m", setup)
     report.turns[AGENT] += [Turn(100.0, 2.0), Turn(10.0, 3.0)]
     report.turns[PLAIN] += [Turn(50.0), Turn(5.0)]
-    report.floor_ms += [1.0, 2.0]
-    report.usual_ms += [0.5, 0.9]
-    report.cached_ms += [{"agent": 0.1, "usual": 0.3}, {"agent": 0.2, "usual": 0.4}]
+    for cpu, usual, cached in ((1.0, 0.5, 0.1), (2.0, 0.9, 0.2)):
+        costs = {"decode_cpu_ms": cpu / 2, "engine_cpu_ms": cpu / 2, "lanes": 1, "threads": 1}
+        steps = {"step_ms": {"decode": 1.0}, "following_ms": {"5 objects": 0.2}}
+        kinds = {"agent": cached, "usual": 0.3}
+        report.alone.append(
+            costs | steps | {"usual_preprocess_ms": usual, "cached_preprocess_ms": kinds}
+        )
     assert report.ratios(PLAIN) == [2.0, 2.0]
     assert report.cpu_ratios() == [2.0, 1.5]
     report.handmade = "openvino:1"
     report.turns[HANDMADE] += [Turn(50.0), Turn(5.0)]
     report.turns[ENGINE] += [Turn(200.0), Turn(20.0)]
-    report.steps.append({"decode": 1.0})
-    report.following_ms.append({"5 objects": 0.2})
     report.scaling[16] = [
         (Turn(100.0), Turn(80.0, 1.5, (3.0,))),
         (Turn(10.0), Turn(9.0, 2.5, (4.0,))),
@@ -253,12 +254,16 @@ def test_a_clip_that_cannot_be_played_is_told_at_once(
 
 def test_a_program_that_ends_is_told(clip: Path, tmp_path: Path) -> None:
     """A model that the scripts cannot take ends the command in a line, not in a wait."""
-    from edge_agent.bench.pipeline.players import script
+    from edge_agent.bench.common.programs import script
 
     with (
         broker(tmp_path) as loopback,
         pytest.raises(AgentError, match="the plain script ended with 1"),
-        script("plain", [clip, tmp_path / "absent"], loopback),
+        script(
+            "edge_agent.bench.pipeline.plain",
+            [clip, tmp_path / "absent", "onnxruntime", 0, 0],
+            loopback,
+        ),
     ):
         pass
 
@@ -266,6 +271,6 @@ def test_a_program_that_ends_is_told(clip: Path, tmp_path: Path) -> None:
 def test_an_idle_pipeline_never_costs_less_than_nothing() -> None:
     """What is measured of two agents differs by noise; a cost is shared out, and not below 0."""
     found = cost_of_each((0.25, 100.0), (0.5, 132.0))
-    assert (found.pipelines, found.memory_mb) == (IDLE, 32 / IDLE)
-    assert found.cpu_percent == pytest.approx(25 / IDLE)
-    assert cost_of_each((0.012, 100.0), (0.008, 99.0)) == Idle(IDLE, 0.0, 0.0)
+    assert found == {"cpu_percent": pytest.approx(25 / IDLE, rel=1e-3), "memory_mb": 2, "of": IDLE}
+    nothing = {"cpu_percent": 0.0, "memory_mb": 0.0, "of": IDLE}
+    assert cost_of_each((0.012, 100.0), (0.008, 99.0)) == nothing

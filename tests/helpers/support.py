@@ -353,14 +353,17 @@ class AgentProcess:
 
 
 def run_cli(
-    *arguments: str, environ: dict[str, str] | None = None, cwd: Path | None = None
+    *arguments: str,
+    environ: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    patience: float = PATIENCE * 3,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "edge_agent", *arguments],
         capture_output=True,
         text=True,
-        timeout=PATIENCE * 3,
+        timeout=patience,
         check=False,
         env={**os.environ, **(environ or {})},
         cwd=cwd,

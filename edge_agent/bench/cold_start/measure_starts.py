@@ -1,47 +1,44 @@
 """`edge-agent bench cold-start`: from the exec of a process to its first correct result over MQTT.
 
-The agent beside what plain scripts get, fresh processes every time, in turn within each round.
-This process times and imports nothing large: what it had mapped, the timed ones would not have to
-read.
+The agent beside what plain scripts get, fresh processes every time. This process times and imports
+nothing large: what it had mapped, the timed ones would not have to read.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...config.settings import Broker
 from ...core.errors import AgentError, UsageError
-from ...mqtt.connection import ReceivedMessage
-from ...mqtt.loopback import Loopback, broker, find_mosquitto
+from ...mqtt.loopback import broker, find_mosquitto
 from ...mqtt.one_shot import OneShotClient
 from ..common import child
-from ..common.places import cache_folder
-from .page_cache import drop_all, ensure_droppable, evict, holders, read_rate
-from .slow_disk import slow_disk
-from .start_figures import ColdStartReport, ColdStartSetup, Run
+from ..common.programs import DEVICE, Program, running
+from ..common.report import Progress, cache_folder, rounds
+from .disk import drop_all, ensure_droppable, evict, holders, read_rate, slow_disk
 from .starts import (
     BEST,
-    DEVICE,
     KINDS,
     NONE,
     STATE,
-    Progress,
+    ColdStartReport,
+    ColdStartSetup,
+    Run,
     Start,
     script_steps,
     starts,
 )
 
+TRUTH = f"{__package__}.truth"
 PATIENCE_SECONDS = 300.0
 """For a first result; a slow disk takes its time over the libraries."""
 PREPARE_SECONDS = 180.0
@@ -57,18 +54,7 @@ WARM_RUNS = 3
 def measure(
     models: list[str], setup: ColdStartSetup, report_progress: Progress, config: str | None = None
 ) -> list[ColdStartReport]:
-    """Measure each model.
-
-    Args:
-        models: folders, or names of the agent's or of generated models.
-        setup: what is the same for all.
-        report_progress: takes a line about how far it is.
-        config: settings of the agent whose models they are; None: the usual ones.
-
-    Raises:
-        UsageError: a model, or a right that is asked for, is not there.
-        AgentError: a run failed, or gave a wrong answer.
-    """
+    """Measure each model: a folder, or the name of one of the agent's or of a generated one."""
     if find_mosquitto() is None:
         raise UsageError(
             "bench cold-start needs a broker: install mosquitto (apt install mosquitto)"
@@ -82,10 +68,15 @@ def measure(
         if setup.disk_mbps is not None:
             with slow_disk([Path(name), *LIBRARY_PLACES], setup.disk_mbps * 1e6):
                 pass  # what cannot be is said before minutes have passed
-        found = child.call(
-            f"{__package__}.prepare_models", "look", models=models, place=name, config=config
-        )
-        return [_Bench(model, loopback, setup, report_progress).measure() for model in found]
+        found = child.call(TRUTH, "look", models=models, place=name, config=config)
+        filters = [f"{DEVICE}/#", f"edge/{DEVICE}/result/#", f"edge/{DEVICE}/model/#"]
+        settings = Broker(url=loopback.url, protocol=loopback.protocol)
+        reports = []
+        for model in found:
+            with OneShotClient(settings, filters) as client:
+                ways = starts(model, setup.clip, loopback, setup.kinds)
+                reports.append(_Bench(model, client, setup, report_progress).measure(ways))
+        return reports
 
 
 class _Bench:
@@ -94,64 +85,54 @@ class _Bench:
     def __init__(
         self,
         model: dict[str, Any],
-        loopback: Loopback,
+        client: OneShotClient,
         setup: ColdStartSetup,
         report_progress: Progress,
     ) -> None:
         self._model = model
-        self._loopback = loopback
+        self._id: str = model["id"]
+        self._client = client
         self._setup = setup
         self._progress = report_progress
         self._place = Path(model["place"])
-        self._log = self._place / "process.log"
         self._sessions: set[str] = set()
         """Of agents that have ended: what they said may still be on its way."""
         self._says_steps = True
         self._told = False
 
-    def measure(self) -> ColdStartReport:
+    def measure(self, ways: Sequence[Start]) -> ColdStartReport:
         """Prepare, run all rounds, check all answers."""
-        variants = self._setup.variants
-        ways = starts(self._model, self._setup.clip, self._loopback, self._setup.kinds)
-        filters = [f"{DEVICE}/#", f"edge/{DEVICE}/result/#", f"edge/{DEVICE}/model/#"]
-        settings = Broker(url=self._loopback.url, protocol=self._loopback.protocol)
-        with OneShotClient(settings, filters) as client:
-            report = self._prepare(client, ways)
-            with self._disk():
-                for number in range(self._setup.runs):
-                    # Each has another before it in every round.
-                    turn = number % len(ways)
-                    for start in ways[turn:] + ways[:turn]:
-                        start.ready()
-                        self._evict()
-                        report.runs[start.variant].append(self._run(client, start))
-                    self._progress(
-                        f"{report.model} round {number + 1} of {self._setup.runs}: "
-                        + ", ".join(f"{name} {report.runs[name][-1].ms:.0f}" for name in variants)
-                        + " ms"
-                    )
-        self._check([run for name in variants for run in report.runs[name]])
+        report = self._prepare(ways)
+        turns = {start.variant: partial(self._timed, start) for start in ways}
+        with self._disk():
+            measured = rounds(self._setup.runs, turns, report.others)
+            for number, found in enumerate(measured, 1):
+                for variant, run in found.items():
+                    report.runs[variant].append(run)
+                took = ", ".join(f"{name} {run.ms:.0f}" for name, run in found.items())
+                self._progress(f"{self._id} round {number} of {self._setup.runs}: {took} ms")
+        self._check([run for runs in report.runs.values() for run in runs])
         return report
 
-    def _prepare(self, client: OneShotClient, ways: Sequence[Start]) -> ColdStartReport:
+    def _prepare(self, ways: Sequence[Start]) -> ColdStartReport:
         """Run everything once untimed, and measure what bounds a load."""
         prepared: str | None = "none is wanted"
         state: Path | None = None
         for start in ways:  # the agent last: what the scripts tell of the model comes sooner
-            self._progress(f"{self._model['id']}: preparing {start.variant}")
+            self._progress(f"{self._id}: preparing {start.variant}")
             start.ready()
             if start.place is not None and start.variant != KINDS["first"]:
                 if state is None:
-                    prepared = self._let_prepare(client, start)
+                    prepared = self._let_prepare(start)
                     state = start.place / STATE
                 else:
                     shutil.copytree(state, start.place / STATE)
-            self._check([self._run(client, start)])
+            self._check([self._run(start)])
         best = next(start for start in ways if start.variant == BEST)
-        warm = [self._run(client, best).steps for _ in range(WARM_RUNS)]
+        warm = [self._run(best).steps for _ in range(WARM_RUNS)]
         rate = self._setup.disk_mbps
         return ColdStartReport(
-            self._model["id"],
+            self._id,
             self._model["bytes"],
             self._setup,
             prepared,
@@ -160,106 +141,71 @@ class _Bench:
             min(steps["infer"] for steps in warm),
         )
 
-    def _let_prepare(self, client: OneShotClient, start: Start) -> str | None:
+    def _let_prepare(self, start: Start) -> str | None:
         """Run the agent until it says what became of the prepared form; give that.
 
         "ready", or "no: " and why; None where it does not say in time.
         """
         topic = f"edge/{DEVICE}/model/{self._model['name']}"
-        deadline = time.monotonic() + PREPARE_SECONDS
         said: str | None = None
-        with self._process(start) as (process, _):
-            while (left := deadline - time.monotonic()) > 0:
-                heard = client.next(min(left, 1.0))
-                if heard is None and process.poll() is not None:
-                    raise AgentError(f"{self._model['id']}: the agent ended: {self._last_words()}")
-                if heard is None or heard.retained or heard.topic != topic or not heard.payload:
-                    continue
-                said = json.loads(heard.payload).get("prepared")
-                if said is not None and (said == "ready" or said.startswith("no")):
-                    break
+        with self._running(start) as program:
+            for heard in program.heard(PREPARE_SECONDS):
+                if heard.topic == topic and not heard.retained:
+                    said = (heard.body or {}).get("prepared")
+                    if said is not None and (said == "ready" or said.startswith("no")):
+                        break
             else:
                 said = None
         if said != "ready":
             why = said or f"it did not say within {PREPARE_SECONDS:.0f} s that one is ready"
-            self._progress(f"{self._model['id']}: timed without a prepared form: {why}")
+            self._progress(f"{self._id}: timed without a prepared form: {why}")
         return said
 
-    def _run(self, client: OneShotClient, start: Start) -> Run:
+    def _timed(self, start: Start) -> Run:
+        start.ready()
+        self._evict()
+        return self._run(start)
+
+    def _run(self, start: Start) -> Run:
         """Start a process; time its first result."""
-        while client.next(0) is not None:
+        while self._client.next(0) is not None:
             pass
-        with self._process(start) as (process, begun):
-            payload, ended = self._first_result(client, start, process)
+        with self._running(start) as program:
+            payload, ended = self._first_result(program, start)
             if start.place is not None:
                 self._sessions.add(payload["session"])
-                if payload["model"] != self._model["id"]:
-                    raise AgentError(
-                        f"{self._model['id']}: the agent ran {payload['model']} instead"
-                    )
-                steps = self._cold_start(client) or {}
+                if payload["model"] != self._id:
+                    raise AgentError(f"{self._id}: the agent ran {payload['model']} instead")
+                steps = self._cold_start(program) or {}
             else:
-                steps = script_steps(payload["marks"], begun, ended)
-                process.wait(PATIENCE_SECONDS)
-        return Run((ended - begun) * 1e3, steps, {"variant": start.variant, **payload})
+                steps = script_steps(payload["marks"], program.begun, ended)
+                program.process.wait(PATIENCE_SECONDS)
+        taken = (ended - program.begun) * 1e3
+        return Run(taken, steps, {"variant": start.variant, **payload})
 
-    def _first_result(
-        self, client: OneShotClient, start: Start, process: subprocess.Popen[bytes]
-    ) -> tuple[dict[str, Any], float]:
+    def _running(self, start: Start) -> AbstractContextManager[Program]:
+        return running(f"{self._id}: {start.variant}", start.command, self._client, start.cwd)
+
+    def _first_result(self, program: Program, start: Start) -> tuple[dict[str, Any], float]:
         """Wait for a result; return it, and when it was here."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline:
-            heard = client.next(1.0)
+        for heard in program.heard(PATIENCE_SECONDS):
             ended = time.monotonic()
-            if heard is not None and heard.topic == start.topic:
+            if heard.topic == start.topic:
                 payload: dict[str, Any] = json.loads(heard.payload)
                 if payload.get("session") not in self._sessions:
                     return payload, ended
-            elif heard is None and process.poll() is not None:
-                break
-        raise AgentError(
-            f"{self._model['id']}: {start.variant} gave no result: {self._last_words()}"
-        )
+        raise AgentError(f"{program.name} gave no result: {program.last_words()}")
 
-    def _last_words(self) -> str:
-        words = self._log.read_text(errors="replace").strip().splitlines()
-        return words[-1] if words else "it says nothing"
-
-    def _cold_start(self, client: OneShotClient) -> dict[str, float] | None:
+    def _cold_start(self, program: Program) -> dict[str, float] | None:
         """Hear where the agent's time went; None where it does not say."""
-        deadline = time.monotonic() + SAYS_SECONDS
-        while self._says_steps and (left := deadline - time.monotonic()) > 0:
-            heard = client.next(left)
-            steps = _steps_in(heard)
-            if steps is not None:
-                return steps
+        for heard in program.heard(SAYS_SECONDS) if self._says_steps else ():
+            steps = (heard.body or {}).get("cold_start") if "/model/" in heard.topic else None
+            if steps is not None and not heard.retained:
+                return dict(steps)
         self._says_steps = False  # not waited for again and again
         return None
 
-    @contextmanager
-    def _process(self, start: Start) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
-        """Run a process, and end it; return when it began, by the monotonic clock."""
-        with self._log.open("wb") as output:
-            begun = time.monotonic()
-            process = subprocess.Popen(
-                start.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=_environment(),
-                cwd=start.cwd,
-            )
-        try:
-            yield process, begun
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-    def _disk(self) -> Any:
+    def _disk(self) -> AbstractContextManager[None]:
         rate = self._setup.disk_mbps
         if rate is None:
             return nullcontext()
@@ -267,52 +213,26 @@ class _Bench:
         return slow_disk([*places, *LIBRARY_PLACES], rate * 1e6)
 
     def _evict(self) -> None:
-        """Put out of memory what is to be cold."""
-        if self._setup.cold == "everything":
-            self._tell_holders()
-            drop_all()
-        elif self._setup.cold == "model":
+        """Put out of memory what is to be cold; say once which processes hold libraries there."""
+        if self._setup.cold == "model":
             evict([Path(self._model["folder"]), self._place])
-
-    def _tell_holders(self) -> None:
-        """Report once which process keeps its libraries in memory, whatever is dropped here."""
-        found = [] if self._told else holders(LIBRARIES)
-        if found:
-            self._told = True
-            self._progress(
-                f"{self._model['id']}: not everything is cold: libraries that are measured are "
-                f"held in memory by {', '.join(found)}; end these for true figures"
-            )
+        elif self._setup.cold == "everything":
+            if not self._told and (found := holders(LIBRARIES)):
+                self._told = True
+                self._progress(
+                    f"{self._id}: not everything is cold: libraries that are measured are "
+                    f"held in memory by {', '.join(found)}; end these for true figures"
+                )
+            drop_all()
 
     def _check(self, runs: Sequence[Run]) -> None:
-        """Check that every answer is right.
-
-        Raises:
-            AgentError: one is not.
-        """
+        """Check that every answer is right."""
         claims = [run.claim for run in runs if run.claim["variant"] != NONE]
         if not claims:
             return
         wrong = child.call(
-            "edge_agent.bench.common.truth",
-            "check",
-            model=self._model,
-            clip=str(self._setup.clip),
-            claims=claims,
+            TRUTH, "check", model=self._model, clip=str(self._setup.clip), claims=claims
         )
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise AgentError(f"wrong answer: {wrong[0]}{more}")
-
-
-def _steps_in(heard: ReceivedMessage | None) -> dict[str, float] | None:
-    if heard is None or "/model/" not in heard.topic or heard.retained or not heard.payload:
-        return None
-    steps: dict[str, float] | None = json.loads(heard.payload).get("cold_start")
-    return steps
-
-
-def _environment() -> dict[str, str]:
-    """Return the user's environment, without what this program has set for its own cameras."""
-    own = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
-    return {name: value for name, value in os.environ.items() if name != own}

@@ -1,22 +1,24 @@
-"""The ways to a first result that are compared: how each is started, and what it says of itself."""
+"""The ways to a first result that are compared: how each is started, what it takes."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import shutil
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, Literal
 
 from ...core.bundled import bundled
 from ...mqtt.loopback import Loopback
+from ..common.programs import DEVICE, Line, agent_command, endless
+from ..common.report import cores, spread
 
+Cold = Literal["nothing", "model", "everything"]
 SCRIPT = Path(__file__).parents[1] / "common" / "start_script.py"
-DEVICE = "bench"
 RESULTS = f"edge/{DEVICE}/result/clip"
 AGENT = "agent"
 STATE = "state"
@@ -31,18 +33,6 @@ KINDS: Mapping[str, str] = {
 }
 """Kinds of starts of the agent, and the variant that each is."""
 VARIANTS = (*SCRIPTS, *KINDS.values())
-MEANING: Mapping[str, str] = {
-    NONE: "a script with no model",
-    ORT: "plain ONNX Runtime script",
-    "openvino": "plain OpenVINO script",
-    "openvino-cache": "the same with its model cache",
-    BEST: "best whole-model load of ONNX Runtime",
-    KINDS["first"]: "this, with an empty state folder",
-    KINDS["settings"]: "with a form, one value of the settings changed before each start",
-    KINDS["reinstalled"]: "with a form, another copy of the program at each start",
-    AGENT: "with a form, nothing changed",
-}
-
 SCRIPT_STEPS = ("python", "imports", "model", "clip", "infer", "publish")
 WHOLE = "first_publish"
 """The agent's step that is no part: from exec to the first result, as it saw it itself."""
@@ -66,7 +56,7 @@ class Start:
 def starts(
     model: Mapping[str, Any], clip: Path, loopback: Loopback, kinds: Sequence[str]
 ) -> list[Start]:
-    """Prepare all variants for a model, as `prepare_models.look` gives it.
+    """Prepare all variants for a model, as `truth.look` gives it.
 
     What each needs is written below the model's place; *kinds* are those of the agent's starts.
     """
@@ -94,18 +84,10 @@ def starts(
 
 def _agent(kind: str, model: Mapping[str, Any], clip: Path, loopback: Loopback) -> Start:
     place = Path(model["place"]) / KINDS[kind]
-    library = place / "models"
-    library.mkdir(parents=True)
-    (library / model["name"]).symlink_to(model["folder"], target_is_directory=True)
-    source = f"file:{quote(str(clip))}?loop=1&pace=real"
+    pipeline = Line(endless(clip, "real")).table("clip", model["name"])
+    command = agent_command(place, loopback, pipeline, Path(model["folder"]))
     settings = place / "edge-agent.toml"
-    text = (
-        f'device_id = "{DEVICE}"\nstate_dir = "state"\nmodels_dirs = ["models"]\n'
-        f'[broker]\nurl = "{loopback.url}"\nprotocol = {loopback.protocol}\n'
-        f'[[pipelines]]\nname = "clip"\nsource = {json.dumps(source)}\nmodel = "{model["name"]}"\n'
-    )
-    settings.write_text(text)
-    command = [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)]
+    text = settings.read_text()
     numbers = itertools.count(1)
 
     def changed() -> None:
@@ -139,13 +121,7 @@ def _copy_program(place: Path) -> None:
 
 
 def script_steps(marks: Mapping[str, float], begun: float, ended: float) -> dict[str, float]:
-    """Return what each of a script's steps took, ms, in order; they add up to the whole.
-
-    Args:
-        marks: when each step was done, seconds of the monotonic clock.
-        begun: when it was started.
-        ended: when its result was here.
-    """
+    """Return what each of a script's steps took, ms, in order; they add up to the whole."""
     times = {step: marks[step] for step in SCRIPT_STEPS if step in marks} | {"publish": ended}
     steps, before = {}, begun
     for step, at in times.items():
@@ -154,5 +130,166 @@ def script_steps(marks: Mapping[str, float], begun: float, ended: float) -> dict
     return steps
 
 
-Progress = Callable[[str], None]
-"""Takes a line about how far it is."""
+@dataclass(frozen=True, slots=True)
+class ColdStartSetup:
+    """What is the same for all models."""
+
+    runs: int
+    clip: Path
+    cold: Cold
+    """What is not in memory when a process starts."""
+    disk_mbps: float | None
+    """A limit on reading, MB a second; None: the disk's own rate."""
+    kinds: tuple[str, ...] = ("prepared",)
+    """Of starts of the agent, in the order of `KINDS`."""
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return (*SCRIPTS, *(KINDS[kind] for kind in self.kinds))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One start: what its first result says and how long it took to be here, ms."""
+
+    ms: float
+    steps: dict[str, float]
+    claim: dict[str, Any]
+
+
+@dataclass(slots=True)
+class ColdStartReport:
+    """What was measured of one model."""
+
+    model: str
+    size: int
+    setup: ColdStartSetup
+    prepared: str | None
+    """What the agent said of the model's prepared form before it was timed: "ready", or why there
+    is none; None: nothing."""
+    device: float
+    """Bytes a second at which the model can be read."""
+    preparation: float
+    """Of the weights, on one core; ms."""
+    compute: float
+    """The first inference, ms."""
+    runs: dict[str, list[Run]] = field(init=False)
+    others: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.runs = {name: [] for name in self.setup.variants}
+
+    @property
+    def title(self) -> str:
+        """What was measured, in a line."""
+        where = {
+            "nothing": "all in memory",
+            "model": "the model not in memory",
+            "everything": "nothing in memory",
+        }[self.setup.cold]
+        rate = self.setup.disk_mbps
+        limit = "" if rate is None else f", disk limited to {rate:g} MB/s"
+        return f"{self.model}, {self.size / 1e6:.1f} MB, {where}{limit}, {self.setup.runs} rounds"
+
+    def taken(self, variant: str) -> list[float]:
+        """Return what each run of a variant took, ms."""
+        return [run.ms for run in self.runs[variant]]
+
+    def median(self, variant: str) -> float:
+        """Return a variant's median, ms."""
+        return statistics.median(self.taken(variant))
+
+    def middle(self, variant: str) -> Run:
+        """Return the run that is nearest to a variant's median."""
+        median = self.median(variant)
+        return min(self.runs[variant], key=lambda run: abs(run.ms - median))
+
+    def load(self, variant: str) -> float:
+        """Return what a variant takes beyond a script with no model, ms."""
+        return self.median(variant) - self.median(NONE)
+
+    def ratio(self, variant: str) -> float | None:
+        """Return a variant's load cost as a share of the plain ONNX Runtime script's."""
+        plain = self.load(ORT)
+        return self.load(variant) / plain if plain > 0 else None
+
+    def of_ort(self, variant: str) -> float:
+        """Return a variant's time as a share of the plain ONNX Runtime script's."""
+        return self.median(variant) / self.median(ORT)
+
+    @property
+    def noise(self) -> float:
+        """Milliseconds by which one start differs from the next with no model: the device's."""
+        return max(self.taken(NONE)) - min(self.taken(NONE))
+
+    def steps(self, variant: str) -> dict[str, float]:
+        """Return the median of each step, ms, in order."""
+        names = list(dict.fromkeys(step for run in self.runs[variant] for step in run.steps))
+        return {
+            name: statistics.median(
+                run.steps[name] for run in self.runs[variant] if name in run.steps
+            )
+            for name in names
+        }
+
+    @property
+    def read(self) -> float:
+        """Milliseconds that the device takes to give the model's bytes."""
+        return self.size / self.device * 1e3
+
+    @property
+    def shared_preparation(self) -> float:
+        """Milliseconds that all cores together take to prepare the weights."""
+        return self.preparation / cores()
+
+    @property
+    def floor(self) -> float:
+        """What no load can be quicker than, ms; what is in memory need not be read."""
+        read = 0.0 if self.setup.cold == "nothing" else self.read
+        return max(read, self.shared_preparation, self.compute)
+
+    def json(self) -> dict[str, Any]:
+        """Return all figures; times in ms."""
+        variants = {
+            name: {
+                "ms": spread(self.taken(name), 3),
+                "each_ms": self.taken(name),
+                "load_ms": self.load(name),
+                "ratio": None if name == NONE else self.ratio(name),
+                "of_ort": self.of_ort(name),
+                "steps_ms": self.steps(name),
+            }
+            for name in self.setup.variants
+        }
+        figures = {
+            "model": self.model,
+            "bytes": self.size,
+            "clip": self.setup.clip.name,
+            "runs": self.setup.runs,
+            "cold": self.setup.cold,
+            "disk_mbps": self.setup.disk_mbps,
+            "prepared": self.prepared,
+            "noise_ms": self.noise,
+            "variants": variants,
+            "floor": {
+                "ms": self.floor,
+                "read_ms": self.read,
+                "device_mb_s": self.device / 1e6,
+                "preparation_ms": self.shared_preparation,
+                "cores": cores(),
+                "compute_ms": self.compute,
+            },
+        }
+        rounded: dict[str, Any] = _rounded(figures)
+        return rounded
+
+
+def _rounded(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _rounded(each) for key, each in value.items()}
+        case list():
+            return [_rounded(each) for each in value]
+        case float():
+            return round(value, 3)
+    return value

@@ -14,11 +14,7 @@ from ...core.child import answer_question, ask
 
 
 def call(module: str, function: str, **arguments: Any) -> Any:
-    """Call a function of a module, named in full; arguments and result are JSON.
-
-    Raises:
-        AgentError: what the function raised, of the same class, or it crashed.
-    """
+    """Call a function of a module, named in full; arguments and result are JSON."""
     return ask(__name__, [module, function, arguments], f"{module}.{function}", stderr=None)
 
 

@@ -11,11 +11,7 @@ from ...models.manifest import ModelFolder
 
 
 def recipe(folder: ModelFolder, given: TensorSpec) -> dict[str, Any]:
-    """Return how a plain script uses a model: what `start_script.prepare` and `detect` take.
-
-    Raises:
-        UsageError: neither the network's input nor the manifest gives the picture's size.
-    """
+    """Return how a plain script uses a model: what `start_script.prepare` and `detect` take."""
     wanted = folder.manifest.input
     layout = wanted.layout or "nchw"
     height, width = given.shape[2:] if layout == "nchw" else given.shape[1:3]

@@ -1,7 +1,7 @@
 """What parts of a frame's way cost in the agent's own code, beside decoding and the engine.
 
 That is the board, the order, JSON and publishing (`overhead`), and tracks, zones, lines and rules
-(`following_ms`).
+(`following_ms`). Runs in a process of its own (`child`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -29,7 +27,6 @@ from ...inference.statistics import Cost
 from ...models.manifest import Manifest
 from ...mqtt import payloads
 from ...mqtt.client import Client
-from ...mqtt.loopback import Loopback
 from ...mqtt.topics import Topics
 from ...rules.rule_engine import RuleEngine
 from ...rules.totals import LineTotals
@@ -53,10 +50,19 @@ FEW, MANY = 5, 200
 SHAPES = 8
 """Zones, and as many lines."""
 RULES = 16
+KINDS: tuple[dict[str, Any], ...] = (
+    {"when": "enter"},
+    {"when": "leave"},
+    {"when": "dwell", "for_s": 1.0},
+    {"when": "count", "above": 10},
+    {"when": "absent"},
+    {"when": "cross"},
+)
+PIPELINE = partial(PipelineSettings, name="bench", source="dir:none", model="bench")
 
 
-def _sample(picture: Array, since: float, seq: int) -> Sample:
-    return Sample(picture, seq, time.time_ns(), since)
+def _outcome(found: Detections) -> Outcome:
+    return Outcome("bench@1", "none", found, Timing(0.0, 0.0, 0.0))
 
 
 class _Nothing:
@@ -72,24 +78,20 @@ class _Nothing:
         self.manifest = Manifest(name="bench", version="1", task="detection", file="model.onnx")
         self.cost = Cost()
         self.first_at: float | None = 0.0
-        self._outcome = Outcome("bench@1", "none", found, Timing(0.0, 0.0, 0.0))
+        self._outcome = _outcome(found)
 
     def answer(self, _request: Request) -> Outcome:
         return self._outcome
 
 
-def overhead(loopback: Loopback) -> float:
-    """Measure the median of one lane with nothing else to do, ms a frame.
-
-    Raises:
-        AgentError: the broker went away.
-    """
+def overhead(url: str, protocol: int) -> float:
+    """Measure the median of one lane with nothing else to do, ms a frame."""
     topics = Topics("edge", "bench")
     boxes = np.tile(np.array([10.0, 20.0, 110.0, 220.0], np.float32), (5, 1))
     found = Detections(boxes, np.full(5, 0.9, np.float32), ("thing",) * 5)
     board: Board[Any] = Board()
     client = Client(
-        Broker(url=loopback.url, protocol=loopback.protocol),
+        Broker(url=url, protocol=protocol),
         "edge-agent-bench",
         status_topic=topics.status,
         status=lambda state, reason: payloads.encode({"state": state, "reason": reason}),
@@ -101,13 +103,9 @@ def overhead(loopback: Loopback) -> float:
     model: Any = servable
     serving.model = model
     identity = Identity("bench", "session", topics, Timeline())
-    pipeline = Pipeline(
-        PipelineSettings(name="bench", source="dir:none", model="bench"),
-        parse_source("dir:none", Path.cwd()),
-        [serving],
-        [],
-        Common(identity, board, client, Sinks(MqttSink(client, identity))),
-    )
+    common = Common(identity, board, client, Sinks(MqttSink(client, identity)))
+    source = parse_source("dir:none", Path.cwd())
+    pipeline = Pipeline(PIPELINE(), source, [serving], [], common)
     board.add(pipeline.queue)
     connecting = threading.Thread(target=client.run, daemon=True)
     connecting.start()
@@ -119,8 +117,8 @@ def overhead(loopback: Loopback) -> float:
     for _ in range(OVERHEAD_FRAMES):
         client.wait_credit(pipeline.stream.channel, closing)
         start = time.perf_counter()
-        since = time.monotonic()
-        board.put(pipeline.queue, partial(_sample, picture, since))
+        now = time.monotonic()
+        board.put(pipeline.queue, partial(Sample, picture, time_ns=time.time_ns(), since=now))
         job = board.take()
         if job is None:
             break
@@ -139,10 +137,8 @@ def following_ms() -> dict[str, float]:
         The median of each, ms a frame. Without anything to follow a pipeline has no engine: what is
         left is asking for it, and the clock.
     """
-    followed = _pipeline()
-    nothing = replace(followed, zones=(), lines=(), rules=())
-    figures = {f"{count} objects": _measure(followed, count) for count in (FEW, MANY)}
-    return {**figures, f"{MANY} objects without any": _measure(nothing, MANY)}
+    figures = {f"{count} objects": _measure(_followed(), count) for count in (FEW, MANY)}
+    return {**figures, f"{MANY} objects without any": _measure(PIPELINE(), MANY)}
 
 
 def _measure(pipeline: PipelineSettings, count: int) -> float:
@@ -156,7 +152,7 @@ def _measure(pipeline: PipelineSettings, count: int) -> float:
             emit=lambda _event: None,
             totals=LineTotals(None),
         )
-    picture = np.zeros((SIZE[1], SIZE[0], 3), np.uint8)
+    picture: Array = np.zeros((SIZE[1], SIZE[0], 3), np.uint8)
     labels = tuple(rng.choice(["person", "car"], count).tolist())
     place = rng.uniform((0, 0), (SIZE[0] - 80, SIZE[1] - 80), (count, 2))
     speed, sides = rng.uniform(-4, 4, (count, 2)), rng.uniform(30, 80, (count, 2))
@@ -166,9 +162,8 @@ def _measure(pipeline: PipelineSettings, count: int) -> float:
         speed = np.where((place < 0) | (place > np.array(SIZE) - 80), -speed, speed)
         boxes = np.concatenate([place, place + sides], axis=1) + rng.normal(0, 1, (count, 4))
         scores = rng.uniform(0.5, 1, count).astype(np.float32)
-        found = Detections(boxes.astype(np.float32), scores, labels)
+        outcome = _outcome(Detections(boxes.astype(np.float32), scores, labels))
         sample = Sample(picture, frame, int(frame / RATE * 1e9), frame / RATE)
-        outcome = Outcome("bench@1", "none", found, Timing(0.0, 0.0, 0.0))
         start = time.perf_counter()
         if engine is not None:
             engine.process(sample, outcome, None)
@@ -176,32 +171,18 @@ def _measure(pipeline: PipelineSettings, count: int) -> float:
     return round(statistics.median(costs[WARM_UP:]), 4)
 
 
-def _pipeline() -> PipelineSettings:
-    steps = [index / SHAPES for index in range(SHAPES + 1)]
-    zones = tuple(
-        Zone(name=f"zone-{index}", polygon=((x1, 0.2), (x2, 0.2), (x2, 0.8), (x1, 0.8)))
-        for index, (x1, x2) in enumerate(pairwise(steps))
-    )
-    lines = tuple(
-        Line(name=f"line-{index}", points=((x + 0.05, 0.0), (x + 0.05, 1.0)))
-        for index, x in enumerate(steps[:-1])
-    )
-    kinds: list[dict[str, Any]] = [
-        {"when": "enter"},
-        {"when": "leave"},
-        {"when": "dwell", "for_s": 1.0},
-        {"when": "count", "above": 10},
-        {"when": "absent"},
-        {"when": "cross"},
-    ]
-    rules = []
+def _followed() -> PipelineSettings:
+    """Return a pipeline with zones side by side, a line in each, and rules on them."""
+    zones, lines, rules = [], [], []
+    for index in range(SHAPES):
+        left, right = index / SHAPES, (index + 1) / SHAPES
+        corners = ((left, 0.2), (right, 0.2), (right, 0.8), (left, 0.8))
+        zones.append(Zone(name=f"zone-{index}", polygon=corners))
+        points = ((left + 0.05, 0.0), (left + 0.05, 1.0))
+        lines.append(Line(name=f"line-{index}", points=points))
     for index in range(RULES):
-        kind = kinds[index % len(kinds)]
-        place = f"{index % SHAPES}"
-        where: dict[str, Any] = {"zone": f"zone-{place}"}
-        if kind["when"] == "cross":
-            where = {"line": f"line-{place}"}
-        rules.append(Rule(name=f"rule-{index}", **kind, **where))
-    return PipelineSettings(
-        name="bench", source="dir:.", model="bench", zones=zones, lines=lines, rules=tuple(rules)
-    )
+        kind = KINDS[index % len(KINDS)]
+        where = "line" if kind["when"] == "cross" else "zone"
+        place: dict[str, Any] = {where: f"{where}-{index % SHAPES}"}
+        rules.append(Rule(name=f"rule-{index}", **kind, **place))
+    return PIPELINE(zones=tuple(zones), lines=tuple(lines), rules=tuple(rules))

@@ -1,67 +1,79 @@
 """`edge-agent bench pipeline`: the whole way from source to broker, beside scripts and the engine.
 
 The agent measured is the daemon itself in a process of its own, its results counted by a
-subscriber: that is what users get. The scripts are counted in the same way. All take turns in each
-round, so that what disturbs the device disturbs them alike.
+subscriber: that is what users get. The scripts are counted in the same way.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
-from ...core.errors import UsageError
+from ...core.errors import SourceError, UsageError
 from ...core.scratch import scratch_folder
 from ...device.resources import usable_cpus
 from ...models.manifest import ModelFolder, load
-from ...mqtt.loopback import Loopback, broker
+from ...mqtt.loopback import broker
 from ...runtime.pipelines.draw import jpeg
+from ...sources.source import open_source
+from ...sources.spec import parse_source
 from ..common.child import call
-from .frame_cost import following_ms, overhead
+from ..common.programs import SETTLE_SECONDS, Line, endless, script
+from ..common.report import Progress, rounds
 from .pipeline_figures import AGENT, ENGINE, HANDMADE, PLAIN, PipelineReport, PipelineSetup, Turn
-from .players import SETTLE_SECONDS, Line, Window, agent, played, script
-from .streams import Place, carried, idle, together
+from .streams import Place, attempt, carried, idle, together
 
-Progress = Callable[[str], None]
-
+SCRIPTS = __package__
 TRIAL_SHARE = 2
 """The script pipelined by hand is tried for this part of a turn with each engine."""
 TRIED_SECONDS = 8.0
 """Without a change of engine: what the profile prefers has been tried by then, and refused."""
+AHEAD = 4
+"""Frames that the script pipelined by hand decodes ahead."""
 
 
 def measure(
     models: list[Path], setup: PipelineSetup, report_progress: Progress
 ) -> list[PipelineReport]:
-    """Measure each model.
-
-    Raises:
-        AgentError: a program failed.
-    """
-    folders = [_checked(model, setup) for model in models]
+    """Measure each model."""
+    if not setup.recording:
+        need_playable(setup.clip)
+    folders = [checked(model, recording=bool(setup.recording)) for model in models]
     reports = []
     with scratch_folder("bench") as place, broker(place) as loopback:
         pictures = place / "pictures"
         pictures.mkdir()
         (pictures / "still.jpg").write_bytes(jpeg(np.zeros((64, 64, 3), np.uint8)))
         for number, folder in enumerate(folders):
-            own = place / f"model-{number}"
-            own.mkdir()
-            reports.append(
-                _model(folder, Place(folder.path, loopback, own), setup, pictures, report_progress)
-            )
+            own = Place(folder.path, loopback, place / f"model-{number}")
+            reports.append(_model(folder, own, setup, pictures, report_progress))
     return reports
 
 
-def _checked(model: Path, setup: PipelineSetup) -> ModelFolder:
+def need_playable(clip: Path) -> None:
+    """Check that a clip can be played: agents and scripts would publish nothing for ever."""
+    try:
+        with closing(open_source(parse_source(endless(clip), Path.cwd()))) as source:
+            played = source.grab()
+    except SourceError as problem:
+        raise UsageError(f"--source: {problem}") from None
+    if not played:
+        raise UsageError(f"--source: {clip}: gives no frame")
+
+
+def checked(model: Path, *, recording: bool | None = None) -> ModelFolder:
+    """Check that the scripts can run a model, too; recording None: pictures that nobody names."""
     folder = load(model)
     if folder.network.suffix != ".onnx":
-        raise UsageError(f"{model}: bench pipeline takes .onnx, which the scripts can run too")
+        raise UsageError(f"{model}: bench takes .onnx here, which the scripts can run too")
     wanted = folder.manifest.input
-    if wanted.is_signal != bool(setup.recording):
+    if recording is None and wanted.is_signal:
+        raise UsageError(f"{model}: is a signal model; this takes models of pictures")
+    if wanted.is_signal != bool(recording):
         mend = "a recording, as --source vibration.csv" if wanted.is_signal else "a clip"
         raise UsageError(f"--source: {folder.manifest.id} is a {wanted.kind} model; give {mend}")
     if wanted.resample_hz:
@@ -77,98 +89,96 @@ def _model(
     report_progress: Progress,
 ) -> PipelineReport:
     report = PipelineReport(folder.manifest.id, setup)
-    _prepare(place, setup)
+    name = report.model
+    prepare(place, setup.source("real"))
     if not setup.recording:
-        report.handmade = _quickest(folder, place.loopback, setup, report_progress)
-    for number in range(setup.runs):
-        _round(folder, place, report, setup)
-        fps = {name: turns[-1].fps for name, turns in report.turns.items()}
-        shown = ", ".join(f"{name} {value:.1f}" for name, value in fps.items())
-        report_progress(
-            f"{report.model} round {number + 1} of {setup.runs}, results a second: {shown}"
-        )
+        report.handmade = _quickest(place, setup, report_progress)
+    measured = rounds(setup.runs, _turns(place, report, setup), report.others)
+    for number, found in enumerate(measured, 1):
+        for who, turn in found.items():
+            report.turns[who].append(turn)
+        shown = ", ".join(f"{who} {turn.fps:.1f}" for who, turn in found.items())
+        report_progress(f"{name} round {number} of {setup.runs}, results a second: {shown}")
     for count in setup.pipelines:
-        rounds = report.scaling[count] = list(together(place, setup, count))
-        one, many = (statistics.median(both[who].fps for both in rounds) for who in (0, 1))
+        both = report.scaling[count] = list(together(place, setup, count))
+        one, many = (statistics.median(each[who].fps for each in both) for who in (0, 1))
         report_progress(
-            f"{report.model} pipelines together: {count} give {many:.1f} a second, one {one:.1f}"
+            f"{name} pipelines together: {count} give {many:.1f} a second, one {one:.1f}"
         )
     # What an idle pipeline costs is no matter of the model, and is measured with a picture.
     if setup.pipelines and not setup.recording:
         report.idle = idle(place, setup, pictures)
     if setup.rate and not setup.recording:
-        most = max(turn.fps for turn in report.turns[AGENT])
-        guess = int(0.8 * most / setup.rate)
+        guess = int(0.8 * max(turn.fps for turn in report.turns[AGENT]) / setup.rate)
         report.carried = carried(
-            place, setup, guess, lambda text: report_progress(f"{report.model} {text}")
+            lambda count: attempt(place, setup, count),
+            guess,
+            name,
+            (setup.rate, setup.p99_ms),
+            report_progress,
         )
     return report
 
 
-def _prepare(place: Place, setup: PipelineSetup) -> None:
+def prepare(place: Place, source: str) -> None:
     """Run the agent until it has prepared the model's form and chosen its engine, once."""
-    line = Line(played(setup, "real"), rate=5)
     # Twice: what the form serves best is found out at the first start from it.
     for quiet in (SETTLE_SECONDS, TRIED_SECONDS):
-        with agent(place.model, [line], place.loopback, place.folder) as player:
+        with place.agent([Line(source, rate=5)]) as player:
             player.settle(quiet)
 
 
-def _quickest(
-    folder: ModelFolder, loopback: Loopback, setup: PipelineSetup, report_progress: Progress
-) -> str:
+def _quickest(place: Place, setup: PipelineSetup, report_progress: Progress) -> str:
     """Find the engine and threads with which the script pipelined by hand runs quickest."""
     found: dict[str, float] = {}
     for engine in ("onnxruntime", "openvino"):
         for threads in sorted({1, usable_cpus()}):
-            arguments = [setup.clip, folder.path, engine, threads]
-            with script("handmade", arguments, loopback) as player:
-                window = player.watch(setup.seconds / TRIAL_SHARE)
-            found[f"{engine}:{threads}"] = window.fps
+            name = f"{engine}:{threads}"
+            found[name] = _script(place, setup, name, setup.seconds / TRIAL_SHARE).fps
     shown = ", ".join(f"{name} {fps:.1f}" for name, fps in found.items())
-    report_progress(
-        f"{folder.manifest.id}, the script pipelined by hand, by engine:threads: {shown}"
-    )
+    report_progress(f"{place.model.name}, pipelined by hand, by engine:threads: {shown}")
     return max(found, key=lambda name: found[name])
 
 
-def _round(folder: ModelFolder, place: Place, report: PipelineReport, setup: PipelineSetup) -> None:
-    """Measure one turn of each."""
-    source = played(setup)
-    if setup.recording:
-        with script("plain_signal", [source, folder.path], place.loopback) as player:
-            report.turns[PLAIN].append(_turn(player.watch(setup.seconds)))
-    else:
-        with script("plain", [setup.clip, folder.path], place.loopback) as player:
-            report.turns[PLAIN].append(_turn(player.watch(setup.seconds)))
-        arguments = [setup.clip, folder.path, *report.handmade.split(":")]
-        with script("handmade", arguments, place.loopback) as player:
-            report.turns[HANDMADE].append(_turn(player.watch(setup.seconds)))
-    with agent(place.model, [Line(source)], place.loopback, place.folder) as player:
-        player.settle()
-        window = player.watch(setup.seconds)
-    report.turns[AGENT].append(
-        Turn(window.fps, window.cpu_per_1000, tuple(window.of("timing", "age_ms")))
-    )
-    report.engine = window.of("engine")[-1]
-    alone = call(
-        f"{__package__}.steps",
-        "measure_signal" if setup.recording else "measure",
-        model=str(folder.path),
-        source=source,
-        engine=report.engine,
-        state=str(place.folder / "state"),
-        seconds=setup.seconds,
-    )
-    report.lanes, report.threads = alone["lanes"], alone["threads"]
-    report.turns[ENGINE].append(Turn(alone["raw_fps"]))
-    report.floor_ms.append(alone["decode_cpu_ms"] + alone["engine_cpu_ms"])
-    report.steps.append({**alone["step_ms"], "publish": overhead(place.loopback)})
+def _script(place: Place, setup: PipelineSetup, engine: str, seconds: float) -> Turn:
+    """Measure the plain script, or, with engine and threads, the one that is pipelined by hand."""
+    module, arguments = f"{SCRIPTS}.plain_signal", [setup.source(), place.model]
     if not setup.recording:
-        report.usual_ms.append(alone["usual_preprocess_ms"])
-        report.cached_ms.append(alone["cached_preprocess_ms"])
-        report.following_ms.append(following_ms())
+        on = [*engine.split(":"), AHEAD] if engine else ["onnxruntime", 0, 0]
+        module, arguments = f"{SCRIPTS}.plain", [setup.clip, place.model, *on]
+    with script(module, arguments, place.loopback) as player:
+        return Turn.of(player.watch(seconds))
 
 
-def _turn(window: Window) -> Turn:
-    return Turn(window.fps, window.cpu_per_1000)
+def _turns(
+    place: Place, report: PipelineReport, setup: PipelineSetup
+) -> dict[str, Callable[[], Turn]]:
+    """Return what measures one turn of each."""
+
+    def agents() -> Turn:
+        with place.agent([Line(setup.source())]) as player:
+            player.settle()
+            window = player.watch(setup.seconds)
+        report.engine = window.of("engine")[-1]
+        return Turn.of(window, ages=True)
+
+    def alone() -> Turn:
+        found = call(
+            f"{SCRIPTS}.steps",
+            "measure",
+            model=str(place.model),
+            source=setup.source(),
+            engine=report.engine,
+            state=str(place.folder / "state"),
+            seconds=setup.seconds,
+        )
+        found["step_ms"]["publish"] = place.overhead()
+        if not setup.recording:
+            found["following_ms"] = call(f"{SCRIPTS}.frame_cost", "following_ms")
+        report.alone.append(found)
+        return Turn(found["raw_fps"])
+
+    turns = {PLAIN: lambda: _script(place, setup, "", setup.seconds)}
+    if not setup.recording:
+        turns[HANDMADE] = lambda: _script(place, setup, report.handmade, setup.seconds)
+    return {**turns, AGENT: agents, ENGINE: alone}

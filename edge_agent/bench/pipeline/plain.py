@@ -1,51 +1,119 @@
-"""The script that anyone would write first: OpenCV, ONNX Runtime, paho, one after the other.
+"""The scripts that the agent is measured against: OpenCV, an engine, paho, and nothing else.
 
-What the agent is measured against, so it is kept plain: default threads, default session, no
-thread of its own. Run as `python -m edge_agent.bench.pipeline.plain CLIP MODEL PORT TOPIC`; plays
-until it is terminated.
+One is what anyone would write first: ONNX Runtime with its default session, one step after the
+other. The other is what a good engineer would write by hand: a thread decodes and prepares beside
+the one that infers, on the engine and number of threads that `bench pipeline` has found to be the
+quickest. Neither has health, reconnecting, a second camera or another model. Run as
+`python -m edge_agent.bench.pipeline.plain CLIP MODEL ENGINE THREADS AHEAD PORT TOPIC`, AHEAD being
+the frames that are decoded ahead, 0 for one after the other; plays until it is terminated.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import cv2
 import numpy as np
-import onnxruntime as ort
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
-from ...core.types import Array, Detections, TensorSpec
+from ...core.types import Array, Detections, Findings, TensorSpec
 from ...inference.decode.decoder import build_decoder
 from ...models.manifest import ModelFolder, load
 from ..common.recipe import recipe
 from ..common.start_script import Way, prepare
 
-TYPES = {
-    "tensor(float)": "float32",
-    "tensor(float16)": "float16",
-    "tensor(uint8)": "uint8",
-    "tensor(int8)": "int8",
-    "tensor(int64)": "int64",
-}
+Infer = Callable[[Array], Sequence[Array]]
+Loaded = tuple[TensorSpec, tuple[TensorSpec, ...], Infer]
+"""A network's input and its outputs, and what runs it."""
 
 
 def specs(values: Any) -> tuple[TensorSpec, ...]:
     """Describe a session's inputs or outputs, open sizes as 1."""
-    return tuple(
-        TensorSpec(
-            value.name,
-            tuple(size if isinstance(size, int) else 1 for size in value.shape),
-            TYPES[value.type],
-        )
-        for value in values
+    found = []
+    for value in values:
+        shape = tuple(size if isinstance(size, int) else 1 for size in value.shape)
+        dtype = value.type.removeprefix("tensor(").removesuffix(")")
+        found.append(TensorSpec(value.name, shape, "float32" if dtype == "float" else dtype))
+    return tuple(found)
+
+
+def on_onnxruntime(network: Path, threads: int) -> Loaded:
+    """Load a network; 0 threads: as many as a session has by default."""
+    import onnxruntime as ort
+
+    ort.set_default_logger_severity(3)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = ort.InferenceSession(str(network), options)
+    (given,) = specs(session.get_inputs())
+    outputs = specs(session.get_outputs())
+    return given, outputs, lambda tensor: session.run(None, {given.name: tensor})
+
+
+def on_openvino(network: Path, threads: int) -> Loaded:
+    """Load a network."""
+    import openvino as ov
+
+    core = ov.Core()
+    model = core.read_model(str(network))
+    model.reshape(
+        [1 if size.is_dynamic else size.get_length() for size in model.input(0).partial_shape]
     )
+    compiled = core.compile_model(
+        model,
+        "CPU",
+        {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"},
+    )
+    request = compiled.create_infer_request()
+
+    def spec(port: Any) -> TensorSpec:
+        dtype = port.get_element_type().to_dtype().name
+        return TensorSpec(port.any_name, tuple(port.shape), dtype)
+
+    def infer(tensor: Array) -> list[Array]:
+        request.set_input_tensor(ov.Tensor(tensor, shared_memory=True))
+        request.infer()
+        return [request.get_output_tensor(i).data for i in range(len(compiled.outputs))]
+
+    return spec(compiled.input(0)), tuple(spec(port) for port in compiled.outputs), infer
+
+
+ENGINES = {"onnxruntime": on_onnxruntime, "openvino": on_openvino}
+
+
+class Script:
+    """A model as a plain script has it: loaded, with the usual lines before and behind it."""
+
+    def __init__(self, model: str, engine: str = "onnxruntime", threads: int = 0) -> None:
+        self.folder: ModelFolder = load(Path(model))
+        self._given, self._outputs, self.infer = ENGINES[engine](self.folder.network, threads)
+        self.how = recipe(self.folder, self._given)
+        size = self.how["width"], self.how["height"]
+        self._decode = build_decoder(
+            self.folder.manifest, self.folder.labels, (self._given,), self._outputs, size
+        )
+
+    def find(self, tensor: Array, way: Way, results: Sequence[Array]) -> Findings:
+        """Decode what the network says of a prepared picture; boxes are in pixels of the frame."""
+        named = {o.name: r for o, r in zip(self._outputs, results, strict=True)}
+        found = self._decode(named, {self._given.name: tensor}, self.how["threshold"])
+        if isinstance(found, Detections):
+            to_frame(found, way)
+        return found
+
+    def payload(self, seq: int, taken: float, found: Findings) -> str:
+        """Write a result of a frame that was taken so long ago by the wall clock."""
+        age = {"age_ms": (time.time() - taken) * 1e3}
+        head = {"seq": seq, "time": taken, "model": self.folder.manifest.id, "timing": age}
+        return json.dumps(head | found.as_json())
 
 
 def to_frame(found: Detections, way: Way) -> None:
@@ -54,55 +122,50 @@ def to_frame(found: Detections, way: Way) -> None:
     found.boxes[...] /= np.array(way[:2] * 2, np.float32)
 
 
-def publisher(
-    folder: ModelFolder,
-    tensors: tuple[TensorSpec, tuple[TensorSpec, ...]],
-    how: dict[str, Any],
-    port: int,
-    topic: str,
-) -> Callable[[float, Array, Way, Sequence[Array]], None]:
-    """Connect to the broker on loopback; return what decodes and publishes a frame's outputs.
-
-    *tensors* are the model's input and its outputs, *how* is the recipe of its pictures.
-    """
-    given, outputs = tensors
-    size = how["width"], how["height"]
-    decode = build_decoder(folder.manifest, folder.labels, (given,), outputs, size)
+def connect(port: str) -> mqtt.Client:
+    """Connect to the broker on loopback."""
     client = mqtt.Client(CallbackAPIVersion.VERSION2)
-    client.connect("127.0.0.1", port)
+    client.connect("127.0.0.1", int(port))
     client.loop_start()
-    numbers = itertools.count()
-
-    def publish(taken: float, tensor: Array, way: Way, results: Sequence[Array]) -> None:
-        named = {o.name: r for o, r in zip(outputs, results, strict=True)}
-        found = decode(named, {given.name: tensor}, how["threshold"])
-        if isinstance(found, Detections):
-            to_frame(found, way)
-        payload = {"seq": next(numbers), "time": taken, "model": folder.manifest.id}
-        client.publish(topic, json.dumps(payload | found.as_json()))
-
-    return publish
+    return client
 
 
-def main(clip: str, model: str, port: str, topic: str) -> None:
-    """Play the clip through the model and publish every result, for ever."""
-    folder = load(Path(model))
-    ort.set_default_logger_severity(3)
-    session = ort.InferenceSession(str(folder.network))
-    (given,) = specs(session.get_inputs())
-    outputs = specs(session.get_outputs())
-    how = recipe(folder, given)
-    publish = publisher(folder, (given, outputs), how, int(port), topic)
-    capture = cv2.VideoCapture(clip)
+def _frames(clip: str, how: dict[str, Any]) -> Iterator[tuple[float, Array, Way]]:
+    """Yield when each frame of a clip that is played for ever was taken, prepared for a network."""
     while True:
-        read, frame = capture.read()
-        if not read:
-            capture = cv2.VideoCapture(clip)
-            continue
-        taken = time.time()
-        tensor, way = prepare(frame, how)
-        publish(taken, tensor, way, session.run(None, {given.name: tensor}))
+        capture = cv2.VideoCapture(clip)
+        while True:
+            read, frame = capture.read()
+            if not read:
+                break
+            yield time.time(), *prepare(frame, how)
+
+
+def _beside(frames: Iterator[Any], room: int) -> Iterator[Any]:
+    """Yield what another thread takes, so many ahead."""
+    ahead: Queue[Any] = Queue(room)
+
+    def take() -> None:
+        for frame in frames:
+            ahead.put(frame)
+
+    threading.Thread(target=take, daemon=True).start()
+    while True:
+        yield ahead.get()
+
+
+def main(clip: str, model: str, engine: str, threads: str, *rest: str) -> None:
+    """Play the clip through the model and publish every result, for ever."""
+    ahead, port, topic = rest
+    script = Script(model, engine, int(threads))
+    client = connect(port)
+    frames = _frames(clip, script.how)
+    for seq, (taken, tensor, way) in enumerate(
+        _beside(frames, int(ahead)) if int(ahead) else frames
+    ):
+        found = script.find(tensor, way, script.infer(tensor))
+        client.publish(f"{topic}0", script.payload(seq, taken, found))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:])

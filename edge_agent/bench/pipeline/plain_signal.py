@@ -14,13 +14,12 @@ import sys
 import time
 import wave
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion
 
 from ...core.errors import UsageError
 from ...core.types import Array
@@ -30,20 +29,20 @@ from ...inference.preprocess.inputs import constants, sample_input
 from ...inference.preprocess.signal import transform_of
 from ...models.manifest import InputSpec, load
 from ...sources.spec import SourceSpec, parse_source
-from .plain import specs
+from .plain import connect, specs
 
 
 def rows_of(spec: SourceSpec, channels: tuple[int | str, ...]) -> Array:
-    """Read a recording: (time, channels) in the model's order, or ready inputs.
-
-    Raises:
-        UsageError: the script has no lines for such a recording.
-    """
+    """Read a recording: (time, channels) in the model's order, or ready inputs."""
     path = spec.local
     names: list[str] = []
     match spec.scheme.name:
         case "csv":
-            rows, names = _csv(path)
+            names = [cell.strip() for cell in path.open().readline().split(",")]
+            with suppress(ValueError):
+                list(map(float, names))
+                names = []
+            rows = np.loadtxt(path, delimiter=",", skiprows=int(bool(names)), ndmin=2)
         case "npy":
             rows = np.load(path)
         case "f32":
@@ -61,15 +60,6 @@ def rows_of(spec: SourceSpec, channels: tuple[int | str, ...]) -> Array:
     if channels:
         rows = rows[:, [names.index(c) if isinstance(c, str) else c for c in channels]]
     return rows.astype(np.float32)
-
-
-def _csv(path: Path) -> tuple[Array, list[str]]:
-    first = path.open().readline().strip().split(",")
-    try:
-        [float(cell) for cell in first]
-    except ValueError:
-        return np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2), [c.strip() for c in first]
-    return np.loadtxt(path, delimiter=",", ndmin=2), []
 
 
 def windows_of(rows: Array, wanted: InputSpec) -> Iterator[Array]:
@@ -96,9 +86,7 @@ def main(source: str, model: str, port: str, topic: str) -> None:  # noqa: PLR09
     features = transform_of(wanted, given)
     decode = build_decoder(folder.manifest, folder.labels, (given,), outputs, None)
     threshold = default_threshold(folder)
-    client = mqtt.Client(CallbackAPIVersion.VERSION2)
-    client.connect("127.0.0.1", int(port))
-    client.loop_start()
+    client = connect(port)
     seq = 0
     usual: list[Array] = []
     """Mean and scale."""
@@ -124,7 +112,7 @@ def main(source: str, model: str, port: str, topic: str) -> None:  # noqa: PLR09
             found = decode(tensors, {given.name: feeds[given.name]}, threshold)
             feeds |= {name: tensors[left] for name, left in wanted.state.items()}
             payload = {"seq": seq, "time": taken, "model": folder.manifest.id, **found.as_json()}
-            client.publish(topic, json.dumps(payload))
+            client.publish(f"{topic}0", json.dumps(payload))
             seq += 1
 
 

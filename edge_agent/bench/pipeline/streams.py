@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 from ...core.errors import AgentError
 from ...mqtt.loopback import Loopback
-from .pipeline_figures import Carried, Idle, PipelineSetup, Turn, p99
-from .players import Line, SilentError, agent, endless, played, resident_mb
+from ..common.child import call
+from ..common.programs import Line, Program, Window, agent, endless
+from ..common.report import Progress, p99
+from .pipeline_figures import PipelineSetup, Turn
 
 IDLE = 16
 IDLE_SECONDS = 10.0
@@ -29,8 +33,6 @@ TURN_SECONDS = 1.0
 WARM_SECONDS = 0.2
 """For what stood still to fill its queues again."""
 
-Progress = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -41,42 +43,46 @@ class Place:
     folder: Path
     """Keeps state from run to run."""
 
+    def agent(self, lines: Sequence[Line]) -> AbstractContextManager[Program]:
+        """Run the agent with these pipelines."""
+        return agent(self.model, lines, self.loopback, self.folder)
+
+    def overhead(self) -> float:
+        """Measure what a frame costs beside decoding and inference; see `frame_cost`."""
+        at = {"url": self.loopback.url, "protocol": self.loopback.protocol}
+        took: float = call(f"{__package__}.frame_cost", "overhead", **at)
+        return took
+
 
 def together(place: Place, setup: PipelineSetup, count: int) -> Iterator[tuple[Turn, Turn]]:
     """Play at full pace through one model in this many pipelines, and in one beside them.
 
     Both are there all the time and take turns of a second, in which the other stands still: what
-    disturbs the device for longer disturbs both.
-
-    Returns:
-        The turn of the one, and that of the many, round by round.
+    disturbs the device for longer disturbs both. Yields the turn of the one and that of the many.
     """
-    line = Line(played(setup))
+    line = Line(setup.source())
     other = place.folder / FELLOW
     if not other.exists():
         # With the prepared form and the choice of engine.
         copytree(place.folder / "state", other / "state")
-    rounds = max(1, round(setup.runs * setup.seconds / TURN_SECONDS))
     with (
         agent(place.model, [line], place.loopback, other, FELLOW) as one,
-        agent(place.model, [line] * count, place.loopback, place.folder) as many,
+        place.agent([line] * count) as many,
     ):
         with one.standing_still():
             many.settle()
         with many.standing_still():
             one.settle()
-        for _ in range(rounds):
+        for _ in range(max(1, round(setup.runs * setup.seconds / TURN_SECONDS))):
             turns = []
             for player, fellow in ((one, many), (many, one)):
                 with fellow.standing_still():
                     player.watch(WARM_SECONDS)
-                    window = player.watch(TURN_SECONDS)
-                ages = tuple(window.of("timing", "age_ms"))
-                turns.append(Turn(window.fps, window.cpu_per_1000, ages))
+                    turns.append(Turn.of(player.watch(TURN_SECONDS), ages=True))
             yield turns[0], turns[1]
 
 
-def idle(place: Place, setup: PipelineSetup, pictures: Path) -> Idle:
+def idle(place: Place, setup: PipelineSetup, pictures: Path) -> dict[str, float]:
     """Measure what further pipelines cost that have nothing to do, for at least `IDLE_SECONDS`.
 
     *pictures* is a folder with one picture, which each shows once and then not for an hour.
@@ -84,19 +90,14 @@ def idle(place: Place, setup: PipelineSetup, pictures: Path) -> Idle:
     line = Line(f"dir:{pictures}?loop=1&rate=0.0003")
     costs = []
     for count in (1, 1 + IDLE):
-        with agent(place.model, [line] * count, place.loopback, place.folder) as player:
+        with place.agent([line] * count) as player:
             player.settle()
-            window = player.watch(idle_seconds(setup))
-            costs.append((window.cpu_seconds / window.seconds, resident_mb(player.process.pid)))
-    return cost_of_each(costs[0], costs[1])
+            window = player.watch(max(setup.seconds, IDLE_SECONDS))
+            costs.append((window.cpu_seconds / window.seconds, player.resident_mb()))
+    return {**cost_of_each(*costs), "seconds": max(setup.seconds, IDLE_SECONDS)}
 
 
-def idle_seconds(setup: PipelineSetup) -> float:
-    """Return for how long idle pipelines are watched, seconds."""
-    return max(setup.seconds, IDLE_SECONDS)
-
-
-def cost_of_each(alone: tuple[float, float], crowded: tuple[float, float]) -> Idle:
+def cost_of_each(alone: tuple[float, float], crowded: tuple[float, float]) -> dict[str, float]:
     """Return what each further pipeline costs, at least 0.
 
     Args:
@@ -104,15 +105,29 @@ def cost_of_each(alone: tuple[float, float], crowded: tuple[float, float]) -> Id
         crowded: likewise, with `IDLE` more.
     """
     cpu, memory = (max(0.0, more - one) / IDLE for one, more in zip(alone, crowded, strict=True))
-    return Idle(IDLE, cpu * 100, memory)
+    return {"cpu_percent": round(cpu * 100, 4), "memory_mb": round(memory, 3), "of": IDLE}
 
 
-def carried(place: Place, setup: PipelineSetup, guess: int, report_progress: Progress) -> Carried:
+def carried(
+    attempt: Callable[[int], tuple[float, str]],
+    guess: int,
+    name: str,
+    bounds: tuple[float, float],
+    report_progress: Progress,
+    limit: int = MOST,
+) -> dict[str, Any]:
     """Find how many streams of a rate are served in time, beginning with a guess.
 
-    A stream is a clip at its own pace, as a camera is; every one is served if it gets its rate, or
-    the clip's where that is lower, and the 99th percentile of all ages stays within the bound.
+    Args:
+        attempt: runs this many; returns the p99 of the ages of their results, and why that is too
+            many, if it is.
+        guess: how many to begin with.
+        name: of what is measured, before each line.
+        bounds: results a second of each stream, and what that p99 may come to, ms.
+        report_progress: takes a line about each attempt.
+        limit: streams that are tried at most.
     """
+    rate, bound = bounds
     ages: dict[int, float] = {}
     problems: dict[int, str] = {}
 
@@ -120,29 +135,33 @@ def carried(place: Place, setup: PipelineSetup, guess: int, report_progress: Pro
         # Once more where it is too many: one hold-up of the device, of a tenth of a second, is more
         # than the 99th percentile bears (65 streams were found so where there was room for 85).
         for _ in range(2):
-            ages[count], problems[count] = attempt(place, setup, count)
+            ages[count], problems[count] = attempt(count)
             report_progress(
-                f"{count} streams of {setup.rate:g} a second: p99 {ages[count]:.1f} ms, "
+                f"{name} {count} streams of {rate:g} a second: p99 {ages[count]:.1f} ms, "
                 f"{problems[count] or 'served'}"
             )
             if not problems[count]:
                 return True
         return False
 
-    most, refused = most_served(served, guess)
-    return Carried(
-        most, setup.rate, ages.get(most, 0.0), setup.p99_ms, refused, problems.get(refused, "")
-    )
+    most, refused = most_served(served, guess, limit)
+    return {
+        "carried": most,
+        "rate": rate,
+        "p99_ms": round(ages.get(most, 0.0), 2),
+        "p99_bound_ms": bound,
+        "too_many": refused or None,
+        "why": problems.get(refused, ""),
+    }
 
 
-def most_served(served: Callable[[int], bool], guess: int) -> tuple[int, int]:
+def most_served(served: Callable[[int], bool], guess: int, limit: int = MOST) -> tuple[int, int]:
     """Find the greatest number that is served: by doubling, then by halving what is in between.
 
-    Returns:
-        That number, at most a twentieth too low, and the least number that failed; 0: none failed.
+    Returns that, at most a twentieth too low, and the least number that failed; 0: none failed.
     """
     most, refused = 0, 0
-    count = max(1, min(guess, MOST))
+    count = max(1, min(guess, limit))
     while True:
         if served(count):
             most = count
@@ -152,41 +171,42 @@ def most_served(served: Callable[[int], bool], guess: int) -> tuple[int, int]:
             return most, refused
         if refused:
             count = (most + refused) // 2
-        elif most == MOST:
+        elif most == limit:
             return most, 0
         else:
-            count = min(MOST, 2 * most)
+            count = min(limit, 2 * most)
 
 
-def attempt(place: Place, setup: PipelineSetup, count: int) -> tuple[float, str]:
-    """Run this many streams; return the p99 of their ages, and why that is too many, if it is."""
-    rate = min(setup.rate, clip_rate(setup.clip))
-    lines = [Line(endless(setup.clip, "real"), setup.rate)] * count
+def watched(program: AbstractContextManager[Program], seconds: float) -> Window | str:
+    """Watch a program for so long, or say why it cannot be."""
     try:
-        with agent(place.model, lines, place.loopback, place.folder) as player:
+        with program as player:
             player.settle()
-            window = player.watch(max(setup.seconds, 3.0 / rate))
-    except SilentError as problem:
-        return 0.0, str(problem)
-    if not window.results:
-        return 0.0, "no results"
+            window = player.watch(seconds)
+    except AgentError as problem:
+        return str(problem)
+    return window if window.results else "no results"
+
+
+def judged(window: Window | str, count: int, rate: float, bound_ms: float) -> tuple[float, str]:
+    """Return the p99 of the ages, and why the streams were too many: late, or less than their rate.
+
+    Each of *count* streams has a topic, whose name ends in its number.
+    """
+    if isinstance(window, str):
+        return 0.0, window
     age = p99(window.of("timing", "age_ms"))
-    if age > setup.p99_ms:
-        return age, f"p99 of the age is above {setup.p99_ms:g} ms"
-    served = Counter(topic for topic, _ in window.results)
+    if age > bound_ms:
+        return age, f"p99 of the age is above {bound_ms:g} ms"
+    served = Counter(topic.rpartition("/p")[2] for topic, _ in window.results)
     # One result more or less falls into the window by chance.
     due = SERVED * rate * window.seconds - 1
-    starved = sum(1 for topic in range(count) if served[f"edge/bench/result/p{topic}"] < due)
+    starved = sum(1 for number in range(count) if served[str(number)] < due)
     return age, f"{starved} of them get less than their rate" if starved else ""
 
 
-def clip_rate(clip: Path) -> float:
-    """Return the frames a second that a clip was made for."""
-    from ...sources.video import FILE, Video
-
-    video = Video(str(clip.resolve()), clip.name, FILE)
-    rate = video.rate
-    video.close()
-    if not rate > 0:
-        raise AgentError(f"{clip}: does not say its rate")
-    return rate
+def attempt(place: Place, setup: PipelineSetup, count: int) -> tuple[float, str]:
+    """Run this many streams, each a clip at its own pace, as a camera is; see `carried`."""
+    lines = [Line(endless(setup.clip, "real"), setup.rate, share=False)] * count
+    window = watched(place.agent(lines), max(setup.seconds, 3.0 / setup.rate))
+    return judged(window, count, setup.rate, setup.p99_ms)

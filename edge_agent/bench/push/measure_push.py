@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ...config.settings import Broker
 from ...core.errors import AgentError
@@ -29,11 +27,11 @@ from ...models.packages.build import Package
 from ...mqtt import payloads
 from ...mqtt.loopback import Loopback, broker
 from ...mqtt.one_shot import OneShotClient
-from ..pipeline.pipeline_figures import spread
+from ..common.programs import DEVICE, Line, agent_command, endless, running
+from ..common.report import Progress, rounds, spread
 from .raw import Rates, rate
 from .versions import OURS, generated, versions
 
-DEVICE = "bench"
 PATIENCE_SECONDS = 300.0
 QUIET_SECONDS = 5.0
 """How long the clip plays undisturbed before a push."""
@@ -63,6 +61,7 @@ class PushReport:
     total: list[float] = field(default_factory=list)
     """From the offer until the version serves, with nothing else to do."""
     clip: dict[str, Any] = field(default_factory=dict)
+    others: list[float] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
         rates = [self.size / seconds / 1e6 for seconds in self.transfer]
@@ -83,56 +82,49 @@ class PushReport:
 
 
 def measure(
-    models: list[Path], sizes: list[int], setup: PushSetup, report_progress: Callable[[str], None]
+    models: list[Path], sizes: list[int], setup: PushSetup, report_progress: Progress
 ) -> list[PushReport]:
-    """Measure each model, and one of random weights of each of the sizes, in MB.
-
-    Raises:
-        AgentError: a run failed.
-    """
-    reports = []
+    """Measure each model, and one of random weights of each of the sizes, in MB."""
     with scratch_folder("bench") as place:
         made = [generated(place / f"{size}-mb", size) for size in sizes]
         limit = f"max_packet_size {setup.packet}\n" if setup.packet else ""
-        with broker(place, limit) as loopback:
-            for number, model in enumerate([*models, *made]):
-                reports.append(
-                    _measure(model, place / f"run-{number}", loopback, setup, report_progress)
-                )
-    return reports
+        with broker(place, limit) as found:
+            loopback = replace(found, protocol=setup.protocol)
+            return [
+                _measure(model, place / f"run-{number}", loopback, setup, report_progress)
+                for number, model in enumerate([*models, *made])
+            ]
 
 
 def _measure(
-    model: Path,
-    place: Path,
-    loopback: Loopback,
-    setup: PushSetup,
-    report_progress: Callable[[str], None],
+    model: Path, place: Path, loopback: Loopback, setup: PushSetup, report_progress: Progress
 ) -> PushReport:
     packages = versions(model, place, block_bytes(setup.packet, "edge", DEVICE))
     first = next(packages)
     name = first.header.name
     report = PushReport(name.removeprefix(OURS), first.header.size, first.header.blocks)
-    with _agent(place / "alone", loopback, setup, "") as client:
+    with _agent(place / "alone", loopback, "") as client:
         _push(client, first)  # the first one finds caches cold and no incumbent
-        for number in range(setup.runs):
-            package = next(packages)
-            report.raw.append(rate(loopback.port, setup.protocol, package.blocks.lengths))
-            transfer, total = _push(client, package)
+        lengths = first.blocks.lengths  # of every version the same
+        turns: dict[str, Callable[[], tuple[float, float]]] = {
+            "raw": lambda: rate(loopback.port, setup.protocol, lengths),
+            "push": lambda: _push(client, next(packages)),
+        }
+        for number, found in enumerate(rounds(setup.runs, turns, report.others), 1):
+            raw, (transfer, total) = Rates(*found["raw"]), found["push"]
+            report.raw.append(raw)
             report.transfer.append(transfer)
             report.total.append(total)
             report_progress(
-                f"{report.model} {package.header.size / 1e6:.1f} MB, run {number + 1} of "
-                f"{setup.runs}: raw {report.raw[-1].confirmed / 1e6:.0f} MB/s, "
-                f"push {package.header.size / transfer / 1e6:.0f} MB/s, "
-                f"live after {total:.2f} s"
+                f"{report.model} {report.size / 1e6:.1f} MB, run {number} of "
+                f"{setup.runs}: raw {raw.confirmed / 1e6:.0f} MB/s, "
+                f"push {report.size / transfer / 1e6:.0f} MB/s, live after {total:.2f} s"
             )
     takes_pictures = not load(place / "versions" / "1").manifest.input.is_signal
     # Frames of another model can be disturbed by a push, too.
     serves = name if takes_pictures else "parts-inspection"
-    source = f"file:{quote(str(setup.clip.resolve()))}?loop=1"
-    pipeline = f'[[pipelines]]\nname = "clip"\nsource = {json.dumps(source)}\nmodel = "{serves}"\n'
-    with _agent(place / "playing", loopback, setup, pipeline) as client:
+    pipeline = Line(endless(setup.clip, "real")).table("clip", serves)
+    with _agent(place / "playing", loopback, pipeline) as client:
         _push(client, first)
         report.clip = _beside_a_clip(client, packages, loopback, setup)
     clip = report.clip
@@ -148,25 +140,21 @@ def _beside_a_clip(
 ) -> dict[str, Any]:
     """Push while a clip plays; compare the results before and during."""
     ages: dict[str, list[float]] = {"before": [], "during": []}
-    lost = {"before": 0, "during": 0}
+    missing = {"missing_before": 0, "missing_during": 0}
     dropped = 0
     swaps: list[float] = []
     totals: list[float] = []
     topic = f"edge/{DEVICE}/result/clip"
     for _ in range(max(1, min(setup.runs, 3))):
-        with OneShotClient(_settings(loopback, setup), [topic]) as listener:
-            quiet = time.monotonic() + QUIET_SECONDS
-            while time.monotonic() < quiet:
-                client.next(0.2)
+        with OneShotClient(_settings(loopback), [topic]) as listener:
+            _rest(client, QUIET_SECONDS)
             package = next(packages)
             began = time.time()
             details: dict[str, Any] = {}
             totals.append(_push(client, package, details)[1])
             after = time.time()
-            until = time.monotonic() + 1.0
-            while time.monotonic() < until:
-                client.next(0.2)
-            results = list(_waiting(listener))
+            _rest(client, 1.0)
+            results = [json.loads(h.payload) for h in iter(partial(listener.next, 0.0), None) if h]
         dropped += int(details.get("frames_dropped") or 0)
         swaps.append(float(details.get("swap_ms") or 0.0))
         seq: int | None = None
@@ -175,7 +163,7 @@ def _beside_a_clip(
             phase = "before" if at < began else "during" if at <= after + 0.5 else ""
             if phase:
                 ages[phase].append(result["timing"]["age_ms"])
-                lost[phase] += 0 if seq is None else result["seq"] - seq - 1
+                missing[f"missing_{phase}"] += 0 if seq is None else result["seq"] - seq - 1
             seq = result["seq"]
     if not ages["before"] or not ages["during"]:
         raise AgentError("the clip gave no results; see whether the model takes pictures")
@@ -184,27 +172,24 @@ def _beside_a_clip(
         "results_during": len(ages["during"]),
         "before_ms": payloads.percentiles(ages["before"]),
         "during_ms": payloads.percentiles(ages["during"]),
-        "missing_before": lost["before"],
-        "missing_during": lost["during"],
+        **missing,
         "frames_dropped": dropped,
         "swap_ms": spread(swaps),
         "total_s": spread(totals),
     }
 
 
-def _waiting(listener: OneShotClient) -> Iterator[dict[str, Any]]:
-    while (heard := listener.next(0.0)) is not None:
-        yield json.loads(heard.payload)
+def _rest(client: OneShotClient, seconds: float) -> None:
+    """Let time pass; what is heard meanwhile is discarded."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        client.next(0.2)
 
 
 def _push(
     client: OneShotClient, package: Package, details: dict[str, Any] | None = None
 ) -> tuple[float, float]:
-    """Push as `edge-agent push` does; seconds until it has arrived, and until it serves.
-
-    Raises:
-        AgentError: it was rejected, or nothing moves.
-    """
+    """Push as `edge-agent push` does; seconds until it has arrived, and until it serves."""
     client.subscribe([f"edge/+/push/{package.transfer}"])
     sender = Sender(client, "edge", DEVICE, [DEVICE], package)
     progress = sender.progress[DEVICE]
@@ -226,43 +211,25 @@ def _push(
 
 
 @contextmanager
-def _agent(
-    place: Path, loopback: Loopback, setup: PushSetup, pipelines: str
-) -> Iterator[OneShotClient]:
+def _agent(place: Path, loopback: Loopback, pipelines: str) -> Iterator[OneShotClient]:
     """Run an agent on a fresh state_dir; return a connection to its broker once it listens."""
-    place.mkdir(parents=True)
-    settings = place / "edge-agent.toml"
-    settings.write_text(
-        f'device_id = "{DEVICE}"\nstate_dir = "state"\n'
-        f'[broker]\nurl = "{loopback.url}"\nprotocol = {setup.protocol}\n'
+    tables = (
         "[trust]\nallow_unsigned = true\n[trial]\nprobation_s = 0\n"
         f"[health]\ninterval_s = 1\n{pipelines}"
     )
-    log = place / "agent.log"
-    with OneShotClient(_settings(loopback, setup), [f"edge/{DEVICE}/status"]) as client:
-        with log.open("wb") as output:
-            agent = subprocess.Popen(
-                [sys.executable, "-m", "edge_agent", "run", "--config", str(settings)],
-                stderr=output,
-            )
-        try:
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while (heard := client.next(1.0)) is None or (
-                heard.retained or json.loads(heard.payload)["state"] != "online"
-            ):
-                if agent.poll() is not None or time.monotonic() > deadline:
-                    words = log.read_text(errors="replace").strip().splitlines()
-                    raise AgentError(f"the agent does not start: {words[-1] if words else ''}")
-            yield client
-        finally:
-            agent.terminate()
-            try:
-                agent.wait(20)
-            except subprocess.TimeoutExpired:
-                agent.kill()
-                agent.wait()
+    command = agent_command(place, loopback, tables, None)
+    with (
+        OneShotClient(_settings(loopback), [f"edge/{DEVICE}/status"]) as client,
+        running("the agent", command, client) as program,
+    ):
+        for heard in program.heard(PATIENCE_SECONDS):
+            if not heard.retained and (heard.body or {}).get("state") == "online":
+                break
+        else:
+            raise AgentError(f"the agent does not start: {program.last_words()}")
+        yield client
     shutil.rmtree(place)
 
 
-def _settings(loopback: Loopback, setup: PushSetup) -> Broker:
-    return Broker(url=loopback.url, protocol=setup.protocol)
+def _settings(loopback: Loopback) -> Broker:
+    return Broker(url=loopback.url, protocol=loopback.protocol)

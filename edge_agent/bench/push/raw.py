@@ -37,70 +37,57 @@ class Rates(NamedTuple):
 
 
 def rate(port: int, protocol: int, sizes: Sequence[int]) -> Rates:
-    """Send messages of these sizes from one process to another.
-
-    Raises:
-        AgentError: they do not arrive.
-    """
+    """Send messages of these sizes from one process to another."""
     topic = f"raw/{secrets.token_hex(4)}"
     noise = secrets.token_bytes(max(sizes))
     changed = threading.Condition()
-    received = -1
-    """Messages that the subscriber has reported; 0 once it listens."""
-    at = 0.0
-    """When the last of them arrived there; one clock serves all processes of a machine."""
+    reports = [(-1, 0.0)]
+    """Of the subscriber: messages received, from 0 once it listens, and when the last one was; one
+    clock serves all processes of a machine."""
 
     def on_report(_client: mqtt.Client, _userdata: object, message: mqtt.MQTTMessage) -> None:
-        nonlocal received, at
-        count, time_of_it = message.payload.split()
+        count, at = message.payload.split()
         with changed:
-            received, at = int(count), float(time_of_it)
+            reports.append((int(count), float(at)))
             changed.notify_all()
 
     def wait_for(count: int) -> None:
-        if not changed.wait_for(lambda: received >= count, PATIENCE_SECONDS):
-            raise AgentError(f"raw rate: {received} of {len(sizes)} messages arrived, then none")
+        with changed:
+            if not changed.wait_for(lambda: reports[-1][0] >= count, PATIENCE_SECONDS):
+                raise AgentError(f"raw rate: {reports[-1][0]} of {len(sizes)} messages arrived")
 
     client = _listening(port, protocol, f"{topic}/report", on_report)
     command = [sys.executable, "-m", __name__, str(port), str(protocol), topic, str(len(sizes))]
-    subscriber = subprocess.Popen(command)
-    try:
-        with changed:
+    with subprocess.Popen(command) as subscriber:
+        try:
             wait_for(0)
-        start = time.monotonic()
-        for number, size in enumerate(sizes):
-            with changed:
+            start = time.monotonic()
+            for number, size in enumerate(sizes):
                 wait_for(number - AHEAD)
-            client.publish(f"{topic}/data", noise[:size], 1)
-        with changed:
+                client.publish(f"{topic}/data", noise[:size], 1)
             wait_for(len(sizes))
-        end = time.monotonic()
-        subscriber.wait(PATIENCE_SECONDS)
-    finally:
-        subscriber.kill()
-        subscriber.wait()
-        client.disconnect()
-        client.loop_stop()
-    return Rates(sum(sizes) / (end - start), sum(sizes) / (at - start))
+            end = time.monotonic()
+            subscriber.wait(PATIENCE_SECONDS)
+        finally:
+            subscriber.kill()
+            client.disconnect()
+            client.loop_stop()
+    return Rates(sum(sizes) / (end - start), sum(sizes) / (reports[-1][1] - start))
 
 
 def main(port: str, protocol: str, topic: str, count: str) -> None:
     """Receive *count* messages, reporting how many there are every few."""
-    expected = int(count)
-    received = 0
+    times = [0.0]
     done = threading.Event()
 
-    last = 0.0
-
     def report(client: mqtt.Client) -> mqtt.MQTTMessageInfo:
-        return client.publish(f"{topic}/report", f"{received} {last}", 1)
+        return client.publish(f"{topic}/report", f"{len(times) - 1} {times[-1]}", 1)
 
     def on_message(client: mqtt.Client, _userdata: object, _message: mqtt.MQTTMessage) -> None:
-        nonlocal received, last
-        received, last = received + 1, time.monotonic()
-        if received == expected:
+        times.append(time.monotonic())
+        if len(times) > int(count):
             done.set()
-        elif received % REPORT_EVERY == 0:
+        elif len(times) % REPORT_EVERY == 0:
             report(client)
 
     client = _listening(int(port), int(protocol), f"{topic}/data", on_message)

@@ -13,6 +13,7 @@ from ...models.files.tensor_ranges import tensor_ranges
 from ...models.importing import import_model
 from ...models.manifest import load
 from ...models.packages.build import Package, make, model_files
+from ...tools.random_networks import Graph
 
 OURS = "bench-"
 """Before the name of what is pushed: a bundled model of that name would be in its way."""
@@ -25,10 +26,7 @@ SIDE = 64
 def versions(model: Path, place: Path, largest: int) -> Iterator[Package]:
     """Yield packages of rising versions that share no block; each is valid until the next.
 
-    Args:
-        model: whose layout they have.
-        place: for their folders.
-        largest: bytes of a block, at most.
+    *largest* is the most bytes of a block.
     """
     chance = np.random.default_rng(7)
     with import_model(model) as imported:
@@ -98,28 +96,10 @@ def _write_network(path: Path, *, rows: int, classes: int) -> None:
     Its table of weights is float32 [rows, classes]; one row is read at each inference, chosen by
     the picture, so that no engine can fold the table away.
     """
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    chance = np.random.default_rng(rows)
-    weights = {
-        "table": chance.standard_normal((rows, classes), np.float32),
-        "head": chance.standard_normal((3, classes), np.float32),
-    }
-    nodes = [
-        helper.make_node("GlobalAveragePool", ["image"], ["pooled"]),
-        helper.make_node("Flatten", ["pooled"], ["colors"]),
-        helper.make_node("ArgMax", ["colors"], ["index"], axis=1, keepdims=0),
-        helper.make_node("Gather", ["table", "index"], ["row"], axis=0),
-        helper.make_node("MatMul", ["colors", "head"], ["seen"]),
-        helper.make_node("Add", ["row", "seen"], ["logits"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "random",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, SIDE, SIDE])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, classes])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    graph = Graph()
+    colors = graph.add("Flatten", graph.add("GlobalAveragePool", "image"))
+    index = graph.add("ArgMax", colors, axis=1, keepdims=0)
+    row = graph.add("Gather", graph.random((rows, classes), 1.0), index)
+    seen = graph.add("MatMul", colors, graph.random((3, classes), 1.0))
+    graph.add("Add", row, seen, output="logits")
+    graph.save(path, {"image": [1, 3, SIDE, SIDE]}, {"logits": [1, classes]})

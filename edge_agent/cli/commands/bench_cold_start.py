@@ -1,18 +1,43 @@
-"""`edge-agent bench cold-start`: its options, and its figures as tables, JSON or a picture."""
+"""`edge-agent bench cold-start`: its options, and its figures as a table."""
 
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..options import Options, add_config, positive, positive_int
+from ...tools import bars
+from ..options import Options, add_config, positive
 from ..progress import say
-from .bench_paths import clip_of, picture_of
+from .bench_paths import Table, add_shared, clip_of, picture_of, show, spread_words
 
 if TYPE_CHECKING:
-    from ...bench.cold_start.start_figures import Cold, ColdStartReport
+    from ...bench.cold_start.starts import Cold, ColdStartReport
 
+
+# Parts of a bar, in order: what the legend says, color, steps of script and agent.
+PARTS: Sequence[tuple[str, str, frozenset[str]]] = (
+    ("start Python", bars.BLUE, frozenset({"python", "exec"})),
+    ("settings", bars.SKY, frozenset({"settings"})),
+    ("imports", bars.ORANGE, frozenset({"imports"})),
+    ("model", bars.VERMILION, frozenset({"model", "read", "build"})),
+    ("first frame", bars.GREEN, frozenset({"clip", "first_frame"})),
+    ("inference", bars.YELLOW, frozenset({"infer", "first_inference"})),
+    ("connect, publish", bars.PURPLE, frozenset({"publish"})),
+    ("other", bars.GRAY, frozenset()),
+)
+MEANING = (
+    "a script with no model",
+    "plain ONNX Runtime script",
+    "plain OpenVINO script",
+    "the same with its model cache",
+    "best whole-model load of ONNX Runtime",
+    "this, with an empty state folder",
+    "with a form, one value of the settings changed before each start",
+    "with a form, another copy of the program at each start",
+    "with a form, nothing changed",
+)
+"""Of `bench.cold_start.starts.VARIANTS`."""
 
 EXAMPLES = (
     "edge-agent bench cold-start parts-inspection  a model of the agent's",
@@ -50,18 +75,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "changed, with another copy of the program, or with nothing changed; may be given several "
         "times; default: all",
     )
-    parser.add_argument("--runs", type=positive_int, default=7, metavar="N", help="default 7")
     parser.add_argument("--source", metavar="CLIP", help="default: the bundled clip")
-    parser.add_argument("--picture", metavar="FILE.png", help="draw where the time goes")
-    parser.add_argument("--json", action="store_true", help="figures as JSON")
+    add_shared(parser, runs=7)
     add_config(parser)
 
 
 def main(options: Options) -> int:
     """Measure and print."""
     from ...bench.cold_start.measure_starts import measure
-    from ...bench.cold_start.start_figures import ColdStartSetup
-    from ...bench.cold_start.starts import KINDS
+    from ...bench.cold_start.starts import KINDS, ColdStartSetup
 
     clip, picture = clip_of(options), picture_of(options.picture)
     cold: Cold = "nothing"
@@ -71,50 +93,33 @@ def main(options: Options) -> int:
         cold = "model"  # of a limited disk nothing is to be seen where nothing is read
     kinds = tuple(kind for kind in KINDS if not options.start or kind in options.start)
     setup = ColdStartSetup(options.runs, clip.resolve(), cold, options.disk_mbps, kinds)
-    reports = measure(
-        options.models,
-        setup,
-        say,
-        options.config,
-    )
-    if picture is not None:
-        from ...bench.cold_start.start_bars import draw
-
-        draw(reports, picture)
-        say(f"{picture}: written")
-    for report in reports:
-        if options.json:
-            print(json.dumps(report.json()))
-        else:
-            _print(report)
+    reports = measure(options.models, setup, say, options.config)
+    show(reports, options, picture, (_shown, _drawn))
     return 0
 
 
-def _print(report: ColdStartReport) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _shown(report: ColdStartReport) -> Iterator[Table | str]:
+    from ...bench.cold_start.starts import KINDS, NONE, VARIANTS
 
-    from ...bench.cold_start.starts import KINDS, MEANING, NONE, ORT
-
-    table = Table(title=report.title)
+    meaning = dict(zip(VARIANTS, MEANING, strict=True))
     headings = ("variant", "ms to first result", "of ort's", "load ms", "of ort's")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "variant" else "right", no_wrap=True)
-    for name in report.setup.variants:
-        taken = [run.ms for run in report.runs[name]]
-        ratio = report.ratio(name)
-        table.add_row(
-            name,
-            f"{report.median(name):.0f} ({min(taken):.0f} to {max(taken):.0f})",
-            f"{report.of_ort(name):.2f}",
-            "" if name == NONE else f"{report.load(name):.0f}",
-            "" if name == NONE or ratio is None else f"{ratio:.3f}",
+    rows = []
+    for name, figures in report.json()["variants"].items():
+        load, ratio = f"{figures['load_ms']:.0f}", figures["ratio"]
+        rows.append(
+            (
+                name,
+                spread_words(figures["ms"], 0),
+                f"{figures['of_ort']:.2f}",
+                "" if name == NONE else load,
+                "" if ratio is None else f"{ratio:.3f}",
+            )
         )
-    Console().print(table)
-    print("; ".join(f"{name}: {MEANING[name]}" for name in report.setup.variants))
+    yield Table(report.title, headings, rows)
+    yield ("; ".join(f"{name}: {meaning[name]}" for name in report.setup.variants))
     memory = " (not counted: it is in memory)" if report.setup.cold == "nothing" else ""
     limited = "as limited" if report.setup.disk_mbps is not None else "as measured"
-    print(
+    yield (
         f"floor of the load cost {report.floor:.0f} ms, the most of: "
         f"reading {report.size / 1e6:.1f} MB at {report.device / 1e6:.0f} MB/s {limited} "
         f"{report.read:.0f} ms{memory}; preparing the weights on all cores "
@@ -124,14 +129,48 @@ def _print(report: ColdStartReport) -> None:
         steps = report.steps(KINDS[kind])
         where = ", ".join(f"{step} {took:.1f}" for step, took in steps.items())
         where = where or "it does not say (cold_start on model/<name>)"
-        print(f"where the time of {KINDS[kind]} goes, ms (steps overlap): {where}")
-    if report.noise > report.load(ORT) / 2:
-        print(
-            f"NOT QUIET: with no model starts differ by {report.noise:.0f} ms; load costs of that "
-            "size say nothing. Let the device have nothing else to do, or raise --runs"
-        )
+        yield (f"where the time of {KINDS[kind]} goes, ms (steps overlap): {where}")
     if report.prepared != "ready" and report.setup.kinds != ("first",):
         why = report.prepared or "it reported none"
-        print(f"the agent was timed without a prepared form of the model: {why}")
-    print("ms: from exec to the first correct result over MQTT, median (least to most);")
-    print("load cost: what it takes beyond the script with no model; of ort's: as a share of that.")
+        yield (f"the agent was timed without a prepared form of the model: {why}")
+    yield ("ms: from exec to the first correct result over MQTT, median (least to most);")
+    yield (
+        "load cost: what it takes beyond the script with no model; of ort's: as a share of that."
+    )
+
+
+def _drawn(report: ColdStartReport) -> list[bars.Chart]:
+    from ...bench.cold_start.starts import KINDS
+
+    rows = []
+    for name in report.setup.variants:
+        run = report.middle(name)
+        lengths = parts(run.steps, run.ms)
+        rows.append(
+            bars.Bar(
+                name,
+                [(w, color, ms) for (w, color, _), ms in zip(PARTS, lengths, strict=True)],
+                f"{run.ms:.0f} ms",
+                report.taken(name),
+                strong=name in KINDS.values(),
+            )
+        )
+    below = "ms; the run nearest to the median; the agent's steps overlap, all shortened alike"
+    return [bars.Chart(report.title, rows, below)]
+
+
+def parts(steps: Mapping[str, float], whole: float) -> list[float]:
+    """Return the length of each of `PARTS`, which add up to the whole.
+
+    Steps that ran at the same time are more than the whole together; then all are shortened alike.
+    """
+    from ...bench.cold_start.starts import WHOLE
+
+    taken = [sum(steps.get(step, 0.0) for step in names) for _, _, names in PARTS]
+    known = {WHOLE} | {step for _, _, names in PARTS for step in names}
+    taken[-1] = sum(took for step, took in steps.items() if step not in known)
+    total = sum(taken)
+    if total > whole:
+        return [took * whole / total for took in taken]
+    taken[-1] += whole - total
+    return taken

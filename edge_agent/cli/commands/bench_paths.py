@@ -1,16 +1,96 @@
-"""What measurements share: the clip or recording, the picture to draw, figures as words."""
+"""What measurements share: options, the clip or recording, and how figures are shown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
 from ...core.bundled import bundled
 from ...core.errors import UsageError
 from ...models.manifest import load
-from ...tools.bars import check_installed
-from ..options import Options
+from ...tools.bars import Chart, check_installed, draw
+from ..options import Options, positive_int
+from ..progress import say
+
+
+class Table(NamedTuple):
+    """Figures to be read: names in the first column, numbers in the others."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Report(Protocol):
+    """What was measured of one model."""
+
+    others: list[float]
+    """What others computed before each turn, percent of the processors."""
+
+    def json(self) -> dict[str, Any]:
+        """Return all figures."""
+
+
+R = TypeVar("R", bound=Report)
+
+
+def add_shared(parser: argparse.ArgumentParser, runs: int) -> None:
+    """Add the options of every measurement."""
+    parser.add_argument(
+        "--runs",
+        type=positive_int,
+        default=runs,
+        metavar="N",
+        help=f"rounds; default {runs}",
+    )
+    parser.add_argument("--picture", metavar="FILE.png", help="draw the figures")
+    parser.add_argument("--json", action="store_true", help="figures as JSON")
+
+
+def show(
+    reports: Sequence[R],
+    options: Options,
+    picture: Path | None,
+    ways: tuple[Callable[[R], Iterable[Table | str]], Callable[[R], list[Chart]]],
+) -> None:
+    """Draw and print what was measured: as JSON, or as tables and lines.
+
+    *ways* return the tables and lines of a report, and its charts.
+    """
+    from ...bench.common.report import IDLE_PERCENT, spread
+
+    shown, drawn = ways
+    if picture is not None:
+        draw([chart for report in reports for chart in drawn(report)], picture)
+        say(f"{picture}: written")
+    for report in reports:
+        others = spread(report.others, 1)
+        if options.json:
+            print(json.dumps({**report.json(), "others_percent": others}), flush=True)
+            continue
+        for each in shown(report):
+            print(each) if isinstance(each, str) else _print_table(each)
+        if others["max"] > IDLE_PERCENT:
+            print(
+                f"NOT IDLE: others used {others['median']:g} % of the processors (up to "
+                f"{others['max']:g} %); let the device have nothing else to do, or raise --runs"
+            )
+
+
+def _print_table(table: Table) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    made = RichTable(title=table.title)
+    for number, heading in enumerate(table.headings):
+        made.add_column(heading, justify="right" if number else "left")
+    for row in table.rows:
+        made.add_row(*row)
+    Console().print(made)
 
 
 def clip_of(options: Options) -> Path:
@@ -68,3 +148,12 @@ def spread_words(figures: Mapping[str, float], digits: int) -> str:
     """Write the `min`, `median` and `max` of a measurement."""
     least, median, most = (f"{figures[key]:.{digits}f}" for key in ("min", "median", "max"))
     return f"{median} ({least} to {most})"
+
+
+def carried_words(found: Mapping[str, Any]) -> str:
+    """Say how many streams are carried, as `bench.pipeline.streams.carried` has it."""
+    more = f"; {found['too_many']} are too many: {found['why']}" if found["too_many"] else ""
+    return (
+        f"{found['carried']} streams of {found['rate']:g} results a second are carried with p99 of "
+        f"the age within {found['p99_bound_ms']:g} ms (it was {found['p99_ms']:.1f}){more}"
+    )

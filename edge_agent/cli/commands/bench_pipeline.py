@@ -1,17 +1,29 @@
-"""`edge-agent bench pipeline`: its options, and its figures as a table, JSON or a picture."""
+"""`edge-agent bench pipeline`: its options, and its figures as tables."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import AgentError, UsageError
-from ..options import Options, add_config, load_settings, not_negative, positive, positive_int
+from ...tools import bars
+from ..options import Options, add_config, load_settings, not_negative, positive
 from ..progress import say
-from .bench_paths import clip_of, picture_of, recording_of, spread_words
+from .bench_paths import (
+    Table,
+    add_shared,
+    carried_words,
+    clip_of,
+    picture_of,
+    recording_of,
+    show,
+    spread_words,
+)
 
 if TYPE_CHECKING:
     from ...bench.pipeline.pipeline_figures import PipelineReport
@@ -20,6 +32,20 @@ if TYPE_CHECKING:
 
 MOST_PIPELINES = 256
 
+MEANING = {
+    "agent": "edge-agent: the whole daemon, through the broker",
+    "sequential": "a plain script on ONNX Runtime: one step after the other",
+    "pipelined": "a script pipelined by hand (decoding beside inference), on whichever engine and "
+    "number of threads is quickest for it",
+    "engine": "the agent's engine alone on ready tensors, as many at a time as the agent has lanes",
+}
+STEPS = {
+    "decode": bars.BLUE,
+    "preprocess": bars.SKY,
+    "infer": bars.VERMILION,
+    "postprocess": bars.GREEN,
+    "publish": bars.PURPLE,
+}
 
 EXAMPLES = (
     "edge-agent bench pipeline models/parts-inspection --pipelines 1,4",
@@ -35,9 +61,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--source",
         metavar="CLIP|RECORDING",
         help="default: the bundled clip; of sensor models the bundled recording",
-    )
-    parser.add_argument(
-        "--runs", type=positive_int, default=5, metavar="N", help="rounds; default 5"
     )
     parser.add_argument(
         "--seconds", type=positive, default=4.0, metavar="S", help="of each turn; default 4"
@@ -68,8 +91,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="only find out which engine, threads, lanes and batch suit each model on this device, "
         "and have the agent use them",
     )
-    parser.add_argument("--picture", metavar="FILE.png", help="draw the figures")
-    parser.add_argument("--json", action="store_true", help="figures as JSON")
+    add_shared(parser, runs=5)
     add_config(parser)
 
 
@@ -80,17 +102,8 @@ def main(options: Options) -> int:
     models = find_models(options.models, options.config, say)
     if options.tune:
         return _tune(models, options)
-    from ...bench.common.child import call
-
     picture = picture_of(options.picture)
-    recording = recording_of(options, models)
-    if recording is None:
-        clip, played = clip_of(options), ""
-        # Apart: what opens a clip leaves words for FFmpeg in the environment, which scripts
-        # inherit.
-        call("edge_agent.bench.pipeline.steps", "need_playable", clip=str(clip))
-    else:
-        clip, played = recording
+    clip, played = recording_of(options, models) or (clip_of(options), "")
     from ...bench.pipeline.measure_pipeline import measure
     from ...bench.pipeline.pipeline_figures import PipelineSetup
 
@@ -103,17 +116,7 @@ def main(options: Options) -> int:
         p99_ms=options.p99_ms,
         recording=played,
     )
-    reports = measure(models, setup, say)
-    if picture is not None:
-        from ...bench.pipeline.pipeline_bars import draw
-
-        draw(reports, picture)
-        say(f"{picture}: written")
-    for report in reports:
-        if options.json:
-            print(json.dumps(report.json()), flush=True)
-        else:
-            _print(report)
+    show(measure(models, setup, say), options, picture, (_shown, _drawn))
     return 0
 
 
@@ -174,93 +177,119 @@ def _pipelines(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words}))
 
 
-def _print(report: PipelineReport) -> None:
-    from rich.console import Console
-
-    from ...bench.pipeline.pipeline_figures import MEANING
-
+def _shown(report: PipelineReport) -> Iterator[Table | str]:
     figures = report.json()
-    console = Console()
-    console.print(_table(report, figures))
+    yield _table(report, figures)
     for name in report.turns:
-        print(f"{name}: {MEANING[name]}")
-    steps = ", ".join(f"{name} {took:.3f}" for name, took in figures["step_ms"].items())
+        yield f"{name}: {MEANING[name]}"
     one = "window" if report.setup.recording else "frame"
-    print(f"one {one}, one at a time with nothing else running, ms: {steps}")
+    yield f"one {one}, one at a time with nothing else running, ms: {_list(figures['step_ms'])}"
     if not report.setup.recording:
-        _print_picture_costs(report, figures)
+        yield f"the script pipelined by hand ran on {report.handmade.replace(':', ', threads: ')}"
+        following = _list(figures["following_ms"])
+        yield f"tracks, 8 zones, 8 lines and 16 rules, ms a frame: {following}"
+        cached = figures["cached_preprocess_ms"]
+        yield (
+            "preprocessing by the usual lines (resize, colors, float, mean and scale, planes), ms: "
+            f"{figures['usual_preprocess_ms']:.3f}; of a picture in the processor's cache: "
+            f"{cached['usual']:.3f}, the agent {cached['agent']:.3f}"
+        )
     age = figures["age_ms"]
-    print(
+    yield (
         f"age at full speed, with the wait in the queue of a lossless source: "
         f"p50 {age['p50']:.1f} ms, p99 {age['p99']:.1f} ms"
     )
     if report.scaling:
-        console.print(_scaling(report, figures))
-    if report.idle is not None:
-        from ...bench.pipeline.streams import idle_seconds
-
-        print(
-            f"an idle pipeline costs {report.idle.cpu_percent:.3f} % of a core and "
-            f"{report.idle.memory_mb:.2f} MB (watched for {idle_seconds(report.setup):g} s)"
-        )
-    if report.carried is not None:
-        found = report.carried
-        print(
-            f"{found.streams} streams of {found.rate:g} results a second are carried with p99 of "
-            f"the age within {found.bound_ms:g} ms (it was {found.p99_ms:.1f})"
-            + (f"; {found.refused} are too many: {found.why}" if found.refused else "")
-        )
+        yield _scaling(report, figures)
+    yield from _notes(report)
 
 
-def _print_picture_costs(report: PipelineReport, figures: dict[str, Any]) -> None:
-    print(f"the script pipelined by hand ran on {report.handmade.replace(':', ', threads: ')}")
-    follow = ", ".join(f"{name} {took:.3f}" for name, took in figures["following_ms"].items())
-    print(f"tracks, 8 zones, 8 lines and 16 rules, ms a frame: {follow}")
-    cached = figures["cached_preprocess_ms"]
-    print(
-        "preprocessing by the usual lines (resize, colors, float, mean and scale, planes), ms: "
-        f"{figures['usual_preprocess_ms']:.3f}; of a picture in the processor's cache: "
-        f"{cached['usual']:.3f}, the agent {cached['agent']:.3f}"
+def _list(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {took:.3f}" for name, took in figures.items())
+
+
+def _table(report: PipelineReport, figures: dict[str, Any]) -> Table:
+
+    title = f"{report.model} on {report.where}; {report.setup.clip.name}, "
+    what = "windows" if report.setup.recording else "frames"
+    rows = []
+    for name, fps in figures["fps"].items():
+        ratio, cpu = figures["ratio"].get(name), figures["cpu_s_per_1000"].get(name)
+        over = "" if ratio is None else spread_words(ratio, 3)
+        rows.append((name, spread_words(fps, 1), over, "" if cpu is None else spread_words(cpu, 2)))
+    floor = spread_words(figures["cpu_s_per_1000"]["decode_and_engine"], 2)
+    read = "reading" if report.setup.recording else "decode"
+    rows.append((f"{read} + engine, one thread", "", "", floor))
+    rows.append(("agent's CPU over it", "", "", spread_words(figures["cpu_ratio"], 3)))
+    return Table(
+        f"{title}{report.setup.runs} rounds; median (least to most)",
+        ("", f"{what} a second", "agent over it", f"CPU s per 1000 {what}"),
+        rows,
     )
 
 
-def _table(report: PipelineReport, figures: dict[str, Any]) -> Any:
-    from rich.table import Table
+def _scaling(report: PipelineReport, figures: dict[str, Any]) -> Table:
 
-    where = f"{report.engine}, {report.lanes} lane(s) of {report.threads} thread(s)"
-    title = f"{report.model} on {where}; {report.setup.clip.name}, {report.setup.runs} rounds; "
-    table = Table(title=title + "median (least to most)")
-    what = "windows" if report.setup.recording else "frames"
-    for heading in ("", f"{what} a second", "agent over it", f"CPU s per 1000 {what}"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for name, fps in figures["fps"].items():
-        ratio, cpu = figures["ratio"].get(name), figures["cpu_s_per_1000"].get(name)
-        table.add_row(
-            name,
-            spread_words(fps, 1),
-            "" if ratio is None else spread_words(ratio, 3),
-            "" if cpu is None else spread_words(cpu, 2),
+    return Table(
+        f"{report.model}: pipelines at full pace through one model",
+        (
+            *("pipelines", "frames a second together", "over one beside them"),
+            *("CPU s per 1000 frames", "age ms, p50"),
+        ),
+        [
+            (
+                str(row["pipelines"]),
+                spread_words(row["fps"], 1),
+                spread_words(row["ratio"], 3),
+                spread_words(row["cpu_s_per_1000"], 2),
+                f"{row['age_ms']['p50']:.1f}",
+            )
+            for row in figures["scaling"]
+        ],
+    )
+
+
+def _drawn(report: PipelineReport) -> list[bars.Chart]:
+    from ...bench.common.report import spread
+    from ...bench.pipeline.pipeline_figures import AGENT, ENGINE, HANDMADE, PLAIN
+
+    named = {
+        **{
+            name: report.turns[name]
+            for name in (PLAIN, HANDMADE, AGENT, ENGINE)
+            if name in report.turns
+        },
+        **{
+            f"{count} pipeline{'s' if count > 1 else ''}": [many for _, many in measured]
+            for count, measured in sorted(report.scaling.items())
+        },
+    }
+    rows = []
+    for name, turns in named.items():
+        fps = spread(turn.fps for turn in turns)
+        cpu = statistics.median(turn.cpu_ms for turn in turns)
+        words = f"{fps['median']:.1f}" + (f", cpu {cpu:.2f} ms" if cpu else "")
+        ours = name not in {PLAIN, HANDMADE, ENGINE}
+        rows.append(bars.spread_bar(name, fps, words, strong=ours))
+    taken = report.json()["step_ms"]
+    parts = [(name, color, taken[name]) for name, color in STEPS.items()]
+    whole = sum(taken.values())
+    steps = "; ".join(f"{name} {took:.2f}" for name, took in taken.items())
+    one = bars.Bar("one frame", parts, f"{whole:.2f} ms", [whole])
+    return [
+        bars.Chart(f"{report.model} on {report.where}: frames a second", rows),
+        bars.Chart(f"{steps} ms", [one], "; ".join(_notes(report))),
+    ]
+
+
+def _notes(report: PipelineReport) -> list[str]:
+    """Return lines on the streams that are carried and on idle pipelines, if measured."""
+    notes = []
+    if report.idle is not None:
+        notes.append(
+            f"an idle pipeline costs {report.idle['cpu_percent']:.3f} % of a core and "
+            f"{report.idle['memory_mb']:.2f} MB (watched for {report.idle['seconds']:g} s)"
         )
-    floor = spread_words(figures["cpu_s_per_1000"]["decode_and_engine"], 2)
-    read = "reading" if report.setup.recording else "decode"
-    table.add_row(f"{read} + engine, one thread", "", "", floor)
-    table.add_row("agent's CPU over it", "", "", spread_words(figures["cpu_ratio"], 3))
-    return table
-
-
-def _scaling(report: PipelineReport, figures: dict[str, Any]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=f"{report.model}: pipelines at full pace through one model")
-    together, over = "frames a second together", "over one beside them"
-    for heading in ("pipelines", together, over, "CPU s per 1000 frames", "age ms, p50"):
-        table.add_column(heading, justify="right")
-    for row in figures["scaling"]:
-        table.add_row(
-            str(row["pipelines"]),
-            spread_words(row["fps"], 1),
-            spread_words(row["ratio"], 3),
-            spread_words(row["cpu_s_per_1000"], 2),
-            f"{row['age_ms']['p50']:.1f}",
-        )
-    return table
+    if report.carried is not None:
+        notes.append(carried_words(report.carried))
+    return notes

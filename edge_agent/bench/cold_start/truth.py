@@ -1,22 +1,28 @@
-"""What a frame of the clip truly shows, and whether what was published agrees with it.
+"""What `bench cold-start` knows of a model, and whether what was published of it is true.
 
-Computed by ONNX Runtime with no optimizer, with the plain script's own steps around it. Runs in a
-process of its own (`apart`).
+The truth of a frame is computed by ONNX Runtime with no optimizer, with the plain script's own
+steps around it. Loads engines, so it runs in a process of its own (`child`).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...core.errors import AgentError, EngineError
+from ...core.errors import AgentError, EngineError, ModelError, UsageError
 from ...core.types import Array, Detections
 from ...inference.agreement import unmatched
 from ...inference.engines.engine import native_reason
-from .start_script import CLASSIFIERS, detect, prepare
+from ...models.files.check_onnx import inspect
+from ...models.files.facts import NetworkFacts
+from ...models.manifest import ModelFolder, load
+from ..common.models import find_models
+from ..common.recipe import recipe
+from ..common.start_script import CLASSIFIERS, DETECTORS, detect, prepare
 
 LEEWAY = 0.1
 """Engines round differently: a class that comes this near to the best, as a share of how far the
@@ -28,15 +34,10 @@ Box = tuple[str, float, list[float]]
 
 
 def check(model: dict[str, Any], clip: str, claims: list[dict[str, Any]]) -> list[str]:
-    """Compare what was published with what is true.
+    """Compare what was published with what is true; return a line for each that is wrong.
 
-    Args:
-        model: as `prepare_models.look` gives it.
-        clip: that the frames are of.
-        claims: results of the agent and of the plain script, each with its `variant` and `seq`.
-
-    Returns:
-        A line for each that is wrong.
+    *model* is as `look` gives it; *claims* are results of the agent and of the plain
+    script, each with its `variant` and `seq`.
     """
     import onnxruntime as ort
 
@@ -89,18 +90,14 @@ def _check_class(model: dict[str, Any], output: Array, claim: dict[str, Any]) ->
     best = float(scores.max())
     near = scores >= best - LEEWAY * (best - float(scores.mean()))
     allowed = {_label(model, int(index)) for index in np.flatnonzero(near)}
-    said = _claimed_class(model, claim)
+    found = [_label(model, claim["class"][0])] if "class" in claim else []
+    found += [str(each["label"]) for each in claim.get("classes", ())]
+    said = found[0] if found else None
     least = model["how"]["threshold"]
     unsure = least > 0 and _chance(model, scores) < least + LEEWAY
     if said in allowed or (said is None and unsure):
         return None
     return f"expected class {_label(model, int(scores.argmax()))}, found {said or 'none'}"
-
-
-def _claimed_class(model: dict[str, Any], claim: dict[str, Any]) -> str | None:
-    if "class" in claim:
-        return _label(model, claim["class"][0])
-    return next((str(found["label"]) for found in claim["classes"]), None)
 
 
 def _chance(model: dict[str, Any], scores: Array) -> float:
@@ -149,11 +146,7 @@ def _label(model: dict[str, Any], number: int) -> str:
 
 
 def open_session(network: Path, options: Any) -> Any:
-    """Open a network on ONNX Runtime.
-
-    Raises:
-        EngineError: it cannot be loaded.
-    """
+    """Open a network on ONNX Runtime."""
     import onnxruntime as ort
 
     ort.set_default_logger_severity(4)  # problems come as exceptions
@@ -161,3 +154,92 @@ def open_session(network: Path, options: Any) -> Any:
         return ort.InferenceSession(network, options)
     except Exception as problem:  # its exceptions have no common class but this one
         raise EngineError(f"{network}: {native_reason(problem, network)}") from problem
+
+
+def look(models: list[str], place: str, config: str | None = None) -> list[dict[str, Any]]:
+    """Find or make each model, and its form that was optimized in advance, below *place*.
+
+    Returns:
+        Of each: id, name, folder, network, the best form's network, the place for what belongs to
+        it, bytes, the largest file, how the plain script is to use it, labels and the number of
+        the class that the first of them names.
+    """
+    folders = [load(path) for path in find_models(models, config, _progress)]
+    looked = [(folder, _facts(folder)) for folder in folders]
+    return [
+        _prepared(folder, facts, Path(place) / str(number))
+        for number, (folder, facts) in enumerate(looked)
+    ]
+
+
+def _prepared(folder: ModelFolder, facts: NetworkFacts, place: Path) -> dict[str, Any]:
+    how = recipe(folder, facts.inputs[0])
+    best = place / "best" / "model.onnx"
+    best.parent.mkdir(parents=True)
+    _optimize(folder.network, best)
+    return {
+        "id": folder.manifest.id,
+        "name": folder.manifest.name,
+        "folder": str(folder.path.resolve()),
+        "network": str(folder.network.resolve()),
+        "best": str(best),
+        "place": str(place),
+        "bytes": sum(path.stat().st_size for path in facts.files),
+        "weights": str(max(facts.files, key=lambda path: path.stat().st_size)),
+        "how": how,
+        "labels": list(folder.labels),
+        "first": _first_label(folder, facts),
+    }
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the user of the command
+
+
+def _facts(folder: ModelFolder) -> NetworkFacts:
+    """Check that a plain script can run the model."""
+    manifest, decoders = folder.manifest, (*CLASSIFIERS, *DETECTORS)
+    if manifest.input.is_signal or folder.network.suffix != ".onnx":
+        raise UsageError(
+            f"{folder.path}: bench cold-start takes picture models as .onnx, "
+            "which the plain script can run too"
+        )
+    if manifest.decoder not in decoders:
+        raise UsageError(
+            f"{folder.path}: bench cold-start takes models of the decoders {', '.join(decoders)}, "
+            f"which the plain script knows; this one has {manifest.decoder!r}"
+        )
+    try:
+        facts = inspect(folder.network)
+    except ModelError as problem:
+        raise UsageError(str(problem)) from None
+    if len(facts.inputs) != 1 or len(facts.inputs[0].shape) != 4:
+        raise UsageError(
+            f"{folder.path}: bench cold-start takes models of one input [1, …] for the picture, "
+            f"this one has {', '.join(map(str, facts.inputs))}"
+        )
+    return facts
+
+
+def _first_label(folder: ModelFolder, facts: NetworkFacts) -> int:
+    """Return the number of the class that the first label names."""
+    if folder.manifest.decoder == "ultraface" and folder.labels:
+        classes = [output.shape[2] for output in facts.outputs if output.shape[2] != 4]
+        return 1 if classes == [len(folder.labels) + 1] else 0
+    return folder.manifest.output.first_label
+
+
+def _optimize(network: Path, made: Path) -> None:
+    """Write the whole model as ONNX Runtime has it once all its optimizers have run.
+
+    The weights go into a file of their own, which a session maps.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.optimized_model_filepath = str(made)
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_file_name", "model.data"
+    )
+    open_session(network, options)

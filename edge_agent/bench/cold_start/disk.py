@@ -1,37 +1,98 @@
-"""A disk as slow as one wishes: a cgroup whose reads are limited.
+"""Disks as a cold start finds them: files that are not in memory, and reads as slow as one wishes.
 
-Version 2's `io.max` where that controller is there, else version 1's `blkio`; both limit buffered
-reads too. Needs root. The kernel counts in tenths of a second: whenever reading begins, up to that
-much comes at once, and what is read in less time comes in steps (measured at 100 MB/s: 5 MB in
-4 ms, 26 MB in 0.2 or 0.34 s, 100 MB in 1.01 s).
+Reads are limited by a cgroup: version 2's `io.max` where that controller is there, else version 1's
+`blkio`; both limit buffered reads too. Needs root. The kernel counts in tenths of a second:
+whenever reading begins, up to that much comes at once, and what is read in less time comes in steps
+(measured at 100 MB/s: 5 MB in 4 ms, 26 MB in 0.2 or 0.34 s, 100 MB in 1.01 s).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ...core.errors import UsageError
 
+DROP = Path("/proc/sys/vm/drop_caches")
+CHUNK = 1024 * 1024
 READ_AHEAD_KB = 128
 """What Linux sets for a disk, and what eMMC and SD cards have; virtual disks often have more."""
 MOUNTS = Path("/proc/self/mountinfo")
 GROUP = "edge-agent-bench"
 
 
+def evict(places: Iterable[Path]) -> None:
+    """Put the files in these places out of memory; needs no privileges.
+
+    What another process has mapped stays: end it first.
+    """
+    parts = (p for place in places for p in ([place] if place.is_file() else place.rglob("*")))
+    for path in filter(Path.is_file, parts):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)  # what is not yet written cannot go
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+
+def ensure_droppable() -> None:
+    """Check that `drop_all` can work."""
+    if not os.access(DROP, os.W_OK):
+        raise UsageError(
+            f"--no-page-cache: {DROP} cannot be written; run it as root and outside a container, "
+            "or use --no-model-cache, which needs neither"
+        )
+
+
+def drop_all() -> None:
+    """Put every file out of memory, the libraries too; needs root.
+
+    What a living process has mapped stays: of this benchmark's own, Python's program and its
+    module for TLS, and what the broker is made of.
+    """
+    os.sync()
+    DROP.write_text("3")
+
+
+def holders(libraries: Collection[str]) -> list[str]:
+    """List number and name of other processes that have native parts of packages mapped.
+
+    *libraries* are folders of site-packages; what may not be looked at is left out.
+    """
+    marks = [f"/{name}{end}" for name in libraries for end in ("/", ".libs/")]
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            mapped = (process / "maps").read_text()
+            name = (process / "comm").read_text().strip()
+        except OSError:
+            continue  # it has ended, or is another user's
+        if any(mark in mapped for mark in marks):
+            found.append(f"{process.name} ({name})")
+    return found
+
+
+def read_rate(path: Path) -> float:
+    """Read a file that is not in memory from its start to its end; return bytes a second."""
+    evict([path])
+    handle = os.open(path, os.O_RDONLY)
+    buffer = memoryview(bytearray(CHUNK))
+    try:
+        begun, count = time.monotonic(), 0
+        while read := os.readv(handle, [buffer]):
+            count += read
+        return count / (time.monotonic() - begun)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def slow_disk(places: Sequence[Path], rate: float) -> Iterator[None]:
-    """Limit what this process, and those that it starts, read from the disks of some places.
-
-    Args:
-        places: files or folders.
-        rate: bytes a second.
-
-    Raises:
-        UsageError: there are no such rights, no such controller, or no disk; the mend.
-    """
+    """Limit what this process and its children read from the disks of places, bytes a second."""
     with ExitStack() as stack:
         try:
             disks = sorted({disk_of(place) for place in places})
@@ -47,11 +108,7 @@ def slow_disk(places: Sequence[Path], rate: float) -> Iterator[None]:
 
 
 def disk_of(place: Path) -> Path:
-    """Find the whole disk that holds a file or folder: a folder of /sys.
-
-    Raises:
-        UsageError: none does, as of files in memory, over the network or in a container.
-    """
+    """Find the whole disk that holds a file or folder: a folder of /sys."""
     number = place.stat().st_dev
     link = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not link.exists():
@@ -104,14 +161,7 @@ def _group(disks: Sequence[Path], rate: int) -> Iterator[None]:
 
 
 def find_controller(mounts: str) -> tuple[Path, bool]:
-    """Find the mounted hierarchy that can limit a disk, and whether it is of version 2.
-
-    Args:
-        mounts: text of /proc/self/mountinfo.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Find the hierarchy in mountinfo that limits disks, and whether it is of version 2."""
     found: dict[bool, Path] = {}
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
