@@ -36,7 +36,7 @@ from tests.helpers.support import (
     wait_until,
 )
 
-BENCHES = ("pipeline", "push", "cold-start")
+BENCHES = ("pipeline", "push", "cold-start", "cameras", "infer")
 COMMANDS = (
     "run",
     "demo",

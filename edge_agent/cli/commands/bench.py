@@ -8,6 +8,8 @@ from ..main import Command, add_commands
 
 KINDS = (
     Command("pipeline", "frames a second, streams, cost of each step", "bench_pipeline"),
+    Command("cameras", "what a camera costs by part, how many are carried", "bench_cameras"),
+    Command("infer", "answers on demand over HTTP and MQTT, beside a plain server", "bench_infer"),
     Command(
         "push",
         "a push beside the raw rate of the same broker, and what frames notice of it",

@@ -1,0 +1,1 @@
+"""`edge-agent bench cameras`."""
