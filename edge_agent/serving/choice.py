@@ -188,6 +188,13 @@ class DeviceEngines:
         except ModelError:
             return choices  # what is wrong with its files is reported when they are loaded
 
+    def left_for(self, folder: ModelFolder) -> list[EngineChoice]:
+        """List the engines to try for a model, as `choices_for`; empty where it raises."""
+        try:
+            return self.choices_for(folder)
+        except EngineError:
+            return []
+
     def allowed(self, folder: ModelFolder) -> list[EngineChoice]:
         """List the engines that may run a model, in the profile's order.
 
@@ -220,10 +227,7 @@ class DeviceEngines:
         On an engine whose prepared form is a graph, wherever it stands in the profile, with all
         cores for its first frame; else on the first engine, if that imports a prepared blob.
         """
-        try:
-            choices = self.choices_for(folder)
-        except EngineError:
-            return None
+        choices = self.left_for(folder)
         for choice in choices:
             if prepared_kind(choice) == "graph":
                 return replace(choice, threads=usable_cpus(), lanes=1)

@@ -12,14 +12,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
 from ..core.errors import AgentError, ModelError
-from ..core.files import size_of
 from ..core.types import Kind, Tensors
-from ..device.headroom import has_room
 from ..inference.engines.registry import QUICK_WAY
 from ..inference.model import Model, OutputCheck, load_model
 from ..models.manifest import ModelFolder
@@ -27,15 +25,7 @@ from .active import ActiveModels, Serving
 from .challenger import POLL_SECONDS
 from .golden_check import GoldenCheck, is_held_to_golden, why_not_golden
 from .loader import ModelLoader
-from .reference_check import (
-    INPUTS,
-    Statement,
-    is_confirmed,
-    open_plain,
-    state,
-    why_unlike,
-    why_wrong,
-)
+from .reference_check import INPUTS, Statement, is_confirmed, state, why_unlike
 from .verdicts import Verdicts
 
 log = logging.getLogger(__name__)
@@ -44,19 +34,8 @@ IDLE_SECONDS = 5.0
 """Until a model without frames is looked at again."""
 
 
-@dataclass(slots=True)
-class _Check:
-    """What is under way for one model."""
-
-    model: Model
-    plain: Model
-    """What it is compared with."""
-    inputs: list[Tensors] = field(default_factory=list)
-    """It has been compared on."""
-
-
 class EngineCheck:
-    """Checks one model at a time: a plain session takes as much memory as what serves."""
+    """Checks each model's engine, and exchanges those that are wrong."""
 
     def __init__(
         self,
@@ -68,7 +47,6 @@ class EngineCheck:
         self._active = active
         self._loader = loader
         self._found = found
-        self._check: _Check | None = None
         self._said: WeakKeyDictionary[Model, list[Statement]] = WeakKeyDictionary()
         """By session without optimization that serves: what it has said for the engine to come."""
         self._heard: Tensors | None = None
@@ -92,9 +70,14 @@ class EngineCheck:
         if verdicts is None or verdicts.is_correct(model.folder.path, model.choice):
             _dismiss(model)
             return None
-        if model.check is not None:
-            return self._hear(verdicts, serving, model, model.check)
-        return self._look(verdicts, serving, model)
+        if model.check is None:  # it came in another way: another one had failed
+            if model.last is None:
+                return IDLE_SECONDS
+            if self._loader.engines.unverified_alone(model.folder, model.choice):
+                self._load_again(serving, model)
+                return None
+            self._loader.attach_check(model, serving.kind)
+        return None if model.check is None else self._hear(verdicts, serving, model, model.check)
 
     def _must_give_golden(self, model: Model) -> bool:
         """Whether a model has yet to give its golden outputs on its engine."""
@@ -105,22 +88,10 @@ class EngineCheck:
             return model.check is not None
         return not verdicts.is_correct(folder.path, model.choice)
 
-    def step(self) -> float:
-        """Give up a check whose model no longer serves."""
-        if self._check is not None and not self._active.serves(self._check.model):
-            self.close()
-        return IDLE_SECONDS
-
     def problems(self) -> list[str]:
         """List the models that had to leave an engine since the start."""
         names = {each.model.manifest.name for each in self._active.all() if each.model is not None}
         return [why for name, why in list(self._degraded.items()) if name in names]
-
-    def close(self) -> None:
-        """Give up the check under way."""
-        if self._check is not None:
-            self._check.plain.close()
-            self._check = None
 
     def _hear(
         self, verdicts: Verdicts, serving: Serving, model: Model, check: OutputCheck
@@ -228,39 +199,6 @@ class EngineCheck:
             model.close()
             if verdicts.why_wrong(path, choice) is None:
                 raise ModelError(wrong[-1])  # its files cannot be read any more
-
-    def _look(self, verdicts: Verdicts, serving: Serving, model: Model) -> float | None:
-        """Compare on the latest input; decide when there were enough."""
-        check = self._check
-        if check is not None and check.model is not model:
-            return IDLE_SECONDS  # one at a time
-        if model.last is None:
-            return IDLE_SECONDS
-        if check is None:
-            if self._loader.engines.unverified_alone(model.folder, model.choice):
-                self._load_again(serving, model)  # it came in another way: another one had failed
-                return None
-            if not self._fits(model):
-                return None
-            plain = open_plain(model.folder, serving.kind)
-            if plain is None:
-                return None
-            check = self._check = _Check(model, plain)
-        last = model.last
-        if any(last is each for each in check.inputs):
-            return POLL_SECONDS
-        check.inputs.append(last)
-        why = why_wrong(check.plain, model, serving.kind, [model.unfolded(last)])
-        if why is None and len(check.inputs) < INPUTS:
-            return POLL_SECONDS
-        self.close()
-        self._conclude(verdicts, serving, model, why)
-        return None
-
-    def _fits(self, model: Model) -> bool:
-        """Whether there is memory for the model a second time."""
-        folder = model.folder
-        return self._loader.engines.may_stand_beside(folder) and has_room(size_of(folder.path))
 
     def _conclude(
         self, verdicts: Verdicts, serving: Serving, model: Model, why: str | None

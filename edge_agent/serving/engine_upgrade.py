@@ -105,19 +105,13 @@ class EngineUpgrade:
 
     def _preferred(self, model: Model) -> list[EngineChoice]:
         """List the engines to try instead of the one that serves, in order."""
-        choices = self._choices(model)
+        choices = self._loader.engines.left_for(model.folder)
         # No other engine could load the whole of what exceeds the budget.
         if self._loader.engines.exceeds_budget(model.folder):
             return []
         if model.loaded_quickly:
             return choices
         return [choice for choice in choices[:1] if choice.place != model.choice.place]
-
-    def _choices(self, model: Model) -> list[EngineChoice]:
-        try:
-            return self._loader.engines.choices_for(model.folder)
-        except EngineError:
-            return []
 
     def _tune(self, serving: Serving, model: Model) -> None:
         """Measure what suits a model, where the profile asks for it and nothing is known yet."""
@@ -141,7 +135,7 @@ class EngineUpgrade:
 
     def _settle(self, model: Model, prepared: PreparedForm) -> None:
         """Run it with the threads that the lanes leave, and prepared weights."""
-        choices = self._choices(model)
+        choices = self._loader.engines.left_for(model.folder)
         if not choices or prepared.damaged is not None:
             return
         own = next((one for one in choices if one.engine == model.choice.engine), model.choice)

@@ -145,7 +145,7 @@ class Failover:
             model.stats.failing = 0  # what goes in is not finite either: no engine is to blame
             return
         here = _name(model.choice)
-        choices = self._choices(model)
+        choices = self._loader.engines.left_for(model.folder)
         for choice in choices:
             breaker = self._breaker(model, _name(choice))
             if _name(choice) == here or (breaker.state == "open" and not breaker.due):
@@ -229,16 +229,10 @@ class Failover:
 
     def _preferred(self, model: Model) -> list[EngineChoice]:
         """List the engines that the profile prefers to the one that serves."""
-        choices = self._choices(model)
+        choices = self._loader.engines.left_for(model.folder)
         names = [_name(choice) for choice in choices]
         here = _name(model.choice)
         return choices[: names.index(here)] if here in names else choices
-
-    def _choices(self, model: Model) -> list[EngineChoice]:
-        try:
-            return self._loader.engines.choices_for(model.folder)
-        except EngineError:
-            return []
 
     # Both
 

@@ -65,7 +65,6 @@ class Upkeep:
         self._prepare = PrepareTask(store, active, loader, quota, prepared, closing)
         failover, integrity = Failover(active, loader), IntegrityCheck(store.root, active)
         engine_check = EngineCheck(active, loader, prepared)
-        form_check = FormCheck(active, loader, prepared)
         self._slow = TaskThread(
             "upkeep",
             active,
@@ -76,19 +75,17 @@ class Upkeep:
                 # for another engine may take a minute.
                 (
                     self._prepare,
-                    form_check,
+                    FormCheck(loader, prepared),
                     EngineUpgrade(active, loader, challenger, closing),
                     BatchSetup(active, loader, lanes),
                     FormUpgrade(active, loader, challenger, watched),
                 ),
             ),
-            tasks=(challenger, engine_check, self._prepare, plan, integrity),
+            tasks=(challenger, self._prepare, plan, integrity),
             problems=(integrity.problems, engine_check.problems),
             at_end=(
                 self._prepare.close,
                 challenger.close,
-                engine_check.close,
-                form_check.close,
                 plan.close,
             ),
             closing=closing,

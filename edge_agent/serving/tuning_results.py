@@ -15,19 +15,21 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from .. import __version__
 from ..config.device_profile import DeviceProfile
+from ..core.constraints import Ge, Gt, Le, MinLength
 from ..core.files import replace_file
 from ..core.frozen import record
-from ..core.state_file import DAMAGED
+from ..core.plain_record import DoubtError, read_plain
 from ..device.hardware import Facts
 from ..inference.engines.engine import EngineChoice
-from ..inference.engines.registry import ENGINES, installed
+from ..inference.engines.registry import installed
 from ..inference.prepared.digests import model_digest
 
 log = logging.getLogger(__name__)
@@ -38,12 +40,7 @@ MARGIN = 0.05
 """Share by which another way must be quicker than the profile's own to be taken instead."""
 MOST_MODELS = 64
 """Models that are kept; the oldest go first."""
-_MOST = 1e11
-"""Seconds since 1970, and frames a second, that can be."""
 _MOST_BYTES = 1 << 20
-_MOST_LANES = 64
-_MOST_THREADS = 1024
-_MOST_BATCH = 256
 
 
 @record
@@ -52,13 +49,13 @@ class Way:
 
     engine: str
     device: str
-    threads: int
+    threads: Annotated[int, Ge(1), Le(1024)]
     """Of one inference."""
-    lanes: int
+    lanes: Annotated[int, Ge(1), Le(64)]
     """Inferences at a time."""
-    batch: int
+    batch: Annotated[int, Ge(1), Le(256)]
     """Frames in one inference."""
-    fps: float
+    fps: Annotated[float, Gt(0), Le(1e11)]
     """Frames a second of all lanes together."""
 
     def __str__(self) -> str:
@@ -76,7 +73,7 @@ class Tune:
     model: str
     made: float
     """Seconds since 1970."""
-    ways: tuple[Way, ...]
+    ways: Annotated[tuple[Way, ...], MinLength(1)]
 
     def best(self, lanes: int, choices: Sequence[EngineChoice]) -> Way | None:
         """Return the best way with this many lanes, among the engines that are there.
@@ -216,12 +213,11 @@ class TuningResults:
             return {}, "is of another version of edge-agent; it is not used"
         if content.get("here") != self._here:
             return {}, _stale(content.get("here"), self._here)
-        tunes, damaged = {}, 0
+        tunes = {}
         for digest, entry in content["models"].items():
-            try:
-                tunes[digest] = _tune(entry)
-            except DAMAGED:
-                damaged += 1
+            with suppress(DoubtError):
+                tunes[digest] = read_plain(Tune, entry)
+        damaged = len(content["models"]) - len(tunes)
         return tunes, f"{damaged} entries are damaged and are not used" if damaged else None
 
 
@@ -259,29 +255,3 @@ def _score(tunes: Sequence[Tune], lanes: int) -> float:
             return 0.0
         logs.append(math.log(with_lanes / most))
     return math.exp(sum(logs) / len(logs))
-
-
-def _tune(entry: Any) -> Tune:
-    """Parse one model's entry; raises one of `DAMAGED` of what `write` does not write."""
-    ways = tuple(_way(each) for each in entry["ways"])
-    if not ways or not isinstance(entry["model"], str):
-        raise ValueError("not a tune")
-    return Tune(entry["model"], _number(entry["made"]), ways)
-
-
-def _way(entry: Any) -> Way:
-    way = Way(**entry)
-    counts = (way.threads, _MOST_THREADS), (way.lanes, _MOST_LANES), (way.batch, _MOST_BATCH)
-    whole = all(type(count) is int and 1 <= count <= most for count, most in counts)
-    if not whole or way.engine not in ENGINES or not isinstance(way.device, str):
-        raise ValueError("not a way")
-    if _number(way.fps) == 0:
-        raise ValueError("no way gives nothing")
-    return replace(way, fps=float(way.fps))
-
-
-def _number(value: Any) -> float:
-    """Parse a number that can be a time or a rate."""
-    if isinstance(value, bool) or not 0 <= value <= _MOST:
-        raise ValueError("no such number")
-    return float(value)

@@ -86,7 +86,6 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
 
     yield desk
     for each in made:
-        each.check.close()
         each.active.close()
 
 
@@ -267,7 +266,7 @@ def test_the_form_that_the_next_start_begins_with_is_checked_too(
     assert choice.engine == "onnxruntime"
     assert desk.loader.prepared_form(desk.model.folder, "picture", make=True) is not None
     told: list[str] = []
-    check = FormCheck(desk.active, desk.loader, lambda: told.append("sound"))
+    check = FormCheck(desk.loader, lambda: told.append("sound"))
     desk.look(DARK)
     assert check.run(desk.serving, desk.model) == IDLE_SECONDS
     for number in range(INPUTS):
