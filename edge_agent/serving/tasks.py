@@ -15,11 +15,9 @@ from ..models.store.store import Store
 from .active import ActiveModels, Lanes
 from .batch_setup import BatchSetup
 from .challenger import Challenger
-from .engine_check import EngineCheck
-from .engine_upgrade import EngineUpgrade
+from .engine_check import EngineCheck, FormCheck
+from .engine_upgrade import EngineUpgrade, FormUpgrade
 from .failover import Failover
-from .form_check import FormCheck
-from .form_upgrade import FormUpgrade
 from .integrity import IntegrityCheck
 from .loader import ModelLoader
 from .memory import MemoryRelease

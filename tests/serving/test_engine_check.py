@@ -22,8 +22,7 @@ from edge_agent.models.store.store import Store
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.serving.active import ActiveModels, Serving
 from edge_agent.serving.choice import DeviceEngines
-from edge_agent.serving.engine_check import EngineCheck
-from edge_agent.serving.form_check import IDLE_SECONDS, FormCheck
+from edge_agent.serving.engine_check import IDLE_SECONDS, EngineCheck, FormCheck
 from edge_agent.serving.loader import ModelLoader
 from edge_agent.serving.open import open_quick
 from edge_agent.serving.reference_check import INPUTS
