@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 
 from edge_agent.config.rule_kinds import RULE_KINDS
 from edge_agent.core.bundled import bundled
+from tests.helpers.payload_schemas import closed
 from tests.helpers.push import QUICK, model_folder
 from tests.helpers.small_models import brightness, detector, plain, write_clip
 from tests.helpers.support import (
@@ -36,16 +37,6 @@ def printed(*words: str) -> dict[str, Any]:
     said = call_cli("schema", *words)
     assert (said.code, said.err) == (0, "")
     return dict(json.loads(said.out))
-
-
-def closed(schema: Any) -> Any:
-    """Return a schema that allows no key but those that it names."""
-    if isinstance(schema, list):
-        return [closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: closed(each) for key, each in schema.items()}
-    return made | ({"additionalProperties": False} if "properties" in schema else {})
 
 
 def problems(payload: Any, *words: str) -> list[str]:

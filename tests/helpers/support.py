@@ -122,6 +122,8 @@ class Listener:
 
     def __init__(self, port: int, topics: str = "edge/#", **options: Any) -> None:
         self.heard: list[Heard] = []
+        self.said: set[tuple[str, bytes]] = set()
+        """What it has published itself."""
         self._changed = threading.Condition()
         self._subscribed = threading.Event()
         self.subscribed = 0
@@ -202,6 +204,7 @@ class Listener:
     def publish(
         self, topic: str, payload: bytes | str, qos: int = 1, *, retain: bool = False
     ) -> None:
+        self.said.add((topic, payload.encode() if isinstance(payload, str) else payload))
         self.client.publish(topic, payload, qos, retain=retain).wait_for_publish(PATIENCE)
 
     def catch_up(self) -> None:

@@ -85,7 +85,7 @@ class Drift:
         """Return what health says of it, or None if nothing has come yet."""
         learner, usual = self._learner, self._usual
         if learner is not None:
-            return {"against": "learned", "learning": round(len(learner) / self._learn, 3)}
+            return {"against": "learned", "learning": round(min(1, len(learner) / self._learn), 3)}
         if usual is None:
             return None
         indices = {name: round(index, 4) for name, index in self.indices.items()}
