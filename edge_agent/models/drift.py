@@ -6,6 +6,7 @@ Knows how distributions are written and checked, not how they are measured (`inf
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import pairwise
 from math import isclose, isfinite
 from typing import Any
@@ -126,14 +127,4 @@ def _is_number(value: Any) -> bool:
 
 def content(usual: Usual) -> dict[str, Any]:
     """Return what `drift.json` holds of it."""
-    return {
-        "schema": SCHEMA,
-        "results": usual.results,
-        "inputs": {name: _content(each) for name, each in usual.inputs.items()},
-        "score": None if usual.score is None else _content(usual.score),
-        "floor": usual.floor,
-    }
-
-
-def _content(one: Distribution) -> dict[str, Any]:
-    return {"edges": list(one.edges), "shares": list(one.shares)}
+    return {"schema": SCHEMA, **asdict(usual)}

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.containment import contained
 from ..core.errors import AgentError, ModelError, UsageError
-from ..core.files import disk_errors
+from ..core.files import disk_errors, fault
 from ..core.names import NAME_RULE, is_name, is_version
 from ..core.scratch import scratch_folder
 from ..core.text import printable
@@ -156,6 +156,7 @@ def copy_folder(folder: Path, place: Path) -> None:
         copy = place / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy, follow_symlinks=False)
+        fault("install.file")
 
 
 def file_of(path: Path) -> Path:

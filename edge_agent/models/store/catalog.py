@@ -189,9 +189,11 @@ class Library:
             pointers = self.store.pointers(name)
             if pointers.damage:
                 lines.append(pointers.damage)
-            if pointers.live and not self._has(name, pointers.live):
-                falls = self._falls(name)
-                lines.append(f"{name}@{pointers.live} is live, but is not there; {falls}")
+            live, there = pointers.live, [e.version for e in self.versions(name) if e.version]
+            if live and not any(same_version(each, live) for each in there):
+                running = self._running(name)
+                falls = f"{running} runs" if running else "nothing can run"
+                lines.append(f"{name}@{live} is live, but is not there; {falls} in its place")
         return tuple(lines)
 
     def _all(self) -> Iterator[Entry]:
@@ -209,16 +211,6 @@ class Library:
             return self.live(name).manifest.version
         except ModelError:
             return None  # nothing runs: then there is nothing to go back to
-
-    def _has(self, name: str, version: str) -> bool:
-        return any(
-            entry.version is not None and same_version(entry.version, version)
-            for entry in self.versions(name)
-        )
-
-    def _falls(self, name: str) -> str:
-        running = self._running(name)
-        return f"{running} runs in its place" if running else "nothing can run in its place"
 
     def _known(self, name: str) -> str:
         """Return the versions that there are, as the end of an error."""

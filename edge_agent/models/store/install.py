@@ -5,17 +5,17 @@ All end alike: unpacked into staging, checked, and renamed into place in one ste
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ...core.errors import ModelError
 from ...core.files import disk_errors, fault
+from ..importing import copy_folder
 from ..manifest import ModelFolder, load
 from ..packages.archive import Archive, Front, member_reader, unpack_handmade
 from ..packages.blocks import BlockList
-from ..packages.build import cut_folder, describe, model_files
+from ..packages.build import cut_folder, describe
 from ..packages.package import FRONT_NAMES, PackageHeader, Share
 from ..packages.tar_folder import unpack
 from .incoming import Incoming
@@ -101,11 +101,7 @@ def install_folder(store: Store, model: ModelFolder) -> ModelFolder:
     """
     with store.stage() as staged, _plainly(staged, str(model.path)):
         with disk_errors("copying it"):
-            for name, path in model_files(model.path).items():
-                place = staged / name
-                place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, place, follow_symlinks=False)
-                fault("install.file")
+            copy_folder(model.path, staged)
         return _adopt(store, staged, [model.variant])
 
 
