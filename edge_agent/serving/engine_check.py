@@ -175,9 +175,6 @@ class EngineCheck:
         """Load the first engine that gives the golden outputs, or agrees with what was said.
 
         Adds what there is to say of those that do not to *wrong*.
-
-        Raises:
-            AgentError: there is none.
         """
         while True:
             model = load()

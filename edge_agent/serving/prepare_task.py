@@ -270,11 +270,7 @@ def _damaged(model: Model) -> PreparedForm | None:
 
 
 def _check_whole(form: Artifact) -> None:
-    """Check every checksum of a form, and the version of the engine that made it.
-
-    Raises:
-        ArtifactError: something is not as it was when the form was made.
-    """
+    """Check every checksum of a form, and the version of the engine that made it."""
     here, found = installed().get(form.engine), str(form.table["version"])
     # Some engines name their build behind their version.
     if here is None or not f"{found}-".startswith(f"{here}-"):

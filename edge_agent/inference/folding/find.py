@@ -186,11 +186,7 @@ class _Way:
         return steps.pop()
 
     def _users(self, name: str) -> list[tuple[int, NodeProto]]:
-        """List the nodes that take a tensor, with their positions.
-
-        Raises:
-            UnfoldableError: one takes it within a branch or loop.
-        """
+        """List the nodes that take a tensor, with their positions."""
         if name in self._within:
             raise UnfoldableError(f"{name} is used within {self._within[name]}")
         return [(position, self._nodes[position]) for position in self._positions.get(name, ())]
@@ -255,11 +251,7 @@ class _Way:
         return scale, zero
 
     def _scalar(self, name: str) -> Scalar:
-        """Read a constant of one number.
-
-        Raises:
-            UnfoldableError: it is no constant, or not one number.
-        """
+        """Read a constant of one number."""
         tensor = self._constants.get(name)
         if tensor is None:
             raise UnfoldableError(f"{name} is not one number that is known")
