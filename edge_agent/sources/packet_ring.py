@@ -15,6 +15,8 @@ from ..core.errors import AgentError
 MOST_BYTES = 64 * 2**20
 """Of one source. Beyond, the oldest group of pictures goes first; where there is but one, as of a
 camera that sends hardly any key frames, all go, until the next key frame."""
+SILENT = 2.0
+"""Seconds without a packet after which another session may take the place of one."""
 SLACK = 1.0
 """Seconds that are kept beyond what is wanted: events come later than their frames."""
 
@@ -53,12 +55,13 @@ class PacketRing:
     def add(self, session: object, stream: Any, packet: Any) -> None:
         """Take a packet of PyAV, of which nothing is kept but a copy of its bytes.
 
-        Of the reader's sessions the one that has begun last counts.
+        Where pipelines have sessions of their own (`share = false`), the first one's count until
+        it falls silent.
         """
         if packet.dts is None or not packet.size:
             return
         if session is not self.session or self.template is None:
-            if not packet.is_keyframe:
+            if not packet.is_keyframe or self._is_filled:
                 return
             self._begin(session, stream, packet)
         with self._lock:
@@ -75,6 +78,13 @@ class PacketRing:
             self._packets.append(made)
             self._bytes += len(made.data)
             self._trim(made.since)
+
+    @property
+    def _is_filled(self) -> bool:
+        """Whether the session whose packets these are still sends some."""
+        with self._lock:
+            latest = self._packets[-1].since if self._packets else float("-inf")
+        return time.monotonic() - latest < SILENT
 
     def read(self, number: int) -> list[Packet]:
         """Return the packets that are there from a number on."""
