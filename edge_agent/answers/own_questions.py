@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any
 
 from ..core.errors import AgentError, RequestError, WebError
 from ..core.text_findings import Generated
+from ..core.types import Kind
 from .answers import Answers
 from .errors import RefusedError
+from .question import Question
 from .ticket import ask_payload
 
 
-def generate(answers: Answers, model: str, text: str, seconds: float) -> tuple[str, int]:
+def generate(
+    answers: Answers, model: str, text: str, picture: bytes | None, seconds: float
+) -> tuple[str, int]:
     """Ask a model; return what it says, and of how many tokens."""
-    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
     ticket = answers.admit_own(model)
-    answers.ask(ticket, ask_payload(body))
+    answers.ask(ticket, about(text, picture))
     try:
         found = ticket.future.result(seconds).outcome.findings
     except TimeoutError:
@@ -27,3 +33,20 @@ def generate(answers: Answers, model: str, text: str, seconds: float) -> tuple[s
     if not isinstance(found, Generated):
         raise WebError(f"{model} is not of task generate", again=False)
     return found.text, found.tokens
+
+
+def about(text: str, picture: bytes | None) -> Callable[[Any, Kind], Question]:
+    """Return what makes the question, with the JPEG *picture* where the model takes some."""
+
+    def parse(model: Any, kind: Kind) -> Question:
+        content: Any = text
+        if picture is not None and kind == "generate" and model.takes_pictures:
+            url = f"data:image/jpeg;base64,{b64encode(picture).decode()}"
+            content = [
+                {"type": "text", "text": text},
+                {"type": "image_url", "image_url": {"url": url}},
+            ]
+        body = {"messages": [{"role": "user", "content": content}]}
+        return ask_payload(json.dumps(body).encode())(model, kind)
+
+    return parse

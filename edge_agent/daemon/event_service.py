@@ -6,7 +6,6 @@ Until a pipeline needs a rule engine, this is all there is of it: the rest is no
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..config.schedule import holds
@@ -16,6 +15,7 @@ from ..runtime.pipelines.sinks import ResultStage
 from ..sources.spec import SourceSpec
 
 if TYPE_CHECKING:
+    from ..rules.asking import AskLocal
     from ..rules.dispatcher import EventDispatcher
 
 
@@ -27,7 +27,7 @@ class EventService:
     def __init__(self) -> None:
         self.dispatcher: EventDispatcher | None = None
         """None: nothing has needed it."""
-        self._local: Callable[[str, str, float], tuple[str, int]] | None = None
+        self._local: AskLocal | None = None
         """Asks language models of this device, see `Asking`."""
         self._made = threading.Condition()
         self._closing = False
@@ -74,7 +74,7 @@ class EventService:
                 self._made.notify_all()
             return self.dispatcher
 
-    def ask_by(self, local: Callable[[str, str, float], tuple[str, int]]) -> None:
+    def ask_by(self, local: AskLocal) -> None:
         """Ask language models of this device so, as `Asking.local`."""
         with self._made:
             self._local = local

@@ -30,6 +30,8 @@ PAUSE_SECONDS = 1.0
 """Before the second try; before the next one twice as long."""
 OWN = frozenset({"schema", "device", "session", "pipeline", "seq", "event", "began", "box"})
 """Of an event, what a model need not be told."""
+AskLocal = Callable[[str, str, bytes | None, float], tuple[str, int]]
+"""By a model's name, a text, a JPEG and seconds: what it says, and of how many tokens."""
 
 
 @record(eq=False)
@@ -53,8 +55,8 @@ class Asking:
         self.failed = 0
         self.skipped = 0
         """Events that were not asked about, as `at_most` says."""
-        self.local: Callable[[str, str, float], tuple[str, int]] | None = None
-        """Asks a model of this device: its name, the text and the seconds; None: not yet."""
+        self.local: AskLocal | None = None
+        """Asks a model of this device; None: not yet."""
         self._settings = settings
         self._publish = publish
         self._queue = SideBySide(self._carry_out, lambda asked: asked.ask.whom, MOST)
@@ -127,7 +129,8 @@ class Asking:
         if to.model is not None:
             if self.local is None:
                 raise WebError("the agent is starting")
-            return Answer(*self.local(to.model, f"{question.prompt}\n\n{question.facts}", seconds))
+            text = f"{question.prompt}\n\n{question.facts}"
+            return Answer(*self.local(to.model, text, question.picture, seconds))
         servers: Sequence[Server] = self._settings().servers
         server = next((each for each in servers if each.name == to.server), None)
         if server is None:

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from edge_agent.core.errors import ModelError
+from edge_agent.core.text_findings import Generated
 from edge_agent.models.manifest import load
 from tests.helpers.language_model import language_model
+from tests.helpers.small_models import encode_jpeg, plain
 
 pytest.importorskip("openvino_genai")
 
@@ -67,3 +69,23 @@ def test_what_the_plain_network_says_is_golden_on_any_processor(tmp_path: Path) 
     generator = Generator(load(folder), golden=False)
     assert generator.golden is None
     generator.close()
+
+
+def test_a_question_about_an_event_shows_its_picture_to_models_that_see(tmp_path: Path) -> None:
+    """Its picture changes the answer of a vision-language model; another one is not given it."""
+    from edge_agent.answers.own_questions import about
+    from edge_agent.inference.engines.generator import Generator
+
+    def say(model: Generator, picture: bytes | None) -> str:
+        question = about("hello", picture)(model, "generate")
+        found = model.submit(question.data.tobytes(), question.more).result(60).findings
+        assert isinstance(found, Generated)
+        return found.text
+
+    dark, bright = (encode_jpeg(plain(level)) for level in (20, 220))
+    for sees, answers in ((True, 3), (False, 1)):
+        folder = language_model(tmp_path / f"sees-{sees}", sees=sees)
+        model = Generator(load(folder), max_tokens=20)
+        assert len({say(model, picture) for picture in (dark, bright, None)}) == answers
+        model.close()
+        model.join(30)

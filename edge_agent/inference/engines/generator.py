@@ -157,6 +157,11 @@ class Generator:
         except ModelError:
             return False  # none is live: what is loaded goes on
 
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether it is a vision-language model."""
+        return self.folder.network.with_name(VISION).is_file()
+
     def join(self, seconds: float) -> None:
         """Wait until it is unloaded."""
         self._thread.join(seconds)
@@ -168,7 +173,7 @@ class Generator:
         import openvino_genai as genai
 
         body = _checked(data)
-        vision = self.folder.network.with_name(VISION).is_file()
+        vision = self.takes_pictures
         if pictures and not vision:
             raise SampleError(f"image_url: {self.id} takes no pictures")
         defaults = self.folder.network.with_name("generation_config.json")
