@@ -58,7 +58,7 @@ class MqttDoor:
     def _way_back(
         self, number: str | None, message: ReceivedMessage
     ) -> Callable[[dict[str, Any]], None] | None:
-        """Return what publishes an answer; None: there is nowhere to."""
+        """Return a function that publishes the answer, or None if there is nowhere to reply."""
         topic = message.response_topic
         if topic and is_for_replies(topic, self.topics):
             answer = partial(self.client.publish_reply, topic, foreign=True)

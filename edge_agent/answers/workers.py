@@ -15,7 +15,7 @@ class Workers:
     """Threads of one name. Any thread may give them something to do."""
 
     def __init__(self, name: str, threads: ThreadGroup) -> None:
-        """Start nothing; *threads* are who ends with the agent."""
+        """Start no thread yet; they will belong to *threads*, which end with the agent."""
         self._name = name
         self._threads = threads
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()

@@ -357,7 +357,7 @@ class Roller:
         self._returning = now + RETURN_SECONDS + min(MOST_AWAY, now - began)
 
     def _put_again(self) -> None:
-        """Put on the broker what it has lost."""
+        """Put back on the broker whatever it has lost."""
         self._missing = None
         if self._package is not None and not self._package.lies_there():
             self._package.put(lambda _done, _total: None)
@@ -365,7 +365,7 @@ class Roller:
 
 
 def _after(plan: Plan, outcome: Outcome, why: str | None) -> Plan:
-    """Return what follows a wave."""
+    """Return the plan that follows a wave with this outcome."""
     if outcome == "good":
         last = plan.wave + 1 == len(plan.waves)
         return changed(plan, state="done") if last else changed(plan, wave=plan.wave + 1)

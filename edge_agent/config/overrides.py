@@ -196,11 +196,11 @@ class Overrides:
 
     @property
     def unsaved(self) -> bool:
-        """Whether the next start will have other settings than run now."""
+        """Whether the next start would use other settings than those in effect now."""
         return bool(self._configured)
 
     def tried(self, patch: Patch) -> Settings:
-        """Return the settings that a patch would make."""
+        """Return the settings that a patch would produce; nothing is applied."""
         from .configured import overlaid, patched
 
         with self._lock:

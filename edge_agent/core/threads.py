@@ -74,7 +74,7 @@ class ShutdownQueue:
 class ThreadGroup:
     """Threads that end together: the first one to fail is a reason to stop the whole agent.
 
-    systemd restarts a dead daemon, nothing restarts half a live one.
+    systemd restarts a dead daemon, but nothing restarts half of a live one.
     """
 
     def __init__(self, stops: ShutdownQueue, patience: float = 2.0) -> None:

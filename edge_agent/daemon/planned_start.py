@@ -89,7 +89,7 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
 
 
 def _draft(early: Preload, config: str, origins: str, timeline: Timeline) -> Plan | None:
-    """Draft a plan while what every start needs is imported, and begin with it."""
+    """Draft a plan while importing what every start needs, and start loading from it."""
     from .fast_start.drafting import Drafting
 
     start = time.monotonic()

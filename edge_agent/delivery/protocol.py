@@ -32,7 +32,7 @@ Publish = Callable[[str, Mapping[str, Any]], object]
 
 
 class StatusTopic:
-    """Publishes how far a transfer is, for its sender. The publisher adds device, id and time."""
+    """Publishes the progress of a transfer; the publisher adds device, id and time."""
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish

@@ -56,7 +56,7 @@ def read(data: bytes, channels: tuple[str, ...], where: str) -> Usual:
     """Read a `drift.json`.
 
     Raises:
-        ModelError: it is not as it should be.
+        ModelError: it is malformed.
     """
     try:
         return parse(read_json(data), channels)

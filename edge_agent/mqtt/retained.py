@@ -43,7 +43,10 @@ class Retained:
         """Held while the ledger is compared and written."""
 
     def register(self, prefix: str, current: Current) -> None:
-        """Clear the topics below a prefix, with its last slash, once *current* has them no more."""
+        """Own the topics under *prefix*, which ends in a slash.
+
+        Those that *current* no longer lists are cleared.
+        """
         self._prefixes[prefix] = current
 
     def publish(self, topic: str, payload: Mapping[str, Any], *, timestamp: bool = False) -> None:

@@ -110,9 +110,9 @@ class SpoolWriter:
         return self._spool.bytes if self._spool is not None else 0
 
     def tick(self, *, adopt: bool) -> None:
-        """Wake the thread where there is work; called a few times a second, with the lock.
+        """Wake the thread if there is work. Called a few times a second, with the lock held.
 
-        *adopt*: messages of an earlier run are to be published too.
+        *adopt*: also publish messages of an earlier run.
         """
         inflight = self._inflight
         since = inflight.connected_since

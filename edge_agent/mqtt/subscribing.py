@@ -67,9 +67,9 @@ class Subscribing:
         return self._judge()
 
     def passed(self, connection: Connection, seconds: float) -> bool:
-        """Take that a while has passed in which this process ran; return whether a problem is new.
+        """Account for elapsed running time; return whether a new problem has come up.
 
-        Gives up a connection on which no answer comes.
+        Asks again for what was refused, and gives up a connection that does not answer.
         """
         for request in self._requests.values():
             request.seconds += seconds

@@ -242,7 +242,10 @@ class Tracker:
 
 
 def _said(found: Detections, size: tuple[int, int]) -> NDArray[np.float32]:
-    """Return what each detection says of its label: its score, if it can be seen as a whole."""
+    """Return how much each detection says about its label.
+
+    Its score, or a tenth of it where the edge of the frame cuts the box.
+    """
     x1, y1, x2, y2 = found.boxes.T
     width, height = size
     cut = (x1 <= EDGE) | (y1 <= EDGE) | (x2 >= width - EDGE) | (y2 >= height - EDGE)

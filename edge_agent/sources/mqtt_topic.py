@@ -54,7 +54,7 @@ class Payload:
         """Return rows (n, channels), the names of the channels, and the sender's times, ns.
 
         Raises:
-            SampleError: what was expected, what was found.
+            SampleError: the payload is not as expected; says what was expected and found.
         """
         if len(payload) > MAX_BYTES:
             raise SampleError(f"a message of {len(payload)} bytes, expected at most {MAX_BYTES}")

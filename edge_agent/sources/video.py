@@ -184,9 +184,9 @@ class Video:
 
 
 def _upright(picture: Array, frame: Any) -> Array:
-    """Turn and mirror a picture by quarters, as the display matrix of its frame says.
+    """Rotate a picture by multiples of 90° and mirror it, as its display matrix says.
 
-    Of a matrix a, b, _, c, d, …, the point (x, y) is shown at (ax + cy, bx + dy).
+    A matrix (a, b, _, c, d, …) shows the point (x, y) at (ax + cy, bx + dy).
     """
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:

@@ -112,7 +112,7 @@ class Page:
         return Reader(self._broker, self._site.filters(name), self._site.take)
 
     def _do(self, viewer: Viewer, asked: dict[str, Any]) -> None:
-        """Carry out what a browser asks for, or say why not as a device would."""
+        """Carry out a browser's request, or refuse it the way a device would."""
         read_only = "this page is read-only: start it with --operate"
         error = read_only if self._operator is None else self._operator.command(asked)
         if error:

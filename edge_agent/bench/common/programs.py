@@ -143,7 +143,7 @@ class Program:
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Suspend the program for a while: it uses no processor time, and continues afterward."""
+        """Suspend the program inside the `with` block; it continues afterward."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             yield

@@ -123,7 +123,7 @@ class Installation:
 
 
 def new() -> Installation:
-    """Name an installation of this version; nothing is made."""
+    """Return a new installation of this version: named, not created."""
     return Installation(HOME / f"{__version__}-{time.strftime('%Y%m%d%H%M%S')}")
 
 

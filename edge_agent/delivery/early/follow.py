@@ -31,7 +31,7 @@ LEAST_NETWORK = 2**20
 
 @dataclass(slots=True, eq=False)
 class Followed:
-    """What was found."""
+    """The result of running a model while it arrives."""
 
     why: str = ""
     """Why it could not run; empty: it could."""

@@ -216,7 +216,7 @@ class StagedNetwork:
     """
 
     def __init__(self, data: GrowingFile, file: OnnxFile, choice: EngineChoice) -> None:
-        """Wait for the graph of *file*, of which nothing has been read."""
+        """Read the graph of *file* as it arrives; nothing of it may have been read before."""
         self._data = data
         self._file = file
         self._nodes = file.nodes()

@@ -4,7 +4,7 @@ The marks in the models' pointers say what was on its way. At an orderly end the
 that the candidates are not blamed for it. After a crash or a hang a version on probation is taken
 for the cause, unless another model is known to be; after a kill or a power cut it is not. A
 candidate during whose trial or probation the agent has ended too often is given up all the same.
-Transfers are resumed by `receive.offers`.
+Transfers are resumed by `receive.router`.
 """
 
 from __future__ import annotations

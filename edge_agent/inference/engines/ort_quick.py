@@ -107,10 +107,10 @@ class QuickLoad:
         )
 
     def engine(self, fix_shapes: FixShapes) -> OrtEngine:
-        """Make an engine of the session; its weights lie in what has been read of the file.
+        """Turn the session into an engine; its weights stay in the bytes read from the file.
 
         Raises:
-            EngineError: an input stays open.
+            EngineError: the shape of an input is still open.
             ModelError: the inputs are larger than this device has memory for.
         """
         from .ort import OrtEngine, specs

@@ -213,7 +213,7 @@ class WeightCheck:
 
 
 def check_weights(weights: MappedWeights, ranges: Sequence[tuple[int, int, str]]) -> None:
-    """Check ranges of the weights: first byte, the one after the last, and checksum of each.
+    """Check ranges of the weights against their checksums: (first byte, end, checksum) of each.
 
     Raises:
         ArtifactError: one is damaged, or cannot be read.

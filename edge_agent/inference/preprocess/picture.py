@@ -257,7 +257,7 @@ _TOP_BIT = 0x80
 
 
 class Tables:
-    """The tables of a network's channels, and the cheapest way to apply them."""
+    """Lookup tables from pixel levels to network input, by channel, applied the cheapest way."""
 
     __slots__ = ("_flip", "_whole", "gentle", "same", "values")
 

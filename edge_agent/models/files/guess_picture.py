@@ -102,7 +102,7 @@ def detector(
 
 
 def _inside(facts: NetworkFacts) -> list[str]:
-    """Name what an IR's converter has put into it of what is done to pixels."""
+    """List the pixel preprocessing that the converter built into an IR."""
     return [key for key in PUT_INSIDE if _said_of(facts, key) not in _NOT_PUT]
 
 

@@ -348,9 +348,9 @@ def interrupted_transfers(store: Store) -> dict[str, Front]:
 
 
 def other_transfers(store: Store, transfer: str) -> Iterator[Source]:
-    """Iterate over the other transfers, as sources of blocks.
+    """Yield the other interrupted transfers as sources of blocks.
 
-    The same files packed again are another package, but the same blocks.
+    Packing the same files again makes another package with the same blocks.
     """
     for other, front in interrupted_transfers(store).items():
         if other == transfer:
