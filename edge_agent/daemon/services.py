@@ -1,7 +1,7 @@
 """The composition root of everything beside the frames: what each part is made of.
 
 Built from the bottom up: each part gets all it needs in its constructor. A new background service
-is one more entry of `services`.
+is one more entry of `Services` in `compose`.
 """
 
 from __future__ import annotations

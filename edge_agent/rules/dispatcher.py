@@ -26,8 +26,8 @@ from .actions import MESSAGES, Actions
 from .asking import Asking
 from .engines import CombinedRules, RuleEngines
 from .event import Event, Holds, always, payload
+from .evidence import Clips, Evidence, render
 from .journal import Entry, Journal, Payload
-from .pictures import Clips, Evidence, render
 from .totals import TotalsFile
 
 log = logging.getLogger(__name__)

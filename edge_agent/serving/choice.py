@@ -1,4 +1,4 @@
-"""Which engine a model is loaded on, and how: decided here, and nowhere else; nothing is loaded.
+"""Which engine a model is loaded on, and how: decided here; nothing is loaded.
 
 Goes by the model's files, the device's profile and hardware, the memory that models may take, what
 a tune has measured, and the ledger of what is known of models on engines.

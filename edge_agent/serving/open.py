@@ -1,4 +1,4 @@
-"""Loads a model in one of the ways that `choice` knows; every engine that serves comes from here.
+"""Loads a model in one of the ways that `choice` knows.
 
 Imported before NumPy and the engines are: what a way needs is imported on that way.
 """

@@ -94,7 +94,7 @@ class _Folder:
 
     def kept(self, pipeline: str | None, since: float) -> list[dict[str, Any]]:
         """Return what is kept, the latest first."""
-        from ...rules.pictures import Evidence
+        from ...rules.evidence import Evidence
 
         return Evidence(self._folder).list(pipeline=pipeline, since=since)
 

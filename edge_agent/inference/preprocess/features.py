@@ -4,7 +4,7 @@ By the conventions of the code that models are trained with. `hann` and `hamming
 periodic, as TensorFlow, librosa and torchaudio have them; `povey` means Kaldi's way of taking a
 frame: symmetric window, mean removed and pre-emphasis within each frame. `mel = "htk"` has
 triangles that are straight in mel (HTK, Kaldi, TensorFlow), `"slaney"` such that are straight in
-hertz and have the same area (librosa).
+hertz and have the same area (librosa). Edge Impulse's features are in `edge_impulse`.
 """
 
 from __future__ import annotations

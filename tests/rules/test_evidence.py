@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.config.settings import Evidence as EvidenceSettings
-from edge_agent.rules.pictures import Evidence
+from edge_agent.rules.evidence import Evidence
 from tests.helpers.rule_engines import dispatcher_without_broker
 
 PICTURE = bytes(200_000)
