@@ -71,7 +71,7 @@ class _Asked:
     route: str
     """As a pipeline's `model`: all of the settings, or one version of it."""
     of: str
-    """What the settings have."""
+    """The model or route as the settings name it."""
     kind: Kind = "picture"
     queue: RequestQueue[Model] | Generator | None = None
     problem: AgentError | None = None
@@ -79,7 +79,7 @@ class _Asked:
     latest: Model | None = None
     """That served last; it says what is taken, even closed."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    """What is to be done once it is open, or cannot be; not empty: it is being opened."""
+    """Callbacks for when it is open or has failed to open; while any are listed, it is opening."""
 
 
 class Answers:
@@ -220,7 +220,7 @@ class Answers:
         return future
 
     def _when_open(self, model: str, version: str | None, work: Callable[[_Asked], None]) -> None:
-        """Have a worker do something once the model is there, or cannot be."""
+        """Have a worker do something once the model is loaded, or has failed to load."""
         with self._lock:
             of = self._routes().get(model, model)
             # A version of several has a queue of its own; what is live is asked like all.
@@ -355,7 +355,7 @@ class Answers:
             ticket.held = size
 
     def _take(self, ticket: Ticket, question: Question, asked: _Asked) -> None:
-        """Take the answers of the lanes."""
+        """Join the outcomes of the lanes into the answer to a question."""
         if not ticket.inner:
             return  # given up meanwhile
         try:
@@ -382,7 +382,7 @@ class Answers:
             self._settle(ticket, Answer(sample, outcome, question.warnings))
 
     def _settle(self, ticket: Ticket, found: Answer | AgentError) -> None:
-        """Give a question its answer, or the reason why there is none; the first one counts."""
+        """Settle a question with its answer or its error; only the first one counts."""
         with self._lock:
             if ticket not in self._open:
                 return
@@ -408,7 +408,7 @@ class Answers:
     # All questions
 
     def tick(self) -> None:
-        """Give up what has taken too long; called every second or so."""
+        """Give up questions that have taken too long; called every second or so."""
         late = self._clock() - ANSWER_SECONDS
         with self._lock:
             old = [ticket for ticket in self._open if max(ticket.since, ticket.heard) < late]
@@ -425,7 +425,7 @@ class Answers:
             self.give_up(ticket, RefusedError(f"no answer within {ANSWER_SECONDS:.0f} s", 1.0))
 
     def drain(self) -> None:
-        """Take no more questions, and wait until those under way are answered."""
+        """Stop taking questions, and wait until those under way are answered."""
         with self._lock:
             self.ready = False
             left = list(self._open)

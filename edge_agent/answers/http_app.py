@@ -1,4 +1,4 @@
-"""What is answered over HTTP: `/predict`, KServe v2, OpenAI's API, `/metrics`."""
+"""The HTTP endpoints: `/predict`, KServe v2, OpenAI's API, `/metrics`."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ class _Site:
         return JSONResponse(found[name])
 
     def _speaking(self) -> dict[str, dict[str, Any]]:
-        """Return the models that are asked with texts, as they are listed."""
+        """Return the live models that take text, as entries of a model list."""
         found = {}
         for name in self._answers.names:
             with suppress(ModelError):  # nothing of it is live; health says so
@@ -289,7 +289,7 @@ async def _kept(request: Request, wanted: asyncio.Future[T]) -> T:
 
 
 def _response(ticket: Ticket, encode: Callable[[Answer], Response]) -> Future[Response]:
-    """Return what gets the response once there is an answer."""
+    """Return a future that gets the response once the ticket has its answer."""
     response: Future[Response] = Future()
     ticket.future.add_done_callback(lambda done: _encoded(done, encode, response))
     return response
@@ -311,7 +311,7 @@ def _encoded(
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """Read a body, as long as it is not too large."""
+    """Read the body of a request, up to *most* bytes."""
     parts: list[bytes] = []
     left = most
     async for part in request.stream():
@@ -351,7 +351,7 @@ async def _refused(request: Request, problem: HTTPException) -> Response:
 
 
 async def _failed(request: Request, problem: AgentError) -> Response:
-    """Answer with what is wrong."""
+    """Turn an error into a response: status, headers and text."""
     more: dict[str, Any] = {}
     headers: dict[str, str] = {}
     match problem:

@@ -105,7 +105,7 @@ def bind(endpoint: Endpoint) -> socket.socket:
 
 
 def missing(library: str) -> str:
-    """Return that a library of the extra is not installed, and how to mend it."""
+    """Return the message that a library of the extra is missing, and how to install it."""
     return (
         f"http.listen: needs {library}; install it with: "
         f"{sys.executable} -m pip install starlette uvicorn httptools"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def submit_parts(
     queue: RequestQueue[Model], question: Question, full: RefusedError
 ) -> list[Future[Outcome]]:
-    """Give the lanes all parts of a question."""
+    """Submit all parts of a question to the lanes."""
     inner: list[Future[Outcome]] = []
     try:
         for data, tensors in question.parts():

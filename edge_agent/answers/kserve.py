@@ -37,7 +37,7 @@ MOST_ROWS = 256
 
 
 def metadata(name: str, versions: list[str], model: Model) -> dict[str, Any]:
-    """Return what the protocol has to say of a model."""
+    """Return a model's metadata as the protocol defines it."""
     given = model.manifest.input.given
     return {
         "name": name,
@@ -61,11 +61,11 @@ class Inference:
     """One request to `…/infer`."""
 
     def __init__(self, body: bytes, head: str | None) -> None:
-        """Take it as it came.
+        """Keep the body unparsed.
 
         Args:
-            body: JSON, and behind it the binary tensors.
-            head: how many bytes of it are JSON, as the header says; None: all.
+            body: JSON, followed by the binary tensors.
+            head: how many bytes of it are JSON, according to the header; None: all.
         """
         self._body = body
         self._head = head

@@ -33,7 +33,7 @@ class MqttDoor:
     topics: Topics
 
     def message(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
-        """Take a message below `in/infer`; False: it is acknowledged at once."""
+        """Handle a message below `in/infer`; returns False if it can be acknowledged at once."""
         model, *more = levels
         if len(more) > 1 or not all(map(is_name, more)):
             raise MalformedError(f"expected in/infer/<model>[/<id>], the id a name ({NAME_RULE})")

@@ -22,7 +22,7 @@ from .question import Question, read_question
 from .ticket import Answer
 
 Piece = tuple[str, str] | Future[Answer]
-"""Of an answer: the model and what it says next; at the end all of it, or why there is none."""
+"""A piece of an answer: the model and its next text; at the end the whole answer or its error."""
 
 IDLE = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -60,7 +60,7 @@ def error(status: int, text: str, **more: Any) -> dict[str, Any]:
 
 
 def listed(name: str, folder: ModelFolder) -> dict[str, Any]:
-    """Return what /v1/models says of a model."""
+    """Return a model's entry in the list of /v1/models."""
     created = int(folder.network.stat().st_mtime)
     return {"id": name, "object": "model", "created": created, "owned_by": "edge-agent"}
 
@@ -75,10 +75,10 @@ class TextRequest:
     """A request to one of the three paths, which end in `chat/completions` and so on."""
 
     def __init__(self, path: str, body: bytes) -> None:
-        """Parse it, as far as can be without its model.
+        """Parse the request as far as possible without its model.
 
         Raises:
-            SampleError: it makes no sense, or asks for what is not supported.
+            SampleError: it is malformed, or asks for something that is not supported.
         """
         try:
             found = read_json(body)
@@ -203,7 +203,7 @@ class TextRequest:
         return self._path == "chat/completions"
 
     def _head(self, model: str) -> dict[str, Any]:
-        """Return what an answer begins with, and all chunks of it."""
+        """Return the fields that an answer and each of its chunks begin with."""
         kind = "chat.completion.chunk" if self.stream else "chat.completion"
         return {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}",

@@ -36,7 +36,7 @@ def generate(
 
 
 def about(text: str, picture: bytes | None) -> Callable[[Any, Kind], Question]:
-    """Return what makes the question, with the JPEG *picture* where the model takes some."""
+    """Return a parser for the question, with the JPEG *picture* if the model takes pictures."""
 
     def parse(model: Any, kind: Kind) -> Question:
         content: Any = text

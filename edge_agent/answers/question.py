@@ -1,4 +1,4 @@
-"""What somebody asks a model: a picture, readings, or the network's own inputs, out of bytes."""
+"""Parses questions to models: a picture, readings, or raw inputs of the network, from bytes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Question:
     tensors: Tensors | None = None
     """Inputs of the network by name."""
     raw: bool = False
-    """The network's outputs are wanted as they are."""
+    """The network's raw outputs are wanted."""
     warnings: tuple[str, ...] = ()
-    """What of it was not used."""
+    """Parts of the question that were not used."""
     more: tuple[Array, ...] = ()
     """Further texts; pictures that a text is about."""
     rows: int = 1
@@ -84,7 +84,7 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
 
 
 def _in_words(payload: bytes, body: Any) -> Question:
-    """Take the pictures out of messages; where they were, the text has their tags."""
+    """Extract the pictures from chat messages, leaving tags in the text where they stood."""
     messages = body.get("messages") if isinstance(body, dict) else None
     pictures: list[Array] = []
     for message in messages if isinstance(messages, list) else ():
@@ -136,12 +136,12 @@ def _tensors(given: Any, inputs: tuple[TensorSpec, ...]) -> dict[str, Array]:
 
 
 def to_array(value: Any, spec: TensorSpec, shape: tuple[int, ...] | None = None) -> Array:
-    """Return numbers of JSON as an array for an input; a batch axis of one may be left out.
+    """Convert numbers from JSON to an array for an input; a batch axis of one may be left out.
 
     Args:
         value: nested lists.
         spec: of the input.
-        shape: what the sender says the shape is, of lists that may be flat; None: as they are.
+        shape: the shape that the sender states, for lists that may be flat; None: the lists' own.
     """
     try:
         found = np.asarray(value)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @record
 class Answer:
-    """What a model has found."""
+    """A model's answer to a question."""
 
     sample: Sample
     outcome: Outcome
@@ -26,11 +26,11 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A question that was admitted; `future` gets its answer, or the reason why there is none."""
+    """An admitted question; `future` gets its answer, or the error instead of one."""
 
     model: str
     version: str | None
-    """The only one that may answer; None: whichever serves."""
+    """The only version that may answer; None: whichever serves."""
     since: float
     future: Future[Answer] = field(default_factory=Future)
     inner: tuple[Future[Outcome], ...] = ()
@@ -38,13 +38,13 @@ class Ticket:
     held: int = 0
     """Bytes of its arrays."""
     tell: Callable[[str, str], None] | None = None
-    """Gets the model and each piece of what it says, in the model's thread; must not raise."""
+    """Gets the model and each piece of its text, in the model's thread; must not raise."""
     heard: float = 0.0
     """When the last piece came."""
 
 
 def ask_payload(payload: bytes) -> Callable[[Model, Kind], Question]:
-    """Return what parses a question that has come whole."""
+    """Return a parser for a question whose payload has arrived whole."""
 
     def parse(model: Model, kind: Kind) -> Question:
         from .question import read_question

@@ -17,7 +17,7 @@ _mapped_from: int | None = None
 
 
 def trim_memory() -> None:
-    """Return what this process has freed, and does not use at the moment, to the system."""
+    """Return memory that this process has freed and is not using to the system."""
     if libc := _gnu_library():
         libc.malloc_trim(0)
 
@@ -32,7 +32,7 @@ def return_large_blocks() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return what this process frees to the system at once, now and from now on.
+    """Return freed memory of this process to the system at once, now and from now on.
 
     glibc keeps ever larger blocks for the next use. A network that runs in parts asks for a block
     of another size with every layer: 72 of 108 MB were kept so and not in use (ViT-B/16 FP32 in 34

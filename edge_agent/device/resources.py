@@ -119,7 +119,7 @@ def adds_bytes_exactly() -> bool:
 
 
 def read(path: Path) -> bytes:
-    """Read a small file of the kernel's; empty where there is none or it cannot be read."""
+    """Read a small kernel file; returns b"" if it is missing or unreadable."""
     try:
         return path.read_bytes()
     except OSError:
@@ -133,7 +133,7 @@ def text(path: Path) -> str:
 
 
 def entries(folder: Path, pattern: str) -> list[Path]:
-    """List what is in a folder of the kernel's by pattern; nothing where it cannot be read."""
+    """List the entries of a kernel folder that match a pattern; empty if it is unreadable."""
     try:
         return sorted(folder.glob(pattern))
     except OSError:

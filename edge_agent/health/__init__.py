@@ -1,1 +1,1 @@
-"""What is measured and reported of the running agent."""
+"""Measurements and reports of the running agent."""

@@ -121,7 +121,7 @@ class _Machine:
             return 0
 
     def problems(self) -> list[str]:
-        """Return what is too hot or too full."""
+        """Return a line for each part that is too hot or too full."""
         return [
             *self._thermometer.read().problems(),
             *pressure.memory_problems(self._root),
@@ -264,7 +264,7 @@ class Health:
     def _pipeline(
         self, pipeline: Pipeline, account: Account, state: str | None, published: int, lost: int
     ) -> dict[str, Any]:
-        """Return what is known of one pipeline."""
+        """Return the figures of one pipeline."""
         made: dict[str, Any] = {
             "fps": self._rates.fps(pipeline, account.inferred),
             "captured": account.captured,
@@ -287,7 +287,7 @@ class Health:
         return made
 
     def _models(self) -> dict[str, Any]:
-        """Return what each model that serves has done, by its id."""
+        """Return the counts and timings of each model that serves, by its id."""
         models = {id(s.model): s.model for s in self._servings() if s.model is not None}
         return {
             model.id: {

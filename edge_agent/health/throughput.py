@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from ..runtime.scheduler.board import Account
 
 WINDOW_SECONDS = 5.0
-"""What is compared; longer where health is published less often."""
+"""Length of the window compared; longer where health is published less often."""
 FEWEST = 20
 """Frames on offer within the window; below, a pause of one frame would look like starvation."""
 SHARE = 0.2

@@ -58,7 +58,7 @@ _Event = tuple[
 
 @record
 class Counters:
-    """What health publishes of the client."""
+    """The client's counters that health publishes."""
 
     connected: bool
     reconnects: int
@@ -256,7 +256,7 @@ class Client:
                 self._subscribing.ask(self._outbox.connection, topics, own=True)
 
     def leave(self, topics: list[str]) -> None:
-        """Unsubscribe from what `filters` does not return any more."""
+        """Unsubscribe from topics that `filters` no longer returns."""
         with self._lock:
             for topic in topics:
                 self._subscribing.leave(topic)
@@ -367,7 +367,7 @@ class Client:
         log.warning("broker: %s", problem, extra=self._answer())
 
     def _answer(self) -> Mapping[str, bool] | None:
-        """Mark the first log line after a change of settings, be it the same as before."""
+        """Mark the first log line after a change of settings, even if it repeats the last one."""
         changed, self._settings_changed = self._settings_changed, False
         return ANSWER if changed else None
 

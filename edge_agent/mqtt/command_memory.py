@@ -39,7 +39,7 @@ SLACK = 64
 
 @record
 class Repeatable:
-    """What a command with `id` and `time` is remembered by."""
+    """The identity of a command that has `id` and `time`."""
 
     id: str
     sent: float
@@ -58,7 +58,7 @@ class CommandMemory:
         credible: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Read what the last run has left.
+        """Read the commands that the last run remembered.
 
         Until the clock is *credible*, the age of a command cannot be judged: none is refused, and
         none is forgotten before there are MOST.

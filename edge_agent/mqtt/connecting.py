@@ -1,4 +1,4 @@
-"""How a connection comes about: to which address, with which version of MQTT and last will.
+"""Makes connections: to which address, with which version of MQTT and last will.
 
 And one after the other: when to try again, and why a connection was lost. Knows nothing of what is
 published.
@@ -117,7 +117,7 @@ def _unreachable(broker: Broker, problem: BaseException) -> BrokerError:
 
 @record
 class _Attempt:
-    """What is the same for all addresses, versions and wills that `connect` tries."""
+    """The inputs shared by all addresses, versions and wills that `connect` tries."""
 
     broker: Broker
     client_id: str
@@ -244,7 +244,7 @@ SHORT_LIVED = 3
 
 
 class Reconnect:
-    """Iterates over connections, as long as they are wanted. Iterated by one thread."""
+    """Iterates over connections for as long as they are wanted; used by one thread."""
 
     def __init__(
         self,

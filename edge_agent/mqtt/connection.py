@@ -62,7 +62,7 @@ def parse_object(payload: bytes) -> dict[str, Any] | None:
 
 @record
 class Abilities:
-    """What a broker can; everything is published with no more than that."""
+    """The broker's abilities; nothing is published beyond them."""
 
     qos: int = 1
     """Highest quality of service that it takes, 0 or 1."""
@@ -70,7 +70,7 @@ class Abilities:
     """Whether it keeps retained messages."""
 
     def limits(self) -> list[str]:
-        """Return what it cannot, what follows from that, and the mend."""
+        """Return a line for each missing ability: its consequence, and the fix."""
         limits = []
         if self.qos == 0:
             limits.append(
@@ -200,9 +200,9 @@ class Connection:
         self._client.on_publish = self._on_publish if wanted and not self._closed else None
 
     def subscribe(self, filters: list[str], *, as_published: bool = False) -> int | None:
-        """Subscribe at QoS 1; return the message id, or None where the connection has ended.
+        """Subscribe at QoS 1; return the message id, or None if the connection has ended.
 
-        *as_published* keeps the retain flag of messages that are delivered as they are published
+        *as_published* keeps the retain flag of messages that are delivered as soon as published
         (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
         """
         if not filters:

@@ -1,6 +1,6 @@
-"""Explains, with the mend, why a broker refuses a connection or a message.
+"""Explains why a broker refuses a connection or a message, and how to fix it.
 
-Imported only when one does.
+Imported only when a broker does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def username_of(broker: Broker) -> str | None:
 
 
 def connack_hint(code: int, broker: Broker) -> str:
-    """Return what to check after a negative CONNACK; begins with punctuation, empty for none."""
+    """Return a hint after a negative CONNACK, starting with punctuation, or "" if there is none."""
     if code not in {NOT_AUTHORIZED, BAD_PASSWORD}:
         return ""
     user = username_of(broker)
@@ -35,7 +35,7 @@ def connack_hint(code: int, broker: Broker) -> str:
 
 
 def hang_up_hint(broker: Broker) -> str:
-    """Return what to check after a close without CONNACK; begins with punctuation or is empty."""
+    """Return a hint after a close without CONNACK, starting with punctuation, or ""."""
     if not broker.address.tls:
         return ""
     if broker.cert_file is None:

@@ -59,10 +59,10 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
         item.ack()
 
     def get(self, block: bool = True, timeout: float | None = None) -> ReceivedMessage | None:
-        """Take the next message.
+        """Return the next message.
 
         Raises:
-            queue.Empty: there is none within *timeout*.
+            queue.Empty: none came within *timeout*.
         """
         item = super().get(block, timeout)
         if item is not None:

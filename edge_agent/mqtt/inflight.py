@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROOM = 1000
 ROOM_BYTES = 16 * 2**20
-"""What may wait in memory, and as much again be in flight; without a disk that is all there is."""
+"""Room for messages waiting in memory, and again for those in flight; all there is without disk."""
 OVERDUE = 0.25
 """Seconds after which an acknowledgment is overdue: until then it costs the disk nothing."""
 
@@ -118,7 +118,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         self.finished_rows: list[int] = []
         """Rows of which every message is done: to be removed from disk."""
         self.batches: dict[int, Batch] = {}
-        """What is on disk, by its row's id, oldest first."""
+        """Batches on disk, by the id of their row, oldest first."""
         self.loaded: deque[InflightMessage] = deque()
         """Read from disk, next to be published."""
         self.connected_since: float | None = None
@@ -186,7 +186,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
             entry.message.replayed = True
 
     def take(self) -> InflightMessage | None:
-        """Remove and return the oldest that waits; None where there is none, or not yet in memory.
+        """Remove and return the oldest waiting message, or None if there is none in memory.
 
         `sent` or `drop` must follow.
         """
@@ -258,7 +258,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
     # For the spool writer
 
     def unsaved(self) -> list[InflightMessage]:
-        """Return what is in memory only, in the order of publishing."""
+        """Return the messages that are in memory only, in the order of publishing."""
         unsaved = [entry for entry in self._sent.values() if entry.batch is None]
         return sorted([*unsaved, *self._waiting], key=lambda entry: entry.number)
 

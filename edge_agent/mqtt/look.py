@@ -1,6 +1,6 @@
-"""What a device's topics say of it, judged: ok, degraded, offline or unknown, and why.
+"""Judges a device by its topics: ok, degraded, offline or unknown, and why.
 
-Payloads are taken as they are; whoever shows them must expect any JSON in them.
+Payloads are taken unchecked; whoever shows them must expect any JSON in them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MISSED = 3
 
 
 class Said(NamedTuple):
-    """What a device has left on its retained topics."""
+    """The content of a device's retained topics."""
 
     device: str
     status: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Said(NamedTuple):
 
 @dataclass
 class PipelineLook:
-    """What is known of a pipeline."""
+    """The state of a pipeline."""
 
     source: str
     """opening, running, lost, ended …"""
@@ -46,7 +46,7 @@ class PipelineLook:
     inferred: int | None = None
     """Frames since it began."""
     model: str | None = None
-    """What serves: "face@3 on openvino:CPU"; or, where nothing does, what the settings name."""
+    """The model that serves, "face@3 on openvino:CPU"; or else the one that the settings name."""
     fps: float | None = None
     p99_ms: float | None = None
     learning: float | None = None
@@ -58,7 +58,7 @@ class PipelineLook:
 
 @dataclass
 class DeviceLook:
-    """What is known of a device; `--json` prints it, but for `words`."""
+    """The state of a device; `--json` prints all of it except `words`."""
 
     device: str
     state: str
@@ -66,17 +66,17 @@ class DeviceLook:
     words: str = ""
     """The rest of its line."""
     why: list[str] = field(default_factory=list)
-    """What its latest health says of it, however old."""
+    """Reasons given in its latest health, however old."""
     health_age_s: float | None = None
     pipelines: dict[str, PipelineLook] = field(default_factory=dict)
     lags: list[str] = field(default_factory=list)
-    """What other devices have, or roll-outs want, and it has not."""
+    """Models that other devices have or roll-outs want, and this device lacks."""
     infer: dict[str, int] = field(default_factory=dict)
-    """What others have asked, by its outcome; empty: nobody may."""
+    """Counts of requests by others, by outcome; empty if requests are off."""
 
 
 def look_at(said: Said) -> DeviceLook:
-    """Judge a device by what it has left on its topics."""
+    """Judge a device by its retained topics."""
     health, status = said.health, said.status
     look = DeviceLook(said.device, "unknown", why=texts_in(health.get("why")))
     look.pipelines = dict(_pipelines(said))
@@ -116,7 +116,7 @@ def _is_old(age: float, health: Mapping[str, Any], status: Mapping[str, Any]) ->
 
 
 def _pipelines(said: Said) -> Iterator[tuple[str, PipelineLook]]:
-    """Put together what topics say of each pipeline; the settings' order."""
+    """Combine the topics about each pipeline, in the order of the settings."""
     info, health = said.info, said.health
     figures = table_in(health.get("pipelines"))
     listed = [entry for entry in tables_in(info.get("pipelines")) if entry.get("name")]
@@ -177,7 +177,7 @@ def tables_in(value: object) -> list[dict[str, Any]]:
 
 
 def texts_in(value: object) -> list[str]:
-    """List what is in a list as texts."""
+    """Return the items of a list as texts; empty if *value* is not a list."""
     return [str(each) for each in value] if isinstance(value, list) else []
 
 

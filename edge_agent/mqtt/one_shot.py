@@ -40,7 +40,7 @@ class OneShotClient:
         """Connect and subscribe."""
         self._received: SimpleQueue[ReceivedMessage | _RefusedPublish] = SimpleQueue()
         self._topics: dict[int, str] = {}
-        """By message id of what is in flight. An id is used again after 65535 others."""
+        """Topics in flight by message id. An id is used again after 65535 others."""
         self._broker = broker
         self._filters = list(filters)
         self.refused = ""
@@ -176,7 +176,7 @@ class OneShotClient:
         return explain_publish(self._broker, topic, refused.refusal.code, refused.refusal.reason)
 
     def read(self, topic: str, seconds: float, by: str | None = None) -> bytes | None:
-        """Return what is retained on a topic; None: nothing comes within so long.
+        """Return the retained message of a topic, or None if none arrives in time.
 
         Messages that arrive meanwhile are discarded. *by* is the filter that is subscribed to.
         """

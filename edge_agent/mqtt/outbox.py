@@ -1,4 +1,4 @@
-"""What is to be published: over the present connection, or kept for the next one.
+"""Messages to be published: over the present connection, or kept for the next one.
 
 Retained state is published again over every new connection; results wait or are lost, as the
 delivery of their channel says (`message.Delivery`). Nothing here waits or locks: callers hold the
@@ -36,7 +36,7 @@ OPEN_BARRIERS = 4
 
 @dataclass(slots=True)
 class _Flight:
-    """What the present connection was given, and does not outlive it."""
+    """State of the present connection, which ends with it."""
 
     awaited: set[int] = field(default_factory=set)
     """Message ids of QoS 1 that are not acknowledged."""

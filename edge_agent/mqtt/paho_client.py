@@ -187,7 +187,7 @@ def properties(packet: str, **values: Any) -> Any:
 
 
 def session_options(*, keep: bool) -> dict[str, Any]:
-    """Return what CONNECT of MQTT 5 says of the session; *keep*: it outlives the connection."""
+    """Return the session options of an MQTT 5 CONNECT; *keep*: it outlives the connection."""
     limits = {"ReceiveMaximum": RECEIVE_MAXIMUM if keep else COMMAND_RECEIVE_MAXIMUM}
     if keep:
         limits["SessionExpiryInterval"] = SESSION_EXPIRY
@@ -195,7 +195,7 @@ def session_options(*, keep: bool) -> dict[str, Any]:
 
 
 def as_published(topic: str) -> tuple[str, Any]:
-    """Return a subscription at QoS 1 that keeps the retain flag of what is published."""
+    """Return a subscription at QoS 1 that keeps the retain flag as published."""
     from paho.mqtt.subscribeoptions import SubscribeOptions
 
     return topic, SubscribeOptions(qos=1, retainAsPublished=True)

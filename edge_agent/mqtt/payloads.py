@@ -118,7 +118,7 @@ def _nest(entries: list[dict[str, Any]], then: Mapping[str, Second]) -> None:
 
 
 def _stages(then: Mapping[str, Second], above: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what each stage took, by its name below those above it."""
+    """Yield the costs of each stage, by its name prefixed with the stages above it."""
     for stage, second in then.items():
         yield (
             above + stage,

@@ -1,4 +1,4 @@
-"""Finds out what a broker does with retained messages, which it does not say of itself."""
+"""Finds out how a broker handles retained messages, which it does not announce."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ RETAINED_SECONDS = 5.0
 
 
 def retained_trouble(broker: Broker, topic: str) -> str:
-    """Return what other connections are not given of what is retained; empty: nothing, or unknown.
+    """Return how retained messages are withheld from other connections; empty: not, or unknown.
 
     *topic* is the device's own, below one that tells a wildcard apart.
 
     Raises:
-        BrokerError: it cannot be reached, or refuses the message.
+        BrokerError: the broker cannot be reached, or refuses the message.
     """
     mark = uuid.uuid4().hex.encode()
     with OneShotClient(broker, [topic]) as client:

@@ -53,7 +53,7 @@ class Later:
         self._told: Mapping[str, Any] | AgentError | None = None
 
     def tell(self, outcome: Mapping[str, Any] | AgentError) -> None:
-        """Tell the result, or why there is none."""
+        """Report the result, or the error."""
         self._told = outcome
 
     @property

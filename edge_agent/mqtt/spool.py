@@ -41,7 +41,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Kind(IntEnum):
-    """What gives way when room is short: the lower before the higher."""
+    """Kinds of messages; when room is short, lower ones give way first."""
 
     RESULT = 0
     LOSSLESS = 1
@@ -82,7 +82,7 @@ class Spool:
         self._boot = ""
 
     def exists(self) -> bool:
-        """Whether there is a file: an earlier run leaves one with what it could not deliver."""
+        """Whether the file exists; an earlier run leaves one with messages it could not deliver."""
         return self.path.exists()
 
     def open(self) -> list[Row]:

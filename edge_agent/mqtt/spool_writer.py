@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 MOST = 100_000
 MOST_BYTES = 64 * 2**20
-"""What the file may hold."""
+"""Largest size of the file."""
 TIDY = 1.0
 """Seconds between two writes that only remove what was acknowledged."""
 SYNC = 2.0
@@ -79,10 +79,10 @@ class SpoolWriter:
         most: int = MOST,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Remember what to do; neither file nor thread is there before `wake`.
+        """Note the parameters; `wake` creates the file and the thread.
 
-        *lock* is the client's and guards *inflight*; *most* messages and *most_bytes* may be in the
-        file.
+        *lock* is the client's and guards *inflight*; the file may hold *most* messages and
+        *most_bytes*.
         """
         self.problem: str | None = None
         """Why messages wait in memory only."""
@@ -134,7 +134,7 @@ class SpoolWriter:
             self._thread.start()
 
     def close(self, patience: float = 2.0) -> None:
-        """Write what is in memory only, and end the thread; without the lock."""
+        """Save messages that are in memory only, and end the thread. Called without the lock."""
         with self._lock:
             if self._inflight.unsaved():
                 self.wake()
@@ -277,7 +277,7 @@ class SpoolWriter:
         return True
 
     def _save(self, spool: Spool, due: Iterable[InflightMessage], *, last: bool) -> bool:
-        """Write what is due and remove what is done, in one transaction; return whether written."""
+        """Save due messages and remove finished ones in one transaction; return its success."""
         inflight = self._inflight
         now = time.monotonic()
         rows = list(self._rows(due, now, last=last))
@@ -311,7 +311,7 @@ class SpoolWriter:
     def _rows(
         self, due: Iterable[InflightMessage], now: float, *, last: bool
     ) -> Iterator[RowToWrite]:
-        """Make rows of what the write rate allows, in the order of publishing."""
+        """Make rows from as many due messages as the write rate allows, in publishing order."""
         from .spool import Row, kind_of, pack
 
         file = self._file

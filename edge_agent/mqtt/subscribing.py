@@ -1,4 +1,4 @@
-"""What the broker was asked to deliver, until it has granted it.
+"""Subscriptions that the broker has not granted yet.
 
 Without its grant nothing arrives, and nothing else would show that: results still go out.
 """
@@ -55,7 +55,7 @@ class Subscribing:
         self._refused.pop(topic, None)
 
     def answered(self, mid: int, refusals: tuple[Refusal | None, ...]) -> bool:
-        """Take a SUBACK, with the refusals of its filters; return whether a problem is new."""
+        """Handle a SUBACK and the refusals in it; return whether a new problem has come up."""
         request = self._requests.pop(mid, None)
         if request is None:
             return False

@@ -1,4 +1,4 @@
-"""What the device subscribes to, and who takes what arrives there.
+"""The device's subscriptions, and the handlers of the messages that arrive.
 
 Its own inbox and those of its groups are always there; others register a prefix of their own.
 Readings on topics of others are handed over as they come, past the inbox: that is for
@@ -15,8 +15,8 @@ from .connection import ReceivedMessage
 from .topics import Topics
 
 Handler = Callable[[tuple[str, ...], ReceivedMessage], bool]
-"""Takes a message and the levels of its topic below the prefix; returns whether it will acknowledge
-the message itself, later. Raises MalformedError for what is not expected there."""
+"""Gets a message and the levels of its topic below the prefix; returns whether it will acknowledge
+the message itself, later. Raises MalformedError for an unexpected topic or message."""
 
 
 class Subscriptions:

@@ -8,7 +8,7 @@ from ..core.frozen import record
 
 
 def _named(level: str) -> Callable[[Topics, str], str]:
-    """Return what gives the device's own topic of a name, as of a pipeline."""
+    """Return a method that builds the device's own topic for a name, such as a pipeline's."""
 
     def topic(topics: Topics, name: str) -> str:
         return f"{topics.root}/{topics.device}/{level}/{name}"

@@ -1,1 +1,1 @@
-"""What runs while the agent serves: scheduler, models, pipelines, and the upkeep of models."""
+"""The parts of the serving agent: scheduler, models, pipelines, and the upkeep of models."""

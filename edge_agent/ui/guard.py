@@ -20,7 +20,7 @@ MOST_PASSWORD_BYTES = 1024
 WRONG_SECONDS = 1.0
 """After a wrong password, before the next one is looked at, whoever gives it."""
 OPEN = ("/", "/session", "/login")
-"""What is answered without the password: the page itself, which shows nothing yet."""
+"""Paths answered without the password: the page itself, which shows nothing yet."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "

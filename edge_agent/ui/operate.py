@@ -1,4 +1,4 @@
-"""What the page may change, with `--operate`: commands, and pushes by `edge-agent push`."""
+"""Changes made through the page, with `--operate`: commands, and pushes by `edge-agent push`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Operator:
         return ""
 
     async def push(self, request: Request) -> Response:
-        """Take a model and begin to push it; how that goes is told to who looks at the device."""
+        """Receive a model and start pushing it; browsers watching the device see the progress."""
         device, name = (request.query_params.get(key, "") for key in ("device", "name"))
         kind = PurePath(name).suffix.lower()
         if not is_name(device) or kind not in PUSHED:
@@ -90,7 +90,7 @@ class Operator:
         return PlainTextResponse("it is being sent", 202)
 
     async def kept(self, request: Request) -> Response:
-        """Answer with what a device keeps of events, or with the picture or clip of one."""
+        """Answer with the list of events that a device keeps, or the picture or clip of one."""
         asked = request.query_params
         device, event = asked.get("device", ""), asked.get("event", "")
         suffix, media = SHOWN.get(asked.get("kind", ""), ("", "application/json"))

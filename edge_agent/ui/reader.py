@@ -14,7 +14,7 @@ from ..mqtt.one_shot import OneShotClient
 
 IDLE_SECONDS = 0.5
 ASK_SECONDS = 1.0
-"""Between two questions for what a broker may have left out."""
+"""Interval between requests for retained messages that a broker may have left out."""
 MOST_PAUSE_SECONDS = 5.0
 """Between two attempts to reach the broker."""
 
@@ -53,7 +53,7 @@ class Reader:
         self._closing.set()
 
     def publish(self, topic: str, payload: bytes) -> None:
-        """Publish for who is there now.
+        """Publish to those connected now; nothing is retained.
 
         Raises:
             BrokerError: there is no connection.

@@ -1,4 +1,4 @@
-"""What is known of the fleet while the page is served, and what each browser has yet to be sent.
+"""State of the fleet while the page is served, and the updates still due to each browser.
 
 Messages come from the threads of readers, frames are asked for by the server's thread: one lock
 holds it all. Everything is bounded, whatever is published.
@@ -22,9 +22,9 @@ RETAINED = frozenset(
     {"status", "info", "health", "model", "source", "pipeline", "count", "config", "rollout"}
 )
 LEFT = ("status", "info", "health", "model/+", "source/+")
-"""What a device has retained, as a rule."""
+"""Kinds of topics that a device normally retains."""
 FLEET_KINDS = (*LEFT, "event/+", "picture/+/+", "push/+")
-"""What is read of every device; the rest is read of the one that somebody looks at."""
+"""Kinds of topics read for every device; the others only for a device that is being watched."""
 WATCH_KINDS = (
     *("result/+", "snapshot/+", "count/+", "pipeline/+", "config", "answer/+", "reply/+"),
 )
@@ -55,12 +55,12 @@ Says = list[Any]
 
 @dataclass
 class Device:
-    """What is known of a device."""
+    """Everything known about a device."""
 
     revision: int = 0
-    """Of the page's state, when this device last changed."""
+    """The revision of the page's state when this device last changed."""
     seen: float = 0.0
-    """When it last said something, seconds since 1970."""
+    """When its last message came, seconds since 1970."""
     kept: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     """Its retained topics, by kind and name."""
     events: deque[Says] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
@@ -100,14 +100,14 @@ class Site:
         self._viewers: list[Viewer] = []
 
     def filters(self, device: str | None = None) -> list[str]:
-        """Return what is read of every device, or of the one that is looked at."""
+        """Return the topic filters for every device, or for one that is being watched."""
         kinds = FLEET_KINDS if device is None else WATCH_KINDS
         return [f"{self._root}/{device or '+'}/{kind}" for kind in kinds]
 
     # From the broker
 
     def told(self, problem: str) -> None:
-        """Take what is wrong with the connection; "": nothing."""
+        """Note a problem of the connection; "" means that there is none."""
         with self._lock:
             self._told = (printable(problem)[:MOST_WORDS], time.time())
             self._asked.clear()
@@ -126,7 +126,7 @@ class Site:
         return missing
 
     def take(self, message: ReceivedMessage) -> None:
-        """Take a message of a device."""
+        """Handle a message from a device."""
         name, *levels = message.topic.removeprefix(f"{self._root}/").split("/")
         if not levels or name.startswith("@"):
             return
@@ -197,7 +197,7 @@ class Site:
                     viewer.waiting.append(says)
 
     def say(self, name: str, says: Says) -> None:
-        """Tell who looks at a device how a push of this page goes."""
+        """Tell browsers that watch a device how a push from this page is going."""
         with self._lock:
             if (device := self._devices.get(name)) is not None:
                 device.pushes.append([*says, time.time()])
@@ -223,7 +223,7 @@ class Site:
             self._viewers.remove(viewer)
 
     def watch(self, viewer: Viewer, name: str | None) -> None:
-        """Let a browser see one device: all that is known of it, and then what it says."""
+        """Show a device to a browser: everything known about it now, then its messages."""
         with self._lock:
             viewer.device = name
             viewer.latest.clear()
@@ -247,7 +247,7 @@ class Site:
             return self._pictures.get((name, kind, about))
 
     def frame(self, viewer: Viewer) -> dict[str, Any]:
-        """Return what a browser has not been sent yet; empty: nothing."""
+        """Return the updates that a browser has not been sent yet, or an empty dict."""
         with self._lock:
             if time.monotonic() - self._judged > JUDGE_SECONDS:
                 self._judge_again()

@@ -140,7 +140,7 @@ def _smaller(gray: NDArray[np.float32], by: int) -> NDArray[np.float32]:
 
 
 def _curvature(gray: NDArray[np.float32]) -> float:
-    """Return what 1 % of the second differences exceed."""
+    """Return the 99th percentile of the absolute second differences."""
     found = np.abs(cv2.Laplacian(gray, cv2.CV_32F)).ravel()
     rank = found.size - 1 - found.size // 100
     return float(np.partition(found, rank)[rank])

@@ -67,7 +67,7 @@ class Attempt:
 
 
 class MisfitError(SourceError):
-    """What the source gives does not fit the model: opening it again would not help."""
+    """The source's data does not fit the model: opening it again would not help."""
 
 
 class Capture:
@@ -107,9 +107,9 @@ class Capture:
             alone="" if settings.share else settings.name,
         )
         self.counts: Counts | None = None
-        """What has come of a live signal."""
+        """Counters of a live signal."""
         self._misfit = False
-        """What the source gave last did not fit: it runs again when something does."""
+        """The last data of the source did not fit; the state is "running" again when some fits."""
         self._attempt: Attempt | None = None
 
     def apply(self, settings: PipelineSettings) -> None:
@@ -305,7 +305,7 @@ class Capture:
 
 
 def masks_of(settings: PipelineSettings) -> Masks | None:
-    """Return what blackens the areas of a picture; None: nothing does."""
+    """Return the masks that black out areas of a picture, or None if there are none."""
     if not settings.masks:
         return None
     from .masks import Masks
@@ -373,7 +373,7 @@ class Pictures:
 
     @property
     def camera(self) -> str | None:
-        """What is wrong with the camera; empty: nothing; None: it is not known."""
+        """The camera's trouble; empty if there is none, None if it is not known."""
         return self._watch.trouble if self.watched and self._watch is not None else None
 
     def _look(self, reading: Reading) -> bool:
@@ -412,7 +412,7 @@ class Pictures:
 
 
 class Windows:
-    """Cuts a signal into what the pipeline's model takes; a new model may take other windows."""
+    """Cuts a signal into windows for the pipeline's model; a new model may take other windows."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -464,7 +464,7 @@ class Windows:
         return capture.board.put(capture.queue, window.sample)
 
     def _misfit(self, model: Model, problem: ModelError) -> AgentError:
-        """Return what a reading that does not fit means: a live source may give another one."""
+        """Return the error for a reading that does not fit; a live source may still recover."""
         text = f"{model.id} does not fit this source: {problem}"
         return SampleError(text) if self._capture.spec.live else MisfitError(text)
 

@@ -143,7 +143,7 @@ def find_pipeline(runner: Runner, name: str) -> Pipeline:
     """Find the pipeline that a request names.
 
     Raises:
-        RequestError: there is none of this name.
+        RequestError: no pipeline has this name.
     """
     pipelines = runner.pipelines
     if name not in pipelines:
@@ -162,7 +162,7 @@ def _thresholds(request: Set) -> list[tuple[str, float]]:
 
 
 def states(pipeline: Pipeline) -> dict[str, Any]:
-    """Return what can be set of a pipeline, as it holds; JSON."""
+    """Return the settable properties of a pipeline with their current values, for JSON."""
     settings = pipeline.settings
     return {
         "enabled": settings.enabled,

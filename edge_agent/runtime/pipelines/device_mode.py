@@ -21,13 +21,13 @@ class DeviceMode:
     """Any thread may read it."""
 
     def __init__(self, state: Path | None) -> None:
-        """Read what was set before when it is first asked for; *state* None: nothing is kept."""
+        """Set up the mode, which is read on first use; with *state* None, nothing is kept."""
         self._file = None if state is None else StateFile(state / "mode.json", "the device's mode")
         self._known: tuple[str | None] | None = None
 
     @property
     def current(self) -> str | None:
-        """The mode; None: there is none."""
+        """The mode, or None if none is set."""
         known = self._known
         if known is None:
             found = None if self._file is None else self._file.read(_checked)
@@ -39,10 +39,10 @@ class DeviceMode:
         return self.current is not None or bool(modes_of(settings))
 
     def set_bare(self, key: str, payload: bytes) -> None:
-        """Take a bare value, as phones and switches send it; `null` takes back what was set.
+        """Set the mode from a bare value, as phones and switches send it; `null` clears it.
 
         Raises:
-            RequestError: it is no mode.
+            RequestError: the value is not a mode.
         """
         if key != "mode":
             raise RequestError(f"{shown(key)} cannot be set of {DEVICE}; what can: mode")

@@ -76,7 +76,7 @@ def jpeg(picture: Array, quality: int = 80) -> bytes:
 
 
 def shrunk(picture: Array, width: int) -> Array:
-    """Return a picture no wider than this many pixels, in its proportions; 0: as it is."""
+    """Shrink a picture to at most *width* pixels, keeping its proportions; 0: leave it alone."""
     if not 0 < width < picture.shape[1]:
         return picture
     height = max(1, round(picture.shape[0] * width / picture.shape[1]))

@@ -1,4 +1,4 @@
-"""How far the inputs and scores of a pipeline's model are from what is usual.
+"""Measures how far the inputs and scores of a pipeline's model are from the usual.
 
 Usual is what the model's folder says, or else what the first results of a version were like, which
 is kept in the state folder. Called with the results of a pipeline in the order of capture, by one
@@ -57,7 +57,7 @@ class Drift:
         self._learn = 1
 
     def follow(self, model: Model, sample: Sample, found: Findings, limit: float) -> None:
-        """Take a result, before anything is decided over several; *limit*: its lowest score."""
+        """Add a result, before any decision over several windows; *limit* is its lowest score."""
         if self._model is None:
             # The first result is on its way: nothing more is imported for it.
             self._model = ""
@@ -82,7 +82,7 @@ class Drift:
             self._scores.clear()
 
     def report(self) -> dict[str, Any] | None:
-        """Return what health says of it, or None if nothing has come yet."""
+        """Return the drift as health reports it, or None if there is nothing to report yet."""
         learner, usual = self._learner, self._usual
         if learner is not None:
             return {"against": "learned", "learning": round(min(1, len(learner) / self._learn), 3)}
@@ -112,7 +112,7 @@ class Drift:
         self._learn = model.manifest.output.learn
 
     def _take(self, model: Model, *, picture: bool) -> None:
-        """Learn from what has been gathered, or compare it with what is usual."""
+        """Learn from the gathered values, or compare them with the usual ones."""
         from ...inference.drift import channel_names
 
         names = channel_names(
@@ -126,7 +126,7 @@ class Drift:
             self._compare()
 
     def _find(self, model: Model, names: tuple[str, ...]) -> None:
-        """Take what is known to be usual, or begin to learn it."""
+        """Use the known usual values of the model, or start to learn them."""
         given = model.folder.usual
         if given is not None and tuple(given.inputs) != names:
             words = "%s: drift.json of %s is of inputs %s, these are %s: it is learned instead"

@@ -1,4 +1,4 @@
-"""What a pipeline does with a frame: ask the model, filter, add second stages, decide, follow.
+"""A frame's way through a pipeline: ask the model, filter, add second stages, decide, follow.
 
 The lanes of the agent and `try` take the same path, so that `try` shows what `run` publishes.
 """
@@ -24,7 +24,7 @@ from .sinks import ResultStage
 
 
 class FramePath:
-    """The path of one pipeline's frames, from a sample to what its sinks take.
+    """The path of one pipeline's frames, from a sample to the outcome for its sinks.
 
     `request` and `filter` may be called for several frames at a time; `decide`, `follow` and
     `learn` in the order of capture, one frame at a time.
@@ -52,7 +52,7 @@ class FramePath:
         self._filter = Filter(settings)
         self._decisions = Decisions(settings.name, learned.thresholds if learned else None)
         self._state = State()
-        """What a model has found so far in this pipeline's windows, where it has a state."""
+        """State of a stateful model across the windows of this pipeline."""
 
     def apply(self, settings: PipelineSettings, stage: ResultStage | None) -> None:
         """Ask and filter by other settings, from the next frame on."""
@@ -73,7 +73,7 @@ class FramePath:
 
     @property
     def _least(self) -> float | None:
-        """What is asked for below the threshold, or None."""
+        """Lowest score below the threshold for which findings are still wanted, or None."""
         least, stage = self._filter.least, self.stage
         if stage is None or stage.tracking_score is None:
             return least
@@ -82,7 +82,7 @@ class FramePath:
     def infer(
         self, model: Model, sample: Sample, seconds: Iterable[tuple[SecondStage, Model]] = ()
     ) -> Outcome:
-        """Take one frame along the whole path, in the caller's thread.
+        """Run one frame along the whole path, in the caller's thread.
 
         Raises:
             SampleError, EngineError, ModelError: a model failed.
@@ -99,7 +99,7 @@ class FramePath:
         return outcome
 
     def request(self, sample: Sample) -> Request:
-        """Return what is asked of the model, by the threshold of the moment."""
+        """Return the request for the model, with the current threshold."""
         return Request(sample, self.threshold, self.region, self._state, self._least)
 
     def filter(self, model: Model, answer: Outcome) -> tuple[Outcome, Detections | None]:
@@ -110,7 +110,7 @@ class FramePath:
         return replace(answer, findings=found), weak
 
     def decide(self, model: Model, sample: Sample, outcome: Outcome) -> Outcome:
-        """Return the outcome as it is to be reported: smoothed, judged by what was learned."""
+        """Return the outcome to report: smoothed, and judged by the learned threshold."""
         outcome = self._decisions.decide(
             outcome, model.manifest.output, follows=sample.follows, override=self.threshold
         )
@@ -119,7 +119,7 @@ class FramePath:
         return replace(outcome, drift=self.drift.indices, camera=sample.camera)
 
     def learn(self, model: Model, sample: Sample, found: Findings) -> None:
-        """Follow the drift of inputs and scores, by what was found before it was decided upon."""
+        """Follow the drift of inputs and scores, from the findings before any decision."""
         if model.id != READINGS:  # what else is usual of a sensor, a model has to learn
             self.drift.follow(model, sample, found, self.limit(model))
 
@@ -139,18 +139,18 @@ class Filter:
         width, height = settings.min_box
         self._min_box = (width, height) if width or height else None
         self.least = min(self._thresholds.values(), default=None)
-        """What a model has to be asked for, at least, or None if nothing below the threshold."""
+        """Lowest score to ask a model for, or None if nothing below the threshold is needed."""
 
     def __bool__(self) -> bool:
         """Whether anything can be left out."""
         return bool(self._labels or self._thresholds or self._min_box)
 
     def kept(self, found: Findings, threshold: float) -> Findings:
-        """Return what passes; *threshold*: lowest score of a label that has none of its own."""
+        """Return the findings that pass; *threshold* is for labels without one of their own."""
         return self.split(found, threshold)[0]
 
     def split(self, found: Findings, threshold: float) -> tuple[Findings, Detections | None]:
-        """Return what passes, and which detections pass but for their score; see `kept`."""
+        """Return the findings that pass, and detections that fail by score alone; see `kept`."""
         if not isinstance(found, Detections | Classes):
             return found, None
         wanted = np.ones(len(found.labels), bool)

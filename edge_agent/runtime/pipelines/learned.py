@@ -1,4 +1,4 @@
-"""What pipelines learn of their models, over restarts, and decide over several windows.
+"""Values that pipelines learn about their models, over restarts, and decisions over windows.
 
 By pipeline and version: another version learns anew. Decided is `smooth`, and by a threshold that
 is learned, with the results of a pipeline in the order of capture, by one lane at a time.
@@ -44,7 +44,7 @@ class Learned(Generic[T]):
         self._lock = threading.Lock()
 
     def get(self, pipeline: str, model: str, rule: str) -> T | None:
-        """Return what a pipeline has learned of a version by a rule; None: nothing yet."""
+        """Return the value a pipeline has learned for a version by a rule, or None if none yet."""
         with self._lock:
             entry = self._read().get(pipeline)
         if entry is None or (entry["model"], entry["rule"]) != (model, rule):
@@ -65,7 +65,7 @@ class Learned(Generic[T]):
         return self._known
 
     def _parse(self, content: Any) -> dict[str, dict[str, Any]]:
-        """Return what `put` has written; raises ValueError, KeyError, … of anything else."""
+        """Return the content if `put` has written it; raises ValueError, KeyError, … otherwise."""
         found = {name: dict(entry) for name, entry in content.items()}
         for entry in found.values():
             self._to_value(entry[self._key])
@@ -102,7 +102,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Memory:
-    """What is known of one version."""
+    """Memory of one model version."""
 
     model: str
     threshold: float | None = None
@@ -122,7 +122,7 @@ class Decisions:
     def decide(
         self, outcome: Outcome, spec: OutputSpec, *, follows: bool, override: float | None
     ) -> Outcome:
-        """Return the outcome as it is to be reported.
+        """Return the outcome as it will be reported.
 
         *follows*: nothing is missing since the window before. *override*: the threshold of the
         settings, which wins.
@@ -156,7 +156,7 @@ class Decisions:
         return self._learned.get(self._pipeline, model, _rule(spec))
 
     def _judged(self, found: Anomaly, spec: OutputSpec, memory: _Memory) -> Anomaly:
-        """Judge a score by what was learned, or learn by it."""
+        """Judge a score by the learned threshold, or learn from it."""
         if memory.threshold is None:
             memory.scores.append(found.score)
             if len(memory.scores) < spec.learn:

@@ -42,7 +42,7 @@ def _room(spec: SourceSpec) -> int:
 
 
 class Pipeline:
-    """What a pipeline is made of, and its life.
+    """The parts of a pipeline, and its life.
 
     A frame goes from `Capture` to the board's queue, from there a lane takes it along the
     `PipelineRoute` through the models to the sinks.
@@ -147,7 +147,7 @@ class Pipeline:
             stage.source_lost(switched_off=switched_off, at=time.monotonic())
 
     def _stay(self, sample: Sample) -> None:
-        """Advance the time of what is followed from result to result."""
+        """Advance the time of rules and tracks that span results."""
         stage = self._route.path.stage
         # Else a result is on its way of what was there before.
         if stage is not None and self.queue.at_rest:
@@ -169,7 +169,7 @@ class Pipeline:
 
     @property
     def served(self) -> bool:
-        """Whether every model that it needs is there."""
+        """Whether every model that it needs is loaded."""
         everyone = [*self.servings, *(serving for _, serving in self.seconds)]
         return all(serving.model is not None or serving.lazy for serving in everyone)
 
@@ -185,17 +185,17 @@ class Pipeline:
 
     @property
     def counts(self) -> Counts | None:
-        """What has come of a live signal; None: its source is none."""
+        """Counters of a live signal, or None if its source is not one."""
         return self._capture.counts
 
     @property
     def camera(self) -> str | None:
-        """What is wrong with the camera; empty: nothing; None: it is not known."""
+        """The camera's trouble; empty if there is none, None if it is not known."""
         return self._capture.pictures.camera if self.state == "running" else None
 
     @property
     def drift(self) -> dict[str, Any] | None:
-        """How far inputs and scores are from what is usual, or None if nothing is known yet."""
+        """Drift of inputs and scores from the usual, or None if nothing is known yet."""
         return self._route.path.drift.report()
 
     @property

@@ -37,7 +37,7 @@ class PipelineRoute:
     ) -> None:
         """Build the route of one pipeline, with one of *servings* for each arm."""
         self.path = FramePath(settings, stage, common.learned)
-        """What is done with each frame; its drift is of the first model, where they are split."""
+        """The path of each frame; drift follows the first model, where frames are split."""
         self._name = settings.name
         self._servings = servings
         self._seconds = seconds

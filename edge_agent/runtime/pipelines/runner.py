@@ -239,7 +239,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         return pipeline
 
     def _servings(self, settings: PipelineSettings, spec: SourceSpec) -> list[Serving]:
-        """Return what a pipeline's frames go through first."""
+        """Return the servings that a pipeline's frames go through first."""
         if settings.has_no_model:
             from ...inference.readings import Readings
 
@@ -259,9 +259,9 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     def accept(
         self, name: str, model: str, kind: Kind, *, room: int, priority: int = 0
     ) -> RequestQueue[Model]:
-        """Take requests that belong to no pipeline, and load their model if it is not there.
+        """Accept requests outside any pipeline, and load their model if it is not loaded yet.
 
-        *name* is that of their account; so many as *room* may wait.
+        *name* is the name of their account; up to *room* of them may wait.
         """
         from ..scheduler.requests import RequestQueue
 
@@ -286,7 +286,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         return next((servings for each, servings in self._accepted if each is queue), [])
 
     def refuse(self, queue: RequestQueue[Model]) -> None:
-        """Take no more of these requests, and unload a model that was there for them alone."""
+        """Stop accepting these requests, and unload a model that served nothing else."""
         with self.arranging:
             queue.close()
             self._accepted = [each for each in self._accepted if each[0] is not queue]
@@ -304,7 +304,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         return found + [one for _, servings in list(self._accepted) for one in servings]
 
     def in_memory(self) -> frozenset[object]:
-        """Return what takes memory while it is there: sources that run, and models."""
+        """Return keys for the running sources and the models that are taking memory."""
         pipelines = list(self.pipelines.values())
         running = {("source", id(p)) for p in pipelines if p.state in {None, "running"}}
         models = {("model", id(serving.model)) for serving in self.active.all()}
@@ -326,7 +326,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         )
 
     def is_blocked(self) -> bool:
-        """Whether no result can come before something is mended, added or comes back."""
+        """Whether no result can come until something is fixed, added or comes back."""
         return all(
             pipeline.state in {"lost", "ended", "off"}
             or any(serving.problem is not None for serving in pipeline.servings)

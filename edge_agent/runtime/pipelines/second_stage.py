@@ -22,7 +22,7 @@ def concerns(stage: SecondStage, found: Detections) -> bool:
 
 
 def add(outcome: Outcome, sample: Sample, stages: Iterable[tuple[SecondStage, Model]]) -> Outcome:
-    """Return an outcome with what second stages find in its detections.
+    """Add the findings of second stages within its detections to an outcome.
 
     Raises:
         SampleError, EngineError, ModelError: the first crop on which a model failed.
@@ -50,7 +50,7 @@ def _read(first: Detections, then: Mapping[str, Second]) -> Detections:
 def _infer_all(
     stages: Sequence[SecondStage], models: Mapping[int, Model], sample: Sample, first: Detections
 ) -> dict[str, Second]:
-    """Infer what was found with each stage whose model is there, and with those below it."""
+    """Run each stage whose model is loaded on the detections, and then the stages below it."""
     then: dict[str, Second] = {}
     for stage in stages:
         model = models.get(id(stage))

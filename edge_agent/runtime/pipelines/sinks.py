@@ -71,7 +71,7 @@ class Sink:
         """Expect no more of them, but those that are in a lane."""
 
     def result(self, stream: Stream, sample: Sample, outcome: Outcome) -> None:
-        """Take the result of one frame, in the order of capture; *sample* is to be read only."""
+        """Handle the result of one frame, in the order of capture; *sample* is read-only."""
 
     def wait_credit(self, stream: Stream, closing: threading.Event) -> bool:
         """Wait until a lossless pipeline may give more results; False when it shall not."""
@@ -84,25 +84,25 @@ class Sink:
         return False
 
     def picture(self, stream: Stream, jpeg: bytes, about: Mapping[str, str]) -> None:
-        """Take a frame with its findings drawn: one that it wanted, or a snapshot.
+        """Handle a frame with its findings drawn: one that this sink wanted, or a snapshot.
 
         *about* has its `time` and, where it was inferred, its `seq`.
         """
 
     def event(self, event: Mapping[str, Any], qos: int, *, replayed: bool) -> None:
-        """Take an event, as published; *replayed*: it may be a copy."""
+        """Handle an event, as published; *replayed*: it may be a copy."""
 
     def event_picture(self, pipeline: str, event: str, jpeg: bytes) -> None:
-        """Take the picture of an event, given its id."""
+        """Handle the picture of an event, given the event's id."""
 
     def answer(self, pipeline: str, answer: Mapping[str, Any]) -> None:
-        """Take what a model has said of an event."""
+        """Handle a model's answer about an event."""
 
     def counts(self, pipeline: str, counts: Mapping[str, Any]) -> None:
-        """Take what is in the zones of a pipeline and has crossed its lines."""
+        """Handle the counts in a pipeline's zones and across its lines."""
 
     def health(self, health: Mapping[str, Any]) -> None:
-        """Take the health of the device."""
+        """Handle the health of the device."""
 
     def settle(self, seconds: float) -> bool:
         """Return whether every event has arrived where it must not get lost on the way.
@@ -125,14 +125,14 @@ class Sinks:
         self._changing = threading.Lock()
 
     def add(self, sink: Sink) -> None:
-        """Give a sink all that comes from now on."""
+        """Add a sink, which gets everything from now on."""
         with self._changing:
             for stream in self._streams:
                 sink.open(stream)
             self.all = (*self.all, sink)
 
     def remove(self, sink: Sink) -> None:
-        """Give a sink no more."""
+        """Remove a sink, which gets nothing more."""
         with self._changing:
             self.all = tuple(each for each in self.all if each is not sink)
             for stream in self._streams:
@@ -191,22 +191,22 @@ class ResultStage(Protocol):
     """It wants detections of this score, too; None: no weaker ones than the settings."""
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
-        """Return a result with what this adds; *sample* is to be read only.
+        """Return a result with the additions of this stage; *sample* is read-only.
 
-        *weak*: what else was found, whose scores are below the threshold; None: nothing.
+        *weak*: detections with scores below the threshold; None if there are none.
         """
 
     def advance_time(self, sample: Sample) -> None:
-        """Take a capture in which nothing has moved, so that the latest result holds in it.
+        """Process a capture without motion, in which the latest result still holds.
 
         All before it have been processed; it is none of the results that are counted.
         """
 
     def shapes(self) -> Sequence[Shape]:
-        """Return what is drawn over pictures beside the findings."""
+        """Return the shapes to draw over pictures beside the findings."""
 
     def source_lost(self, *, switched_off: bool, at: float) -> None:
-        """Forget what was: the source is lost, has ended, or was switched off.
+        """Forget everything followed so far: the source is lost, has ended, or was switched off.
 
-        Lanes may yet have results of what was captured before *at*, monotonic seconds.
+        Lanes may still deliver results of frames captured before *at*, monotonic seconds.
         """

@@ -1,4 +1,4 @@
-"""Pictures of a pipeline's frames with what was found drawn, for whoever takes them."""
+"""Pictures of a pipeline's frames with the findings drawn, for the sinks that want them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Snapshots:
     def _give(
         self, sinks: Sequence[Sink], data: Array, found: Findings | None, sample: Sample | None
     ) -> None:
-        """Give sinks a picture; *sample* it is the data of, None: it has no number."""
+        """Pass a picture to sinks; *sample* is where its data is from, None if it has no number."""
         from .draw import annotate, jpeg, shrunk
 
         form = self._form or Form()

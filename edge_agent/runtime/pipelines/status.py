@@ -1,4 +1,4 @@
-"""What pipelines have in common, and what each reports beside its results.
+"""The parts that pipelines share, and what each reports beside its results.
 
 That is the state of its source, and errors of its frames.
 """
@@ -40,7 +40,7 @@ class Identity:
     topics: Topics
     timeline: Timeline
     wall: WallClock | None = None
-    """Judges the times that results bear; None: they are taken as they are."""
+    """Judges the timestamps of results; None: they are trusted."""
 
     def credible(self, time_ns: int | None = None) -> bool:
         """Whether a time, or that of this machine's clock, can be right."""
@@ -49,7 +49,7 @@ class Identity:
 
 @record(eq=False)
 class Common:
-    """What all pipelines of an agent have in common."""
+    """The parts shared by all pipelines of an agent."""
 
     identity: Identity
     """Who publishes."""
@@ -58,16 +58,16 @@ class Common:
     client: Client
     """Publishes the states of sources."""
     sinks: Sinks
-    """Take the results."""
+    """Receive the results."""
     context: SourceContext = field(default_factory=SourceContext)
-    """What sources are opened with."""
+    """The context for opening sources."""
     load: Callable[[Serving], object] = lambda _serving: None
     """Loads a model of a second stage that is needed now."""
     stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = lambda *_: None
-    """Makes what adds to a pipeline's results before the sinks take them, instead of what it has
-    made for this pipeline before; None: nothing does."""
+    """Makes the stage that adds to a pipeline's results before the sinks get them; it replaces the
+    stage made for this pipeline before. None: nothing is added."""
     learned: LearnedValues | None = None
-    """Keeps what is learned."""
+    """Keeps learned values."""
     mode: DeviceMode = field(default_factory=lambda: DeviceMode(None))
     """Of the device."""
     on_values: Callbacks = field(default_factory=Callbacks)

@@ -35,7 +35,7 @@ class Board(Generic[M]):
         clock: Callable[[], float] = time.monotonic,
         starting: bool = False,
     ) -> None:
-        """Start empty.
+        """Create an empty board.
 
         For *max_delay* seconds a lane waits for frames that may go together with what it has.
         *starting*: models are still being loaded, until `settled` is set.
@@ -73,7 +73,7 @@ class Board(Generic[M]):
             self._queues.append(queue)
 
     def remove(self, queue: FrameQueue[M]) -> None:
-        """Take a pipeline off; its queue is discarded with its account."""
+        """Remove a pipeline, discarding its queue and its account."""
         with self._lock:
             queue.removed = True
             queue.frames.clear()
@@ -110,7 +110,7 @@ class Board(Generic[M]):
             return True
 
     def offer(self, queue: FrameQueue[M], make: Callable[[int], Sample]) -> bool:
-        """Add a capture if there is room; see `put`. Returns False where there is none."""
+        """Add a capture if there is room, see `put`; returns False if there is none."""
         with self._lock:
             return not queue.full and self.put(queue, make)
 
@@ -174,7 +174,7 @@ class Board(Generic[M]):
             return None
 
     def gather(self, job: Job[M]) -> list[Job[M]]:
-        """Take more frames that go through the same model, of any pipelines; returns all.
+        """Add further frames for the same model, from any pipeline; returns all of them.
 
         Waits for them no longer than `max_delay`, and not where none could come or another
         model's frame waits for a lane.
@@ -211,7 +211,7 @@ class Board(Generic[M]):
         return more
 
     def _next(self, only: M | None = None) -> Job[M] | None:
-        """Take the frame whose turn it is; of those for one model, where that is given."""
+        """Take the next frame in turn, or the next one for the model *only*."""
         now = self._clock()
         waiting: list[FrameQueue[M]] = []
         for queue in self._queues:

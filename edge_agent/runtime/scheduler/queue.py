@@ -31,7 +31,7 @@ class Servable(Protocol):
     together: int
     """How many frames, of whatever pipelines, may go through it at a time; 1: each by itself."""
     cost: Cost
-    """What a frame of it takes of a lane."""
+    """The lane time that one of its frames takes."""
 
     @property
     def first_at(self) -> float | None:
@@ -46,7 +46,7 @@ M = TypeVar("M", bound=Servable)
 
 
 class Route(Protocol[M]):
-    """What a pipeline decides about its frames. `choose` and `advance` hold the board's lock."""
+    """A pipeline's decisions about its frames. `choose` and `advance` hold the board's lock."""
 
     def choose(self) -> M | None:
         """Return the model for the next frame, the same until `advance`, or None."""
@@ -55,7 +55,7 @@ class Route(Protocol[M]):
         """Record that the next frame goes through the chosen model."""
 
     def request(self, sample: Sample) -> Request:
-        """Return what is asked of the model."""
+        """Return the request for the model."""
 
     def complete(self, job: Job[M], answer: Outcome | AgentError) -> None:
         """Do what remains after inference, down to `Board.finish`."""
@@ -114,11 +114,11 @@ class ResultsInOrder:
         return self._taken - 1
 
     def put(self, ticket: int, deliver: Callable[[], None] | None) -> None:
-        """Keep what delivers a result; None: there is none."""
+        """Keep the function that delivers a result; None: the frame has no result."""
         self._waiting[ticket] = deliver or (lambda: None)
 
     def next(self) -> Callable[[], None] | None:
-        """Return what delivers the next one, or None if it is missing, or another lane delivers.
+        """Return a function that delivers the next one; None if not due, or a lane is delivering.
 
         The lane that gets one calls it without the lock, then `delivered`.
         """
@@ -158,7 +158,7 @@ class FrameQueue(Generic[M]):
         deadline: float = 0.0,
         cost: Cost | None = None,
     ) -> None:
-        """Start empty, with room for so many captures.
+        """Start empty, with room for *room* captures.
 
         Those of a *lossless* queue wait for room, else the oldest is dropped; after *deadline*
         seconds one is dropped, 0: never. *cost* is what its frames take, where that is not what its
@@ -256,9 +256,9 @@ class FrameQueue(Generic[M]):
         return self.route.choose() is not None
 
     def usual(self) -> tuple[float, int]:
-        """Return what a frame usually takes of a lane, and how many go together at most.
+        """Return the usual lane time of a frame, and how many frames go together at most.
 
-        The first in seconds, 0 where it is not known yet.
+        The time is in seconds, 0 if not known yet.
         """
         model = self.route.choose()
         if model is None:

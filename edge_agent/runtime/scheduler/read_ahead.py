@@ -62,7 +62,7 @@ class Recording(Protocol):
         """Captures that wait for a lane."""
 
     def usual(self) -> tuple[float, int]:
-        """Return what a frame usually takes of a lane, seconds or 0, and how many go together."""
+        """Return the usual lane time of a frame, seconds or 0, and how many frames go together."""
 
     def servable(self) -> bool:
         """Whether a lane could take what waits."""

@@ -32,7 +32,7 @@ class RequestQueue(Generic[M]):
         room: int,
         priority: int = 0,
     ) -> None:
-        """Take requests from now on, of which so many as *room* may wait for a lane."""
+        """Accept requests from now on; up to *room* of them may wait for a lane."""
         self.name = name
         self.priority = priority
         self.choose = choose
@@ -82,7 +82,7 @@ class RequestQueue(Generic[M]):
         return future
 
     def close(self) -> None:
-        """Take no more; what waits is canceled, what is in a lane is answered. May come twice."""
+        """Close it: cancel waiting requests, let those in a lane finish. May be called twice."""
         if not self._queue.removed:
             self._board.remove(self._queue)
         for _, future in list(self._waiting.values()):
