@@ -13,7 +13,7 @@ Problem = tuple[str, str, str]
 
 
 def answer_problems(infer: Infer, http: Http) -> Iterator[Problem]:
-    """Yield what is wrong with `[infer]` and `[http]`."""
+    """Yield the problems of `[infer]` and `[http]`."""
     seen: set[str] = set()
     for text in infer.models:
         try:

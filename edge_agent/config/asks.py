@@ -71,7 +71,7 @@ class Ask:
 
 
 def server_problems(servers: Sequence[Server]) -> Iterator[Problem]:
-    """Yield what is wrong with servers; no text repeats a URL or key, which are secrets."""
+    """Yield the problems of servers; no text repeats a URL or key, which are secrets."""
     yield from name_problems("servers", [server.name for server in servers], "two servers have")
     for server in servers:
         subject = f"servers[{server.name}]"
@@ -90,7 +90,7 @@ def server_problems(servers: Sequence[Server]) -> Iterator[Problem]:
 def ask_problems(
     asks: Sequence[Ask], rules: Sequence[str], servers: Sequence[Server]
 ) -> Iterator[Problem]:
-    """Yield what is wrong with what a pipeline asks, given the names of its rules."""
+    """Yield the problems of a pipeline's `[[ask]]` tables, given the names of its rules."""
     names = [server.name for server in servers]
     for index, ask in enumerate(asks):
         key = f"ask[{index}]"

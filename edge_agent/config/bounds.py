@@ -1,4 +1,4 @@
-"""What numbers in settings may be."""
+"""Bounds of the numbers in settings."""
 
 from __future__ import annotations
 

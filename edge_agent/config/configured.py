@@ -1,4 +1,4 @@
-"""What `configure` changes of the pipelines: merge patches, checked as the settings file is.
+"""Changes that `configure` makes to pipelines: merge patches, checked like the settings file.
 
 A change is kept by pipeline and key, each key whole: the file may change beside it.
 """
@@ -46,12 +46,12 @@ def table(pipeline: Pipeline) -> Table:
 
 
 def described(pipelines: Collection[Pipeline]) -> dict[str, Table]:
-    """Return the pipelines as they are published: without what may be secret."""
+    """Return the pipelines as published, without possible secrets."""
     return {each.name: _hidden(table(each)) for each in pipelines}
 
 
 def digest(pipelines: Mapping[str, Table]) -> str:
-    """Return the hash of pipelines as they are published."""
+    """Return the hash of pipelines as published."""
     return hashlib.sha256(json.dumps(pipelines, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -87,7 +87,7 @@ def overlaid(lower: Changes, upper: Changes) -> dict[str, Mapping[str, Any] | No
 
 
 def without_effect(changes: Changes, given: Settings) -> dict[str, Mapping[str, Any] | None]:
-    """Leave out the changes to what the settings have anyway."""
+    """Leave out changes that leave the settings as they are anyway."""
     before = {each.name: table(each) for each in given.pipelines}
     try:
         after = {each.name: table(each) for each in patched(given, changes).pipelines}
@@ -106,7 +106,7 @@ def without_effect(changes: Changes, given: Settings) -> dict[str, Mapping[str, 
 
 
 def without(changes: Changes, others: Changes) -> dict[str, Mapping[str, Any] | None]:
-    """Leave out the changes of what others change, too."""
+    """Leave out changes that others make, too."""
     made: dict[str, Mapping[str, Any] | None] = {}
     for name, change in changes.items():
         other = others.get(name, {})
@@ -119,7 +119,7 @@ def without(changes: Changes, others: Changes) -> dict[str, Mapping[str, Any] | 
 
 
 def unedited(changes: Changes, before: Settings, after: Settings) -> Changes:
-    """Leave out the changes of what has been edited in the settings since."""
+    """Leave out changes to keys that have been edited in the settings since."""
     old = {each.name: table(each) for each in before.pipelines}
     new = {each.name: table(each) for each in after.pipelines}
     edited = {
@@ -225,7 +225,7 @@ def _hidden(value: Any, *, is_url: bool = False) -> Any:
 
 
 def _secrets(value: Any, *, is_url: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield what is published of each text that holds a secret, and the text."""
+    """Yield the published form of each text that holds a secret, and the text."""
     if isinstance(value, str) and (told := _hidden(value, is_url=is_url)) != value:
         yield told, value
     elif isinstance(value, dict):

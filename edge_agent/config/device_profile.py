@@ -87,7 +87,7 @@ class DeviceProfile:
     tune: Flag = False
     """Whether the agent measures in the background which engine and threads suit a new model."""
     memory_budget_mb: Count = 0
-    """What all models together may take; 0: no bound."""
+    """Memory that all models together may take; 0: no bound."""
     unload_idle_s: Annotated[float, Plain(), Ge(0), Le(366 * 86400)] = 0.0
     """Second-stage models are loaded when first needed, and unloaded after this many idle seconds;
     0: they are always loaded."""
@@ -113,7 +113,7 @@ class Lineup:
     choices: tuple[EngineChoice, ...]
     absent: tuple[tuple[EngineChoice, str], ...]
     notes: tuple[str, ...] = ()
-    """What this machine cannot do of the profile, for the log."""
+    """Parts of the profile that this machine cannot do, for the log."""
 
 
 def default_dirs() -> tuple[Path, ...]:

@@ -153,7 +153,7 @@ def _credentials(env: Mapping[str, str]) -> _Layer:
 
 
 def _credential(env: Mapping[str, str], name: str) -> str | None:
-    """Return what a credential holds; None where there is none."""
+    """Return the content of a credential, or None if there is none."""
     folder = env.get("CREDENTIALS_DIRECTORY")
     if not folder:
         return None
@@ -205,7 +205,7 @@ def _hint(path: tuple[str, ...]) -> Any:
 
 
 def _is_single(hint: Any) -> bool:
-    """Whether values of this type are written as they are, not as JSON."""
+    """Whether values of this type are written plainly, not as JSON."""
     if get_origin(hint) is Annotated:
         return _is_single(get_args(hint)[0])
     if get_origin(hint) in {Union, types.UnionType}:
@@ -214,7 +214,7 @@ def _is_single(hint: Any) -> bool:
 
 
 def _read_single(hint: Any, value: Any) -> Any:
-    """Read a boolean or number written as text, as environments have it; else leave it as it is."""
+    """Read a boolean or number from text, as environments have it; leave other values unchanged."""
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if not isinstance(value, str):
@@ -348,7 +348,7 @@ def _may_be_folder(path: Path) -> bool:
 
 
 def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a pipeline: key and text."""
+    """Yield the problems of a pipeline: key and text."""
     given = None
     try:
         source = parse_source(pipeline.source, settings.base)
@@ -382,7 +382,7 @@ def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str
 
 
 def _stage_problems(stages: Sequence[SecondStage], above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with second stages that look at the same."""
+    """Yield the problems of second stages that look at the same detections."""
     names = [stage.name for stage in stages]
     yield from name_problems(f"{above}then", names, "two second stages have")
     for stage in stages:
@@ -414,7 +414,7 @@ def _own_topic(topic: str, settings: Settings) -> str | None:
 
 
 def _filter_problems(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with what a pipeline leaves out: key and text."""
+    """Yield the problems of a pipeline's filters: key and text."""
     if len(pipeline.min_box) != 2:
         yield "min_box", f"expected [width, height], found {list(pipeline.min_box)}"
     if len(pipeline.masks) > MOST_SHAPES:

@@ -13,7 +13,7 @@ SERVICE_STATE = "/var/lib/edge-agent"
 
 
 def config_file(given: str | None) -> str | None:
-    """Find the settings file as `config.load.find_file` does; None where there is none."""
+    """Find the settings file as `config.load.find_file` does; returns None if there is none."""
     for path in PLACES if given is None else (given,):
         if os.path.isfile(path):  # noqa: PTH113 - one call, before the first result
             # As `Path.absolute` does, which does not resolve "..": neither does `config.load`.

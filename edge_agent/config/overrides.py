@@ -1,7 +1,7 @@
-"""What `set` and `configure` have changed of pipelines; some of it is kept, all in one file.
+"""Changes made to pipelines by `set` and `configure`; some are kept, all in one file.
 
-What `configure` has changed belongs to the settings that the runner has; what `set` has, lies over
-them. Of a key that both have changed the later one counts.
+The changes of `configure` belong to the settings that the runner has; those of `set` lie over
+them. If both have changed a key, the later one counts.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 FILE = "overrides.json"
 _CONFIGURED = "@configure"
-"""The key of what `configure` has kept, beside the names of pipelines."""
+"""The key of the changes kept by `configure`, beside the names of pipelines."""
 
 
 @record
 class Before:
-    """What held before a patch."""
+    """The state before a patch."""
 
     configured: Changes
     hidden: Mapping[str, frozenset[str]]
@@ -49,7 +49,7 @@ class Overrides:
         self._changes: dict[str, dict[str, Any]] = {}
         self._until_restart: dict[str, dict[str, Any]] = {}
         self._hidden: Mapping[str, frozenset[str]] = {}
-        """What `set` has kept and `configure` has changed since, until the restart."""
+        """Keys kept by `set` and changed by `configure` since, until the restart."""
         self._given: dict[str, Pipeline] = {}
         """Settings of each pipeline when it was last made."""
         self._kept: Changes = {}
@@ -115,7 +115,7 @@ class Overrides:
         return self._given.get(settings.name, settings)
 
     def shadows(self, settings: Pipeline) -> list[str]:
-        """List what was changed for good and differs from a pipeline's settings; a line each."""
+        """List kept changes that differ from a pipeline's settings; a line each."""
         lines = [
             f"{key} is {_shown(value)}, as it was set with persist ({self._file.path}), not"
             f" {_shown(getattr(settings, key))}; set it to null with persist to take that back"
@@ -139,7 +139,7 @@ class Overrides:
         ]
 
     def ignore_threshold(self, name: str, why: str) -> bool:
-        """Ignore a threshold that was kept, until the next start; False: there is none."""
+        """Ignore a kept threshold until the next start; returns False if there is none."""
         with self._lock:
             kept = self._changes.get(name, {}).pop("threshold", None)
         if kept is not None:
@@ -157,10 +157,10 @@ class Overrides:
     # What `configure` changes
 
     def lay_over(self, settings: Settings) -> Settings:
-        """Return settings, as they were read from the file, with what `configure` has changed.
+        """Return settings read from the file, with the changes of `configure`.
 
-        What was changed until the restart gives way where the file has been edited since. What
-        does not go with the settings any more is ignored, and logged.
+        Changes until the restart give way where the file has been edited since. Changes that do not
+        fit the settings any more are ignored, and logged.
         """
         from .configured import unedited
 
@@ -207,7 +207,7 @@ class Overrides:
             return patched(self._known_lower(), overlaid(self._configured, patch.changes))
 
     def configure(self, patch: Patch) -> tuple[Settings, Before]:
-        """Take a patch over until the restart; return the settings, and what held before."""
+        """Apply a patch until the restart; return the settings, and the state before."""
         from .configured import overlaid, without_effect
 
         with self._lock:

@@ -27,7 +27,7 @@ NEEDED = {"line": "a line", "value": "a value, by its name", "above": "`above` o
 def rule_problems(
     pipeline: Pipeline, root: str, device: str = "", given: str | None = None
 ) -> Iterator[Problem]:
-    """Yield what is wrong with a pipeline's zones, lines and rules."""
+    """Yield the problems of a pipeline's zones, lines and rules."""
     for key, shapes, most in (
         ("zones", pipeline.zones, MOST_SHAPES),
         ("lines", pipeline.lines, MOST_SHAPES),
@@ -52,7 +52,7 @@ def rule_problems(
 
 
 def _time_problems(rule: Rule | CombinedRule) -> Iterator[Problem]:
-    """Yield what is wrong with when a rule holds."""
+    """Yield the problems of the times and modes of a rule."""
     if rule.during:
         try:
             parse_during(rule.during)
@@ -101,7 +101,7 @@ def _rule_problems(rule: Rule, pipeline: Pipeline) -> Iterator[Problem]:
 
 
 def combined_problems(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the rules over pipelines: key and text."""
+    """Yield the problems of the rules over several pipelines: key and text."""
     there = {pipeline.name: pipeline for pipeline in settings.pipelines}
     yield from name_problems("rules", [rule.name for rule in settings.rules], "another one has")
     for rule in settings.rules:
@@ -207,7 +207,7 @@ def lint_rules(
     firsts: Sequence[ModelFolder | None],
     seconds: Sequence[ModelFolder | None] = (),
 ) -> Iterator[str]:
-    """Yield which zones, lines and rules of a pipeline can never act.
+    """Yield a line for each zone, line and rule of a pipeline that can never act.
 
     Args:
         pipeline: its settings.

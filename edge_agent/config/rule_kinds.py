@@ -20,8 +20,8 @@ MUCH_DRIFT = 0.25
 """Population stability index above which a rule without bounds is true: the usual rule of thumb."""
 
 Trigger = Literal["arrives", "departs", "crosses", "stays", "count", "result"]
-"""What makes a rule fire: an object that arrives in the zone, departs from it, crosses the line or
-stays in the zone for `for_s`; or what is measured, of the number of objects in the zone or of a
+"""The trigger of a rule: an object that arrives in the zone, departs from it, crosses the line or
+stays in the zone for `for_s`; or a measured value, of the number of objects in the zone or of a
 whole result."""
 MOMENTS = frozenset({"arrives", "departs", "crosses"})
 Measured = tuple[float | None, bool, dict[str, Any]]
@@ -31,11 +31,11 @@ whether the rule is true without bounds; and what an event says about it."""
 
 @record(kw_only=True)
 class RuleKind:
-    """What is known of a kind of rule."""
+    """The properties of a kind of rule."""
 
     trigger: Trigger
     sentence: str
-    """What an event says in a terminal, as a format of `cli.terminal`."""
+    """The sentence for an event in a terminal, as a format of `cli.terminal`."""
     measure: Callable[[Rule, Outcome, int], Measured] | None = None
     """Measures a result, given the objects counted in the zone; where `trigger` says so."""
     tasks: Collection[str] = BOXED
@@ -45,11 +45,11 @@ class RuleKind:
     bounded: bool = False
     """Whether `above` and `below` have an effect."""
     range: tuple[float, float] = (-inf, inf)
-    """What is measured is never below the first and never above the second."""
+    """Least and greatest value that can be measured."""
     unit: str = "value"
-    """What is measured, in words."""
+    """The measured quantity, in words."""
     labels: tuple[str, ...] = ()
-    """What its `labels` choose from; empty: what models find."""
+    """The choices for its `labels`; empty: those that models find."""
     smoothed: bool = False
     """Whether `frames` has no effect on it: what it measures is held already."""
     by_channel: bool = False

@@ -45,7 +45,7 @@ On = Literal["begin", "update", "end", "once", "all"]
 @storable
 @record(kw_only=True)
 class Action:
-    """What is done when a rule fires."""
+    """An action of a rule when it fires."""
 
     __pydantic_config__ = _STRICT
     publish: str | None = None

@@ -1,4 +1,4 @@
-"""What a pipeline without a model takes of its sensor: `[pipelines.input]`, and its checks."""
+"""The input of a pipeline without a model, from its sensor: `[pipelines.input]`, and its checks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SensorInput:
 
 
 def sensor_problems(spec: SensorInput | None, *, has_no_model: bool) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with it: key of the pipeline, and text."""
+    """Yield its problems: key of the pipeline, and text."""
     if spec is None:
         return
     if not has_no_model:

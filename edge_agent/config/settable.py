@@ -1,4 +1,4 @@
-"""What of a pipeline can be set while it runs: `set`, `in/set/...` and what `set` has kept."""
+"""Properties of a pipeline that can be set while it runs: `set`, `in/set/...` and kept values."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class SecondStage:
 @storable
 @record(kw_only=True)
 class Snapshots:
-    """What is published as a pipeline's snapshots."""
+    """The form of a pipeline's published snapshots."""
 
     __pydantic_config__ = _STRICT
     width: Annotated[int, Plain(), Ge(0), Le(16384)] = 0
@@ -247,7 +247,7 @@ class Pipeline:
 
     @property
     def sensor_spec(self) -> InputSpec:
-        """What of a sensor is taken where there is no model."""
+        """The input that is taken from a sensor without a model."""
         return (self.input or SensorInput()).spec
 
     @property
@@ -266,7 +266,7 @@ class Pipeline:
         return replace(self, **{name: getattr(other, name) for name in live}) == other
 
     def decoding(self, device: str) -> str:
-        """Return what decodes its source, given the `decode` of the device."""
+        """Return the decoder of its source, given the `decode` of the device."""
         return device if device == "software" else self.decode
 
     @property
@@ -314,7 +314,7 @@ class Evidence:
 @storable
 @record(kw_only=True)
 class Remote:
-    """What the commands `set` and `configure` may change of pipelines."""
+    """The keys of pipelines that the commands `set` and `configure` may change."""
 
     __pydantic_config__ = _STRICT
     may: tuple[str, ...] = (
@@ -344,7 +344,7 @@ class Settings:
     models_dirs: tuple[str, ...] = field(default=(), metadata=RESTART)
     """Read-only folders of model folders."""
     quota_mb: Annotated[int, Plain(), Gt(0), Le(2**30)] = 2048
-    """What the store of models may take, MiB."""
+    """Size limit of the store of models, MiB."""
     broker: Broker = field(default_factory=Broker)
     health: Health = field(default_factory=Health)
     trust: Trust = field(default_factory=Trust)
@@ -380,7 +380,7 @@ class Settings:
 
 
 def keep_until_restart(new: R, present: R, prefix: str = "") -> tuple[R, list[str]]:
-    """Replace what takes effect at the next start only by what it is at present.
+    """Replace settings that take effect only at the next start by their present values.
 
     Returns:
         The settings, or a table of them, to go on with, and the keys in which *new* differs.

@@ -36,7 +36,7 @@ def braces_trouble(topic: str) -> str | None:
 
 
 def fill(text: str, values: Mapping[str, object]) -> str:
-    """Put values in place of the words; what is not known of an event is empty."""
+    """Replace the words in braces by their values; those unknown for an event become empty."""
     return _WORD.sub(lambda found: str(values.get(found[1], "")), text)
 
 

@@ -1,4 +1,4 @@
-"""What each pixel of a picture is, as a finding: shares of labels, and masks where asked."""
+"""Areas as a finding: each pixel's label, the labels' shares, and masks where asked."""
 
 from __future__ import annotations
 

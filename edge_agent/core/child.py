@@ -179,7 +179,7 @@ def signal_name(status: int) -> str | None:
 
 
 def last_line(words: bytes) -> str:
-    """Return the last line of what a child wrote to stderr; empty where there is none."""
+    """Return the last line that a child wrote to stderr, or "" if there is none."""
     lines = words.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
 
@@ -195,7 +195,7 @@ def _end(status: int, words: bytes) -> str:
 
 
 def answer_question(work: Callable[[Any], Any], *, background: bool = False) -> NoReturn:
-    """Answer the question on stdin by what *work* returns, and end this process."""
+    """Answer the question on stdin with the result of *work*, and end this process."""
     die_with_parent()
     if background:
         run_in_background()

@@ -67,7 +67,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """Return the records of what `pack` returned.
+    """Return the records that were passed to `pack`.
 
     Raises:
         KeyError: a class that is not storable.

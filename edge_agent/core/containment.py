@@ -19,7 +19,7 @@ from .text import one_line
 log = logging.getLogger(__name__)
 
 MOST = 300
-"""Characters of what an exception says of itself."""
+"""Longest text taken from an exception, in characters."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def converted(problem: Exception, where: str, error: type[AgentError] = EngineEr
 
 
 def reason(problem: Exception) -> str:
-    """Return what went wrong in one line and, where it may be a mistake of ours, at which one."""
+    """Return the error in one line, with the line of code if it may be a mistake of ours."""
     said = words(problem)
     if isinstance(problem, MemoryError):
         return f"not enough memory{': ' if said else ''}{said}"
@@ -59,7 +59,7 @@ def reason(problem: Exception) -> str:
 
 
 def words(problem: Exception) -> str:
-    """Return what an exception says of itself in one line; of the system's without its number."""
+    """Return the exception's own text in one line; a system error's without its number."""
     if isinstance(problem, OSError) and problem.strerror is not None:
         name = "" if problem.filename is None else f"{problem.filename}: "
         return one_line(f"{name}{problem.strerror}")

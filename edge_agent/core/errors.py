@@ -1,4 +1,4 @@
-"""The tree of errors, each with what its handler does.
+"""The tree of errors, each with the reaction of its handler.
 
 AgentError
   UsageError         wrong command line, settings, profile: exit 2, one line, no traceback
@@ -25,7 +25,7 @@ from .text import one_line
 
 
 class AgentError(Exception):
-    """An error whose text is one line: where, what is wrong, and the mend.
+    """An error whose text is one line: where, what is wrong, and the fix.
 
     The text may quote what comes from outside: it is made harmless here, for every log, topic and
     terminal that it goes to.
@@ -103,7 +103,7 @@ class MalformedError(AgentError):
 
 
 def system_limit(problem: BaseException | None) -> AgentError | None:
-    """Return the error that an operator can mend, where the system allows no more of something."""
+    """Return the error that an operator can fix, where the system allows no more of something."""
     return thread_limit(problem) or _file_limit(problem)
 
 

@@ -42,7 +42,7 @@ def fault(point: str) -> None:
 
 @contextmanager
 def disk_errors(doing: str) -> Iterator[None]:
-    """Raise errors of the disk as a ModelError of one line that begins with *doing*.
+    """Raise disk errors as a ModelError of one line that begins with *doing*.
 
     Raises:
         ModelError: the disk is full, or another OSError.
@@ -58,9 +58,9 @@ def disk_errors(doing: str) -> Iterator[None]:
 
 
 def make_state_folder(folder: Path) -> None:
-    """Create the state folder, if it is not there.
+    """Create the state folder if it does not exist.
 
-    On a disk that has become read-only it is used as it is: its models run, and health reports it.
+    A folder on a disk that has become read-only is used: its models run, and health reports it.
 
     Raises:
         UsageError: it cannot be created, or this user may not write to it.
@@ -154,7 +154,7 @@ def output_file(path: Path) -> Iterator[BinaryIO]:
     /dev/stdout and named pipes, is written to.
 
     Raises:
-        UsageError: it is nothing that could be written to.
+        UsageError: it is not a kind of file that can be written.
         OSError: it cannot be written.
     """
     try:

@@ -61,7 +61,7 @@ class PreviousCrash:
     """A run that did not end in order."""
 
     why: str
-    """What ended it, for the log: "crashed (Aborted)"."""
+    """How it ended, for the log: "crashed (Aborted)"."""
     calls: tuple[EngineCall, ...]
     """In flight when it ended, and perhaps to blame; empty: none is known to be."""
     self_inflicted: bool = True
@@ -261,7 +261,7 @@ def _write(page: mmap.mmap, at: int, text: str, width: int = _WIDTH) -> None:
 
 
 def _read(data: bytes, at: int, width: int) -> EngineCall | None:
-    """Parse an entry; None where there is none, or it is damaged."""
+    """Parse an entry; returns None if it is missing or damaged."""
     words = data[at : at + width].partition(b"\0")[0].decode("utf-8", "replace")
     match = re.fullmatch(r"(load|infer) ([0-9a-f]+) (.+)", words)
     return EngineCall(match[1], match[3], int(match[2], 16)) if match else None

@@ -14,7 +14,7 @@ from pathlib import Path
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 NAME_RULE = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 READINGS = "readings"
-"""What a pipeline names instead of a model, to publish what its sensor says; no model's name."""
+"""Stands in place of a pipeline's model, to publish its sensor's readings; no model's name."""
 RESERVED_GROUPS = frozenset({"package", "rollout"})
 """Names that no group may have: topics that are for all devices have them."""
 _NAME = re.compile(NAME)

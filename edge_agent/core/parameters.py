@@ -27,16 +27,16 @@ R = TypeVar("R")
 MOST_LABEL = 256
 """Characters of a label."""
 CLEARED = object()
-"""What null stands for, where it takes back what was given before."""
+"""The value of null where it clears an earlier value."""
 
 
 @record(eq=False)
 class Kind:
-    """What a parameter may be."""
+    """The type of a parameter."""
 
     parse: Callable[[object], Any]
-    """Returns the value as the record holds it; raises ValueError with what was expected, and what
-    came."""
+    """Returns the value as the record holds it; raises ValueError with the expected and the actual
+    value."""
     schema: Mapping[str, Any]
     """The same as JSON Schema."""
     clears: bool = False
@@ -193,7 +193,7 @@ def _kind_of(hint: Any) -> Kind:
 def parse(kind: type[R], body: Mapping[str, Any]) -> R:
     """Make a record of a JSON object; unknown keys are ignored.
 
-    Null counts as absent, but of what is `clearable`.
+    Null counts as absent, except for parameters that are `clearable`.
 
     Raises:
         RequestError: "<key>: <what is wrong>".
@@ -212,7 +212,7 @@ def parse(kind: type[R], body: Mapping[str, Any]) -> R:
 
 
 def json_schema(kind: type) -> dict[str, Any]:
-    """Return what a record declares as JSON Schema."""
+    """Return the JSON Schema of a record's parameters."""
     declared = parameters(kind)
     return {
         "type": "object",

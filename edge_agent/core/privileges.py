@@ -73,7 +73,7 @@ def _keep_reading() -> None:
 
 
 def hand_over(folder: Path, user: User) -> None:
-    """Give a folder that only root can enter, and all in it, to a user; itself last."""
+    """Make a user the owner of a folder that only root can enter, contents first."""
     for parent, folders, names in os.walk(folder, topdown=False):
         for name in (*folders, *names):
             os.chown(Path(parent, name), user.uid, user.gid, follow_symlinks=False)

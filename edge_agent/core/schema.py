@@ -1,4 +1,4 @@
-"""Checks of untrusted data by pydantic, with errors of one line: key, what is wrong, mend.
+"""Checks of untrusted data by pydantic, with errors of one line: key, what is wrong, fix.
 
 Settings, profiles, manifests, packages and commands are described by frozen standard dataclasses
 and checked here, so that reading a record back never needs pydantic.
@@ -101,7 +101,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def json_schema(kind: type, refs: str) -> dict[str, Any]:
-    """Return what a record declares as JSON Schema 2020-12, with its comments as descriptions.
+    """Return the JSON Schema 2020-12 of a record, with its comments as descriptions.
 
     Args:
         kind: the record.
@@ -149,12 +149,12 @@ def _comments(kind: type) -> dict[str, str]:
 def explain(
     problem: ValidationError, kind: type | None = None, data: Mapping[str, Any] | None = None
 ) -> str:
-    """Return the first problem in words: where, what is wrong, and the mend.
+    """Return the first problem in words: where, what is wrong, and the fix.
 
     Args:
         problem: pydantic's error.
         kind: of the record, to name its keys.
-        data: what was checked, to name entries of lists by their `name`.
+        data: the checked data, to name entries of lists by their `name`.
     """
     entries = problem.errors(include_url=False)
     members = frozenset(_members(kind))
@@ -175,7 +175,7 @@ def explain(
 
 
 def _trouble(entries: list[ErrorDetails], kind: type | None) -> str:
-    """Return what is wrong with one value; pydantic may have tried it as several types."""
+    """Return the problem of one value, for which pydantic may have tried several types."""
     entry = entries[0]
     if entry["type"] in _UNKNOWN:
         key = str(entry["loc"][-1])

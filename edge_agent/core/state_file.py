@@ -26,7 +26,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
-"""What parsing raises where the content is not what the agent has written."""
+"""Errors that parsing raises if the content is not as the agent writes it."""
 _ASIDE = ".damaged"
 
 
@@ -48,7 +48,7 @@ class StateFile:
         self._failing = Latch()
 
     def read(self, parse: Callable[[Any], T]) -> T | None:
-        """Return what *parse* makes of the content; None where there is none or it is damaged."""
+        """Return the content as parsed by *parse*, or None if the file is missing or damaged."""
         try:
             return parse(read_own(self.path.read_bytes()))
         except FileNotFoundError:

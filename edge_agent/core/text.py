@@ -50,7 +50,7 @@ def span(seconds: float) -> str:
 
 
 def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known word that a mistyped one is most like, or None if there is none like it.
+    """Return the known word closest to a mistyped one, or None if none is close.
 
     Args:
         word: as somebody wrote it.
@@ -63,7 +63,7 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def naming(name: str, path: object) -> str:
-    """Return what an error calls a file: its path, too, where the name does not hold it."""
+    """Return the name of a file for errors, with its path if the name does not contain that."""
     return name if str(path) in name else f"{name}: {path}"
 
 
@@ -86,7 +86,7 @@ PLAIN = {"…": "...", "·": "-", "×": "x", "≤": "<=", "≥": ">=", "→": "-
 
 
 def encodable(error: UnicodeError) -> tuple[str, int]:
-    """Write what an encoding lacks in its letters; a handler of errors for `codecs`."""
+    """Replace characters that an encoding lacks; an error handler for `codecs`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]

@@ -1,6 +1,6 @@
 """The group of the agent's threads, its signal handlers, and the one queue of reasons to stop.
 
-Knows nothing of what the threads do.
+Knows nothing of the work that the threads do.
 """
 
 from __future__ import annotations

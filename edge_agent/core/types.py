@@ -97,7 +97,7 @@ class Sample:
     capture: tuple[str, int] | None = None
     """That of its reading, of a window the last one."""
     camera: str = ""
-    """What is wrong with the camera: dark, blurred, frozen or turned; empty: nothing is known."""
+    """The camera's trouble: dark, blurred, frozen or turned; empty: nothing is known."""
 
 
 class State:
@@ -122,19 +122,19 @@ class Request:
     region: tuple[int, int, int, int] | None = None
     """Of a picture, only this part: x1, y1, x2, y2 in its pixels."""
     state: State | None = None
-    """What a model with a state knows of the windows before, or None."""
+    """The state of a stateful model from the windows before, or None."""
     least: float | None = None
-    """What is found above this is wanted too, be the threshold higher."""
+    """Findings above this are wanted, too, even if the threshold is higher."""
     tensors: Tensors | None = None
-    """Inputs of the network by name, in place of what would be made of the sample."""
+    """Inputs of the network by name, instead of those made from the sample."""
     raw: bool = False
-    """The network's outputs are wanted as they are, undecoded."""
+    """The network's raw outputs are wanted, undecoded."""
     foreign: bool = False
     """Asked by somebody else: what is wrong with the sample says nothing of the model."""
 
 
 class Findings:
-    """What a model finds in one sample. Another kind is a subclass with what differs from this."""
+    """A model's findings in one sample. Subclasses for other kinds change what differs."""
 
     __slots__ = ()
 
@@ -152,7 +152,7 @@ class Findings:
         return self
 
     def above(self, threshold: float) -> Findings:
-        """Return what is of at least this score; what has no scores of its own, as it is."""
+        """Return the findings of at least this score; all of them if they have no scores."""
         del threshold
         return self
 
@@ -305,11 +305,11 @@ class Anomaly(Findings):
     threshold: float | None
     """Above it a window is anomalous; None: it is being learned."""
     learning: float | None = None
-    """How much of what it is learned from has been seen, 0 to 1."""
+    """Share of the windows for learning that have been seen, 0 to 1."""
     held: bool = False
     """It is not reported yet: too few of the latest windows were anomalous."""
     label: str = ""
-    """What it means that it is anomalous, as "speech"; empty: nothing but that."""
+    """The label of an anomalous sample, such as "speech"; empty if there is none."""
 
     @property
     def anomalous(self) -> bool:
@@ -437,7 +437,7 @@ class Second:
     took_ms: float
     """… in this many milliseconds, preparing and decoding included."""
     then: Mapping[str, Second] = field(default_factory=dict)
-    """What stages below it found, by name: in all detections of `found`, one after the other."""
+    """Findings of the stages below, by name: in all detections of `found`, one after the other."""
 
 
 @record(quick=True, eq=False)

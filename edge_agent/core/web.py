@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @record
 class WebReply:
-    """What a web server has answered."""
+    """A web server's answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -50,7 +50,7 @@ def exchange(
     most_bytes: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> WebReply:
-    """Post a body, or get a page where there is none; return what is answered.
+    """Post a body, or get a page if there is none; return the answer.
 
     Args:
         url: http or https; its user and password are sent as basic authentication.

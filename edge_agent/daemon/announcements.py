@@ -60,7 +60,7 @@ class PushStatus:
 
 
 class Announcements:
-    """Publishes what has changed, and clears the topics of what is gone."""
+    """Publishes changes, and clears the topics of whatever is gone."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class Announcements:
         self._logged_doubts = now
 
     def problems(self) -> list[str]:
-        """Return which filters leave nothing of what a model finds."""
+        """Return a line for each pipeline whose filters leave nothing of its model's findings."""
         doubts = sorted(self._logged_doubts)
         return [f"pipeline {name}: {line}" for name, line in doubts if LEAVES_NOTHING in line]
 

@@ -147,7 +147,7 @@ class Configuration:
         return later
 
     def _begin(self, patch: Patch, persist: bool, judged: str, later: Later) -> None:
-        """Take a patch over; the main thread."""
+        """Apply a patch; called in the main thread."""
         runner = self._runner
         if self._probation is not None or digest(self._tables()) != judged:
             later.tell(NotNowError("the settings have changed meanwhile; ask again"))
@@ -193,7 +193,7 @@ class Configuration:
             self._return(probation, silent)
 
     def _gives(self, name: str, probation: _Probation) -> bool:
-        """Whether a pipeline has given a result of what was captured since, or is at rest."""
+        """Whether a pipeline has given a result of a frame captured since, or is at rest."""
         pipeline = self._runner.pipelines.get(name)
         if pipeline is None or not pipeline.settings.enabled:
             return True  # taken out of the file meanwhile, or switched off

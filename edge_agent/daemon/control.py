@@ -128,7 +128,7 @@ class Control:
         self.runner.sinks.give(lambda sink: sink.health(payload))
 
     def drain(self) -> None:
-        """Take no more questions, and answer those under way."""
+        """Stop taking questions, and answer those under way."""
         self.answers.drain()
 
     def suspend(self) -> None:

@@ -104,7 +104,7 @@ class EventCommands:
         }
 
     def list_evidence(self, request: ListEvidence) -> Mapping[str, Any]:
-        """List what is kept of events."""
+        """List the kept pictures and clips of events."""
         evidence = self._events.open(self._runner).evidence
         kept = evidence.list(pipeline=request.pipeline, since=request.since, most=MOST_LISTED)
         return {"kept": kept}

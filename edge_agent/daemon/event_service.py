@@ -107,5 +107,5 @@ class EventService:
         return [] if self.dispatcher is None else self.dispatcher.problems()
 
     def health(self) -> dict[str, Any]:
-        """Return what health publishes of events, by key."""
+        """Return the part of health about events, by key."""
         return {} if self.dispatcher is None else self.dispatcher.health()

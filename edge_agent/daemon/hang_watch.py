@@ -1,4 +1,4 @@
-"""Calls into an engine that do not return: detected, logged once, and ended by a restart.
+"""Detects calls into an engine that do not return, logs them once, and ends them by a restart.
 
 Nothing within a process can end such a call. The service manager ends the process once it is not
 fed any more; where there is none, the process ends itself.

@@ -1,4 +1,4 @@
-"""What there is on this device: hardware, profile, engines, models and their crash records."""
+"""The inventory of this device: hardware, profile, engines, models and their crash records."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`edge-agent run`: models load while the rest of the program is imported.
 
-From the plan of the last good start; where there is none, from one that is drafted.
+From the plan of the last good start, or from a drafted one if there is none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .fast_start.drafting import Drafting
 
 _forks: list[Drafting] = []
-"""What must not outlast a restart of this program, which knows nothing of it."""
+"""Drafts that must not outlast a restart of this program, which knows nothing of them."""
 
 
 def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:

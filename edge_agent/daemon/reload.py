@@ -46,7 +46,7 @@ class SettingsReload:
     gone: Callable[[str], object]
     answers: Answers
     _refused: str | None = field(default=None, init=False)
-    """What was wrong with the settings when they were last read again."""
+    """The error in the settings when they were last read again."""
 
     def problems(self) -> list[str]:
         """Return that other settings run than those of the file, and why."""

@@ -226,7 +226,7 @@ def _ports(
 
 
 def _deliveries(runner: Runner, transfers: Router, answers: Answers) -> Handler:
-    """Return what takes all below `in/` that is no command."""
+    """Return a handler for all messages below `in/` that are not commands."""
     door = MqttDoor(answers, runner.client, runner.topics)
 
     def take(levels: tuple[str, ...], message: ReceivedMessage) -> bool:
@@ -267,7 +267,7 @@ def _health(
 
 
 def _device_identity(runner: Runner, inventory: Inventory) -> DeviceIdentity:
-    """Return what packages are checked against, by the settings of the moment."""
+    """Return the identity that packages are checked against, by the current settings."""
     return DeviceIdentity(
         device=runner.settings.device_id,
         profile=inventory.match.name,

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 30.0
 CLOSE_SECONDS = 0.5
-"""What the frames in flight get at the end, through whichever models."""
+"""Time given to frames in flight at the end, whatever models they go through."""
 
 
 class Lanes(Protocol):
@@ -51,7 +51,7 @@ class Lanes(Protocol):
 
 
 class Shadow(Protocol):
-    """A candidate that infers the frames of what serves, and compares."""
+    """A candidate that infers the same frames as the serving model, and compares the outcomes."""
 
     def compare(
         self,
@@ -75,7 +75,7 @@ class Exchange:
 
 @dataclass(slots=True, eq=False)
 class Serving:
-    """What "face" or "face@3" stands for at the moment."""
+    """The model that "face" or "face@3" stands for at the moment."""
 
     arm: Arm
     kind: Kind
@@ -83,7 +83,7 @@ class Serving:
     problem: str | None = None
     """Why there is no model."""
     broken: bool = False
-    """The model is there but not fit to run, rather than not there."""
+    """There is a model, but it is not fit to run."""
     shadow: Shadow | None = None
     """A candidate that infers the same frames."""
     stands_in: str | None = None
@@ -154,7 +154,7 @@ class ActiveModels:
         return any(serving.model is model for serving in self.all())
 
     def pins(self) -> set[tuple[str, str]]:
-        """List name and version of what pipelines have pinned."""
+        """Return the name and version of each model that pipelines have pinned."""
         return {
             (s.arm.name, s.arm.version) for s in self._all.values() if s.arm.version is not None
         }
@@ -303,7 +303,7 @@ class ActiveModels:
         return True
 
     def unload(self, chosen: Callable[[Serving, Model], bool]) -> list[Model]:
-        """Take the models away from the servings that are chosen: their frames wait.
+        """Take the models away from the chosen servings, whose frames then wait.
 
         Callbacks are not called: the caller loads another model, or calls `on_change`.
 
@@ -347,7 +347,7 @@ class ActiveModels:
         ]
 
     def _absent(self, serving: Serving) -> bool:
-        """Whether no version is there, or only versions not yet accepted: one may still come."""
+        """Whether no accepted version is installed, so that one may still come."""
         name, version = serving.arm.name, serving.arm.version
         meant = None if version is None else version_key(version)
         return not any(

@@ -56,7 +56,7 @@ class Notes:
     load: Load = "whole"
 
     def read(self) -> Decision | None:
-        """Return the decision; None: there is none yet."""
+        """Return the decision, or None if there is none yet."""
         return self.verdicts.race(self.folder, self.choice, self.load)
 
     def write(self, decision: Decision) -> None:
@@ -65,7 +65,7 @@ class Notes:
 
 
 class Challenge:
-    """The comparison of one challenger with what serves; frames go on meanwhile."""
+    """A comparison of a challenger with the serving model, while frames go on."""
 
     def __init__(
         self,

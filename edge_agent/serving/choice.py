@@ -1,7 +1,7 @@
 """Which engine a model is loaded on, and how: decided here; nothing is loaded.
 
-Goes by the model's files, the device's profile and hardware, the memory that models may take, what
-a tune has measured, and the ledger of what is known of models on engines.
+Goes by the model's files, the device's profile and hardware, the memory that models may take, the
+results of a tune, and the ledger of verdicts on models and engines.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class DeviceEngines:
         batching: Batching | None = None,
         verdicts: Verdicts | None = None,
     ) -> None:
-        """Probe nothing yet.
+        """Set up the choice; nothing is probed yet.
 
         Args:
             profile: of this device.
@@ -116,9 +116,9 @@ class DeviceEngines:
             wanted: the engine that the settings insist on.
             state: the state folder; None: nothing is kept, and a model is loaded whole, whatever
                 it takes.
-            tuning: what a tune has measured; None: what the state folder has of that.
+            tuning: results of a tune; None: those in the state folder.
             batching: how many frames of several pipelines go through a model at a time.
-            verdicts: what is known of models on engines; None: what the state folder has of that.
+            verdicts: the ledger of verdicts on engines; None: the one in the state folder.
         """
         if state is not None:
             tuning = tuning or TuningResults(state, profile, facts)
@@ -126,9 +126,9 @@ class DeviceEngines:
         self.profile = profile
         self.batching = batching or Batching()
         self.tuning = tuning
-        """What a tune has measured, or None if nothing is known, nor to be kept."""
+        """Results of a tune, or None if nothing is known, nor to be kept."""
         self.verdicts = verdicts
-        """What is known of models on engines, or None if nothing is kept."""
+        """Verdicts on models and engines, or None if nothing is kept."""
         self._facts = facts
         self._wanted = wanted
         self._keeps_forms = state is not None
@@ -268,10 +268,10 @@ class DeviceEngines:
         return None if quick is None else EngineCandidate("quick", quick)
 
     def streamed(self, folder: ModelFolder) -> EngineChoice | None:
-        """Return what runs a model that exceeds the memory budget; None: it does not exceed it.
+        """Return the choice for a model beyond the memory budget, or None if it is within.
 
         Raises:
-            EngineError: it does, and nothing here can run it.
+            EngineError: it is beyond, and nothing here can run it.
         """
         if not self._keeps_forms or not self.exceeds_budget(folder):
             return None
@@ -372,7 +372,7 @@ class DeviceEngines:
         """Whether an engine has yet to be compared on a model that memory holds only once.
 
         A session without optimization serves then until both have been, one after the other. Not
-        of what exceeds the budget: no session could load it.
+        for a model that exceeds the budget: no session could load it.
         """
         alone = self.profile.swap == "replace" and not self.exceeds_budget(folder)
         return alone and not is_held_to_golden(folder) and self._is_unverified(folder, choice)
@@ -384,7 +384,7 @@ class DeviceEngines:
         return is_held_to_golden(folder) or has_room(size_of(folder.path))
 
     def _is_unverified(self, folder: ModelFolder, choice: EngineChoice) -> bool:
-        """Whether nothing is known of an engine that could be compared with another session."""
+        """Whether an engine has no verdict, and another session could be compared with it."""
         if self.verdicts is None or self.verdicts.is_correct(folder.path, choice):
             return False
         plain = plain_choice(folder.network.suffix)

@@ -96,7 +96,7 @@ class EngineCheck:
     def _hear(
         self, verdicts: Verdicts, serving: Serving, model: Model, check: OutputCheck
     ) -> float | None:
-        """Conclude from what the model's check has found, once it has."""
+        """Draw the conclusion from a model's check, once that has settled."""
         if not check.settled:
             return IDLE_SECONDS if model.last is None else POLL_SECONDS
         why, last = check.why, model.last
@@ -172,9 +172,9 @@ class EngineCheck:
         said: list[Statement],
         wrong: list[str],
     ) -> Model:
-        """Load the first engine that gives the golden outputs, or agrees with what was said.
+        """Load the first engine that gives the golden outputs, or agrees with the statements.
 
-        Adds what there is to say of those that do not to *wrong*.
+        Appends the reasons against the others to *wrong*.
         """
         while True:
             model = load()
@@ -259,7 +259,7 @@ class FormCheck:
         """By what serves: the inputs on which its form will be compared with it."""
 
     def run(self, serving: Serving, model: Model) -> float | None:
-        """Compare the form of a model with what serves, or None if there is nothing to compare."""
+        """Compare a model's prepared form with the serving model, or return None if not needed."""
         verdicts, folder = self._loader.engines.verdicts, model.folder
         choice = self._loader.engines.prepared_choice(folder)
         if verdicts is None or choice is None or model.engine.prepared is not None:

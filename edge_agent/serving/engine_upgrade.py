@@ -43,7 +43,7 @@ class EngineUpgrade:
         challenger: Challenger,
         closing: threading.Event,
     ) -> None:
-        """Take the models that serve now for those of the start."""
+        """Note the models that serve now as those of the start."""
         self._loader = loader
         self._challenger = challenger
         self._closing = closing
@@ -55,7 +55,7 @@ class EngineUpgrade:
         )
         self._settled: WeakSet[Model] = WeakSet()
         self._left: WeakKeyDictionary[Model, list[EngineChoice]] = WeakKeyDictionary()
-        """What is still to be tried instead of a model."""
+        """Choices still to be tried instead of a model."""
 
     def run(self, serving: Serving, model: Model) -> float | None:
         """Tune a model if its profile says so, settle it, and try the engines preferred to it."""
@@ -158,7 +158,7 @@ class EngineUpgrade:
 
 
 class FormUpgrade:
-    """Tries the prepared form of each model, once, in the place of what was loaded first.
+    """Tries the prepared form of each model, once, in place of the form loaded first.
 
     A model that was pushed, or is new here, runs as its engine loads it. Once its prepared form is
     there, that may be the better way to run it.
@@ -175,7 +175,7 @@ class FormUpgrade:
         self._loader = loader
         self._challenger = challenger
         self._watched = watched
-        """Whether a model of that name is on trial or on probation, and so stays as it is."""
+        """Whether a model of that name is on trial or probation, and so must not be replaced."""
         self._first: dict[Path, ref[Model]] = {
             each.model.folder.path: ref(each.model)
             for each in active.all()

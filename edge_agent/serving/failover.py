@@ -57,9 +57,9 @@ class Breaker:
         self._since = clock()
         self._pause = 0.0
         self.why = ""
-        """What went wrong, the last time that it did."""
+        """The reason for the latest failure."""
         self.failure: Failure | None = None
-        """What the engine must do better to be taken back."""
+        """The failure, by which an engine must do better to be taken back."""
 
     @property
     def state(self) -> State:

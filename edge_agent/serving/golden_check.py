@@ -47,7 +47,7 @@ class GoldenCheck:
         self.satisfied = False
         self._answered = False
         self._damaged: ModelError | None = None
-        """What is wrong with the golden file."""
+        """The error in the golden file."""
         self._turn = threading.Lock()
 
     @property

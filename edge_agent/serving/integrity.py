@@ -1,4 +1,4 @@
-"""Reads what serves again from the disk, slowly, and compares it with what was written.
+"""Slowly rereads the files of serving models, and compares them with what was written.
 
 A start trusts quick checksums of what it loads, and time stamps for the rest. Flash forgets: a
 file that has changed without being written is reported, and a damaged form is left for its model.

@@ -47,14 +47,14 @@ class MemoryRelease:
         forget: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Check nothing yet.
+        """Set up; nothing is checked yet.
 
         Args:
             active: whose models are unloaded.
             idle_s: after so many seconds a lazy model is unloaded in any case; 0: none is lazy.
-            present: names what takes memory as long as it is there.
-            short: returns in words that memory runs short; empty: it does not.
-            forget: releases what is only kept to be used again.
+            present: returns keys of everything that takes memory, as long as it exists.
+            short: returns warnings that memory runs short; empty if it does not.
+            forget: releases memory kept only for reuse.
             clock: monotonic seconds.
         """
         self._active = active
@@ -65,7 +65,7 @@ class MemoryRelease:
         self._clock = clock
         self._there: AbstractSet[object] = frozenset()
         self._gone_at: float | None = None
-        """When something was last missing that had been there; None: it has been dealt with."""
+        """When an entry was last found missing; None if that has been dealt with."""
         self._checked = self._trimmed = float("-inf")
         self._shortage = Latch()
 

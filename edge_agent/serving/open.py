@@ -32,16 +32,16 @@ class Forms:
     state: Path
     """The state folder, where they lie."""
     budget_mb: int
-    """What all models may take, MiB; 0: no bound."""
+    """Memory that all models together may take, MiB; 0: no bound."""
 
     def find(
         self, folder: ModelFolder, choice: EngineChoice, kind: Kind, *, make: bool = False
     ) -> Artifact | None:
-        """Find the prepared form of a model, or make it; None: there is none.
+        """Find the prepared form of a model, or make it; returns None if there is none.
 
         Raises:
             ModelError: a file of the model cannot be read.
-            ArtifactError: it cannot be made.
+            ArtifactError: the form cannot be made.
         """
         from ..inference.prepared.compile.cache import find, prepare
         from ..models.store.store import Store
@@ -95,13 +95,13 @@ def open_prepared(
 def open_streamed(
     folder: ModelFolder, choice: EngineChoice, kind: Kind, forms: Forms, *, checked: bool
 ) -> Model:
-    """Load a model larger than the memory budget: its weights are read for every frame.
+    """Load a model larger than the memory budget; its weights are read for every frame.
 
     Slower, but it runs at all. Its prepared form is made if there is none.
 
     Raises:
         ModelError: the model is not fit to run.
-        EngineError: it cannot be run so.
+        EngineError: it cannot be run this way.
     """
     from ..models.files.check_onnx import check_network
 

@@ -21,7 +21,7 @@ class PlannedModel(NamedTuple):
     choice: Any
     """Packed `EngineChoice`."""
     form: str
-    """Folder of the prepared form; empty: there is none."""
+    """Folder of the prepared form; empty if there is none."""
     way: LoadWay = "whole"
     """How it is loaded; "prepared" where there is a form."""
     unverified: bool = False

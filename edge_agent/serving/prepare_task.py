@@ -64,7 +64,7 @@ class PrepareTask:
         """Called before a form is made, and when it is ready or cannot be made."""
         self._closing = closing
         self._forms: dict[Path, Artifact | str] = {}
-        """By folder of the model: its form, or why there is none."""
+        """By folder of the model: its form, or the reason why it has none."""
         self._maker = ThreadPoolExecutor(1, "prepare")
         self._making: tuple[ModelFolder, Future[Artifact]] | None = None
         """The form that is being made: one at a time."""
@@ -148,7 +148,7 @@ class PrepareTask:
             )
 
     def _finish(self) -> None:
-        """Take the form that has been made, if it is there."""
+        """Collect the form being made, if it is finished."""
         if self._making is None or not self._making[1].done():
             return
         (folder, making), self._making = self._making, None
@@ -177,7 +177,7 @@ class PrepareTask:
         self._changed()
 
     def _all_known(self) -> bool:
-        """Whether it is known of every model that serves whether it has a form."""
+        """Whether each serving model is known to have a form or not."""
         serving = [each.model for each in self._active.all()]
         return all(model is None or model.folder.path in self._forms for model in serving)
 
@@ -204,7 +204,7 @@ class PrepareTask:
         return self._engines.prepared_choice(model.folder)
 
     def state(self, name: str) -> str | None:
-        """Return how far the form of what serves under a name is; None: nothing serves."""
+        """Return the state of the serving model's form under a name, or None if nothing serves."""
         for serving in self._active.all():
             if serving.reference == name and serving.model is not None:
                 form = self._forms.get(serving.model.folder.path)
@@ -216,7 +216,7 @@ class PrepareTask:
         return None
 
     def _readiness(self, model: Model) -> str:
-        """Return what is known of a form that is made: no start takes one that is unverified."""
+        """Return the state of a finished form; a start takes no form that is unverified."""
         choice = self._choice(model)
         if choice is None or not self._engines.unverified(model.folder, choice):
             return "ready"
@@ -225,7 +225,7 @@ class PrepareTask:
         return "preparing" if why is None else f"no: {why}"
 
     def planned(self) -> list[PlannedModel]:
-        """List what serves, as the next start can load it at once."""
+        """List the serving models in the way that the next start can load them at once."""
         found = []
         for serving in self._active.all():
             model = serving.model
@@ -252,7 +252,7 @@ class PrepareTask:
         return found
 
     def _start(self, model: Model) -> tuple[EngineCandidate | None, str]:
-        """Return what gives a model's first result soonest, and the folder of its form."""
+        """Return the way to a model's first result that is soonest, and the folder of its form."""
         form, running = self._forms.get(model.folder.path), model.engine.prepared
         if isinstance(form, Artifact):
             choice, place = self._choice(model) or model.choice, form.folder

@@ -79,10 +79,10 @@ class ReferenceCheck:
         return self._agreed >= INPUTS
 
     def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
-        """Return the outputs for an input that a model was given, and the label of who made them.
+        """Return the outputs for an input of the model, and the label of the engine they are from.
 
         Raises:
-            EngineError: an engine failed, be it the reference session's.
+            EngineError: an engine failed, possibly that of the reference session.
             SampleError: what the engine gave is not finite, or cannot be decoded.
         """
         with self._turn:
@@ -91,7 +91,7 @@ class ReferenceCheck:
         return model.run(tensors), model.engine.label
 
     def _beside(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
-        """Answer with what the engine gives if that is right, else with the session beside it."""
+        """Return the engine's outputs if they are right, or else those of the session beside it."""
         given = model.unfolded(tensors)
         if self.why is not None:
             return self._plain.run(given), self._plain.engine.label
@@ -146,13 +146,13 @@ def attach_check(model: Model, kind: Kind) -> None:
 
 @record(eq=False)
 class Statement:
-    """What a session without optimization has found in an input."""
+    """The answer of a session without optimization to an input."""
 
     tensors: Tensors
     """Of the network, unfolded."""
     answer: Answer
     in_noise: Callable[[], Findings]
-    """Returns what it finds in the same input with noise of one gray level."""
+    """Returns its findings in the same input with noise of one gray level."""
     label: str
     """Of the session's engine."""
 
@@ -170,7 +170,7 @@ def state(plain: Model, tensors: Tensors) -> Statement:
 
 
 def why_unlike(statements: Iterable[Statement], model: Model) -> str | None:
-    """Return why an engine must not serve a model, or None if it agrees with what was stated."""
+    """Return why an engine must not serve a model, or None if it agrees with the statements."""
     for said in statements:
         try:
             with contained(model.id):

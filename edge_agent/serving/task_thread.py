@@ -70,12 +70,12 @@ class TaskThread:
         closing: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Call nothing yet.
+        """Set up; no task is called yet.
 
         Args:
             name: of its thread.
             active: the models that serve.
-            models: sequences of what is done to each of them; a task is called when the one before
+            models: sequences of tasks for each of them; a task is called when the one before
                 it in its sequence is done with the model. Another model begins each of them again.
             tasks: called after them, in every round.
             problems: of the tasks, for health.
@@ -109,7 +109,7 @@ class TaskThread:
         self._woken.set()
 
     def problems(self) -> list[str]:
-        """Return what is wrong with the models that serve, in words for health."""
+        """Return the problems of the serving models, as texts for health."""
         serving = {id(each.model) for each in self._active.all()}
         left = [why for model, why in list(self._left.items()) if id(model) in serving]
         return left + [problem for each in self._problems for problem in each()]

@@ -50,10 +50,10 @@ class Upkeep:
             loader: how models are loaded here.
             lanes: whose frames go through them.
             store: in whose folder the prepared forms lie.
-            quota: returns what the store may take, bytes.
+            quota: returns the size limit of the store, bytes.
             watched: whether a model of that name is on trial or on probation.
-            present: names what takes memory as long as it is there.
-            forget: releases what is only kept to be used again.
+            present: returns keys of everything that takes memory, as long as it exists.
+            forget: releases memory kept only for reuse.
             prepared: called before a prepared form is made, when it is ready or cannot be, and when
                 an engine that serves has been found sound.
             plan: writes the plan of the next start.
@@ -108,9 +108,9 @@ class Upkeep:
         self._slow.wake()
 
     def prepared(self, name: str) -> str | None:
-        """Return how far the prepared form of what serves under a name is; None: nothing serves."""
+        """Return the state of the serving model's form under a name, or None if nothing serves."""
         return self._prepare.state(name)
 
     def planned(self) -> list[PlannedModel]:
-        """List what serves, as the next start can load it at once."""
+        """List the serving models in the way that the next start can load them at once."""
         return self._prepare.planned()

@@ -144,7 +144,7 @@ def _batches(folder: ModelFolder, kind: Kind) -> Iterator[tuple[int, FixShapes]]
 
 
 class _Round(NamedTuple):
-    """What was measured in one turn; times in seconds."""
+    """Measurements of one turn; times in seconds."""
 
     runs: int
     wall: float

@@ -28,19 +28,19 @@ SHORT_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be measured."""
+    """A request to measure a model."""
 
     model: str
     """Its folder."""
     kind: Kind
     choices: tuple[EngineChoice, ...]
-    """The ways to try, but for the batch."""
+    """The ways to try, except for the batch size."""
     seconds: float
     """Of each way, in all rounds together."""
     polite: bool
     """The agent is at work: measure with low priority."""
     form: str | None
-    """Folder of the prepared form, which is what a start runs; None: there is none."""
+    """Folder of the prepared form, which a start would run, or None if there is none."""
 
 
 def tune_model(

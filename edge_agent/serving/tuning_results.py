@@ -68,7 +68,7 @@ class Way:
 
 @record
 class Tune:
-    """What was measured of one model, in the profile's order."""
+    """Measurements of one model, in the profile's order."""
 
     model: str
     made: float
@@ -112,15 +112,15 @@ class TuningResults:
 
     @property
     def problem(self) -> str | None:
-        """Why what is in the file is not used, or None if it is, or there is none."""
+        """Why the file is not used, or None if it is used or does not exist."""
         return self._read()[1]
 
     def all(self) -> list[Tune]:
-        """List what counts on this device."""
+        """Return the tunes that count on this device."""
         return list(self._read()[0].values())
 
     def lanes(self, usual: int) -> int:
-        """Return how many lanes suit the tuned models best together; *usual* where it is open.
+        """Return how many lanes suit the tuned models best together, or *usual* if that is open.
 
         Lanes are the agent's, not a model's: each number is judged by what it leaves of every
         model's best.
@@ -136,7 +136,7 @@ class TuningResults:
         return max(scores, key=lambda lanes: scores[lanes])
 
     def best(self, folder: Path, lanes: int, choices: Sequence[EngineChoice]) -> Way | None:
-        """Return the best way to run a model, or None if nothing is known of it.
+        """Return the best way to run a model, or None if none is known.
 
         Raises:
             ModelError: a file of the model cannot be read.
@@ -169,7 +169,7 @@ class TuningResults:
         return ordered
 
     def write(self, folder: Path, model: str, ways: Sequence[Way]) -> None:
-        """Write what was measured of a model; what no longer counts is dropped.
+        """Write the measurements of a model, and drop outdated ones.
 
         Raises:
             ModelError: a file of the model cannot be read.
@@ -187,7 +187,7 @@ class TuningResults:
         self._seen = None
 
     def _read(self) -> tuple[dict[str, Tune], str | None]:
-        """Return what counts, and why some does not; the file is read again if it has changed."""
+        """Return the tunes that count, and why others do not; rereads the file after a change."""
         try:
             known = self._path.stat()
         except OSError:
@@ -222,7 +222,7 @@ class TuningResults:
 
 
 def _here(profile: DeviceProfile, facts: Facts) -> dict[str, Any]:
-    """Return what a tune depends on besides the model."""
+    """Return everything but the model that a tune depends on."""
     flags = " ".join(sorted(facts.flags))
     return {
         "agent": __version__,

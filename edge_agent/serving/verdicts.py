@@ -1,11 +1,11 @@
-"""What is known of each model on each engine of this device: one ledger, kept over restarts.
+"""A ledger of verdicts on each model and engine of this device, kept over restarts.
 
 An entry is known by what decides numbers and times: the files of the model, the engine with its
 device, options and version, and the processor. It says whether the engine computes the model
 rightly, and how it did in a race with the one that served.
 
-Crashes and hangs are counted here as well, by what the flight recorder notes of a call: of a
-process that crashes nothing else is known. Without that a model whose engine crashes at every start
+Crashes and hangs are counted here as well, from the flight recorder's notes on calls: nothing else
+is known about a process that crashed. Without that a model whose engine crashes at every start
 would have the service manager restart the agent for ever. After LIMIT times in a row the engine is
 passed over for that model; a run that goes well clears the counts below the limit.
 """
@@ -93,7 +93,7 @@ class Verdicts:
     """Remembers what engines were found to be worth. Written by the agent alone."""
 
     def __init__(self, state: Path) -> None:
-        """Read what is known."""
+        """Read the ledger."""
         self._state = state
         self._file = StateFile(state / FILE, "what is known of models on engines")
         self._known = self._file.read(_parse) or _Known({}, {}, {})

@@ -51,7 +51,7 @@ def draft(config: str, origins: str) -> Plan | None:
 
 
 def _arms(settings: Settings, *, lazy: bool) -> Iterator[tuple[Arm, Kind]]:
-    """Yield what models are needed at once, each once: the most urgent first."""
+    """Yield the models that are needed at once, each of them once, the most urgent first."""
     found: dict[tuple[str, Kind], Arm] = {}
     for pipeline in settings.pipelines:
         kind = parse_source(pipeline.source, settings.base).kind

@@ -33,7 +33,7 @@ PATIENCE = 30.0
 KILLED_SECONDS = 1.0
 """To wait for a fork that was killed: one that sits in a driver is left to the kernel."""
 BEHIND = 5
-"""Niceness of what checks the other models while the first one is loaded."""
+"""Niceness of the process that checks the other models while the first one is loaded."""
 _PIECE = 2**26
 
 
@@ -86,7 +86,7 @@ class Drafting:
         )
 
     def _hear(self) -> Any:
-        """Wait for what the fork says next; None: nothing more, or nothing that it meant to."""
+        """Return the fork's next message, or None if there is none or it is cut off."""
         until = time.monotonic() + PATIENCE
         while b"\n" not in self._heard:
             ready = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))[0]

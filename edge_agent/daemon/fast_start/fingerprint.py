@@ -49,7 +49,7 @@ def digest(config: str | None) -> str:
 
 
 def stamp(path: str) -> list[int] | None:
-    """Return a value that changes with a file or folder; None where there is none."""
+    """Return a value that changes with a file or folder, or None if it does not exist."""
     try:
         known = os.stat(path)  # noqa: PTH116 - pathlib's is slower, and there are many
     except OSError:

@@ -56,7 +56,7 @@ class PlanWriter:
         self._models = models
         self._unchanging = _stamps(_unchanging())
         self._served: dict[Path, Stamps] = {}
-        """By folder of what serves: its files, as they were when it began to."""
+        """By folder of each serving model: the stamps of its files when it began to serve."""
         self._checking = threading.Lock()
         self.waits_for_restart = False
         """Settings have been read that take effect at the next start."""
@@ -65,7 +65,7 @@ class PlanWriter:
         self._writing = threading.Lock()
 
     def reread(self) -> None:
-        """Take the fingerprint of the inputs, right before the settings are read again.
+        """Compute the fingerprint of the inputs, right before the settings are read again.
 
         It is used if the new settings are applied: wrong ones leave everything as it was.
         """
@@ -167,7 +167,7 @@ class PlanWriter:
         return found + _unchanging()
 
     def _outdated(self) -> bool:
-        """Whether a file has changed since it was read into what runs."""
+        """Whether a file has changed since the running agent read it."""
         models = [serving.model for serving in self._runner.active.all()]
         folders = {model.folder.path for model in models if model is not None}
         with self._checking:
@@ -190,7 +190,7 @@ def _stamps(paths: list[Path]) -> Stamps:
 
 
 def _unchanging() -> list[Path]:
-    """List what is read once in a run: profiles, their folders, and the modules of records.
+    """List the files that are read once in a run: profiles and their folders, modules of records.
 
     The modules matter in a checkout, and in a build that bears the same version.
     """
