@@ -63,7 +63,7 @@ class Wave:
 
 @record(kw_only=True)
 class Gate:
-    """What must hold of a wave before the next one begins; shares of its devices."""
+    """Conditions on a wave before the next one begins; shares of its devices."""
 
     __pydantic_config__ = _STRICT
     max_rejected: Share = 0.05
@@ -139,7 +139,7 @@ class Plan:
 
 
 def touched(patch: Mapping[str, Any]) -> frozenset[tuple[str, ...]]:
-    """Return the paths of what a merge patch changes."""
+    """Return the paths of the keys that a merge patch changes."""
     found: set[tuple[str, ...]] = set()
     for key, value in patch.items():
         below = touched(value) if isinstance(value, Mapping) else ()
@@ -189,7 +189,7 @@ def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) 
 
 
 def _check(plan: Plan) -> None:
-    """Raise MalformedError where a text is not what it should be."""
+    """Raise MalformedError if a text is invalid."""
     try:
         for at in (plan.created, plan.expires, plan.time):
             seconds_of(at)
@@ -206,7 +206,7 @@ def _check(plan: Plan) -> None:
 
 
 def trouble_of(waves: Sequence[Wave]) -> str | None:
-    """Return what is wrong with the waves that a person has written; None: nothing."""
+    """Return the problem of waves written by a person, or None if there is none."""
     if not 0 < len(waves) <= MAX_WAVES:
         return f"expected 1 to {MAX_WAVES} tables [[waves]]"
     for number, wave in enumerate(waves):

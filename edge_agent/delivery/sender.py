@@ -120,7 +120,7 @@ class Sender:
         self._publish(f"{self._prefix}/offer", payload)
 
     def _check_sizes(self, offer: int) -> None:
-        """Check that the broker takes packets of what is sent, before any of it is."""
+        """Check that the broker accepts packets of these sizes, before sending any."""
         limit = self._client.max_packet
         if limit is None:
             return
@@ -193,7 +193,7 @@ class Sender:
         self._publish(f"{self._prefix}/{kind}/{number}", payload)
 
     def _publish(self, topic: str, payload: bytes) -> None:
-        """Publish for who is there now: a device that comes back later gets nothing uninvited."""
+        """Publish to devices connected now: one that comes back later gets nothing uninvited."""
         self._client.publish(topic, payload, expires_s=MOST_OFFER_SECONDS)
 
 

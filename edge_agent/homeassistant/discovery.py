@@ -38,7 +38,7 @@ class PipelineView:
 
     settings: Pipeline
     labels: Sequence[str]
-    """What its models find, where that is known."""
+    """The labels that its models find, if known."""
     picture: bool
     """Whether its source gives pictures."""
     scores: bool
@@ -135,7 +135,7 @@ def _of_model(topics: Topics, model: str) -> Entity:
 
 
 def _controls(topics: Topics, view: PipelineView) -> Iterator[Entity]:
-    """Yield what can be set of a pipeline."""
+    """Yield the controls of a pipeline."""
     settings = view.settings
     yield "switch", "enabled", "enabled", _setting(topics, settings.name, "enabled")
     if view.scores:
@@ -147,7 +147,7 @@ def _controls(topics: Topics, view: PipelineView) -> Iterator[Entity]:
 
 
 def _figures(topics: Topics, view: PipelineView) -> Iterator[Entity]:
-    """Yield what health says of a pipeline."""
+    """Yield the figures of a pipeline in health."""
     own = f"value_json.pipelines.get({_text(view.settings.name)}, {{}})"
     rate = f"{{{{ {own}.get('fps', '') }}}}"
     yield "sensor", "fps", "results", _figure(topics, rate, "1/s")
@@ -157,7 +157,7 @@ def _figures(topics: Topics, view: PipelineView) -> Iterator[Entity]:
 
 
 def _findings(topics: Topics, view: PipelineView) -> Iterator[Entity]:
-    """Yield what a result says in a number or a word."""
+    """Yield the parts of a result that are a number or a word."""
     # With every frame of a camera, a state would be written.
     shown: Component = {"state_topic": topics.result(view.settings.name)}
     shown |= {"enabled_by_default": False} if view.picture else {}
@@ -243,7 +243,7 @@ def _over_pipelines(
 
 
 def _answers(topics: Topics, view: PipelineView) -> Iterator[Entity]:
-    """Yield what a model has said last, with all that came with it as attributes."""
+    """Yield the latest answer of a model, with the rest of its payload as attributes."""
     if not view.settings.ask:
         return
     topic = topics.answer(view.settings.name)

@@ -1,4 +1,4 @@
-"""What is done when a rule fires: messages on other topics, and posts to web servers.
+"""Actions of rules: messages on other topics, and posts to web servers.
 
 Bounded and retried, in threads of its own: nothing here waits on the way of a frame. Work for
 servers is done for each of them one after the other, for different ones side by side: a server that
@@ -103,7 +103,7 @@ HTTP_SECONDS = 5.0
 PAUSE_SECONDS = 1.0
 """Between two tries."""
 MESSAGES = "messages"
-"""What all that is published counts as, where each URL is a kind of its own."""
+"""The kind that all messages count as, whereas each URL is a kind of its own."""
 MESSAGE_SECONDS = 60.0
 """How long a message waits for a connection."""
 

@@ -83,7 +83,7 @@ class Asking:
             self._fail(oldest, "too many events wait for it")
 
     def refuse(self, ask: Ask, event: Mapping[str, Any], why: str) -> None:
-        """Say that an event cannot be asked about."""
+        """Report that an event cannot be asked about."""
         self._fail(_Asked(ask, event, None), why)
 
     # The thread, and those of single questions
@@ -170,6 +170,6 @@ class Asking:
             return [f"ask: {whom}: {why}" for whom, why in self._failing.items() if whom in wanted]
 
     def health(self) -> dict[str, Any]:
-        """Return what health publishes of answers."""
+        """Return the counts of answers for health."""
         with self._lock:
             return {"answered": self.answered, "failed": self.failed, "skipped": self.skipped}

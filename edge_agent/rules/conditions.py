@@ -45,7 +45,7 @@ class Condition:
         self._since = 0.0
 
     def step(self, value: float, now: float, *, plain: bool = True) -> Change | None:
-        """Take a result at *now*, monotonic seconds; return what changes with it.
+        """Add a result at *now*, monotonic seconds; return the change it brings, if any.
 
         *value* is compared with `above` and `below`; *plain*: it is true where there are no bounds.
         """
@@ -71,7 +71,7 @@ class Condition:
         self._true, self._bits = self.active, 0
 
     def reset(self) -> None:
-        """Forget what was: nothing is known of the time between."""
+        """Forget the past, after a time of which nothing is known."""
         self.active = self._true = False
         self._bits = 0
 
@@ -98,7 +98,7 @@ class _Entry:
         self.condition = Condition(rule)
         self.event: OngoingEvent | None = None
         self.facts: dict[str, Any] = {}
-        """What the latest result says."""
+        """Facts of the latest result."""
 
 
 class Conditions:
@@ -233,7 +233,7 @@ class Moves:
         self._tell(self._departures, view.slots, view.fell)
 
     def end(self, slots: Slots) -> None:
-        """Tell of objects that are given up: they have gone from where they were."""
+        """Report objects that are given up as gone from where they were."""
         self._tell(self._departures, slots, self._objects.occupancy.held[slots])
 
     def _tell(self, columns: Slots, slots: Slots, moved: Any) -> None:
@@ -285,7 +285,7 @@ class Stays:
                 self._ongoing[column, slot] = event
 
     def update(self) -> None:
-        """Tell of better views of objects that stay."""
+        """Report better views of objects that stay."""
         for (_, slot), event in self._ongoing.items():
             if event.is_better({"score": self._objects.scores[slot]}):
                 self._log.update(event, self._objects.facts(slot, event.rule))

@@ -89,7 +89,7 @@ class EventQueue:
 
     @property
     def since(self) -> float | None:
-        """Since when the oldest event waits, monotonic seconds; None: there is none."""
+        """When the oldest waiting event came, monotonic seconds, or None if none waits."""
         with self._changed:
             return self._events[0].since if self._events else None
 
@@ -121,9 +121,9 @@ class EventDispatcher:
         credible: Callable[[int], bool],
         holds: Holds = always,
     ) -> None:
-        """Read what the last run has left.
+        """Read the state that the last run left.
 
-        *settings* returns those that hold; *credible*: a time, in nanoseconds since 1970, can be
+        *settings* returns the current ones; *credible*: a time, in nanoseconds since 1970, can be
         right.
         """
         self.actions = Actions(
@@ -156,7 +156,7 @@ class EventDispatcher:
         self._behind: float | None = None
         """Since when the oldest event that is being published has waited, monotonic seconds."""
         self._left = self._journal.left()
-        """Messages of the last run, and the ends of what had begun in it; until published."""
+        """Messages of the last run, and ends of events that lasted in it; until published."""
         self._numbers = itertools.count(1)
         client.retained.register(
             topics.count(""), lambda: [topics.count(name) for name in self.engines.counting()]
@@ -164,7 +164,7 @@ class EventDispatcher:
 
     @property
     def evidence(self) -> Evidence:
-        """What is kept of events."""
+        """The kept pictures and clips of events."""
         return self.clips.evidence
 
     # What any thread may call
@@ -174,7 +174,7 @@ class EventDispatcher:
         return f"{self._origin[1].replace('-', '')[:12]}-{next(self._numbers)}"
 
     def submit(self, *events: Event) -> None:
-        """Take events of one moment, of a rule or of anything else.
+        """Accept events of one moment, from a rule or anything else.
 
         All events come this way. They are in the journal when this returns, with the totals of the
         lines that they have crossed; what follows is done by the dispatcher's thread. One that
@@ -313,7 +313,7 @@ class EventDispatcher:
         ]
 
     def health(self) -> dict[str, Any]:
-        """Return what health publishes of actions and, where something is asked, of answers."""
+        """Return the counts of actions for health, and those of answers if anything is asked."""
         told = {"actions": {"done": self.actions.done, "failed": self.actions.failed}}
         asks = any(pipeline.ask for pipeline in self._settings().pipelines)
         return told | ({"answers": self.asking.health()} if asks else {})

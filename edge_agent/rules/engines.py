@@ -84,7 +84,7 @@ class RuleEngines:
         return [] if self.combined is None else list(self.combined.step(events))
 
     def actions(self) -> Iterator[Action]:
-        """Yield what the rules do."""
+        """Yield the actions of the rules."""
         yield from () if self.combined is None else self.combined.actions()
         for _, settings in list(self._engines.values()):
             for rule in settings.rules:
@@ -120,12 +120,12 @@ class RuleEngines:
 
 
 WHEN = "all"
-"""What kind of event it is."""
+"""The `when` of its events."""
 
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """What is known of one of the events that a rule waits for."""
+    """The state of one of the events that a rule waits for."""
 
     latest: Event | None = None
     at: float = 0.0
@@ -155,7 +155,7 @@ class _Member:
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """What is known of one rule."""
+    """The state of one rule."""
 
     rule: CombinedRule
     members: list[_Member]
@@ -173,7 +173,7 @@ class CombinedRules:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def actions(self) -> Iterator[Action]:
-        """Yield what they do."""
+        """Yield the actions of the rules."""
         for rule in self.settings().rules:
             yield from rule.do
 

@@ -25,9 +25,9 @@ class Event:
     id: str
     """Unique, and safe in a topic."""
     rule: str
-    """The name of what has made it."""
+    """The name of its rule, or whatever else made it."""
     when: str
-    """What kind of event it is: for a rule, its kind."""
+    """The kind of event; for a rule, its kind."""
     pipeline: str
     """On whose topic it is published."""
     state: State
@@ -36,18 +36,18 @@ class Event:
     time_ns: int
     began_ns: int
     facts: Mapping[str, Any]
-    """What was seen, by key of the payload: label, score, track, box, zone, line, count …"""
+    """Facts by key of the payload: label, score, track, box, zone, line, count …"""
     qos: int = 1
     actions: tuple[Action, ...] = ()
-    """What is to be done."""
+    """Actions to be done."""
     picture: Array | None = None
     """The frame, uint8 (height, width, 3), BGR; where it is to be published or asked about …"""
     crop: bool = False
-    """… of what is around the box."""
+    """… cropped to the surroundings of the box."""
     shown: bool = True
     """Whether the picture is to be published."""
     asks: tuple[Ask, ...] = ()
-    """What is asked about it."""
+    """Questions to ask about it."""
     clip: bool = False
     """Whether a clip of it is to be kept, …"""
     since: float = 0.0
@@ -57,7 +57,7 @@ class Event:
 
     @property
     def label(self) -> str:
-        """What it is about; empty: nothing with a name."""
+        """The label of its object; empty if it has none."""
         return str(self.facts.get("label", ""))
 
 
@@ -153,7 +153,7 @@ class EventLog:
         """By rule and label."""
 
     def go_on(self, sample: Sample) -> None:
-        """Take *sample* for the present; its picture may go with events where that is wanted."""
+        """Make *sample* the present; its picture may go with events that want one."""
         self.seq, self.now, self.time_ns = sample.seq, sample.since, sample.time_ns
         self.picture = sample.data if sample.picture else None
 
@@ -174,7 +174,7 @@ class EventLog:
         return self._holds(rule, self.time_ns)
 
     def once(self, rule: Rule, facts: dict[str, Any]) -> None:
-        """Tell of a moment."""
+        """Report an event without duration."""
         if self.is_silent(rule, facts):
             return
         self._silence(rule, facts)
@@ -190,14 +190,14 @@ class EventLog:
         return event
 
     def update(self, event: OngoingEvent, facts: Mapping[str, Any]) -> None:
-        """Tell more of an event."""
+        """Report more of an event."""
         event.updated = self.now
         event.score = max(event.score, float(facts.get("score", 0.0)))
         event.facts |= facts
         self._send("update", event, event.facts)
 
     def end(self, event: OngoingEvent, why: Why, facts: Mapping[str, Any] | None = None) -> None:
-        """End an event, with what is to be told of its end."""
+        """End an event, with further facts for its end."""
         seconds = round(max(0.0, self.now - event.began), 3)
         self._silence(event.rule, event.facts)
         told = {**event.facts, **(facts or {}), "seconds": seconds, "why": why}

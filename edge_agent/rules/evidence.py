@@ -1,4 +1,4 @@
-"""Evidence of events: pictures and clips, and what of it is kept on disk, up to a limit.
+"""Evidence of events: pictures and clips, kept on disk up to a limit.
 
 A clip is the camera's own packets from some seconds before to some seconds after.
 """
@@ -28,18 +28,18 @@ from .event import Event
 log = logging.getLogger(__name__)
 
 AROUND = 0.5
-"""Of a box's larger side, what a crop shows around it, at most."""
+"""Widest margin of a crop around a box, as a share of the box's larger side."""
 QUALITY = 85
 KEPT = {"picture": ".jpg", "clip": ".mp4"}
-"""What is kept of an event, and with which suffix."""
+"""Kinds of evidence kept of an event, and their suffixes."""
 PART = ".part"
-"""Ending of what is half written."""
+"""Ending of half-written files."""
 FULL_SHARE = 0.9
 """Of what may be kept, what is left of a full folder: it need not be read for every picture."""
 
 
 def render(event: Event) -> bytes:
-    """Return the JPEG of an event: the frame, or its box with what is around.
+    """Return the JPEG of an event: the frame, or its box with the surroundings.
 
     The box is in the middle: at the edge of the frame there is less around it.
 
@@ -55,7 +55,7 @@ def render(event: Event) -> bytes:
 
 
 def crop(picture: Array, box: tuple[float, float, float, float]) -> Array:
-    """Return what is around a box in a picture (height, width, 3), with the box in the middle."""
+    """Crop a picture (height, width, 3) to a box and its surroundings, the box in the middle."""
     height, width = picture.shape[:2]
     x1, y1 = min(max(0, round(box[0])), width - 1), min(max(0, round(box[1])), height - 1)
     x2, y2 = max(min(width, round(box[2])), x1 + 1), max(min(height, round(box[3])), y1 + 1)
@@ -80,7 +80,7 @@ class Evidence:
         """Bytes when the folder was read, and written since."""
         self._began = time.time()
         self._writing: Path | None = None
-        """Half written, by `keep`."""
+        """The file that `keep` is writing."""
         self._pruning: threading.Thread | None = None
 
     def keep(self, pipeline: str, event: str, data: bytes, keep_mb: int) -> None:
@@ -100,23 +100,23 @@ class Evidence:
             self.added(len(data), keep_mb)
 
     def added(self, size: int, keep_mb: int) -> None:
-        """Count what was added, bytes; the oldest go where that is too much."""
+        """Count added bytes; the oldest evidence goes where that is too much."""
         self._added += size
         if self._found + self._added > keep_mb * 2**20:
             self._prune_behind(keep_mb, FULL_SHARE)
 
     def limit(self, keep_mb: int) -> None:
-        """Remove the pictures that the settings allow no more, at the start and after a reload."""
+        """Remove pictures that the settings no longer allow, at the start and after a reload."""
         if keep_mb != self._keep_mb and self._prune_behind(keep_mb, 1.0):
             self._keep_mb = keep_mb
 
     def close(self, seconds: float) -> None:
-        """Wait until what the settings allow no more is gone, at most so long."""
+        """Wait until pictures that the settings no longer allow are gone, with a limit."""
         if self._pruning is not None:
             self._pruning.join(seconds)
 
     def _prune_behind(self, keep_mb: int, share: float) -> bool:
-        """Begin to remove the oldest pictures; False: it goes on already."""
+        """Begin to remove the oldest pictures; returns False if that is going on already."""
         if self._pruning is not None and self._pruning.is_alive():
             return False
         self._added = 0
@@ -127,7 +127,7 @@ class Evidence:
         return True
 
     def prune(self, keep_mb: int, share: float = 1.0) -> None:
-        """Remove what a kill has left half-written, and the oldest of more than *keep_mb* MiB.
+        """Remove half-written files that a kill has left, and the oldest beyond *keep_mb* MiB.
 
         Of them *share* is left where there is more.
         """
@@ -152,7 +152,7 @@ class Evidence:
             self._report("cleared", problem)
 
     def _rescue(self, path: Path) -> None:
-        """Keep what a kill has left of a clip, and remove what it has left of a picture."""
+        """Keep a clip that a kill has cut short, and remove a half-written picture."""
         if path.stat().st_mtime > self._began or path == self._writing:
             return  # of this run
         if path.name.endswith(f".mp4{PART}"):
@@ -161,7 +161,7 @@ class Evidence:
             path.unlink(missing_ok=True)
 
     def _report(self, what: str, problem: OSError) -> None:
-        """Log the first failure of a row."""
+        """Log the first failure in a row."""
         if self._failing.begins(True):
             why = problem.strerror or problem
             log.warning("%s: cannot be %s: %s; pictures are not kept", self.folder, what, why)
@@ -180,7 +180,7 @@ class Evidence:
     def list(
         self, *, pipeline: str | None = None, since: float = 0.0, most: int | None = None
     ) -> list[dict[str, Any]]:
-        """List what is kept, the latest first, as a payload has it; *since*: seconds since 1970.
+        """List the kept evidence, the latest first, as for a payload; *since*: seconds since 1970.
 
         *pipeline* None: of all, *most* None: all of these.
         """
@@ -236,7 +236,7 @@ class Clips:
     """Writes the clips of events, in a thread that the first one starts."""
 
     def __init__(self, evidence: Evidence, settings: Callable[[], Settings]) -> None:
-        """Record nothing yet; *settings* returns those that hold."""
+        """Set up; nothing is recorded yet; *settings* returns the current ones."""
         self.evidence = evidence
         self._settings = settings
         self._known: Settings | None = None
@@ -248,7 +248,7 @@ class Clips:
         self._problem: str | None = None
 
     def follow_settings(self) -> None:
-        """Have the sources keep their packets whose events are to have clips."""
+        """Have sources keep packets if events of their pipelines are to have clips."""
         settings = self._settings()
         if settings is self._known:
             return
@@ -264,7 +264,7 @@ class Clips:
         PACKETS.want(wanted)
 
     def take(self, event: Event) -> None:
-        """Begin the clip of an event, or say when it ends; the thread writes it."""
+        """Begin the clip of an event, or set its end; the thread writes it."""
         settings = self._settings()
         if not event.clip or not settings.evidence.keep_mb:
             return
@@ -291,7 +291,7 @@ class Clips:
             self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """End every clip with what is there."""
+        """End every clip with the packets so far."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(seconds)
@@ -330,7 +330,7 @@ class Clips:
                     self._recordings.pop(each.event, None)
 
     def _write(self, recording: _Recording) -> bool:
-        """Write what has come; whether it is over."""
+        """Write the packets that have come; return whether the clip is over."""
         if recording.writer is None:
             number = recording.ring.start(recording.began)
             if number is None:
@@ -348,7 +348,7 @@ class Clips:
         return time.monotonic() > recording.until + POLL_SECONDS
 
     def _report(self, problem: str) -> None:
-        """Log the first failure of a row; it stays in health until a clip is kept."""
+        """Log the first failure in a row; it stays in health until a clip is kept."""
         self._problem = problem
         if self._failing.begins(True):
             log.warning("a clip of an event cannot be kept: %s", problem)

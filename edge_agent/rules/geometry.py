@@ -44,9 +44,9 @@ class Placed:
 
 
 def place(boxes: NDArray[np.float32], size: tuple[int, int]) -> Placed:
-    """Return where boxes, (n, 4) x1, y1, x2, y2 in pixels, are in a frame.
+    """Return the anchors of boxes, (n, 4) x1, y1, x2, y2 in pixels, in a frame.
 
-    A box at the frame's edge may reach beyond it; its anchors are those of what can be seen of it.
+    A box at the frame's edge may reach beyond it; its anchors are those of its visible part.
     """
     width, height = size
     x1, y1, x2, y2 = boxes.T.astype(np.float64)
@@ -113,7 +113,7 @@ class Edges:
         return np.where(mixed, center[0], bottom[0]), np.where(mixed, center[1], bottom[1])
 
     def each(self, how: np.ufunc, sides: NDArray[Any]) -> NDArray[Any]:
-        """Reduce what is known of sides, (sides, n), to (shapes, n)."""
+        """Reduce values by side, (sides, n), to (shapes, n)."""
         if len(self._parts) == len(sides):
             return sides
         # `reduceat` takes column by column: two to five times as long.
@@ -218,7 +218,7 @@ class Gates:
         self._pending[:, slots] = 0
 
     def update(self, slots: NDArray[np.intp], at: Placed) -> NDArray[np.int8]:
-        """Take where the objects of n slots are; return (n, gates): 1 crossed in, -1 out, 0 not."""
+        """Place the objects of n slots; return (n, gates): 1 crossed in, -1 out, 0 not."""
         if at.size != self._size:
             if self._size != (0, 0):
                 self.forget(np.arange(self._known.shape[1]))

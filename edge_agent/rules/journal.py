@@ -58,7 +58,7 @@ class Entry:
 
 @dataclass(slots=True)
 class _Left:
-    """What an agent that was killed has left."""
+    """The unfinished business of an agent that was killed."""
 
     fresh: list[Payload]
     open: dict[str, Payload]
@@ -69,7 +69,7 @@ class Journal:
     """Events on their way, and those that last, in files. Any thread may call it."""
 
     def __init__(self, path: Path) -> None:
-        """Read what the last run has left; what came last is in *path* with the suffix ".log"."""
+        """Read the state of the last run; its newest part is in *path* with the suffix ".log"."""
         self._file = StateFile(path, "events that had begun")
         self._appended = path.with_suffix(".log")
         self._left = _read(self._file, self._appended)
@@ -91,7 +91,7 @@ class Journal:
         self._failing = Latch()
 
     def left(self) -> tuple[list[Payload], list[Payload]]:
-        """Return what an agent that was killed has left: messages, and the ends of what lasted.
+        """Return messages that a killed agent left: unpublished ones, and ends of lasting events.
 
         Both are to be published, in this order.
         """
@@ -199,7 +199,7 @@ class Journal:
         self._write()
 
     def _write(self) -> None:
-        """Write all that is known, in the place of what was appended."""
+        """Write the whole state, replacing what was appended."""
         with self._writing:
             with self._known:
                 now = self._written = time.monotonic()
@@ -225,7 +225,7 @@ class Journal:
 
 
 def _read(file: StateFile, appended: Path) -> _Left:
-    """Read what was known, and what has come since."""
+    """Read the last whole state, and the entries appended since."""
     left = file.read(_parse) or _Left([], {}, {})
     # The file may have been written, and the lines of before not yet cut.
     known = {_message(payload) for payload in left.fresh}
@@ -242,7 +242,7 @@ def _read(file: StateFile, appended: Path) -> _Left:
 
 
 def _lines(path: Path) -> Iterator[tuple[list[tuple[Payload, int]], dict[str, Any]]]:
-    """Yield what was appended, but for lines that are not whole."""
+    """Yield the appended entries, except for incomplete lines."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

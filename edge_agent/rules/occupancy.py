@@ -72,10 +72,10 @@ class Occupancy:
         now: float,
         also: Sequence[frozenset[str]] | None = None,
     ) -> tuple[Flags, Flags, Flags]:
-        """Take where the objects in *slots* (n,) are at *now*, monotonic seconds.
+        """Place the objects in *slots* (n,) at *now*, monotonic seconds.
 
         Return (n, zones) who is inside, (n, columns) what becomes true, and (n, columns) what
-        becomes false. *also*: of each the labels that second stages found in it.
+        becomes false. *also*: for each, the labels that second stages found in it.
         """
         there = np.ones((len(slots), len(self.names) + 1), bool)
         if self._zones is not None:
@@ -152,7 +152,7 @@ class View:
 
 
 class TrackedObjects:
-    """What is known of objects, by slot of the tracker. Used by one thread at a time."""
+    """The state of tracked objects, by slot of the tracker. Used by one thread at a time."""
 
     def __init__(self, settings: Pipeline) -> None:
         self.tracker = Tracker()
@@ -172,9 +172,9 @@ class TrackedObjects:
         now: float,
         staged: Sequence[frozenset[str]] | None = None,
     ) -> tuple[Detections, View]:
-        """Take the detections of a result, *seconds* after the one before.
+        """Add the detections of a result, *seconds* after the one before.
 
-        Return them with tracks and zones, and what the rules look at. *weak*: those below the
+        Return them with tracks and zones, and the view for the rules. *weak*: those below the
         threshold, which only carry on tracks. *size*: width and height of the frame. *staged*: the
         labels that second stages found in each.
         """
@@ -222,7 +222,7 @@ class TrackedObjects:
         return labels[max(among, key=votes.__getitem__) if among else int(votes.argmax())]
 
     def facts(self, slot: int, rule: Rule) -> dict[str, Any]:
-        """Return what an event of a rule says about an object."""
+        """Return the facts about an object for an event of a rule."""
         facts: dict[str, Any] = {
             "label": self.label(slot, rule.labels),
             "score": round(float(self.scores[slot]), 4),

@@ -27,28 +27,28 @@ MOST_TOKENS = 512
 MOST_NUMBERS = 64
 """In an answer that has no text."""
 MOST_WORDS = 200
-"""Characters of what a server says of an error."""
+"""Longest text taken from a server's error, in characters."""
 JSON = {"Content-Type": "application/json", "Accept": "application/json"}
 
 
 @record
 class Question:
-    """What is asked about an event."""
+    """A question about an event."""
 
     prompt: str
     facts: str
     """The event, as JSON."""
     picture: bytes | None
-    """JPEG; None: it has none."""
+    """JPEG; None: the event has none."""
 
 
 @record
 class Answer:
-    """What has been answered."""
+    """A server's answer."""
 
     text: str
     tokens: int | None = None
-    """That it has taken, question included; None: the server has not said."""
+    """Tokens used, question included, or None if the server does not state them."""
 
 
 def ask(server: Server, question: Question, seconds: float) -> Answer:
@@ -70,7 +70,7 @@ def ask(server: Server, question: Question, seconds: float) -> Answer:
 
 
 def reach(server: Server, seconds: float) -> str:
-    """Return in a few words that a server is there and has the model."""
+    """Check that a server answers and has the model; return that in a few words."""
     try:
         if server.kind == "kserve":
             _get(server, f"{_v2(server)}/ready", seconds)
@@ -172,7 +172,7 @@ def _v2(server: Server) -> str:
 
 
 def _tensor(given: Mapping[str, Any], question: Question) -> tuple[dict[str, Any], bytes]:
-    """Return an input that a model wants, as it is declared, and its bytes."""
+    """Return an input as the model declares it, and its bytes."""
     name, kind, shape = given.get("name"), given.get("datatype"), given.get("shape")
     if not isinstance(name, str) or not isinstance(shape, list):
         raise WebError("describes an input without name or shape", again=False)
@@ -263,7 +263,7 @@ def _checked(server: Server, reply: WebReply) -> WebReply:
 
 
 def _error_words(body: bytes) -> str:
-    """Return what a server says of an error, in OpenAI's form or KServe's."""
+    """Return the message in a server's error, in OpenAI's form or KServe's."""
     try:
         error = _parsed(body).get("error")
     except WebError:

@@ -20,7 +20,7 @@ class LineTotals:
     """The totals of one pipeline's lines. Any thread may call it."""
 
     def __init__(self, kept: Mapping[str, Any] | None) -> None:
-        """Go on from what `content` returned, in this run or an earlier one; None: from nothing."""
+        """Continue from the result of `content`, of this run or an earlier one; None: from zero."""
         self.changed = kept is None
         self._lock = threading.Lock()
         self._since: str = kept["since"] if kept else payloads.iso(time.time_ns())
@@ -60,7 +60,7 @@ class LineTotals:
         return self.of(list(self._lines))
 
     def join(self, other: LineTotals) -> None:
-        """Take over what another one has counted more since the same moment, or all of a later."""
+        """Merge another one's counts since the same moment, or adopt them if it began later."""
         if other._since < self._since:
             return
         if other._since > self._since:
@@ -82,7 +82,7 @@ class TotalsFile:
     """The totals of all pipelines, in a file."""
 
     def __init__(self, path: Path, journaled: Mapping[str, Any] | None = None) -> None:
-        """Read what was kept; *journaled*, by pipeline: written with events, and may be later."""
+        """Read the kept totals; *journaled*, by pipeline: written with events, and may be newer."""
         self._file = StateFile(path, "totals of lines")
         self._totals = self._file.read(_parse) or {}
         for pipeline, content in (journaled or {}).items():
@@ -95,7 +95,7 @@ class TotalsFile:
         return self._totals.setdefault(pipeline, LineTotals(None))
 
     def save(self) -> set[str]:
-        """Write what has changed, durably; return the pipelines whose totals have."""
+        """Write changes, durably; return the pipelines whose totals have changed."""
         everything = list(self._totals.items())  # a pipeline may come meanwhile
         # First: what is counted from here on is another change, be it in the content or not.
         changed = {name for name, totals in everything if totals.take_change()}

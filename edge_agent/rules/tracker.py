@@ -32,7 +32,7 @@ under another label."""
 EDGE = 2.0
 """Pixels: a box that comes so near the frame's edge may be cut by it …"""
 CUT = 0.1
-"""… and says so much less of what it is."""
+"""… and says that much less about its label."""
 LOST_SECONDS = 1.0
 LOST_RESULTS = 3
 """At low rates a track outlives this many results without it."""
@@ -75,7 +75,7 @@ class Tracker:
         return len(self.number)
 
     def reset(self) -> None:
-        """End all tracks: nothing is known of what has happened meanwhile. Numbers go on."""
+        """End all tracks, after a time of which nothing is known. Numbers go on."""
         self._release(np.concatenate([self.alive, self.ended]))
         self.alive = self.begun = NONE
 
@@ -87,7 +87,7 @@ class Tracker:
     def update(
         self, found: Detections, weak: Detections | None, seconds: float, size: tuple[int, int]
     ) -> Slots:
-        """Take the detections of the next result, *seconds* after the one before.
+        """Add the detections of the next result, *seconds* after the one before.
 
         Return by detection of *found* the slot of its track; -1: it has none. *weak*: further ones
         whose scores are below the threshold; they carry on tracks only. *size*: width and height of
@@ -150,7 +150,7 @@ class Tracker:
         columns_left[free[columns[picked]]] = False
 
     def _take(self, slot_of: Slots, seen: Floats, kinds: Slots, said: NDArray[np.float32]) -> None:
-        """Correct the tracks by what was found; one that is found again gets its number."""
+        """Correct the tracks by matched detections; one that is found again gets its number."""
         there = np.flatnonzero(slot_of >= 0)
         slots = slot_of[there]
         self.motion.update(slots, seen[there])
@@ -198,7 +198,7 @@ class Tracker:
         kinds: Slots,
         said: NDArray[np.float32],
     ) -> None:
-        """Start tracks for what belongs to none."""
+        """Start tracks for detections that belong to none."""
         new = np.flatnonzero(columns_left)
         if new.size and len(found) > 1:
             # Best first: of two detections of one object the better one begins the track.

@@ -235,7 +235,7 @@ class DeviceEngines:
         return first if first is not None and prepared_kind(first) is not None else None
 
     def quick_choice(self, folder: ModelFolder) -> EngineChoice | None:
-        """Return what gives a model's first right result soonest; None: there is nothing quicker.
+        """Return the quickest way to a model's first right result; None: there is none quicker.
 
         Not where memory holds no second copy of a model, nor with an engine that the settings or
         the profile rule out, or that has crashed on it.
@@ -255,7 +255,7 @@ class DeviceEngines:
     def at_start(
         self, folder: ModelFolder, prepared: EngineChoice | None
     ) -> EngineCandidate | None:
-        """Return what gives a model's first result soonest; None: only what `candidates` lists.
+        """Return the quickest way to a model's first result; None: only `candidates` applies.
 
         A prepared form that nothing was compared with yet needs a check, which the quick way does
         not.

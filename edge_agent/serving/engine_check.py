@@ -259,7 +259,7 @@ class FormCheck:
         """By what serves: the inputs on which its form will be compared with it."""
 
     def run(self, serving: Serving, model: Model) -> float | None:
-        """Compare a model's prepared form with the serving model, or return None if not needed."""
+        """Compare a model's form with the serving model; return the pause, or None when done."""
         verdicts, folder = self._loader.engines.verdicts, model.folder
         choice = self._loader.engines.prepared_choice(folder)
         if verdicts is None or choice is None or model.engine.prepared is not None:

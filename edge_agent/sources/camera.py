@@ -160,7 +160,7 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Source:
 
 
 def _why_closed(problem: Exception, url: str, patience: float) -> str:
-    """Return why a stream did not open, with the mend; no secret of the URL is in it."""
+    """Return why a stream did not open, with a fix; contains no secret of the URL."""
     import av
 
     from .http_get import refusal, unreachable, where
@@ -254,7 +254,7 @@ def _set_mode(spec: SourceSpec, node: Path, capture: Any, cv2: Any) -> None:
 
 
 def _check_device(spec: SourceSpec, node: Path) -> None:
-    """Raise with the reason why a device cannot be opened, which OpenCV does not tell."""
+    """Raise the reason why a device cannot be opened, which OpenCV does not tell."""
     try:
         mode = os.stat(node).st_mode  # noqa: PTH116 - os.access below has no pathlib twin
     except OSError as problem:

@@ -1,4 +1,4 @@
-"""A video file, played at its own rate or as fast as it is consumed."""
+"""A video file, played at its own rate or as fast as its frames are consumed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Clip:
 
     @property
     def trouble(self) -> str | None:
-        """What was wrong with the file, of which some frames may have come, or None."""
+        """The trouble with the file, some frames of which may have come, or None."""
         said = []
         if self._damaged:
             said.append(
@@ -193,7 +193,7 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Clip:
 
 
 def _check_readable(spec: SourceSpec) -> None:
-    """Raise with the reason why a file cannot be opened."""
+    """Raise the reason if a file cannot be opened."""
     try:
         with spec.local.open("rb") as file:
             empty = not file.read(1)

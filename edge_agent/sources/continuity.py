@@ -36,7 +36,7 @@ STEP_READINGS = 10
 
 @record(quick=True, eq=False)
 class Rows:
-    """What a device gave at once."""
+    """Rows that a device gave at once."""
 
     data: Array
     """float32 or float64 (rows, channels), oldest first."""
@@ -54,7 +54,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Counts:
-    """What has come of a signal, in rows but for gaps and refused."""
+    """Counters of a signal, in rows except for gaps and refused."""
 
     samples: int = 0
     """Handed on."""
@@ -69,7 +69,7 @@ class Continuity:
     """Judges what comes, in the order in which it comes. Used by one thread at a time."""
 
     def __init__(self, gap_s: float | None, counts: Counts | None = None) -> None:
-        """Set up; *gap_s*: the longest silence that is no gap, seconds; None: by what is usual."""
+        """Set up; *gap_s*: longest silence that is not a gap, seconds; None: by the usual ones."""
         self.counts = counts or Counts()
         self._gap_s = gap_s
         self._steps: deque[float] = deque(maxlen=32)
@@ -84,10 +84,10 @@ class Continuity:
         self._backward = 0
 
     def judge(self, rows: Rows) -> Reading | None:
-        """Return what may be handed on, with times, or None if nothing of it.
+        """Return the rows to hand on, with times, or None if there are none.
 
         Raises:
-            SampleError: its times cannot be.
+            SampleError: their times are impossible.
         """
         if not len(rows.data):
             return None

@@ -183,7 +183,7 @@ class CsvRows:
         )
 
     def _find_texts(self, rows: list[list[str]]) -> frozenset[int]:
-        """Find the columns that hold texts and not one number, be it written wrong."""
+        """Find the columns that hold texts and not one number, not even a misspelled one."""
         whole = [cells for cells in rows if len(cells) == self._width]
         return frozenset(
             column
@@ -281,7 +281,7 @@ class CsvRows:
         return SourceError(f"{self._name}: cannot be read: {problem.strerror}")
 
     def _numbers(self, cells: list[str]) -> list[float]:
-        """Make numbers of a row's cells; NaN of what is none, and of all where some are missing."""
+        """Convert a row's cells to numbers; NaN where one is none, all NaN if cells are missing."""
         if len(cells) != self._width:
             return [_NAN] * self._width
         text = "".join(cells)
@@ -299,7 +299,7 @@ class CsvRows:
         return repr(self.columns[column]) if self.columns else str(column)
 
     def _blame(self, line: int, column: int, cell: str) -> str:
-        """Say what a cell is that is no number."""
+        """Return a description of a cell that is not a number."""
         found = repr(cell[:40]) if cell.strip() else "an empty cell"
         mend = ""
         if _DECIMAL_COMMA.fullmatch(cell):
@@ -393,7 +393,7 @@ def _with_point(cell: str) -> str:
 
 
 def _other_separator(cells: list[str], given: str | None) -> str:
-    """Return the mend where the only cell of a line is several numbers, separated otherwise."""
+    """Return a fix if the only cell of a line is several numbers with another separator."""
     if given is not None and len(cells) == 1:
         return f"; ?separator={given} parts nothing in it: without it the separator is found out"
     for name, separator in (("space", None), ("|", "|")):

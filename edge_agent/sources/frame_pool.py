@@ -21,7 +21,7 @@ KEPT = 4
 
 
 class _Lease:
-    """What an array on lent memory holds on to."""
+    """Keeps lent memory alive for the array on it."""
 
     __slots__ = ("__array_interface__", "_idle", "_memory")
 

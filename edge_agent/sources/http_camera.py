@@ -20,7 +20,7 @@ from .source import SLACK, SourceContext
 from .spec import SourceSpec
 
 MAX_BYTES = 32 * 2**20
-"""Of a picture, and of what stands between two."""
+"""Largest size of a picture, and of the bytes between two."""
 FAILURES = 25
 """So many damaged pictures in a row mean that the camera is lost."""
 USUAL_RATE = 1.0
@@ -147,7 +147,7 @@ class HttpCamera:
 
 
 def _size(data: bytes) -> tuple[int, int]:
-    """Return width and height as a JPEG's frame header has them; zeros where there is none."""
+    """Return width and height from a JPEG's frame header, or zeros if it has none."""
     at = 2
     while (found := _MARK.search(data, at)) is not None:
         mark, place = found[0][1], found.start()

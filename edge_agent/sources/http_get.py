@@ -29,14 +29,14 @@ TICK = 0.25
 
 
 class Answer(NamedTuple):
-    """What a camera has answered; its body is still to be read."""
+    """A camera's answer; its body is still to be read."""
 
     status: int
     headers: Mapping[str, str]
     """By name in lower case; several of one name are joined by commas."""
     channel: socket.socket
     begun: bytes
-    """What has come of the body."""
+    """The part of the body that has come already."""
 
     @property
     def media(self) -> str:
@@ -53,7 +53,7 @@ def where(url: str) -> str:
 
 
 def refusal(status: int, url: str) -> str:
-    """Return what a status of HTTP or RTSP means, with the mend."""
+    """Return the meaning of an HTTP or RTSP status, with a fix."""
     place, login = where(url), urlsplit(url).username is not None
     if status == 401 and login:
         return (
@@ -70,7 +70,7 @@ def refusal(status: int, url: str) -> str:
 
 
 def unreachable(problem: OSError, url: str) -> str:
-    """Return why nothing answers at a URL, with the mend."""
+    """Return why nothing answers at a URL, with a fix."""
     why = problem.strerror or str(problem)
     place = where(url)
     at = place if place == "there" else f"at {place}"
@@ -114,10 +114,10 @@ def get(url: str, name: str) -> Answer:
 
 
 def body(answer: Answer, closing: threading.Event, silence: float) -> Iterator[bytes]:
-    """Yield what comes of a body until it ends, or *closing* is set.
+    """Yield the pieces of a body until it ends, or *closing* is set.
 
     Raises:
-        TimeoutError: nothing has come for so many seconds.
+        TimeoutError: nothing has come for *silence* seconds.
         OSError: the connection is lost.
     """
     pieces = _pieces(answer, closing, silence)

@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 20.0
 
 
 class Hardware:
-    """What is known of hardware decoding in this process."""
+    """The state of hardware decoding in this process."""
 
     def __init__(self, nodes: str = NODES, kinds: Sequence[str] = KINDS) -> None:
         """Start with no stream known; *kinds* of acceleration to try, by FFmpeg's names."""

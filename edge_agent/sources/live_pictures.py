@@ -53,7 +53,7 @@ class LivePictures(Tap):
 
     @property
     def trouble(self) -> str | None:
-        """What was wrong with a clip so far."""
+        """The trouble with a clip so far."""
         pictures = self._shared.producer
         return pictures.source.trouble if isinstance(pictures, Pictures) else None
 

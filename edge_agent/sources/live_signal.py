@@ -22,10 +22,10 @@ class Device(Protocol):
     """Something that gives rows by itself."""
 
     def read(self, timeout: float) -> list[Rows | SampleError]:
-        """Return what has come, oldest first, at once; wait *timeout* seconds where nothing has.
+        """Return the rows that have come, oldest first; wait up to *timeout* seconds if none have.
 
         Raises:
-            SourceError: it is lost.
+            SourceError: the device is lost.
         """
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class LiveSignal(Tap):
     """One pipeline's view of a device."""
 
     def __init__(self, shared: Shared, context: SourceContext, spec: SourceSpec) -> None:
-        """Make a source of what comes from now on."""
+        """Make a source of the rows that come from now on."""
         self._stall: float | None = spec.options["stall_s"]
         self._name = spec.redacted
         self._heard = time.monotonic()
@@ -73,7 +73,7 @@ class LiveSignal(Tap):
 
     @property
     def counts(self) -> Counts | None:
-        """What has come of the device since it was first opened."""
+        """Counters of the device since it was first opened."""
         signal = self._shared.producer
         return signal.continuity.counts if isinstance(signal, Signal) else None
 

@@ -121,7 +121,7 @@ class TopicMessages:
         topics.open(topic, self._put)
 
     def _put(self, payload: bytes) -> None:
-        """Take a message; called by the connection's own thread, which must not wait."""
+        """Queue a message; called by the connection's own thread, which must not wait."""
         now = (payload, time.time_ns(), time.monotonic())
         with self._came:
             self._messages.append(now)
@@ -236,7 +236,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _from_text(value: Any) -> Any:
-    """Return the number that a text is; anything else as it is."""
+    """Return the number in a text; any other value unchanged."""
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         return float(value)
     return value

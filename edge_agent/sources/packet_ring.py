@@ -44,7 +44,7 @@ class PacketRing:
         """Keep so many *seconds*, back to the key frame before them."""
         self.seconds = seconds
         self.template: bytes | None = None
-        """A Matroska file of one packet, for what a muxer has to know of the stream."""
+        """A Matroska file of one packet, which tells a muxer all it must know about the stream."""
         self.session: object = None
         """Whose packets these are; another one begins anew."""
         self._packets: deque[Packet] = deque()
@@ -53,7 +53,7 @@ class PacketRing:
         self._lock = threading.Lock()
 
     def add(self, session: object, stream: Any, packet: Any) -> None:
-        """Take a packet of PyAV, of which nothing is kept but a copy of its bytes.
+        """Add a packet of PyAV, keeping only a copy of its bytes.
 
         Where pipelines have sessions of their own (`share = false`), the first one's count until
         it falls silent.
@@ -94,7 +94,7 @@ class PacketRing:
     def start(self, at: float) -> int | None:
         """Return the number of the last key frame before a time, monotonic seconds.
 
-        Where that is gone, the oldest there is; None: there is none.
+        If that is gone, the oldest key frame; None if there is none.
         """
         with self._lock:
             keys = [packet for packet in self._packets if packet.key]

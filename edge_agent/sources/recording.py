@@ -56,7 +56,7 @@ class Rows(Protocol):
 
     @property
     def flaw(self) -> Callable[[int, int], SampleError] | None:
-        """What says why numbers are missing in the rows read last, or None if none ever is."""
+        """A function that tells why numbers in the last rows are missing; None: none ever are."""
 
     def rewind(self) -> None:
         """Go back to the first row."""

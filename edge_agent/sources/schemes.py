@@ -1,4 +1,4 @@
-"""The source schemes, one `Scheme` each: what is known of a source before it is opened.
+"""The source schemes, one `Scheme` each: the properties of a source before it is opened.
 
 A new source is one new module and one entry in SCHEMES. Touches neither disk nor network.
 """
@@ -28,10 +28,10 @@ SILENCE_SECONDS = 10.0
 
 @record
 class Option:
-    """What may stand after the "?" of a source's text."""
+    """An option after the "?" of a source's text."""
 
     parse: Callable[[str], Any]
-    """Returns the value of a text; raises ValueError with what was expected."""
+    """Returns the value of a text; raises ValueError with the expectation."""
     default: Any
 
 
@@ -42,7 +42,7 @@ def _flag(text: str) -> bool:
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
-    """Return what reads one of a few words."""
+    """Return a parser for one of a few words."""
 
     def read(text: str) -> str:
         if text not in words:
@@ -53,7 +53,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 def _whole(least: int, most: int, expected: str) -> Callable[[str], int]:
-    """Return what reads a whole number within limits; *expected* describes it."""
+    """Return a parser for a whole number within limits; *expected* describes it."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
@@ -64,7 +64,7 @@ def _whole(least: int, most: int, expected: str) -> Callable[[str], int]:
 
 
 def _decimal(least: float, most: float, expected: str) -> Callable[[str], float]:
-    """Return what reads a number within limits; *expected* describes it."""
+    """Return a parser for a number within limits; *expected* describes it."""
 
     def read(text: str) -> float:
         try:
@@ -107,14 +107,14 @@ def _fields(text: str) -> tuple[str, ...]:
 
 
 def _pcm(text: str) -> str | None:
-    """Return what is wrong with the name of a PCM, or None."""
+    """Return the problem of a PCM's name, or None."""
     if text.isascii() and text.isprintable() and len(text) <= 200:
         return None
     return "is no PCM's name; `arecord -L` lists them"
 
 
 def _topic(text: str) -> str | None:
-    """Return what is wrong with a topic to read, or None."""
+    """Return the problem of a topic to read, or None."""
     if text.startswith("//"):
         return "names a broker; readings come over the agent's own connection, write mqtt:TOPIC"
     if any(mark in text for mark in "+#"):
@@ -134,7 +134,7 @@ FRAMES = Option(_one_of("all", "key"), "all")
 """key: only those are decoded that need no other."""
 TRANSPORT = Option(_one_of("tcp", "udp"), None)
 DECODER = Option(_one_of("auto", "software", "vaapi", "cuda", "qsv", "drm", "amf"), None)
-"""What decodes it; None: as the pipeline's `decode` says."""
+"""The decoder; None: the pipeline's `decode` decides."""
 # From one a day: no clock waits for what a slip of the finger could ask for.
 RATE = Option(_decimal(1e-5, 1e6, "readings a second, from 0.00001 to 1000000"), None)
 """Readings (rows, pictures) a second; None: as fast as they are consumed."""
@@ -147,7 +147,7 @@ _seconds = _decimal(1e-3, 1e6, "seconds, from 0.001 to 1000000")
 STALL = Option(_seconds, None)
 """Silence after which a camera is lost; None: `SILENCE_SECONDS`."""
 SENSOR = {"gap_s": Option(_seconds, None), "stall_s": Option(_seconds, None)}
-"""Of live signals: a longer silence is a gap (None: by what is usual), or a loss (None: never)."""
+"""Of live signals: a longer silence is a gap (None: than usual), or a loss (None: never)."""
 
 
 @record(kw_only=True)
@@ -161,7 +161,7 @@ class Scheme:
     kind: Kind
     """Whether it gives pictures or rows of a signal."""
     address: Literal["url", "device", "file", "path", "name"]
-    """What follows the scheme: url: the text is a URL; device: full path of a device; file: path of
+    """The rest of the text. url: the text is a URL; device: full path of a device; file: path of
     a regular file; path: of a file or folder; name: neither, and none of our business."""
     example: str
     options: Mapping[str, Option] = field(default_factory=dict)

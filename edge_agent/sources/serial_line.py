@@ -33,7 +33,7 @@ HEADERS = 10
 _LINE_END = re.compile(rb"\r\n|\r(?!\n)|\n")
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_PORT = frozenset({errno.ENOTTY, errno.EISDIR})
-"""What setting up anything but a serial port ends with: a folder, a plain file, /dev/zero."""
+"""Errors from setting up anything but a serial port: a folder, a plain file, /dev/zero."""
 
 
 class SerialLines:
@@ -61,7 +61,7 @@ class SerialLines:
         self._seen = False
         """Numbers have come."""
         self._missing = False
-        """What comes next does not follow."""
+        """The next row does not follow the last one."""
 
     def read(self, timeout: float) -> list[Rows | SampleError]:
         try:

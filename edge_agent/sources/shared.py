@@ -35,12 +35,12 @@ class Producer(Protocol):
     """Something that gives readings by itself."""
 
     def read(self, timeout: float, wanted: Wanted) -> Sequence[Reading | SampleError] | None:
-        """Return what has come, oldest first; wait *timeout* seconds or so where nothing has.
+        """Return the readings that have come, oldest first; wait about *timeout* seconds for one.
 
-        A picture that nobody wants is left out. None: it has ended.
+        A picture that nobody wants is left out. None: the source has ended.
 
         Raises:
-            SourceError: it is lost.
+            SourceError: the source is lost.
         """
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class Tap:
 
     @property
     def trouble(self) -> str | None:
-        """What was wrong with the source so far, though it could go on, or None."""
+        """Trouble of the source so far, though it could go on, or None."""
         return None
 
     def wants(self, at: float) -> bool:
@@ -69,7 +69,7 @@ class Tap:
         return not self.closing.is_set()
 
     def offer(self, item: Reading | SampleError) -> None:
-        """Take a reading; called with the lock of what is shared."""
+        """Add a reading; called with the lock of the shared source held."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -99,7 +99,7 @@ T = TypeVar("T", bound=Tap)
 
 
 class Kept:
-    """What is known of a source from one opening to the next."""
+    """The state of a source that outlives its opening."""
 
     def __init__(self, name: str, twin: int) -> None:
         """Begin with nothing opened; *twin* others of this name differ in secrets alone."""
@@ -108,7 +108,7 @@ class Kept:
         self.number = 0
         """Of the next reading."""
         self.producer: Producer | None = None
-        """What was opened last."""
+        """The producer that was opened last."""
         self.closing: threading.Event | None = None
         """Set when that is closed."""
         self.stuck: set[Tap] = set()
@@ -147,7 +147,7 @@ class Shared:
 
     @cached_property
     def hash(self) -> str:
-        """What results call it: without secrets, and told from others that read the same then."""
+        """Its name in results: without secrets, yet distinct from others that then read alike."""
         import hashlib
 
         text = self.kept.name + f" {self.kept.twin}" * bool(self.kept.twin)
@@ -252,7 +252,7 @@ class Shared:
             raise self.lost or lost
 
     def _offer(self, item: Reading | SampleError, takers: Sequence[Tap] | None) -> None:
-        """Give a reading to those who want it; None: to all."""
+        """Pass a reading to those who want it; None: to all."""
         several = len(self.taps) > 1
         if several and isinstance(item, Reading):
             # Who wants to write to it takes a copy.
@@ -307,7 +307,7 @@ def silence(seconds: float) -> str:
 
 
 def sharing_key(spec: SourceSpec, context: SourceContext) -> Any:
-    """Return what sources have in common that are shared."""
+    """Return a key that is equal for sources to be shared."""
     return spec.text, tuple(spec.options.values()), context.decode, context.alone
 
 

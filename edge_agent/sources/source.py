@@ -1,4 +1,4 @@
-"""What every source is to the rest of the program, and how one is opened and read."""
+"""The interface of every source to the rest of the program, and how one is opened and read."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Topics(Protocol):
 
 @record(eq=False)
 class SourceContext:
-    """What the program hands to a source that it opens."""
+    """The context that the program gives a source when opening it."""
 
     closing: threading.Event = field(default_factory=threading.Event)
     """Once set, a `grab` that waits for a reading to be due returns False. A read inside a camera's
     driver does not see it."""
     decode: str = "auto"
-    """What decodes streams: hardware where there is any, `software`, or hardware of this name."""
+    """Decoder of streams: hardware where there is any, `software`, or hardware of this name."""
     rate: Callable[[float], float] = lambda usual: usual
     """Returns how many readings a second are wanted at most, given what is usual, of a source that
     has to be asked for each."""
@@ -72,7 +72,7 @@ class Source(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """What was wrong with it so far, though it could go on, or None."""
+        """Its trouble so far, though it could go on, or None."""
 
     def grab(self) -> bool:
         """Wait for the next reading; False when the source has ended or is to be closed.

@@ -1,4 +1,4 @@
-"""What a source is, read from its text; touches neither disk nor network.
+"""The specification of a source, read from its text; touches neither disk nor network.
 
 The forms are those of section 2 of the public interface.
 """
@@ -136,10 +136,10 @@ def _is_address(text: str) -> bool:
 
 
 def guess_source(text: str) -> str:
-    """Return what a person typed with the form that it lacks: a bare path, device or camera number.
+    """Complete a source that a person typed without its form: a path, device or camera number.
 
-    Looks at the disk to tell folders and devices from files. What has a form already, or none that
-    could be guessed, is returned unchanged, for `parse_source` to judge.
+    Looks at the disk to tell folders and devices from files. A text that has a form already, or
+    none that could be guessed, is returned unchanged, for `parse_source` to judge.
     """
     prefix, colon, _ = text.partition(":")
     if colon and prefix.lower() in SCHEMES:
@@ -169,7 +169,7 @@ def _scheme_of(path: Path) -> str:
 
 
 def _unknown(prefix: str, text: str, shown: str) -> str:
-    """Return what is wrong with a text whose form is unknown or missing; without its secrets."""
+    """Return the problem of a text whose form is unknown or missing; without its secrets."""
     if not text.strip():
         return f"is empty; write e.g. {SCHEMES['rtsp'].example} or {SCHEMES['file'].example}"
     if _is_address(text):
@@ -207,7 +207,7 @@ def _check_url(text: str, shown: str, scheme: Scheme) -> None:
 
 
 def _own_options(url: str, scheme: Scheme) -> tuple[str, dict[str, str]]:
-    """Split a URL into what the camera gets, and the options of ours in its query."""
+    """Split a URL into the camera's part, and our own options from its query."""
     address, mark, query = url.partition("?")
     parts = [part.partition("=") for part in query.split("&")] if mark else []
     ours = {key: unquote(value) for key, equals, value in parts if equals and key in scheme.options}

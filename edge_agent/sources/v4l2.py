@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 @record
 class Device:
-    """What stays the same of a camera whatever its number."""
+    """The properties of a camera that stay the same whatever its number."""
 
     name: str
-    """As the driver calls it, e.g. `HD Pro Webcam C920`."""
+    """The driver's name for it, e.g. `HD Pro Webcam C920`."""
     index: str
-    """Which of the camera's nodes: one gives pictures, others what is said about them."""
+    """Which of the camera's nodes: one gives pictures, others metadata."""
     product: str
     """Of USB: vendor, product and version; else empty."""
     serial: str
@@ -52,7 +52,7 @@ class Devices:
         self._seen: dict[Path, Device] = {}
         """By the path in the settings."""
         self._beside: dict[Path, frozenset[Device]] = {}
-        """What was there beside it, and so is another one however much it looks the same."""
+        """Devices that were present beside it, and so are other ones, however alike they look."""
         self._changing = threading.Lock()
 
     def locate(self, path: Path) -> Path:
@@ -109,7 +109,7 @@ class Devices:
         return f"{os.major(known.st_rdev)}:{os.minor(known.st_rdev)}"
 
     def _look(self, number: str | None) -> Device | None:
-        """Read what a device is; None where sysfs does not know it as one of V4L2."""
+        """Read a device's properties, or return None if sysfs does not know it as V4L2."""
         if number is None:
             return None
         folder = self._sysfs / "dev" / "char" / number
@@ -183,7 +183,7 @@ class Mode:
 
 
 def modes(node: Path) -> list[Mode]:
-    """List what a device offers; nothing where it cannot be asked."""
+    """List the modes that a device offers; empty if it cannot be asked."""
     found: list[Mode] = []
     with suppress(OSError):
         device = os.open(node, os.O_RDWR | os.O_NONBLOCK)
@@ -225,7 +225,7 @@ def _listed(device: int, request: tuple[int, str], *asked: int) -> Iterator[tupl
 
 
 def shown(offered: Sequence[Mode]) -> str:
-    """Return what is offered in a line: sizes of what is in color, each at its highest rate."""
+    """Return the offered modes in a line: sizes of color formats, each at its highest rate."""
     by_format: dict[str, list[str]] = {}
     for mode in offered:
         if mode.format not in TAKEN:

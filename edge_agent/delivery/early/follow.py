@@ -61,7 +61,7 @@ def follow(
 ) -> Followed:
     """Run a live frame through the model as its stages are built.
 
-    The *question* has the `folder` for what comes before the network, and the `choice`; *progress*
+    The *question* has the `folder` for the files before the network, and the `choice`; *progress*
     is the file's; *wish* requests bytes before their turn.
     """
     found = Followed(label=label_of())

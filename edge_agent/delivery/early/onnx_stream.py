@@ -86,7 +86,7 @@ class GrowingFile:
             self._granted |= granted
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return some bytes, as soon as they are there."""
+        """Return some bytes, as soon as they have arrived."""
         self.wait(start, stop)
         return self.buffer[start:stop]
 
@@ -103,12 +103,12 @@ _OLDEST = 4
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What stands behind the weights."""
+    """The part of the file behind the weights."""
 
     start: int
-    """Where the graph's part of it begins."""
+    """Where the graph's part begins."""
     inputs: Mapping[str, bytes]
-    """By name, as it is in the file."""
+    """By name, as encoded in the file."""
     outputs: Mapping[str, bytes]
     opsets: bytes
 
@@ -171,7 +171,7 @@ class OnnxFile:
         return node
 
     def ends(self) -> Ends:
-        """Wait for what the network takes and gives, without its weights."""
+        """Wait for the network's inputs and outputs, which stand behind its weights."""
         start = self.tail[0]
         opsets = b""
         for field in fields(self._data, self.graph[1], self.end):

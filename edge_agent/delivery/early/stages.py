@@ -1,4 +1,4 @@
-"""A network that is cut into stages while its weights arrive, and run as they are built.
+"""A network cut into stages while its weights arrive, and run as they are built.
 
 An engine fuses operations that follow each other, and fused ones round differently. So a cut goes
 only where nothing would be fused; this is checked when the network is complete.
@@ -59,7 +59,7 @@ class CutStage(NamedTuple):
 
 
 class _Needs(NamedTuple):
-    """What a node needs, through all nodes that are folded into it."""
+    """The needs of a node, with those of all nodes folded into it."""
 
     tensors: frozenset[str]
     """From other nodes, and from outside."""
@@ -74,7 +74,7 @@ class Cutter:
     def __init__(
         self, nodes: Sequence[Node], inputs: Iterable[str], outputs: Iterable[str]
     ) -> None:
-        """Index a graph: its *nodes* in order of execution, names of what it takes and gives."""
+        """Index a graph: its *nodes* in order of execution, and names of its inputs and outputs."""
         self._nodes = nodes
         self._end = len(nodes)
         self._inputs, self._outputs = frozenset(inputs), frozenset(outputs)
@@ -230,7 +230,7 @@ class StagedNetwork:
         """Stages that have been built."""
 
     def infer(self, frame: Frame) -> tuple[Tensors, dict[str, Array]]:
-        """Run a frame through the stages as they are built; return its inputs and outputs."""
+        """Run a frame through the stages as they are built; return the inputs and outputs."""
         stages = self._build()
         before = []
         for each in stages:

@@ -63,12 +63,12 @@ class Admission:
         return header
 
     def check_unsigned(self) -> None:
-        """Raise ModelError if a package without a header may not come in."""
+        """Raise ModelError if packages without a header are not allowed."""
         if not self.identity.allow_unsigned():
             verify_header(b"", None, self.identity.trusted(), allow_unsigned=False)
 
     def check_not_older(self, name: str, version: str) -> None:
-        """Raise ModelError if something higher has been accepted, in the store or elsewhere."""
+        """Raise ModelError if a higher version has been accepted, in the store or elsewhere."""
         self.store.check_not_older(name, version)
         for entry in self.library.versions(name):
             if (

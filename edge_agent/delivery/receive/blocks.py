@@ -73,7 +73,7 @@ class BlockReceiver:
     # What arrives
 
     def check_free(self) -> None:
-        """Raise ModelError if there are too many transfers for one more."""
+        """Raise ModelError if there are too many transfers for another one."""
         if len(self._active) >= MAX_TRANSFERS:
             raise ModelError(
                 f"{len(self._active)} transfers are under way already; try again later"

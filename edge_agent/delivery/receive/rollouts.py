@@ -42,7 +42,7 @@ MOST_OTHERS = 32
 
 @dataclass(slots=True)
 class Followed:
-    """What this device knows of a roll-out; on the disk."""
+    """The state of a roll-out on this device, as kept on disk."""
 
     serial: int
     transfer: str
@@ -73,7 +73,7 @@ class Followed:
         return self.state in ENDED
 
     def word(self) -> dict[str, Any]:
-        """Return what the device says of it."""
+        """Return the device's report about it."""
         says = {
             "wave": self.wave,
             "state": self.state,
@@ -101,9 +101,9 @@ class Rollouts:
         rollback: Callable[[str], object],
         health: Callable[[], str | None],
     ) -> None:
-        """Read what is known of earlier ones.
+        """Read the state of earlier ones.
 
-        *say* publishes this device's word, *stop* ends the trial of what came by a transfer, for a
+        *say* publishes this device's report, *stop* ends the trial of a transfer's model for a
         reason, *rollback* raises AgentError, *health* returns ok or degraded.
         """
         self._file = StateFile(file, "roll-outs that were seen")
@@ -114,7 +114,7 @@ class Rollouts:
         self._rollback = rollback
         self._health = health
         self.configure: Callable[[Mapping[str, Any]], Later] | None = None
-        """Takes settings over, on probation; raises AgentError. None: not yet."""
+        """Applies settings, on probation; raises AgentError. None: not set yet."""
         self._changing: dict[str, Later] = {}
         """By id: settings on probation."""
         self._plans: dict[str, Plan] = {}
@@ -128,10 +128,10 @@ class Rollouts:
     # What arrives
 
     def take(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
-        """Take what lies on the topic of a roll-out.
+        """Handle a message on the topic of a roll-out.
 
         Raises:
-            MalformedError: it is not one that this device follows.
+            MalformedError: it is not a plan that this device follows.
         """
         if len(levels) != 1 or not is_name(levels[0]):
             raise MalformedError("is no topic of a roll-out")
@@ -182,7 +182,7 @@ class Rollouts:
         return known
 
     def _forget(self, name: str) -> None:
-        """Take that a roll-out was removed from the broker: nothing more is installed by it."""
+        """Forget a roll-out that was removed from the broker: it installs nothing more."""
         plan, known = self._plans.pop(name, None), self._known.get(name)
         self._due.pop(name, None)
         if plan is not None and known is not None and not known.ended:
@@ -321,7 +321,7 @@ class Rollouts:
             self._save()
 
     def _hear_changes(self, now: float) -> None:
-        """Take how settings have ended."""
+        """Record the outcomes of changed settings."""
         for name, later in list(self._changing.items()):
             if not later.told:
                 continue
@@ -338,7 +338,7 @@ class Rollouts:
                 self._set(name, known, "rolled-back" if back else "rejected", str(problem))
 
     def heard(self, transfer: str, says: Mapping[str, Any]) -> None:
-        """Take how far a transfer is; called by any thread."""
+        """Record the progress of a transfer; called by any thread."""
         for name, known in list(self._known.items()):
             if known.transfer != transfer or known.ended:
                 continue

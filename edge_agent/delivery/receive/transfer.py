@@ -51,7 +51,7 @@ class Transfer:
     """Seconds from one to the next, lately; 0: not known yet."""
     published_at: float = 0.0
     hurried: bool = False
-    """What the trial wished for is being requested."""
+    """Blocks that the trial wished for are being requested."""
     unpublished: bool = False
     """There was no connection for the last request."""
     drawing: Drawing | None = None
@@ -168,24 +168,24 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class Drawing:
-    """Draws packages that lie retained on the broker: by subscribing to what is needed of them.
+    """Draws packages that lie retained on the broker, by subscribing to the blocks needed.
 
-    The broker sends what it has kept on a topic at each subscription to it, so that each device
-    goes at its own pace, however many there are. Used by the thread that takes requests.
+    The broker sends the retained message of a topic at each subscription to it, so that each
+    device goes at its own pace, however many there are. Used by the thread that takes requests.
     """
 
     prefix: str
     """Topic below which packages lie."""
     subscribe: Callable[[list[str]], object]
-    """Also anew."""
+    """Also renews subscriptions."""
     unsubscribe: Callable[[list[str]], object]
     _wanted: frozenset[str] = frozenset()
     """Replaced, never changed: the connection's thread reads it."""
     _came: list[str] = field(default_factory=list)
-    """What has come since topics were last left."""
+    """Topics that have arrived since topics were last left."""
 
     def topics(self) -> Iterable[str]:
-        """Return what to subscribe to at a new connection."""
+        """Return the topics to subscribe to at a new connection."""
         return sorted(self._wanted)
 
     def ask(self, transfer: str, kind: str, numbers: Iterable[int]) -> None:

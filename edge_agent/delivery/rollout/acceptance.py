@@ -30,7 +30,7 @@ def bounds_of(folder: ModelFolder, device: Trial) -> Trial:
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """What a version on probation is judged by."""
+    """The criteria for a version on probation."""
 
     models: list[Model]
     until: float
@@ -52,7 +52,7 @@ class Watch:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with it by now, or None."""
+        """Its fault so far, or None."""
         limit = self.bounds.max_infer_ms
         for model in self.models:
             if model.stats.errors >= MOST_ERRORS:

@@ -76,7 +76,7 @@ class Deployer:
         self._early: EarlyTrial | None = None
         """The latest; there is one at a time."""
         self.commands = VersionCommands(self._swap)
-        """What operators decide about versions."""
+        """The commands by which operators decide about versions."""
 
     def expect(self, header: PackageHeader) -> EarlyTrial | None:
         """Start the trial of a package that is about to arrive, where that is worth it."""
@@ -93,7 +93,7 @@ class Deployer:
     # Life
 
     def recover(self, last: PreviousCrash | None) -> None:
-        """Find what was on its way when the agent ended; before the ledger is asked anything."""
+        """Find candidates under way when the agent ended; before the ledger is asked anything."""
         for candidate in self._recovery.find_candidates(last):
             self.submit(candidate)
 
@@ -128,12 +128,12 @@ class Deployer:
     # One candidate, in the thread
 
     def _deploy(self, candidate: Candidate) -> None:
-        """Take a candidate through all steps: install, trial, shadow, swap, probation."""
+        """Run all steps of a candidate: install, trial, shadow, swap, probation."""
         folder = self._install(candidate)
         if folder is None or self._serves_already(candidate):
             return
         models: dict[Kind, Model] = {}
-        """Loaded, and not serving yet."""
+        """Loaded, but not serving yet."""
         try:
             with contained(candidate.id, ModelError):
                 self._ledger.enter(candidate, "preparing")
@@ -324,7 +324,7 @@ def _try(
 
 
 def _check_verdict(candidate: Candidate, verdict: Verdict, bounds: Trial) -> None:
-    """Raise ModelError if the child has found that a candidate does not pass."""
+    """Raise ModelError if the child's verdict is that a candidate fails."""
     if not verdict.passed:
         raise ModelError(candidate.blamed(verdict.why))
     if bounds.max_infer_ms and verdict.infer_ms > bounds.max_infer_ms:

@@ -74,7 +74,7 @@ class Candidate:
     """"?" while it is not known: of a tar made by hand, until it is unpacked."""
     version: str
     transfer: str | None
-    """What it came by; None: by hand."""
+    """The transfer it came by; None: by hand."""
     install: Callable[[], ModelFolder] = _incomplete
     """Puts it into the store, when its package is complete; raises ModelError."""
     on_installed: Callable[[], object] = lambda: None
@@ -98,7 +98,7 @@ class Candidate:
     watch: Watch | None = None
     """By which it is judged on probation."""
     figures: Mapping[str, Any] | None = None
-    """What its trial and its swap gave; None: it does not serve, or that is about to be published.
+    """Figures of its trial and its swap; None: it does not serve, or they are yet to be published.
     """
 
     @property
@@ -202,7 +202,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
             self.status.publish(candidate.transfer, candidate.phase, have=1, total=1, **figures)
 
     def figures(self, name: str, version: str) -> dict[str, Any]:
-        """Return what trial and swap of the version gave that went live last; empty: of another."""
+        """Return the figures of trial and swap if this version went live last, or else {}."""
         last = self._last.get(name, {})
         if (last.get("version"), last.get("outcome")) != (version, "live"):
             return {}

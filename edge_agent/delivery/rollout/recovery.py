@@ -127,9 +127,9 @@ class Recovery:
 
 
 def _reason_against(name: str, mark: Mark, last: PreviousCrash | None) -> str | None:
-    """Return why a version on probation is to blame for the end of the last run; None: it is not.
+    """Return why a version on probation is to blame for the last run's end, or None if it is not.
 
-    After an orderly end, of which the mark tells, only what is known of its own calls counts.
+    After an orderly end, which the mark records, only its own calls count.
     """
     if last is not None and last.self_inflicted:
         own = any(call.target.startswith(f"{name}@{mark.version} ") for call in last.calls)

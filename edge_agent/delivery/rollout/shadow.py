@@ -154,7 +154,7 @@ def run_in_shadow(
 
 
 def _check(candidate: Candidate, shadow: Comparison, bounds: Trial) -> None:
-    """Raise ModelError if a candidate has failed in shadow, does not agree or is too slow."""
+    """Raise ModelError if a candidate has failed in shadow, disagrees or is too slow."""
     if shadow.errors:
         raise ModelError(f"{candidate.id}: shadow: failed on a live frame: {shadow.error}")
     if bounds.min_agreement > 0:

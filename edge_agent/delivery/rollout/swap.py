@@ -49,16 +49,16 @@ class Swap:
     overlap: bool
     """Whether two versions may be in memory at once, where there is room."""
     changing: threading.RLock = field(default_factory=threading.RLock)
-    """Held for every change of what is live, by the deployer's thread and by commands."""
+    """Held for every change of the live version, by the deployer's thread and by commands."""
 
     def reopen(self, name: str, version: str) -> tuple[ModelFolder, dict[Kind, Model]]:
         """Load a version that has been accepted before; needs no lock.
 
-        It may have lain on the disk for long: its files and its golden outputs are checked as they
+        It may have been on disk for long: its files and its golden outputs are checked as they
         were then.
 
         Raises:
-            AgentError: there is none such, it does not load, or it is not what was accepted.
+            AgentError: it is missing, does not load, or differs from what was accepted.
         """
         folder = self.library.find_unchanged(name, version)
         models = self.open(folder, checked=False)
@@ -227,8 +227,8 @@ class Swap:
         """Make the previous version live, record the reason, and return the version.
 
         Raises:
-            AgentError: there is none, it does not load, or it is not what was accepted; nothing
-                has changed then.
+            AgentError: there is none, it does not load, or it differs from what was accepted;
+                nothing has changed then.
         """
         pointers = self.store.pointers(name)
         if pointers.live is None:
@@ -269,7 +269,7 @@ def close_all(models: Models) -> None:
 
 
 def exchange_details(exchange: Exchange) -> dict[str, Any]:
-    """Return an exchange as it is on a model's topic."""
+    """Return an exchange in the form of a model's topic."""
     return {"swap_ms": round(exchange.swap_ms, 3), "frames_dropped": exchange.frames_dropped}
 
 

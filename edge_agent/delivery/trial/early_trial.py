@@ -88,9 +88,9 @@ class EarlyTrial:
         return self._process.wish if self._process is not None else None
 
     def arrived(self, have: int, *, granted: bool, whole: bool = False) -> None:
-        """Tell the child that *have* bytes, from the beginning, are there and authenticated.
+        """Tell the child that the first *have* bytes have arrived and are authenticated.
 
-        *granted*: what it wished for is there, too; *whole*: nothing is missing.
+        *granted*: the bytes it wished for have arrived, too; *whole*: nothing is missing.
         """
         before, was_granted = self._announced
         if have - before < STEP_BYTES and granted == was_granted and not whole:

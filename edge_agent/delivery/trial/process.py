@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Limits:
-    """What the child may take."""
+    """The child's limits."""
 
     memory_mb: int
     counts_files: bool = True
@@ -178,7 +178,7 @@ class TrialProcess:
     # The supervising thread
 
     def _supervise(self) -> None:
-        """Read what the child sends, and kill it where it exceeds its limits."""
+        """Read the child's output, and kill it if it exceeds its limits."""
         rest = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.stdout, selectors.EVENT_READ)

@@ -40,7 +40,7 @@ TIMED_RUNS = 5
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the child found."""
+    """The child's verdict."""
 
     passed: bool
     why: str
@@ -85,7 +85,7 @@ class Channel:
             sys.stdout.flush()
 
     def frame(self, memory: int, specs: Sequence[TensorSpec]) -> dict[str, Array] | None:
-        """Return the newest frame, which the agent writes into *memory*; None: there is none."""
+        """Return the newest frame, written into *memory* by the agent, or None if there is none."""
         import numpy as np
 
         self.send(frame=[(spec.name, spec.shape, spec.dtype) for spec in specs])
@@ -237,7 +237,7 @@ def _judge_on(
 
 
 class Trust:
-    """What a model without golden outputs is compared with."""
+    """The comparison for a model without golden outputs."""
 
     def __init__(self, folder: ModelFolder, kind: Kind, frame: FrameSource) -> None:
         """Load nothing yet; *frame* returns a live frame, as inputs of the network, or None."""
@@ -291,7 +291,7 @@ class Trust:
 def _compare_stages(
     found: Verdict, followed: Followed, model: Model, choices: Sequence[EngineChoice], kind: Kind
 ) -> Verdict:
-    """Compare what the stages gave while they arrived with what the complete network gives."""
+    """Compare the outputs of stages run during arrival with those of the complete network."""
     from ...inference.agreement import compare_outputs
     from ...inference.model import load_model
 
