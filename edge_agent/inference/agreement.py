@@ -70,7 +70,7 @@ class Margin:
 
     tolerance: float
     threshold: float = 0.0
-    """Least score of what is reported."""
+    """Least score of reported findings."""
     facts: Callable[[], NetworkFacts] | None = None
     """Reads what the network's file states of its outputs; None: that is not known."""
 
@@ -80,7 +80,7 @@ class Margin:
         return self.threshold + self.tolerance
 
     def scale(self, output: str) -> float:
-        """Return the range of an output, as far as it is known."""
+        """Return the range of an output, as far as known."""
         if self.facts is None:
             return UNKNOWN_SCALE
         facts = self.facts()
@@ -108,7 +108,7 @@ def margin_of(model: Model, threshold: float | None = None) -> Margin:
 
 
 def _facts(network: Path) -> NetworkFacts:
-    """Read what a network's file states; imported only where two answers differ."""
+    """Read the facts in a network's file; imported only when two answers differ."""
     from ..models.files.check_onnx import inspect
 
     return inspect(network)
@@ -116,7 +116,7 @@ def _facts(network: Path) -> NetworkFacts:
 
 @record(quick=True, eq=False)
 class Answer:
-    """What a model gives for one input."""
+    """A model's answer to one input."""
 
     outputs: Tensors
     found: Findings
@@ -165,14 +165,14 @@ def compare_answers(
     found: Answer,
     in_noise: Callable[[], Findings] | None = None,
 ) -> Agreement:
-    """Compare two answers for one input: by what is found, else by the outputs as numbers.
+    """Compare two answers to one input: by their findings, else by the outputs as numbers.
 
     Args:
-        model: whose task says what counts.
-        expected: answer that is believed.
+        model: whose task decides what is compared.
+        expected: the trusted answer.
         found: the other.
-        in_noise: returns what the believed one finds in the same input with noise of one gray
-            level; None: that is not known.
+        in_noise: returns the trusted model's findings in the same input with noise of one gray
+            level; None: they are not known.
     """
     margin = margin_of(model)
     if not _is_decoded(model):
@@ -260,7 +260,7 @@ def _compare_classes(expected: Classes, found: Classes, margin: Margin) -> Agree
 def unmatched(
     expected: Detections, found: Detections, least: float
 ) -> tuple[list[int], list[int], int]:
-    """Match boxes by label, overlap and what else is known of them, each once.
+    """Match boxes by label, overlap and their other properties, each once.
 
     Returns:
         The numbers of the boxes, of scores from *least* on, that only the first has; of those that
@@ -336,12 +336,12 @@ def _is_crowd(
 
 
 def find_in_noise(reference: Model, tensors: Tensors) -> Findings:
-    """Return what a model finds in inputs with noise of one gray level.
+    """Return a model's findings in inputs with noise of one gray level.
 
-    That is a 255th of the range of what is a picture, of shape (n, c, h, w) or (n, h, w, c).
+    That is a 255th of the range of each picture, of shape (n, c, h, w) or (n, h, w, c).
 
     Raises:
-        AgentError: it fails.
+        AgentError: the model fails.
     """
     random = np.random.default_rng(19)
     noisy = dict(tensors)
@@ -449,9 +449,9 @@ def relative_distance(expected: Array, found: Array) -> float:
 
 
 def strict_distance(expected: Array, found: Array) -> float:
-    """Return the relative L2 distance of two tensors; 0 only where they are the same bit for bit.
+    """Return the relative L2 distance of two tensors; 0 only if they are the same bit for bit.
 
-    Infinite where shapes or types differ, where NaN differs, and of what is no number.
+    Infinite if shapes or types differ, if NaN differs, or for tensors that hold no numbers.
     """
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return INFINITE

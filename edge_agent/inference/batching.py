@@ -35,7 +35,7 @@ COMPARED = 8
 """Of so many samples at most, of those inferred together, it is seen what they give alone: a large
 network would take minutes for all."""
 SAME = 0.02
-"""Of two samples inferred together: how far each may be from what it is alone, relative L2. Kernels
+"""Greatest distance of a sample inferred with another from the same alone, relative L2. Kernels
 for several samples may round otherwise; one step of an 8-bit network is within it."""
 
 
@@ -50,7 +50,7 @@ class Batch:
         takes: str,
         repeated: frozenset[str],
     ) -> None:
-        """Take over engines, by how many samples they take; 0: any number."""
+        """Take over engines, keyed by the number of samples that they take; 0: any number."""
         self.most = most
         self._model = model
         self._engines = dict(engines)
@@ -58,7 +58,7 @@ class Batch:
         """The input that takes the sample."""
         self._constants = constants(model.manifest.input, model.engine.inputs)
         self._repeated = repeated
-        """Those of them that are given once for each sample."""
+        """Those of the constants that are given once for each sample."""
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
         """Run the model on several samples; one that does not fit, or fails, fails alone."""

@@ -41,7 +41,7 @@ class Dataflow:
         self.end = len(made)
         self._made = made
         self._from = dict.fromkeys(inputs, 0)
-        """By tensor: the first place in the order of nodes where it is there."""
+        """By tensor: the first place in the order of nodes where it is available."""
         for index, names in enumerate(made):
             self._from.update(dict.fromkeys(names, index + 1))
         self._from.pop("", None)  # an input or output that may be left out, and is

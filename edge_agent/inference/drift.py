@@ -1,4 +1,4 @@
-"""Drift: how far a model's inputs and scores are from what is usual.
+"""Drift: how far a model's inputs and scores are from the usual.
 
 Measured by the population stability index, the sum over bins of (p - q) ln(p / q), where q is the
 usual share of a bin and p the present one: the divergence of H. Jeffreys, "An invariant form for
@@ -6,8 +6,8 @@ the prior probability in estimation problems" (1946), as N. Siddiqi, "Credit Ris
 (2006), applies it to ten bins of equal share. His rule of thumb: below 0.1 nothing has changed,
 above 0.25 much has.
 
-Of each result some values of its sample are taken: of a picture a grid of pixels, of a window some
-rows; neither the sample nor what is kept of it grows with its size.
+From each result some values of its sample are taken: from a picture a grid of pixels, from a window
+some rows; neither these values nor their store grow with the sample's size.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def values(data: Array, *, picture: bool, seq: int = 0) -> Array:
 
 
 def channel_names(count: int, *, picture: bool, known: Sequence[int | str] = ()) -> tuple[str, ...]:
-    """Return what the columns of `values` are called."""
+    """Return the names of the columns of `values`."""
     if picture:
         return COLORS
     if len(known) == count:
@@ -102,7 +102,7 @@ class Learner:
             self._scores.append(score)
 
     def usual(self, names: Sequence[str], floor: float = 0.0) -> Usual:
-        """Return what is usual."""
+        """Return the usual values learned."""
         columns = np.concatenate(self._values).T
         return Usual(
             len(self),
@@ -117,7 +117,7 @@ def usual_of(
     channels: Sequence[int | str] = (),
     floor: float = 0.0,
 ) -> Usual:
-    """Return what is usual of a model: of calibration samples and what the model found in them.
+    """Return the usual values of a model, from calibration samples and the findings in them.
 
     Args:
         results: each sample, as the agent would capture it, with its result.

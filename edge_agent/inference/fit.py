@@ -57,7 +57,7 @@ def input_size(folder: ModelFolder, facts: NetworkFacts) -> tuple[int, int] | No
 
 
 def _misfit(folder: ModelFolder, facts: NetworkFacts, kind: Kind) -> str | None:
-    """Return what does not fit where a source gives samples of a kind, or None if all does."""
+    """Return why a model does not fit a source's samples of a kind, or None if it does."""
     spec = folder.manifest.input
     left = set(spec.state.values())
     outputs = tuple(one for one in facts.outputs if one.name not in left)

@@ -50,7 +50,7 @@ class BatchRunner(Protocol):
     """Runs several samples at a time; see `batching`."""
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
-        """Return what `Model.infer` returns for each, or the error that it would raise."""
+        """Return the result of `Model.infer` for each, or the error that it would raise."""
 
     def close(self) -> None:
         """Unload what it needs beside the model's engine."""
@@ -71,11 +71,11 @@ class OutputCheck(Protocol):
         """Whether the engine has agreed on as many inputs as it must."""
 
     def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
-        """Return the outputs for an input that a model was given, and the label of who made them.
+        """Return the outputs for an input of the model, and the label of the engine they are from.
 
         Raises:
-            EngineError: an engine failed, be it the reference session's, or must not serve.
-            SampleError: what the engine gave is not finite, or cannot be decoded.
+            EngineError: an engine failed, perhaps that of the reference session, or must not serve.
+            SampleError: the engine's outputs are not finite, or cannot be decoded.
         """
 
     def close(self) -> None:
@@ -134,15 +134,15 @@ class Model:
 
     @cached_property
     def _place(self) -> str:
-        """What the flight recorder notes of a call."""
+        """The target of a call in the flight recorder's notes."""
         choice = self.choice
         return call_target(self.id, choice.engine, choice.device, str(self.folder.network))
 
     def windower(self, columns: tuple[str, ...]) -> Windower:
-        """Return what cuts a signal, whose channels have these names, into its windows.
+        """Return a windower for a signal whose channels have these names.
 
         Raises:
-            ModelError: it takes a channel that the signal has not.
+            ModelError: the signal lacks a channel that the model takes.
         """
         from .preprocess.windowing import Windower  # pictures have none
 
@@ -175,7 +175,7 @@ class Model:
         return self._infer_one(request, self.prepare(request))
 
     def _infer_on(self, request: Request, state: State) -> Outcome:
-        """Infer a window with what the one before it has left."""
+        """Infer a window with the state left by the one before it."""
         sample, before = request.sample, state.tensors
         if state.of != self.id or not sample.follows or sample.seq != state.seq + 1:
             before = {}
@@ -223,7 +223,7 @@ class Model:
         return self.prepare_data(sample.data, request.region, stream=sample.file is None)
 
     def _given(self, tensors: Tensors) -> PreparedSample:
-        """Take inputs of the network that somebody else has made; constants may be left out."""
+        """Accept ready inputs of the network from outside; constants may be left out."""
         filled = {**constants(self.manifest.input, self.engine.inputs), **tensors}
         try:
             check_inputs(self.engine.inputs, filled)
@@ -263,9 +263,9 @@ class Model:
         together: int = 1,
         by: str | None = None,
     ) -> Outcome:
-        """Make a result of what the network gave for one sample, and count it.
+        """Make a result from the network's outputs for one sample, and count it.
 
-        *infer_ms* is of all that were inferred together; *by*: label of another engine that did.
+        *infer_ms* is for all that were inferred together; *by*: label of another engine used.
 
         Raises:
             SampleError: the outputs are not finite.
@@ -304,7 +304,7 @@ class Model:
         )
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
-        """Return what `answer` gives for each; together where the network takes a batch."""
+        """Return the result of `answer` for each; together if the network takes a batch."""
         if (
             self.batch is not None
             and len(requests) > 1
@@ -320,7 +320,7 @@ class Model:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Request) -> Outcome | AgentError:
-        """Return what `infer` returns, or the error that it raises."""
+        """Return the result of `infer`, or the error that it raises."""
         try:
             return self._infer(request)
         except AgentError as problem:
@@ -334,7 +334,7 @@ class Model:
             return self.engine.fold.feed(tensors)
 
     def unfolded(self, tensors: Tensors) -> Tensors:
-        """Return what the engine was given as inputs of the network: for other engines."""
+        """Return the engine's inputs as inputs of the whole network, for other engines."""
         if self.engine.fold is None:
             return tensors
         with contained(f"{self.id}: preparing its input"):

@@ -72,7 +72,7 @@ class _AsTheyAre:
 
 
 class Readings(Model):
-    """Gives the values of each sample as they are."""
+    """Returns the values of each sample unchanged."""
 
     def __init__(self, spec: InputSpec, on_names: Callbacks) -> None:
         """Begin with no names known."""
@@ -102,7 +102,7 @@ class Readings(Model):
         return Outcome(READINGS, "", found, Timing((time.perf_counter() - start) * 1e3, 0.0, 0.0))
 
     def _names(self, columns: tuple[str, ...], count: int) -> tuple[str, ...]:
-        """Return what the values of *count* channels are called, each otherwise."""
+        """Return the names of the values of *count* channels, all different."""
         if (columns, count) != self._channels:
             self._channels = columns, count
             stats = self.manifest.input.stats
@@ -116,7 +116,7 @@ class Readings(Model):
 
 
 def folder_of(spec: InputSpec, names: tuple[str, ...] = ()) -> ModelFolder:
-    """Return what stands where a model has its folder; its labels are the names of the values."""
+    """Return a stand-in for a model folder; its labels are the names of the values."""
     manifest = Manifest(name=READINGS, version="", task="regression", file="", input=spec)
     return ModelFolder(Path(), manifest, names)
 
@@ -137,10 +137,10 @@ def value_names(columns: tuple[str, ...], count: int, of: tuple[str, ...] = ()) 
 
 
 def names_in(spec: InputSpec, reading: Reading) -> tuple[str, ...]:
-    """Return what the values of readings like this one are called.
+    """Return the names of the values of readings like this one.
 
     Raises:
-        ModelError: it has none of the channels that are wanted.
+        ModelError: it has none of the wanted channels.
     """
     of = () if spec.stats is None else spec.stats.of
     (taken,) = (part for part in EachReading(spec).usable(reading) if isinstance(part, Reading))
@@ -151,10 +151,10 @@ class EachReading(Windower):
     """Takes each row by itself, whatever channels it has."""
 
     def usable(self, reading: Reading) -> Iterator[Reading | SampleError]:
-        """Yield a reading without the rows in which there is no number, and why there is none.
+        """Yield errors for rows without any number, and the reading with the wanted channels.
 
         Raises:
-            ModelError: they are no rows of numbers.
+            ModelError: the readings are not rows of numbers.
         """
         rows = reading.data
         if rows.ndim != 2:

@@ -1,4 +1,4 @@
-"""What has come of a model's inferences, for health, probation and failover."""
+"""Counts and times of a model's inferences, for health, probation and failover."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Statistics:
 
     def __init__(self) -> None:
         self.infer_ms: deque[float] = deque(maxlen=1000)
-        """Of the latest samples, each its share of what was inferred together."""
+        """Of the latest samples, each its share of the time for those inferred together."""
         self.inferred = 0
         self.errors = 0
         """Frames on which it failed."""
@@ -40,12 +40,12 @@ class Statistics:
             self.first_at = self.used_at
 
     def go_on_from(self, before: Statistics) -> None:
-        """Count on from what the model before this one has counted."""
+        """Continue the counts of the model before this one."""
         self.inferred += before.inferred
         self.errors += before.errors
 
     def add_failure(self, problem: Exception, request: Request) -> None:
-        """Count an inference that failed, unless a stranger may have asked for what cannot be."""
+        """Count a failed inference, unless a stranger may have asked for the impossible."""
         if request.foreign and isinstance(problem, SampleError):
             return
         self.failure = (str(problem), request)
@@ -69,7 +69,7 @@ _FIRST = 8
 
 
 class Cost:
-    """What a frame usually takes of a lane."""
+    """The usual lane time of a frame."""
 
     __slots__ = ("_seen", "seconds")
 

@@ -89,7 +89,7 @@ def decoders_of(task: Task) -> list[str]:
 def layout_problems(
     decoder: str, task: Task, layout: str, anchors: Sequence[float]
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with `layout` and `anchors` of a manifest: key, and what."""
+    """Yield the problems of `layout` and `anchors` of a manifest: key, and text."""
     known = DECODERS[decoder].layouts if task == "detection" else ()
     if layout and layout not in known:
         text = f"decoder {decoder!r} of task {task} has {', '.join(known) or 'none'}"

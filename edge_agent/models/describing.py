@@ -1,7 +1,7 @@
-"""What a model file says of itself: inputs, outputs, metadata, the manifest that follows.
+"""The description of a model file: inputs, outputs, metadata, the manifest that follows.
 
-What is guessed is what `importing` had to assume. What is missing is listed in the order in which
-one would add it. Knows no engine: nothing is run.
+Guesses are the assumptions of `importing`. Missing parts are listed in the order in which one would
+add them. Knows no engine: nothing is run.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Description:
     """Name of the network's file."""
     facts: NetworkFacts
     manifest: Manifest | None
-    """None: one does not follow from what the file says."""
+    """None if no manifest follows from the file."""
     labels: int
     """How many there are."""
     guessed: tuple[str, ...]
     missing: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What its manifest says in vain."""
+    """Parts of its manifest without effect."""
     wrong: tuple[str, ...] = ()
-    """What devices refuse it for."""
+    """Reasons for which devices refuse it."""
     draft: str = ""
-    """Where no manifest follows: what is known of it as TOML, the rest as comments."""
+    """If no manifest follows: the known part of it as TOML, the rest as comments."""
 
 
 def describe(path: Path) -> Description:
@@ -82,7 +82,7 @@ def describe(path: Path) -> Description:
 
 
 def inspect_network(network: Path) -> NetworkFacts:
-    """Read what a network's file tells.
+    """Read the facts in a network's file.
 
     Raises:
         ModelError: it is damaged, or not fit to run.
@@ -115,7 +115,7 @@ def _as_tuple(line: str | None) -> tuple[str, ...]:
 
 
 def _missing(folder: ModelFolder) -> list[str]:
-    """List what a model runs without, and is worse for."""
+    """List the optional parts whose absence makes a model worse."""
     manifest = folder.manifest
     missing: list[str] = []
     missing.extend(missing_labels(folder))

@@ -1,4 +1,4 @@
-"""What is usual of a model's inputs and scores: `drift.json` of a model folder.
+"""The usual inputs and scores of a model: `drift.json` of a model folder.
 
 Knows how distributions are written and checked, not how they are measured (`inference/drift`).
 """
@@ -65,7 +65,7 @@ def read(data: bytes, channels: tuple[str, ...], where: str) -> Usual:
 
 
 def parse(content: Any, channels: tuple[str, ...] = ()) -> Usual:
-    """Return what a `drift.json` says.
+    """Return the content of a `drift.json`.
 
     Raises:
         ValueError: it is not as it should be; says where, what was expected and what was found.
@@ -126,5 +126,5 @@ def _is_number(value: Any) -> bool:
 
 
 def content(usual: Usual) -> dict[str, Any]:
-    """Return what `drift.json` holds of it."""
+    """Return the content of its `drift.json`."""
     return {"schema": SCHEMA, **asdict(usual)}

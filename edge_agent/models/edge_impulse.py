@@ -42,7 +42,7 @@ class Spectral:
     version: Literal[2, 3, 4] = 4
     """Of the block; from 4 on it gives moments of the spectrum, too."""
     scale_axes: Annotated[float, Plain(), Ge(-1e9), Le(1e9)] = 1.0
-    """What readings are multiplied by."""
+    """Factor for readings."""
     filter: Literal["none", "low", "high"] = "none"
     cutoff_hz: Annotated[float, Plain(), Gt(0), Le(1e9)] = 3.0
     order: Literal[2, 4, 6, 8] = 6
@@ -59,7 +59,7 @@ def block_problems(
     window: int | None,
     rate: float | None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the parameters of a block that is the transform: key, and text."""
+    """Yield the problems of the parameters of the block that is the transform: key, and text."""
     if transform not in {"mfe", "spectral"}:
         return
     block = mfe or Mfe() if transform == "mfe" else spectral or Spectral()

@@ -23,7 +23,7 @@ BARE = frozenset({".onnx", ".xml", ".tflite"})
 MOST_NAMED = 8
 """Models that an error lists."""
 _USUAL = frozenset({"model", "openvino_model"})
-"""What exporters call the network itself, where precisions or parts of it lie beside it."""
+"""Names that exporters give the network itself, beside which precisions or parts may lie."""
 
 _PYTORCH = (
     "PyTorch's own format, which no engine here reads; export it: `yolo export model={name} "
@@ -48,7 +48,7 @@ _HINTS: Mapping[str, str] = {
     ),
     **dict.fromkeys([".param", ".mnn"], "another engine's format; export the model to .onnx"),
 }
-"""What to do with a file of another kind."""
+"""Advice for files of another kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def copy_folder(folder: Path, place: Path) -> None:
 
 
 def file_of(path: Path) -> Path:
-    """Return the network's file in a folder as an exporter leaves it; any other path as it is.
+    """Return the network's file in an exporter's folder; any other path unchanged.
 
     Of a folder around a single model folder, that one.
 
@@ -197,7 +197,7 @@ def _is_network(path: Path) -> bool:
 
 
 def hint_of(path: Path) -> str:
-    """Return what to do with a file of another kind, to be appended to an error."""
+    """Return advice for a file of another kind, to be appended to an error."""
     if path.suffix not in _HINTS:
         return ""
     return f": {path.suffix} is {_HINTS[path.suffix].format(name=path.name)}"

@@ -164,7 +164,7 @@ class OutputSpec:
     threshold: Number | str | None = None
     """A text "p99": that quantile of the scores of the first windows."""
     label_above: str = ""
-    """What a score above it means, as "speech"; of anomalies."""
+    """The meaning of a score above it, such as "speech"; of anomalies."""
     learn: Annotated[int, Ge(2), Le(1_000_000)] = 500
     """Windows from which a quantile is learned, results from which what is usual is."""
     smooth: str | None = None
@@ -264,7 +264,7 @@ class ModelFolder:
 
     @property
     def finds(self) -> tuple[str, ...]:
-        """The labels of what it finds; none where they are not known."""
+        """The labels of its findings; empty if they are not known."""
         return ("text",) if self.manifest.task == "text" else self.labels
 
     @property
@@ -274,7 +274,7 @@ class ModelFolder:
 
     @property
     def usual_file(self) -> Path:
-        """What `usual` is read from, if it is there."""
+        """The file that `usual` is read from, if it exists."""
         return _of_variant(self.path, drift.DRIFT, self.variant)
 
 
@@ -308,7 +308,7 @@ def chosen(variants: Collection[str], here: Sequence[str]) -> str:
 
 
 def variant_words(variant: str) -> str:
-    """Return a variant as it is named in sentences."""
+    """Return the name of a variant in sentences."""
     return f"variant {variant}" if variant else "no variant"
 
 
@@ -374,7 +374,7 @@ def _parse(data: Mapping[str, Any], where: str) -> Manifest:
 
 
 def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield what contradicts itself in a manifest: key, and what is wrong with it."""
+    """Yield the contradictions in a manifest: key, and text."""
     name, version, output = manifest.name, manifest.version, manifest.output
     if not is_name(name):
         yield "name", f"{name!r} is not a name ({NAME_RULE})"
@@ -404,7 +404,7 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _decision_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the threshold, and with `smooth`."""
+    """Yield the problems of the threshold, and of `smooth`."""
     threshold, smooth, task = manifest.output.threshold, manifest.output.smooth, manifest.task
     if isinstance(threshold, str):
         if task != "anomaly":
@@ -429,7 +429,7 @@ def _decision_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _input_problems(spec: InputSpec) -> Iterator[tuple[str, str]]:
-    """Yield what contradicts itself in `[input]`."""
+    """Yield the contradictions in `[input]`."""
     if spec.tokenizer and (spec.is_signal or spec.fixed or spec.state):
         yield "input.tokenizer", "is for texts; take out what is for windows of sensor data"
     layouts = ", ".join(SIGNAL_LAYOUTS)

@@ -50,7 +50,7 @@ class LogMel:
 @storable
 @record(kw_only=True)
 class Stats:
-    """What of each channel of a window `transform = "stats"` gives."""
+    """The statistics of each channel of a window that `transform = "stats"` gives."""
 
     __pydantic_config__ = _STRICT
     of: tuple[str, ...]
@@ -66,7 +66,7 @@ def band_of(name: str) -> tuple[float, float] | None:
 def stats_problems(
     of: tuple[str, ...], window: int | None, rate: float | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the statistics of a window: key below `[input]`, and text."""
+    """Yield the problems of the statistics of a window: key below `[input]`, and text."""
     if window is None:
         yield "window", "is missing; statistics are of windows"
     if not 1 <= len(of) <= MOST:

@@ -97,7 +97,7 @@ def _load(path: Path, kind: str, inputs: list[TensorSpec]) -> TfliteModel | PyTo
 
 
 def _step(what: str, work: Any) -> Any:
-    """Do something whose errors are the model's; they are told by what began them."""
+    """Do a step whose errors are the model's, and report them by their first cause."""
     try:
         return work()
     except AgentError:
@@ -112,7 +112,7 @@ def _step(what: str, work: Any) -> Any:
 
 
 def _tidy(network: Path, original: TfliteModel | PyTorchModel) -> None:
-    """Take the exporter's notes out of a network (places in its author's files), and add ours."""
+    """Remove the exporter's notes (paths in its author's files) from a network, and add ours."""
     import onnx
 
     model = onnx.load(network)

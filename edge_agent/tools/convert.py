@@ -40,16 +40,16 @@ _LITERT = "LiteRT is not installed, which runs a .tflite; pip install ai-edge-li
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What came out."""
+    """The result of a conversion."""
 
     facts: NetworkFacts
     assumed: tuple[str, ...]
     left: tuple[str, ...]
-    """What is to be decided in the manifest before it is right."""
+    """Questions to be settled in the manifest before it is right."""
     needed: str | None
     """Why it cannot serve before that, or None if it can."""
     golden: str
-    """What the golden cases are, in words."""
+    """The golden cases, in words."""
     distances: Mapping[str, float]
     """By engine: the worst relative distance of an output from the original's."""
     refused: Mapping[str, str]
@@ -117,7 +117,7 @@ def convert(
 
 
 def _kind(path: Path) -> str:
-    """Return what a file is, as far as conversion is concerned."""
+    """Return the kind of a file, as far as conversion is concerned."""
     if path.is_file() and path.suffix in {".onnx", ".xml"}:
         raise ModelError(
             f"{path}: needs no conversion: `edge-agent describe {path}` says what add, push, try "

@@ -1,4 +1,4 @@
-"""What networks find on engines beside the float network, what they lose, and what they take."""
+"""Evaluates networks on engines beside the float network: findings, losses, time and memory."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def network_inputs(
 
 
 def usual_findings(folder: ModelFolder, samples: Sequence[Sample], advance: Advance) -> Usual:
-    """Return what is usual of samples and of what a network finds in them, computed exactly."""
+    """Return the usual values of samples and of a network's findings in them, computed exactly."""
     manifest = folder.manifest
 
     def results(model: Model) -> Iterator[tuple[Sample, Findings]]:
@@ -159,7 +159,7 @@ def usual_findings(folder: ModelFolder, samples: Sequence[Sample], advance: Adva
 
 
 def outputs_of(folder: Path, inputs: Sequence[Tensors]) -> list[Tensors]:
-    """Return what a network gives for ready inputs, computed exactly."""
+    """Return a network's outputs for ready inputs, computed exactly."""
     with loaded(load(folder)) as model:
         return [model.run(each) for each in inputs]
 
@@ -203,7 +203,7 @@ class Candidate:
     scores: dict[str, Scores]
     """By engine."""
     drop: float
-    """What it loses, on the engine where it loses most."""
+    """The loss on the engine where it is greatest."""
     costs: dict[str, Cost]
     """By engine, where it was measured."""
 
@@ -258,7 +258,7 @@ class Comparison:
 
 
 def lost(before: Scores, after: Scores) -> float:
-    """Return what is lost: of the metric where the truth is known, else of the agreement."""
+    """Return the loss: of the metric where the truth is known, else of the agreement."""
     if before.metric is not None and after.metric is not None:
         return before.metric - after.metric
     return 1 - after.agreement

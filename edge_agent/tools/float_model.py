@@ -43,7 +43,7 @@ class FloatNetwork:
 
 
 def check_float(network: Path) -> None:
-    """Check that a file holds a float network that can be quantized, as far as it is soon told."""
+    """Check that a file holds a float network that can be quantized, as far as is quickly known."""
     facts = inspect(network)
     if facts.kind != "onnx":
         raise ModelError(f"{network}: quantize takes .onnx; export the model as ONNX")

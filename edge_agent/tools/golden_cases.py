@@ -31,7 +31,7 @@ CASES = 4
 CANDIDATES = 8
 """Of which the clearest are kept."""
 CLEAR = 0.02
-"""Least distance of a score from what decides over it: some steps of eight bits."""
+"""Least distance of a score from its deciding limit: some steps of eight bits."""
 MAX_BYTES = 64 * 2**20
 """Of all cases, unpacked."""
 _UNKNOWN = ((127.5,), (64.0,))
@@ -126,7 +126,7 @@ def clearest(model: Model, inputs: Sequence[Tensors], outputs: Sequence[Tensors]
 
 
 def _clearance(found: Findings, threshold: float) -> float:
-    """Return how far the nearest score is from what decides over it, on the scale of scores."""
+    """Return the distance of the nearest score from its deciding limit, on the scale of scores."""
     match found:
         case Detections():
             return float(np.abs(found.scores - threshold).min(initial=1.0))

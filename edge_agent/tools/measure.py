@@ -1,4 +1,4 @@
-"""What a network takes on one engine: milliseconds and memory, in a process of its own."""
+"""Measures the cost of a network on one engine, milliseconds and memory, in its own process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ROUNDS = 30
 
 @record(kw_only=True)
 class Cost:
-    """What one network takes on one engine."""
+    """The cost of one network on one engine."""
 
     infer_ms: float
     """Median, one sample at a time."""
     memory_mb: float
-    """What loading it and running it added to the process."""
+    """Memory that loading it and running it added to the process."""
 
 
 def costs_of(folders: Sequence[Path], choice: EngineChoice) -> list[Cost]:

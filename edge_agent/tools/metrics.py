@@ -28,7 +28,7 @@ Read = Callable[[Path], Iterable[Sample]]
 
 @record(quick=True, eq=False)
 class Truth:
-    """What a sample shows."""
+    """The truth about a sample."""
 
     label: str | None = None
     """Of the whole; of an anomaly "normal", or anything else."""

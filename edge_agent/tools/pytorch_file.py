@@ -1,4 +1,4 @@
-"""What a PyTorch file is, and whether PyTorch may load it; knows no PyTorch.
+"""Tells the kind of a PyTorch file, and whether PyTorch may load it; knows no PyTorch.
 
 Three things are called `.pt`: an exported program (`torch.export.save`), a TorchScript archive and
 a checkpoint, which is pickled Python. A checkpoint is named and refused; unpickling it would run
@@ -56,7 +56,7 @@ _CLASSES = "torch.classes"
 
 
 def recognize(path: Path) -> Kind:
-    """Return what a PyTorch file is.
+    """Return the kind of a PyTorch file.
 
     Raises:
         UsageError: there is no such file.
@@ -121,7 +121,7 @@ def _kind(path: Path, archive: zipfile.ZipFile) -> Kind:
 
 
 def _checkpoint(path: Path, pickled: bytes) -> ModelError:
-    """Return what to say of a checkpoint; nothing in it is imported."""
+    """Return the error for a checkpoint; nothing in it is imported."""
     if any(name in pickled for name in (b"ultralytics", b"models.yolo", b"models.common")):
         return ModelError(
             f"{path}: is a checkpoint of Ultralytics: pickled Python, which is not run here; "

@@ -139,7 +139,7 @@ class _Script:
 PyTorchModel = _Exported | _Script
 
 _SAID = "extra/config.txt"
-"""What Ultralytics' exporter adds to an archive: JSON, the metadata that its ONNX files carry."""
+"""Entry that Ultralytics' exporter adds to an archive: JSON, the metadata of its ONNX files."""
 
 
 def _said(data: bytes) -> dict[str, str]:

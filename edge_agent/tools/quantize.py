@@ -56,7 +56,7 @@ class Row:
 
 @record(kw_only=True, eq=False)
 class Report:
-    """What came out."""
+    """The result of a quantization."""
 
     model: str
     target: Target
@@ -97,7 +97,7 @@ def quantize(
     place: Path,
     progress: Progress,
 ) -> Report:
-    """Quantize a float model and compare what comes out with what went in.
+    """Quantize a float model and compare the result with the original.
 
     Raises:
         UsageError: too few samples.
@@ -172,13 +172,13 @@ def judge(
     max_drop: float,
     progress: Progress,
 ) -> Report:
-    """Compare an eight-bit model that is there already, *other*, with the float one.
+    """Compare an existing eight-bit model, *other*, with the float one.
 
     The arguments are those of `quantize`; *name* is that of the other in the report.
 
     Raises:
         UsageError: there are no samples.
-        ModelError: nothing is found that could be compared.
+        ModelError: they find nothing that could be compared.
         EngineError: an engine cannot run one of them.
     """
     if not samples:
@@ -191,7 +191,7 @@ def judge(
 
 
 def check_comparable(folder: ModelFolder, other: ModelFolder, name: str) -> None:
-    """Check that a model may stand for a float one, as far as it is soon told."""
+    """Check that a model may stand for a float one, as far as is quickly known."""
     if inspect(other.network).kind != "onnx":
         raise ModelError(f"{name}: expected .onnx; of other files there is no exact computation")
     mine, its = folder.manifest, other.manifest

@@ -23,7 +23,7 @@ from .float_model import quiet
 
 TargetName = Literal["x86", "x86-vnni", "arm"]
 Method = Literal["minmax", "percentile", "entropy"]
-"""How ONNX Runtime gets a tensor's range from what was seen of it."""
+"""How ONNX Runtime derives a tensor's range from the values it has seen."""
 METHODS: tuple[Method, ...] = get_args(Method)
 
 CHUNK = 4
@@ -177,8 +177,8 @@ def quantize_nncf(
 ) -> None:
     """Write a float network in eight bits with NNCF; operators named in *exclude* stay float.
 
-    *stepwise*: correct biases one after the other, each by what the network gives with those
-    before it corrected: longer, and nearer to the float network.
+    *stepwise*: correct biases one after the other, each with those before it corrected: takes
+    longer, and comes nearer to the float network.
     """
     import nncf
     import onnx
@@ -203,7 +203,7 @@ def quantize_nncf(
 
 
 def make_unsigned(model: Any) -> None:
-    """Have activations in unsigned numbers: the same network, with 128 more in each zero point.
+    """Make activations unsigned: the same network, with 128 more in each zero point.
 
     NNCF writes them signed. Where zero points are not 0, OpenVINO 2026.4 then computes something
     else on x86: YOLOX-nano finds 8 % of what it finds on ONNX Runtime, and all of it when unsigned.

@@ -23,7 +23,7 @@ from ..models.manifest import MANIFEST
 from .quantizers import TARGETS, calibrate, quantize_onnx
 
 VERSION = 3
-"""Of the generator: raise it with every change of what it makes."""
+"""Version of the generator: raise it with every change of its networks."""
 CONVOLUTIONS = ("Conv", "MaxPool", "Add", "GlobalAveragePool", "Flatten", "Gemm")
 PRODUCTS = ("Conv", "MatMul", "Gemm")
 """Of a Transformer only these: Softmax and LayerNormalization lose too much in eight bits."""
@@ -33,7 +33,7 @@ SIDE = 224
 CLASSES = 1000
 SEED = 4
 RESIDUAL = 0.3
-"""Deviation of what a block adds to its input: of 1, sixteen blocks would grow the numbers
+"""Deviation of a block's addition to its input: with 1, sixteen blocks would grow the numbers
 beyond what eight bits can tell apart."""
 
 
@@ -134,7 +134,7 @@ def _convolution(
     stride: int = 1,
     gain: float = 1.0,
 ) -> str:
-    """Append a convolution as it is once its batch normalization is folded in: with a bias."""
+    """Append a convolution with its batch normalization folded in, and so with a bias."""
     deviation = gain * float(np.sqrt(2 / (channels * kernel * kernel)))
     weight = graph.random((filters, channels, kernel, kernel), deviation)
     # What passed a Relu is above nought on average. Summed up over fifty layers that average would

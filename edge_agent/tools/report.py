@@ -1,4 +1,4 @@
-"""What quantization leaves: a model folder, and its report as JSON, as a card and as a picture.
+"""The output of quantization: a model folder, and its report as JSON, as a card and as a picture.
 
 The picture has figures for each engine, and the worst examples.
 """

@@ -33,7 +33,7 @@ READING = ("receive", "decode", "convert")
 
 @dataclass(frozen=True, slots=True)
 class CamerasSetup:
-    """What is the same for all models and streams."""
+    """The settings shared by all models and streams."""
 
     streams: tuple[tuple[str, tuple[int, int]], ...]
     """Codec, width and height of each."""
@@ -49,7 +49,7 @@ class CamerasSetup:
 
 @dataclass(slots=True)
 class CamerasReport:
-    """What was measured of one model with one stream."""
+    """Measurements of one model with one stream."""
 
     model: str
     stream: Stream
@@ -62,13 +62,13 @@ class CamerasReport:
     others: list[float] = field(default_factory=list)
 
     def parts_ms(self) -> dict[str, float]:
-        """Return what each part costs for a result: of reading, all frames since the last one."""
+        """Return each part's cost for a result; reading counts all frames since the last one."""
         frames = {"receive": FPS / self.setup.rate, "decode": FPS / self.setup.rate}
         found = medians(self.parts).items()
         return {name: round(took * frames.get(name, 1), 4) for name, took in found}
 
     def _over(self, name: str, floor: Sequence[float]) -> dict[str, float]:
-        """Return what a way takes of a core relative to a floor, round by round."""
+        """Return a way's share of a core relative to a floor, round by round."""
         taken = map(core_percent, self.turns[name])
         return spread(percent / least for percent, least in zip(taken, floor, strict=True))
 
@@ -108,7 +108,7 @@ class CamerasReport:
 
 
 def core_percent(window: Window) -> float:
-    """Return what a program took of one core."""
+    """Return a program's share of one core, percent."""
     return 100 * window.cpu_seconds / window.seconds
 
 
@@ -143,7 +143,7 @@ class _Cameras:
         self._progress = report_progress
 
     def measure(self) -> None:
-        """Take turns, then find how many are carried."""
+        """Run the turns, then find how many cameras are carried."""
         report, setup = self._report, self._setup
         names = [AGENT, LOOP, *([CHILDREN] if shutil.which("ffmpeg") else []), FOUR]
         turns = {way: partial(self._turn, way) for way in names}

@@ -44,7 +44,7 @@ def by_pyav(address: str, rate: float, _shape: tuple[int, int, int]) -> Frames:
 
 
 def by_ffmpeg(address: str, rate: float, shape: tuple[int, int, int]) -> Frames:
-    """Read what a child writes, YUV 4:2:0 as Frigate has it, and convert that."""
+    """Read a child's output, YUV 4:2:0 as Frigate has it, and convert that."""
     width, height, fps = shape
     given = (
         ["-rtsp_transport", "tcp"] if address.startswith(RTSP) else ["-re", "-stream_loop", "-1"]

@@ -51,7 +51,7 @@ class Stream:
 
     @property
     def source(self) -> str:
-        """What a pipeline reads."""
+        """The source for a pipeline."""
         return self.address or endless(self.file, "real")
 
     @property

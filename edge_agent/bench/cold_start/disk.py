@@ -1,4 +1,4 @@
-"""Disks as a cold start finds them: files that are not in memory, and reads as slow as one wishes.
+"""Disks for a cold start: drops files from memory, and limits reads to any rate.
 
 Reads are limited by a cgroup: version 2's `io.max` where that controller is there, else version 1's
 `blkio`; both limit buffered reads too. Needs root. The kernel counts in tenths of a second:
@@ -19,7 +19,7 @@ from ...core.errors import UsageError
 DROP = Path("/proc/sys/vm/drop_caches")
 CHUNK = 1024 * 1024
 READ_AHEAD_KB = 128
-"""What Linux sets for a disk, and what eMMC and SD cards have; virtual disks often have more."""
+"""Linux's default, and that of eMMC and SD cards; virtual disks often have more."""
 MOUNTS = Path("/proc/self/mountinfo")
 GROUP = "edge-agent-bench"
 

@@ -121,7 +121,7 @@ def _copy_program(place: Path) -> None:
 
 
 def script_steps(marks: Mapping[str, float], begun: float, ended: float) -> dict[str, float]:
-    """Return what each of a script's steps took, ms, in order; they add up to the whole."""
+    """Return the duration of each of a script's steps, ms, in order; they add up to the whole."""
     times = {step: marks[step] for step in SCRIPT_STEPS if step in marks} | {"publish": ended}
     steps, before = {}, begun
     for step, at in times.items():
@@ -132,12 +132,12 @@ def script_steps(marks: Mapping[str, float], begun: float, ended: float) -> dict
 
 @dataclass(frozen=True, slots=True)
 class ColdStartSetup:
-    """What is the same for all models."""
+    """The settings shared by all models."""
 
     runs: int
     clip: Path
     cold: Cold
-    """What is not in memory when a process starts."""
+    """The files that are not in memory when a process starts."""
     disk_mbps: float | None
     """A limit on reading, MB a second; None: the disk's own rate."""
     kinds: tuple[str, ...] = ("prepared",)
@@ -159,14 +159,14 @@ class Run:
 
 @dataclass(slots=True)
 class ColdStartReport:
-    """What was measured of one model."""
+    """Measurements of one model."""
 
     model: str
     size: int
     setup: ColdStartSetup
     prepared: str | None
-    """What the agent said of the model's prepared form before it was timed: "ready", or why there
-    is none; None: nothing."""
+    """The agent's report of the model's prepared form before timing: "ready", or why there is
+    none; None: nothing."""
     device: float
     """Bytes a second at which the model can be read."""
     preparation: float
@@ -181,7 +181,7 @@ class ColdStartReport:
 
     @property
     def title(self) -> str:
-        """What was measured, in a line."""
+        """A title for the measurement, in a line."""
         where = {
             "nothing": "all in memory",
             "model": "the model not in memory",
@@ -192,7 +192,7 @@ class ColdStartReport:
         return f"{self.model}, {self.size / 1e6:.1f} MB, {where}{limit}, {self.setup.runs} rounds"
 
     def taken(self, variant: str) -> list[float]:
-        """Return what each run of a variant took, ms."""
+        """Return the time of each run of a variant, ms."""
         return [run.ms for run in self.runs[variant]]
 
     def median(self, variant: str) -> float:
@@ -205,7 +205,7 @@ class ColdStartReport:
         return min(self.runs[variant], key=lambda run: abs(run.ms - median))
 
     def load(self, variant: str) -> float:
-        """Return what a variant takes beyond a script with no model, ms."""
+        """Return a variant's median beyond that of a script with no model, ms."""
         return self.median(variant) - self.median(NONE)
 
     def ratio(self, variant: str) -> float | None:
@@ -244,7 +244,7 @@ class ColdStartReport:
 
     @property
     def floor(self) -> float:
-        """What no load can be quicker than, ms; what is in memory need not be read."""
+        """Lower bound of any load, ms; files in memory need not be read."""
         read = 0.0 if self.setup.cold == "nothing" else self.read
         return max(read, self.shared_preparation, self.compute)
 

@@ -1,4 +1,4 @@
-"""What `bench cold-start` knows of a model, and whether what was published of it is true.
+"""Facts about a model for `bench cold-start`, and checks whether published results are true.
 
 The truth of a frame is computed by ONNX Runtime with no optimizer, with the plain script's own
 steps around it. Loads engines, so it runs in a process of its own (`child`).
@@ -34,7 +34,7 @@ Box = tuple[str, float, list[float]]
 
 
 def check(model: dict[str, Any], clip: str, claims: list[dict[str, Any]]) -> list[str]:
-    """Compare what was published with what is true; return a line for each that is wrong.
+    """Compare published results with the truth; return a line for each that is wrong.
 
     *model* is as `look` gives it; *claims* are results of the agent and of the plain
     script, each with its `variant` and `seq`.
@@ -114,12 +114,12 @@ def _claimed_boxes(model: dict[str, Any], claim: dict[str, Any]) -> list[Box]:
 
 
 def compare(true: Sequence[Box], said: Sequence[Box], threshold: float) -> str | None:
-    """Compare boxes; give what is wrong.
+    """Compare boxes; return the first difference, or None.
 
     Args:
-        true: those that are there, of scores down to `LEEWAY` below the threshold.
-        said: those that were published.
-        threshold: least score of what is to be published.
+        true: the true boxes, of scores down to `LEEWAY` below the threshold.
+        said: the published boxes.
+        threshold: least score of boxes to be published.
     """
     missing, extra, _ = unmatched(_detections(true), _detections(said), threshold + LEEWAY)
     wrong = [(true[place], "is missing") for place in missing]
@@ -157,7 +157,7 @@ def open_session(network: Path, options: Any) -> Any:
 
 
 def look(models: list[str], place: str, config: str | None = None) -> list[dict[str, Any]]:
-    """Find or make each model, and its form that was optimized in advance, below *place*.
+    """Find or make each model, and its prepared form, below *place*.
 
     Returns:
         Of each: id, name, folder, network, the best form's network, the place for what belongs to

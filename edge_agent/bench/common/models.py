@@ -18,7 +18,7 @@ from .report import cache_folder
 def find_model(
     text: str, report_progress: Callable[[str], None], library: Library | None = None
 ) -> Path:
-    """Find the folder of what a user names: a folder, "face", "face@3" or one of `NAMES`.
+    """Find the folder of a model that a user names: a folder, "face", "face@3" or one of `NAMES`.
 
     *library* is the agent's, whose live versions count; None: only bundled models do.
     """
@@ -54,7 +54,7 @@ def find_models(
 
 
 def _library(file: Path | None, config: str | None) -> Library | None:
-    """Open the models of the agent whose settings these are; None: there is none to be seen."""
+    """Open the models of the agent with these settings, or return None if they cannot be seen."""
     from ...serving.loader import open_library, open_store
 
     if file is None or (config is None and not os.access(file, os.R_OK)):

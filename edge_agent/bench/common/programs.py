@@ -42,7 +42,7 @@ DEVICE = "bench"
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was seen between two moments."""
+    """Observations between two moments."""
 
     seconds: float
     cpu_seconds: float
@@ -83,12 +83,12 @@ class Program:
         self.engine: str | None = None
         """That the latest result looked at has named."""
         self.prepared: str | None = None
-        """What the agent says of the prepared form."""
+        """The agent's report of the prepared form."""
         self._client = client
         self._output = output
 
     def heard(self, seconds: float) -> Iterator[ReceivedMessage]:
-        """Return what arrives within this many seconds."""
+        """Yield the messages that arrive within this many seconds."""
         deadline = time.perf_counter() + seconds
         while (left := deadline - time.perf_counter()) > 0:
             heard = self._client.next(timeout=min(left, POLL_SECONDS))
@@ -122,7 +122,7 @@ class Program:
         )
 
     def settle(self, quiet: float = SETTLE_SECONDS) -> None:
-        """Wait until the engine has stayed for so long, and the prepared form is there."""
+        """Wait until the engine is stable for *quiet* seconds, and no form is being prepared."""
         since = begun = time.perf_counter()
         while time.perf_counter() - begun < PREPARE_SECONDS:
             engine = self.engine

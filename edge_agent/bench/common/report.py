@@ -1,4 +1,4 @@
-"""What all benchmarks do alike: turns in rounds on a device that is looked at, medians, spread."""
+"""The common parts of all benchmarks: turns in rounds, a look at the device, medians, spread."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ T = TypeVar("T")
 def rounds(
     count: int, turns: Mapping[str, Callable[[], T]], others: list[float]
 ) -> Iterator[dict[str, T]]:
-    """Give each its turn in every round, each time behind another one; yield what they return.
+    """Run each turn in every round, each time behind another one; yield their results by name.
 
-    What disturbs the device disturbs all of a round alike. Into *others* goes what was computed
-    before each turn, when nothing of the benchmark was.
+    A disturbance of the device affects all of a round alike. *others* gets the load on the
+    processors before each turn, when nothing of the benchmark runs.
     """
     names = list(turns)
     for number in range(count):

@@ -40,12 +40,12 @@ NEEDED = ("starlette", "uvicorn", "httptools")
 """The extra `http`."""
 
 Asked = tuple[list[float], float]
-"""What each request took, ms, and how many came back a second."""
+"""The time of each request, ms, and the answers a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferSetup:
-    """What is the same for all models."""
+    """The settings shared by all models."""
 
     runs: int
     seconds: float
@@ -56,7 +56,7 @@ class InferSetup:
 
 @dataclass(slots=True)
 class InferReport:
-    """What was measured of one model."""
+    """Measurements of one model."""
 
     model: str
     setup: InferSetup

@@ -1,4 +1,4 @@
-"""What parts of a frame's way cost in the agent's own code, beside decoding and the engine.
+"""The costs of a frame's way in the agent's own code, beside decoding and the engine.
 
 That is the board, the order, JSON and publishing (`overhead`), and tracks, zones, lines and rules
 (`following_ms`). Runs in a process of its own (`child`).

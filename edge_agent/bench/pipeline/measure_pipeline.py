@@ -153,7 +153,7 @@ def _script(place: Place, setup: PipelineSetup, engine: str, seconds: float) -> 
 def _turns(
     place: Place, report: PipelineReport, setup: PipelineSetup
 ) -> dict[str, Callable[[], Turn]]:
-    """Return what measures one turn of each."""
+    """Return a function for each program that measures one turn of it."""
 
     def agents() -> Turn:
         with place.agent([Line(setup.source())]) as player:

@@ -1,4 +1,4 @@
-"""What `bench pipeline` has measured, and the figures that follow from it."""
+"""The measurements of `bench pipeline`, and the figures that follow from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AGENT, PLAIN, HANDMADE, ENGINE = "agent", "sequential", "pipelined", "engine"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSetup:
-    """What is the same for all models."""
+    """The settings shared by all models."""
 
     clip: Path
     """Or the recording."""
@@ -30,12 +30,12 @@ class PipelineSetup:
     rate: float
     """Results a second of each stream that is to be carried; 0: not measured."""
     p99_ms: float
-    """What the age of their results may come to."""
+    """Bound of the age of their results."""
     recording: str = ""
     """The source that a sensor model plays for ever; empty: it is a clip."""
 
     def source(self, pace: str = "max") -> str:
-        """Write what is played as a source that never ends."""
+        """Return the source to play, which never ends."""
         return self.recording or endless(self.clip, pace)
 
 
@@ -51,13 +51,13 @@ class Turn:
 
     @classmethod
     def of(cls, window: Window, *, ages: bool = False) -> Turn:
-        """Take what was seen of a program."""
+        """Make a turn from the observations of a program."""
         return cls(window.fps, window.cpu_ms, tuple(window.of("timing", "age_ms")) if ages else ())
 
 
 @dataclass(slots=True)
 class PipelineReport:
-    """What was measured of one model."""
+    """Measurements of one model."""
 
     model: str
     setup: PipelineSetup
@@ -67,7 +67,7 @@ class PipelineReport:
     turns: dict[str, list[Turn]] = field(init=False)
     """Of a recording nothing is pipelined by hand: there is next to nothing to decode."""
     alone: list[Mapping[str, Any]] = field(default_factory=list)
-    """What `steps.measure` returns, `publish` a further step, and `following_ms`; by round."""
+    """The results of `steps.measure`, `publish` a further step, and `following_ms`; by round."""
     scaling: dict[int, list[tuple[Turn, Turn]]] = field(default_factory=dict)
     """By number of pipelines, round by round: what one did, and then so many."""
     idle: Mapping[str, float] | None = None

@@ -102,7 +102,7 @@ class Script:
         )
 
     def find(self, tensor: Array, way: Way, results: Sequence[Array]) -> Findings:
-        """Decode what the network says of a prepared picture; boxes are in pixels of the frame."""
+        """Decode the network's outputs for a prepared picture; boxes are in pixels of the frame."""
         named = {o.name: r for o, r in zip(self._outputs, results, strict=True)}
         found = self._decode(named, {self._given.name: tensor}, self.how["threshold"])
         if isinstance(found, Detections):
@@ -142,7 +142,7 @@ def _frames(clip: str, how: dict[str, Any]) -> Iterator[tuple[float, Array, Way]
 
 
 def _beside(frames: Iterator[Any], room: int) -> Iterator[Any]:
-    """Yield what another thread takes, so many ahead."""
+    """Yield frames that another thread takes, up to *room* ahead."""
     ahead: Queue[Any] = Queue(room)
 
     def take() -> None:

@@ -1,4 +1,4 @@
-"""What each step of a frame's way costs when nothing else runs, and what the engine alone gives.
+"""The cost of each step of a frame's way when nothing else runs, and the engine's rate alone.
 
 Runs in a process of its own (`child`), so that what one engine leaves behind does not slow down
 the next measurement.

@@ -36,7 +36,7 @@ WARM_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where agents are run, and of what model."""
+    """The place where agents run, and their model."""
 
     model: Path
     loopback: Loopback
@@ -98,7 +98,7 @@ def idle(place: Place, setup: PipelineSetup, pictures: Path) -> dict[str, float]
 
 
 def cost_of_each(alone: tuple[float, float], crowded: tuple[float, float]) -> dict[str, float]:
-    """Return what each further pipeline costs, at least 0.
+    """Return the cost of each further pipeline, at least 0.
 
     Args:
         alone: processor time, as a share of a core, and memory, MB, of an agent with one pipeline.
@@ -116,14 +116,14 @@ def carried(
     report_progress: Progress,
     limit: int = MOST,
 ) -> dict[str, Any]:
-    """Find how many streams of a rate are served in time, beginning with a guess.
+    """Find how many streams of a rate are served in time, starting with a guess.
 
     Args:
         attempt: runs this many; returns the p99 of the ages of their results, and why that is too
             many, if it is.
         guess: how many to begin with.
-        name: of what is measured, before each line.
-        bounds: results a second of each stream, and what that p99 may come to, ms.
+        name: of the measurement, before each line.
+        bounds: results a second of each stream, and the bound of that p99, ms.
         report_progress: takes a line about each attempt.
         limit: streams that are tried at most.
     """

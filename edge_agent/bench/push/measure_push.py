@@ -39,7 +39,7 @@ QUIET_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PushSetup:
-    """What is the same for all models."""
+    """The settings shared by all models."""
 
     runs: int
     protocol: int
@@ -50,7 +50,7 @@ class PushSetup:
 
 @dataclass(slots=True)
 class PushReport:
-    """What was measured of one model; rates in bytes a second, times in seconds."""
+    """Measurements of one model; rates in bytes a second, times in seconds."""
 
     model: str
     size: int

@@ -16,7 +16,7 @@ from ...models.packages.build import Package, make, model_files
 from ...tools.random_networks import Graph
 
 OURS = "bench-"
-"""Before the name of what is pushed: a bundled model of that name would be in its way."""
+"""Prefix of the names that are pushed: a bundled model of the same name would be in the way."""
 LARGE = 4096
 """Tensors from here on are made new for every version; smaller ones may be shapes or scales."""
 SIDE = 64

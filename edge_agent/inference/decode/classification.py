@@ -1,4 +1,4 @@
-"""What the whole picture or window shows."""
+"""Classes of the whole picture or window."""
 
 from __future__ import annotations
 

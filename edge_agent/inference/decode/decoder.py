@@ -1,4 +1,4 @@
-"""What a decoder is built from, and how it finds and reads the outputs it needs."""
+"""The network that a decoder is built from, and how it finds and reads the outputs it needs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Decoder(Protocol):
 
         Args:
             outputs: the network's outputs, as the engine gave them.
-            inputs: what it was fed, for decoders that compare the two.
-            threshold: least score of what is reported.
+            inputs: the network's inputs, for decoders that compare the two.
+            threshold: least score of reported findings.
 
         Returns:
             Findings; boxes in pixels of the network's input, the caller maps them back.
@@ -64,7 +64,7 @@ class Output:
         return array.astype(np.float32)
 
     def array(self, outputs: Tensors) -> Array:
-        """Return the tensor as it is; a size that the network left open is checked here."""
+        """Return the tensor unchanged; a size that the network left open is checked here."""
         array = outputs[self.spec.name]
         if not any(fits(array.shape, pattern) for pattern in self.patterns):
             raise SampleError(
@@ -75,7 +75,7 @@ class Output:
 
 @record
 class Network:
-    """A network's ends and what its manifest says of them."""
+    """A network's inputs and outputs, and its manifest."""
 
     manifest: Manifest
     labels: tuple[str, ...]
@@ -167,7 +167,7 @@ class Network:
         """Find the output of a role that the decoder cannot do without.
 
         Raises:
-            ModelError: there is none, or several that it could be; expected and found.
+            ModelError: no output fits, or several do; expected and found.
         """
         output = self.find(role, patterns, names=names, without=without)
         if output is None:

@@ -14,7 +14,7 @@ from .decoder import Decoder, Network, check_rows, ensure_finite, labels_of, sig
 # What RT-DETR, RF-DETR, D-FINE and DEIM keep of a picture (`num_top_queries`, `num_select`).
 MOST_OF_SIGMOID = 300
 RF_DETR = ("dets", "labels")
-"""What its exporter calls boxes and logits, of which it has one more than it has been taught."""
+"""Its exporter's names of boxes and logits; there is one more logit than classes were trained."""
 
 
 def detr(network: Network) -> Decoder:

@@ -18,7 +18,7 @@ SMALLEST = 1e-9
 
 
 def pooled(network: Network) -> Decoder:
-    """One vector of length 1: of the tokens' vectors their mean or the first, or as it is.
+    """One vector of length 1: the mean or the first of the tokens' vectors, or the only one.
 
     Role `vectors`: (1, tokens, n), or (1, n) where the network has pooled them itself; of pictures
     also (1, n, 1, 1). That of a picture is compared with the vectors of a gallery.

@@ -107,7 +107,7 @@ def _cells(array: Floats, layout: str, count: int, size: tuple[int, int]) -> Flo
 def _read(
     cells: Floats, anchors: Floats, layout: str, size: tuple[int, int], threshold: float
 ) -> tuple[Floats, Floats, Floats]:
-    """Return what reaches the threshold: boxes (n, 4) by center and size, classes, scores (n,)."""
+    """Return hits above the threshold: boxes (n, 4) by center and size, classes, scores (n,)."""
     columns, table = cells.shape[1], cells.reshape(-1, cells.shape[3])
     stride = np.float32(size[0] / columns)
     done = _is_chance(table[:, 4])

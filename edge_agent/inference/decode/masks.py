@@ -18,7 +18,7 @@ from .decoder import Floats
 class PrototypeMasks:
     """A mask for each of n boxes: where its sum of prototypes is above 0, within the box.
 
-    They are made when they are asked for: of what only carries on tracks nobody asks.
+    They are made when asked for: nobody asks for those of boxes that only carry on tracks.
     """
 
     weights: Floats

@@ -1,4 +1,4 @@
-"""What each pixel, or each cell, is: class numbers, or a score for each class."""
+"""Classes of each pixel, or each cell: class numbers, or a score for each class."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def _find_classes(network: Network, boxes: Output, without: tuple[Output, ...]) 
 def _read_classes(
     classes: Output | None, outputs: Tensors, boxes: Output, count: int
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
-    """Read class indices as they are; a detector without them knows one class, 0."""
+    """Read class indices unchanged; a detector without them has one class, 0."""
     if classes is None:
         return np.zeros(count, np.intp)
     found = classes.array(outputs).reshape(-1)

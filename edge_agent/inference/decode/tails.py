@@ -1,4 +1,4 @@
-"""What a row of a YOLO holds behind box and classes: weights of a mask, key points, an angle."""
+"""The tail of a YOLO's row behind box and classes: weights of a mask, key points, an angle."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def roles_of(network: Network) -> tuple[str, ...]:
 
 
 def tail_of(network: Network, output: Output, width: int | None, before: int | None) -> Tail:
-    """Settle what is behind the classes.
+    """Settle the tail behind the classes.
 
     Args:
         network: with its manifest.
         output: that has the rows.
-        width: of a row; None: it is open.
+        width: of a row; None if it is open.
         before: numbers before the tail, as far as they are known.
 
     Raises:

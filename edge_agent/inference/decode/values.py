@@ -1,4 +1,4 @@
-"""Outputs that are the result: one score, named numbers, or tensors as they are."""
+"""Outputs that are the result: one score, named numbers, or raw tensors."""
 
 from __future__ import annotations
 

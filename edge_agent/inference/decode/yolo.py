@@ -187,7 +187,7 @@ def _rows(
 
 
 def _two_readings(output: Output, labels: Labels, classes: int) -> str:
-    """Return what rows of 4 + *classes* numbers may be, where the labels fit only one decoder."""
+    """Return the possible readings of rows of 4 + *classes* numbers, if labels fit only one."""
     return (
         f"output {output.spec}: a row is read as a box and {classes} classes by decoder 'yolov8' "
         f"({classes - labels.first} labels), or as a box, an objectness and {classes - 1} classes "

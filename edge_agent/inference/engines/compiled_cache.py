@@ -1,4 +1,4 @@
-"""What engines have compiled for a GPU or an NPU, kept for the next start.
+"""Code that engines have compiled for a GPU or an NPU, kept for the next start.
 
 Compiling there takes from seconds to minutes. The files are the engines' own; which of them an
 engine may read is decided here: those whose content is as it was when the engine had written them.
@@ -26,11 +26,11 @@ _DIGESTS = "digests.json"
 
 @contextmanager
 def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | None]:
-    """Lend the folder in which an engine keeps what it compiles, while a network is opened.
+    """Lend the folder in which an engine keeps compiled code, while a network is opened.
 
     Yields:
-        The folder; None where there is none that can be written, or somebody else opens the same
-        network: it is compiled then, and not kept.
+        The folder; None if none can be written, or somebody else is opening the same network: it is
+            compiled then, and not kept.
     """
     try:
         kept = _base() / f"{engine}-{version.replace('/', '_')}"
@@ -56,7 +56,7 @@ def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | 
 
 
 def _base() -> Path:
-    """Find the place for what may be deleted at any time (systemd.exec(5), XDG)."""
+    """Find the place for files that may be deleted at any time (systemd.exec(5), XDG)."""
     given = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     if given:
         return Path(given) / "compiled"
@@ -81,7 +81,7 @@ def _tidy(kept: Path, folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List what engines have written, the latest first."""
+    """List the files that engines have written, the latest first."""
     found = [path for path in folder.rglob("*") if path.is_file() and path.name != _DIGESTS]
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 

@@ -1,4 +1,4 @@
-"""What every engine is to the rest of the program, and the checks that all of them share."""
+"""The interface of every engine to the rest of the program, and the checks that all share."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class EngineChoice:
 
 
 class CheckedNetwork(NamedTuple):
-    """What `check` of an engine's `quick_module` returns, and its `QuickLoad` takes."""
+    """The result of `check` of an engine's `quick_module`, and the input of its `QuickLoad`."""
 
     choice: EngineChoice
     path: Path
@@ -83,7 +83,7 @@ class PreparedForm(Protocol):
     """The prepared form that a network was loaded from, and what becomes of it."""
 
     damaged: str | None
-    """What was found to be wrong with it, or None."""
+    """The damage found in it, or None."""
 
     @property
     def folder(self) -> str:
@@ -120,7 +120,7 @@ class Engine(Protocol):
     label: str
     """openvino:<DEVICE> or onnxruntime:<Provider>"""
     inputs: tuple[TensorSpec, ...]
-    """What must be fed: the graph's inputs minus its initializers."""
+    """The inputs to feed: the graph's inputs minus its initializers."""
     outputs: tuple[TensorSpec, ...]
     fold: Fold | None
     """An input that it would rather have in bytes; it takes what `inputs` says all the same."""

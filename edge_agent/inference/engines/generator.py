@@ -74,7 +74,7 @@ class _Asked:
     handle: Any = None
     tokens: list[int] = field(default_factory=list)
     told: str = ""
-    """What `tell` has got."""
+    """The part of the text that `tell` has received."""
     finish: str = "stop"
 
 
@@ -123,15 +123,15 @@ class Generator:
     def submit(
         self, data: bytes, pictures: Sequence[Array] = (), tell: Tell | None = None
     ) -> Future[Outcome]:
-        """Ask something; does not wait.
+        """Ask a question; does not wait.
 
-        Of the pictures, each (height, width, 3) uint8, BGR, the text has tags, `PICTURE_TAG`.
+        The text has a tag, `PICTURE_TAG`, for each picture, (height, width, 3) uint8, BGR.
         *tell* gets the answer as far as it is certain, piece by piece; the rest of it is known
         with the outcome.
 
         Raises:
-            SampleError: it makes no sense.
-            FullError: too many wait.
+            SampleError: the question is malformed.
+            FullError: too many are waiting.
         """
         asked = self._read(data, pictures, tell)
         with self._changed:
@@ -145,7 +145,7 @@ class Generator:
         return asked.future
 
     def close(self) -> None:
-        """Take no more questions; unload the model when those under way are answered."""
+        """Stop taking questions; unload the model when those under way are answered."""
         self._closing.set()
         with self._changed:
             self._changed.notify()
@@ -332,7 +332,7 @@ class Generator:
             self._take(each)
 
     def _take(self, each: _Asked) -> None:
-        """Take the tokens that there are; give the answer with the last of them."""
+        """Collect the tokens so far; settle the answer with the last of them."""
         import openvino_genai as genai
 
         if each.future.done():
@@ -362,7 +362,7 @@ class Generator:
             each.future.set_result(Outcome(self.id, LABEL, found, Timing(0.0, took, 0.0)))
 
     def _text(self, each: _Asked) -> str:
-        """Return what was said so far, up to where it is to stop."""
+        """Return the text so far, up to a stop text."""
         text: str = self._tokenizer.decode(each.tokens)
         ends = [at for one in each.stops if (at := text.find(one)) >= 0]
         if ends:

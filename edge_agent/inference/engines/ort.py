@@ -251,7 +251,7 @@ def _dtype(native: str, where: str) -> str:
 
 
 def fitting(cut: InputCut, words: Words) -> InputCut | None:
-    """Return a cut as ONNX Runtime needs it on this processor, to compute as without it.
+    """Return a cut as ONNX Runtime needs it on this processor, to compute the same as without.
 
     On x86 it has no convolution for signed steps in front of what quantizes its result: it takes
     the sign off both, if it finds both (`QDQS8ToU8Transformer`; 1.31). Of the first it finds only
@@ -267,7 +267,7 @@ def fitting(cut: InputCut, words: Words) -> InputCut | None:
 def folded_session(cut: InputCut, words: Words) -> ort.InferenceSession | None:
     """Load a network on the CPU, with the quantization of its input cut off.
 
-    None where that fails: either the network itself fails, too, or it runs as it is.
+    None if that fails: either the network itself fails, too, or it runs without the cut.
     """
     try:
         # From bytes, but few: the weights are read from the network's own files, without the GIL.

@@ -44,11 +44,11 @@ _ON_X86 = platform.machine() == "x86_64"
 
 
 class Compiled(NamedTuple):
-    """What came of compiling a network."""
+    """The result of compiling a network."""
 
     networks: list[ov.CompiledModel]
     declared: tuple[TensorSpec, ...]
-    """Its inputs as it declares them …"""
+    """Its inputs as declared …"""
     inputs: tuple[TensorSpec, ...]
     """… and with their sizes settled."""
     outputs: tuple[TensorSpec, ...]

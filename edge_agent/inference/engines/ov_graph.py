@@ -80,7 +80,7 @@ def cut_quantizer(model: ov.Model, fold: Fold) -> bool:
 
 
 def _quantizers(given: Any, fold: Fold) -> list[tuple[Any, Any]] | None:
-    """Find what rounds and what makes bytes; None where anything else is done with the input."""
+    """Find the operations that round and that make bytes; None if the input is used otherwise."""
     limits = _STEPS[_TYPES[fold.dtype]]
     found = []
     ways = [given.output(0)]
@@ -104,7 +104,7 @@ def _quantizers(given: Any, fold: Fold) -> list[tuple[Any, Any]] | None:
 
 
 def _floats(given: Any, quantizers: list[tuple[Any, Any]]) -> Any | None:
-    """Find what makes floats of the bytes, where that is all that is done with the input."""
+    """Find the operation that makes floats of the bytes, if the input has no other users."""
     if len(quantizers) > 1 or len(_targets(given.output(0))) > 1:
         return None
     node = quantizers[0][1]
@@ -195,7 +195,7 @@ def _join_rounding(node: Any) -> bool:
 
 
 def _rounding(node: Any) -> _Rounding | None:
-    """Read what a quantization does, of which nothing but the floats behind it is used."""
+    """Read a quantization whose result is used only as floats, or return None for another one."""
     there = _only(_users(node.output(0)))
     if there is None or there.get_type_name() != "Convert":
         return None

@@ -1,7 +1,7 @@
-"""What the installed engines can run on, asked in child processes.
+"""Devices that the installed engines can run on, asked in child processes.
 
 Looking for a GPU loads its driver, and drivers abort or hang. So each engine is asked in a child of
-its own, which runs this module; what becomes of it is told in words.
+its own, which runs this module; the fate of the child is told in words.
 A machine without accelerators never needs this: `installed` reads versions without loading
 anything.
 """
@@ -25,14 +25,14 @@ class EngineFacts:
     version: str | None
     """None: not installed, or it could not say."""
     devices: Mapping[str, str] = field(default_factory=dict)
-    """What it can run on, by the name a profile uses = the name for people."""
+    """The devices it can run on, by the name a profile uses = the name for people."""
     problem: str | None = None
     """In words, why the above is not all there is to know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What came of asking all engines."""
+    """The results of asking all engines."""
 
     engines: Mapping[str, EngineFacts]
 

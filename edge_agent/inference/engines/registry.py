@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .engine import CheckedNetwork, Engine, EngineChoice, FixShapes
 
 QUICK_WAY = {"way": "quick"}
-"""In the place of an engine's options: what is known of it as it loads a network the quick way."""
+"""Stands for an engine's options in verdicts on its quick way to load a network."""
 
 PreparedKind = Literal["graph", "blob"]
 """graph: the optimized graph in stages and weights that are mapped; loading can begin before the
@@ -150,7 +150,7 @@ else:
 
 
 def capabilities(name: EngineName) -> Capabilities:
-    """Return what an engine can do, without loading its library."""
+    """Return an engine's capabilities, without loading its library."""
     return ENGINES[name]
 
 
@@ -177,7 +177,7 @@ def _installed(places: tuple[tuple[str, int], ...]) -> dict[str, str]:
 
 
 def _changed(place: str) -> int:
-    """Return when a folder changed last, nanoseconds; 0: there is none."""
+    """Return when a folder changed last, nanoseconds; 0 if it does not exist."""
     try:
         return os.stat(place).st_mtime_ns  # noqa: PTH116 - pathlib's is slower, and often asked
     except OSError:
@@ -245,10 +245,10 @@ def readers(suffix: str) -> list[EngineName]:
 
 
 def plain_choice(suffix: str) -> EngineChoice | None:
-    """Return what others are compared with: a session that optimizes as little as there is.
+    """Return the choice that others are compared with: a session that optimizes least.
 
     Returns:
-        None where no engine has such a session.
+        None if no engine has such a session.
     """
     from .engine import EngineChoice
 

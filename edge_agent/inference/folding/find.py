@@ -1,7 +1,7 @@
 """Finds the quantization at an ONNX network's input that can be cut off without changing a number.
 
-What lies between the input and its quantization may move numbers about, but not change them. A
-network that is built otherwise is left as it is, and the reason is returned.
+The nodes between the input and its quantization may move numbers about, but not change them. Other
+networks are left unchanged, and the reason is returned.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def cut_for(folder: ModelFolder, kind: Kind) -> InputCut | None:
 def find(
     network: Path, tensor: str | None = None, constants: Container[str] = ()
 ) -> InputCut | str:
-    """Find what can be cut off; or return why nothing can.
+    """Find the quantization that can be cut off; or return why none can be.
 
     Args:
         network: an ONNX file.
         tensor: the input that takes the sample; None: the only one that is not constant.
-        constants: names of inputs that always get the same.
+        constants: names of inputs that always get the same values.
     """
     if network.suffix.lower() != ".onnx":
         return f"{network.name} is no ONNX file"
@@ -109,7 +109,7 @@ def _find(
 
 
 class UnfoldableError(Exception):
-    """The input is left as it is, for this reason."""
+    """The input is left unchanged, for this reason."""
 
 
 class Scalar(NamedTuple):
@@ -127,7 +127,7 @@ class _Way:
         """Follow an input to its quantization.
 
         Raises:
-            UnfoldableError: some of its numbers are used as they are, or quantized differently.
+            UnfoldableError: some of its numbers are used directly, or quantized differently.
         """
         self._nodes = graph.node
         self._outputs = {each.name for each in graph.output}
@@ -156,7 +156,7 @@ class _Way:
                 self._within.update(dict.fromkeys(_taken(inner), node.op_type))
 
     def _follow(self) -> tuple[Scalar, Scalar]:
-        """Follow the numbers; return scale and zero point of what they all come to."""
+        """Follow the numbers; return the scale and zero point that they all come to."""
         steps: set[tuple[Scalar, Scalar]] = set()
         joined: set[str] = set()
         for name in self.passed:  # it grows meanwhile
@@ -270,7 +270,7 @@ def _graphs(attribute: AttributeProto) -> list[GraphProto]:
 
 
 def _taken(graph: GraphProto) -> Iterator[str]:
-    """Yield what a graph within a node takes, its own tensors included."""
+    """Yield the tensors that a graph within a node uses, its own included."""
     for node in graph.node:
         yield from node.input
         for attribute in node.attribute:

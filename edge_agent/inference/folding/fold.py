@@ -94,5 +94,5 @@ class Fold:
 
 
 def note(fold: Fold | None) -> dict[str, Any] | None:
-    """Return a fold as it is written to the table of a prepared form."""
+    """Return a fold in the form for the table of a prepared form."""
     return None if fold is None else asdict(fold)

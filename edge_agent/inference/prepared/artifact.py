@@ -3,7 +3,7 @@
 On the way to the first result: imports next to nothing, and reads no more than it must.
 
     state_dir/prepared/<key>/
-      form.json       its table: everything that is known of it, with a checksum
+        form.json       its table: all facts about it, with a checksum
       graph.onnx      the whole network, as the engine has optimized it, without weights
       stage-<n>.onnx  the same graph cut up, where it does not fit in memory
       weights.bin     all weights, in order of execution
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..folding.fold import Fold
 
 FORMAT = 8
-"""Of artifacts: raised with every change of what is written or how it is read."""
+"""Version of artifacts: raised with every change in writing or reading them."""
 FOLDER = "prepared"
 FILE = "form.json"
 GRAPH = "graph.onnx"

@@ -107,9 +107,9 @@ def sha256(path: Path) -> str:
 
 
 def _read_again(path: Path) -> Generator[None, None, str]:
-    """Return the SHA-256 of what is on the disk; pauses after each piece.
+    """Return the SHA-256 of a file's content on disk; pauses after each piece.
 
-    A copy in memory is not read, and none is left.
+    A cached copy in memory is not read, and none is left.
     """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:

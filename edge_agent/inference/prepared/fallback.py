@@ -35,7 +35,7 @@ class FallbackEngine:
         self.inner = inner
         self.widened = None
         self.damaged: str | None = None
-        """What was found to be wrong with the artifact."""
+        """The damage found in the artifact."""
         self._engine: Engine = inner
         self._folder = folder
         self._choice = choice

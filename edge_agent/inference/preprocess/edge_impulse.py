@@ -22,7 +22,7 @@ Doubles = NDArray[np.float64]
 _PREEMPHASIS = 0.98
 _LOUDEST_DB = 12.0
 _NOTHING = 1e-10
-"""What stands for zero before a logarithm."""
+"""Stands for zero before a logarithm."""
 _MOMENTS = 3
 """RMS, skewness, kurtosis."""
 
@@ -51,7 +51,7 @@ class MfeFeatures:
 
     @property
     def words(self) -> str:
-        """What comes out."""
+        """The output, in words."""
         return f"{self.shape[0]} frames of {self.shape[1]} mel energies"
 
     def __call__(self, samples: Floats) -> Floats:
@@ -89,7 +89,7 @@ class SpectralFeatures:
 
     @property
     def words(self) -> str:
-        """What comes out."""
+        """The output, in words."""
         return f"{self.shape[1]} features of {counted(self.window[1], 'channel')}"
 
     def __call__(self, rows: Floats) -> Floats:
@@ -176,7 +176,7 @@ def spectral_of(block: Spectral, window: tuple[int, int], rate: float) -> Spectr
 
 
 def _whole(samples: float) -> int:
-    """Round up, unless it is a whole number but for what floats make of it."""
+    """Round up, unless the number is whole except for rounding errors of floats."""
     floor = math.floor(samples)
     return floor if samples - floor < 0.001 else floor + 1
 
@@ -224,7 +224,7 @@ def _butterworth(block: Spectral, rate: float) -> tuple[tuple[float, float, floa
 
 
 def _skewness_kurtosis(values: Doubles) -> list[float]:
-    """Return both as SciPy has them, of the moments as they are; 0 where nothing changes."""
+    """Return both by SciPy's definitions, from the biased moments; 0 if nothing changes."""
     apart = values - values.mean()
     second = float((apart**2).mean())
     if second <= (np.finfo(np.float64).resolution * float(values.mean())) ** 2:

@@ -62,7 +62,7 @@ class Features:
 
     @property
     def words(self) -> str:
-        """What comes out."""
+        """The output, in words."""
         return f"{self.shape[0]} frames of {self.shape[1]} features"
 
     def __call__(self, samples: Floats) -> Floats:

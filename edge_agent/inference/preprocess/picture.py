@@ -36,7 +36,7 @@ ROUND: Mapping[Rounding, Callable[[float], int]] = {
 
 
 class _Buffers:
-    """What is needed again for every picture, none of which leaves the preprocessor."""
+    """Buffers that are reused for every picture, none of which leaves the preprocessor."""
 
     picture: NDArray[np.uint8]
     """(height, width, 3), BGR."""
@@ -56,7 +56,7 @@ class PicturePreprocessor:
 
     spec: InputSpec
     tensor: TensorSpec
-    """What the engine takes: bytes, where the network's quantization is done here."""
+    """The input of the engine: bytes, if the network's quantization is done here."""
     shape: tuple[int, ...]
     """Of the tensor, every size known."""
     size: tuple[int, int]
@@ -271,7 +271,7 @@ class Tables:
         steps = np.arange(256, dtype=np.uint8)
         self.values = values.view(np.uint16) if values.dtype == np.float16 else values
         self.same = bits is not None and bool((bits == steps).all())
-        """Whether pixels go in as they are."""
+        """Whether pixels go in unchanged."""
         self._flip = bits is not None and bool((bits == steps ^ _TOP_BIT).all())
         """Whether only the highest bit is another: signed bytes, the usual way to take pixels."""
         self.gentle = bits is not None and bool((np.abs(np.diff(values.astype(int))) <= 1).all())
@@ -281,7 +281,7 @@ class Tables:
         self._whole = self.values[0] if one else np.ascontiguousarray(self.values.T)[None]
 
     def place(self, target: Array, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Say where pixels should be put before they are looked up: at once in place if they can.
+        """Return where to put pixels before they are looked up: directly in place if possible.
 
         Args:
             target: part of the tensor, (height, width, channels) or (channels, height, width).
@@ -290,7 +290,7 @@ class Tables:
         return target.view(np.uint8) if self.same or self._flip else buffer
 
     def look_up(self, pixels: Array, target: Array) -> None:
-        """Write what becomes of pixels into the tensor.
+        """Write pixels into the tensor, converted.
 
         Args:
             pixels: uint8 (height, width) or (height, width, channels).

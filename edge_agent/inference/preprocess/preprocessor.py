@@ -56,10 +56,10 @@ def build_preprocessor(
 
     Args:
         spec: the manifest's `[input]`.
-        inputs: the network's inputs, after `fixed_shapes` has settled what they leave open.
-        kind: what the source gives.
-        fold: an input that the engine takes in bytes; of pictures it will get them.
-        folder: of the model, with what else it takes to prepare a sample.
+        inputs: the network's inputs, after `fixed_shapes` has settled their open sizes.
+        kind: of the source's samples.
+        fold: an input that the engine takes in bytes; pictures are prepared as bytes for it.
+        folder: of the model, with further files for preparing a sample.
 
     Raises:
         ModelError: manifest and network do not fit each other; expected and found.

@@ -44,8 +44,8 @@ class SignalPreprocessor:
     """One number, or one for each of the sample's last axis."""
     constants: dict[str, Array]
     features: Transform | None = None
-    """What a window becomes first; its frames (or channels) and features (or statistics) then are
-    its rows and channels."""
+    """The transform of a window, if any; its frames (or channels) and features (or statistics) then
+    are its rows and channels."""
     numbers: int = field(init=False)
     """Of the tensor."""
     scaled: bool = field(init=False)

@@ -99,7 +99,7 @@ def _load(file: Path, length: int) -> Any:
 
 @contextmanager
 def _contained(where: str, error: type[AgentError]) -> Iterator[None]:
-    """Raise whatever the library raises as *error*: a panic of Rust is no `Exception`."""
+    """Raise any failure of the library as *error*: a panic of Rust is no `Exception`."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):

@@ -25,7 +25,7 @@ class Window(NamedTuple):
     """A window as it was cut."""
 
     data: NDArray[np.float32]
-    """(window, channels), part of what others share: to be read only."""
+    """(window, channels), a view of shared data: read-only."""
     time_ns: int
     """Wall clock of its last sample."""
     since: float
@@ -218,7 +218,7 @@ ODD = 3
 
 
 class Channels:
-    """What of a source's rows a model takes, and where that lies in them."""
+    """The channels that a model takes of a source's rows, and their places in them."""
 
     def __init__(
         self, spec: InputSpec, columns: tuple[str, ...], restart: Callable[[], None]

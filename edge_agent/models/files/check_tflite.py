@@ -82,7 +82,7 @@ _MENDS: Mapping[str, str] = {
     "ends in raw boxes and scores (tflite_convert with output_arrays raw_outputs/box_encodings and "
     "raw_outputs/class_predictions), or take the same model as .onnx or from the Open Model Zoo",
 }
-"""What to do about a custom operator."""
+"""The fixes for a custom operator."""
 _FIRST_STABLEHLO = 162
 # BuiltinOperator = the number of its options in their union, which a parser reads without asking
 # whether they are there. Of the others all options have a default.
@@ -329,7 +329,7 @@ def _step(table: Table) -> tuple[float, int] | None:
 
 
 def _metadata(model: Table, data: Buffer, constants: Sequence[tuple[int, int]]) -> dict[str, str]:
-    """Return what the file says in words; where its own metadata lie, in "TFLITE_METADATA"."""
+    """Return the file's texts; the place of its own metadata is in "TFLITE_METADATA"."""
     said = {"description": model.text(3)} if model.text(3) else {}
     for entry in model.tables(6):
         place = entry.number(1, "<I")

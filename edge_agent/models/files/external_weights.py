@@ -55,7 +55,7 @@ def externalize_weights(data: Data, location: str) -> bytes:
 
 
 def parse_graph(data: Data, location: str) -> ModelProto:
-    """Parse what `externalize_weights` returns.
+    """Parse a graph that `externalize_weights` returned.
 
     Raises:
         ModelError: the file is not an ONNX model.
@@ -67,9 +67,9 @@ def parse_graph(data: Data, location: str) -> ModelProto:
 
 
 def externalized(data: Sliceable, tensor: Tensor, location: str) -> bytes | None:
-    """Encode a tensor with a reference instead of its raw numbers, or None if it stays as it is.
+    """Encode a tensor with a reference instead of its raw numbers; None: it stays unchanged.
 
-    Quantizers write where numbers lie also where they lie in the file: the last word counts.
+    Quantizers state the location even of numbers inside the file: the last entry counts.
     """
     if tensor.is_external or tensor.raw is None:
         return None

@@ -15,12 +15,12 @@ T = TypeVar("T")
 CONVERSION = "conversion_parameters"
 """In the metadata of an IR: begins what its converter was asked for."""
 PUT_INSIDE = ("mean_values", "scale_values", "scale", "reverse_input_channels")
-"""Of that: what it has put into the network of what is done to pixels."""
+"""The entries there that name pixel operations inside the network."""
 
 
 @record(kw_only=True)
 class NetworkFacts:
-    """What a network's file states about itself."""
+    """The facts in a network's file."""
 
     kind: Literal["onnx", "ir", "tflite"]
     files: tuple[Path, ...]
@@ -92,10 +92,10 @@ class Draft:
     """A manifest, as far as a network's shapes tell it."""
 
     family: str
-    """What the network seems to be, in words."""
+    """The apparent family of the network, in words."""
     keys: Mapping[str, Any]
-    """What a manifest needs besides name, version and file; some may be missing where there are
+    """The keys of a manifest besides name, version and file; some may be missing if there are
     questions."""
     assumed: tuple[str, ...] = ()
     questions: tuple[str, ...] = ()
-    """What has to be decided before it is one: a key, and between what. Empty: it is a manifest."""
+    """Questions that keep it from being a manifest: a key, and the choices. Empty: it is one."""

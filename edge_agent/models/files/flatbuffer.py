@@ -1,4 +1,4 @@
-"""A reader of FlatBuffers that looks at no byte before it knows that it is there.
+"""A reader of FlatBuffers that reads no byte before checking that it exists.
 
 The library's own reader for Python has no verifier. Source: FlatBuffers, "Internals": numbers are
 little-endian; an offset counts from its own place; a table begins with the signed distance to its

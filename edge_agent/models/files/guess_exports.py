@@ -73,7 +73,7 @@ def _rows(picture: Picture, output: dict[str, Any]) -> Draft:
 
 
 def _custom_vision(picture: Picture, output: dict[str, Any], *left: str) -> Draft:
-    """Draft by what Custom Vision writes into its .onnx about pixels."""
+    """Make a draft from the pixel settings that Custom Vision writes into its .onnx."""
     said, input_ = picture.facts.metadata, {"resize": "stretch"}
     color = {"Rgb8": "rgb", "Bgr8": "bgr"}.get(said.get("Image.BitmapPixelFormat", ""))
     ranges = {"NominalRange_0_255": 1, "Normalized_0_1": 255}
@@ -159,7 +159,7 @@ def scrfd(picture: Picture) -> Draft | None:
 
 
 def unread(picture: Picture) -> Draft | None:
-    """Return what a family is that no decoder reads, and what to export instead."""
+    """Return a draft for a family that no decoder reads, with what to export instead."""
     outputs = picture.facts.outputs
     shape, found = outputs[0].shape, ", ".join(sorted(picture.outputs))
     if len(outputs) == 1 and len(shape) == 3 and shape[-1] == 7 and shape[1] != 1:

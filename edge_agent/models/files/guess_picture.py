@@ -1,4 +1,4 @@
-"""What every guess of a network of pictures begins with: its input, and a detector's draft."""
+"""The common parts of all guesses of picture networks: their input, and a detector's draft."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def detector(
     *left: str,
     words: str = "",
 ) -> Draft:
-    """Make a detector's draft; its assumptions are the values of what is said.
+    """Make a detector's draft; its assumptions are the given values.
 
     Where *words* say how pictures go in, they count whatever an IR has inside.
     """
@@ -111,7 +111,7 @@ def _said_of(facts: NetworkFacts, key: str) -> str:
 
 
 def _before(input_: Mapping[str, Any], inside: list[str]) -> dict[str, Any] | None:
-    """Return what is left to be done before the network; None where that cannot be told.
+    """Return the keys left to be applied before the network, or None if they cannot be told.
 
     What is inside is taken to be the family's own: each is one of its keys, or nothing can be told.
     """

@@ -15,7 +15,7 @@ NO_CHAIN = (
 
 
 def unusual_draft(facts: NetworkFacts) -> Draft | None:
-    """Return what a network is that takes several pictures at once, or a tensor a column."""
+    """Return a draft for a network that takes several pictures at once, or a tensor a column."""
     shapes, ends = ([o.shape[1:] for o in facts.inputs], [o.shape[-1:] for o in facts.outputs])
     many = [one for one in facts.inputs if len(one.shape) == 4 and (one.shape[0] or 1) > 1]
     if len(many) == 1:
@@ -72,7 +72,7 @@ def signal_draft(facts: NetworkFacts) -> Draft:
 
 
 def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return what the shape of the only input says of a window, and that in words."""
+    """Return the keys of a window from the shape of the only input, and the same in words."""
     shape = facts.inputs[0].shape[1:] if len(facts.inputs) == 1 else ()
     sizes = [size for size in shape if size is not None]
     if shape and not facts.inputs[0].dtype.startswith("float"):

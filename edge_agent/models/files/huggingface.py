@@ -44,7 +44,7 @@ Said = dict[str, Any]
 
 
 def config_of(network: Path) -> Mapping[str, Any] | None:
-    """Read the config.json that belongs to a network; None where there is none of theirs.
+    """Read the config.json that belongs to a network; returns None if it has none of theirs.
 
     Raises:
         ModelError: it is too large or not JSON.
@@ -59,7 +59,7 @@ def config_of(network: Path) -> Mapping[str, Any] | None:
 def describe(
     config: Mapping[str, Any], facts: NetworkFacts, where: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what a manifest needs besides name, version and file.
+    """Return the keys of a manifest besides name, version and file, and the assumptions.
 
     Raises:
         ModelError: an entry is missing or wrong, or asks for something that is not supported.
@@ -231,7 +231,7 @@ def _kind(processor: Mapping[str, Any]) -> str:
 
 
 def _enlarged(edge: int, kind: str, processor: Mapping[str, Any], where: str) -> int:
-    """Return what the shorter edge becomes before the cut, where that is more than `size`."""
+    """Return the size of the shorter edge before the cut, where that is more than `size`."""
     if "Levit" in kind:
         return int(_LEVIT_ENLARGED * edge)
     crop = processor.get("crop_pct", _POOLFORMER_CROP)

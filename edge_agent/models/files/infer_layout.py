@@ -20,7 +20,7 @@ def picture_input(
         where there are others.
 
     Raises:
-        ModelError: there is none, or more than one, or it takes several pictures at once.
+        ModelError: no input takes pictures, or more than one, or it takes several at once.
     """
     pictures = [spec for spec in facts.inputs if len(spec.shape) == 4]
     if len(pictures) != 1:

@@ -2,7 +2,7 @@
 
 Three kinds of metadata answer a manifest's questions: that of Ultralytics, that of OpenVINO's Model
 API, and the files that Hugging Face keeps beside a network. Where there is none, a network's shapes
-may leave no doubt. What none of them says but their own runtimes take for granted is assumed here
+may leave no doubt. Defaults that none of them states but their own runtimes apply are assumed here
 too, and every assumption is put into words.
 """
 

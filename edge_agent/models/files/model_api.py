@@ -1,4 +1,4 @@
-"""The `model_info` of OpenVINO's Model API, and what its wrappers take for granted.
+"""The `model_info` of OpenVINO's Model API, and the defaults of its wrappers.
 
 In an ONNX file each entry is a property whose key is its path ("model_info labels"); in an IR it is
 an element of the same path in rt_info. Pictures are BGR unless `reverse_input_channels`; lists are
@@ -68,7 +68,7 @@ def info_of(facts: NetworkFacts) -> dict[str, str] | None:
 def describe(
     entries: Mapping[str, str], facts: NetworkFacts, where: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what a manifest needs besides name, version and file.
+    """Return the keys of a manifest besides name, version and file, and the assumptions.
 
     Raises:
         ModelError: an entry is missing or wrong, or asks for something that is not supported.
@@ -124,7 +124,7 @@ def _detector(kind: str, info: _Info, facts: NetworkFacts, where: str) -> dict[s
 
 
 def _suppression(kind: str, info: _Info, *, ultralytics: bool) -> dict[str, Any]:
-    """Return what a manifest says of suppression; its wrappers have none for SSD by default."""
+    """Return a manifest's keys for suppression; its wrappers have none for SSD by default."""
     if not info.flag("nms_execute", default=kind != "ssd"):
         # No two boxes overlap by more than 1.
         return {} if kind == "ssd" else {"iou": 1.0, "max_detections": MOST_BOXES}

@@ -47,7 +47,7 @@ class Tensor(NamedTuple):
     raw: Field | None
     """Numbers as bytes."""
     data: Span
-    """The longest of the fields with numbers, raw or not; empty where there is none."""
+    """The longest of the fields with numbers, raw or not; empty if it has none."""
     external: Mapping[str, str]
     """Entries of its external data; they may be there though the data is not external."""
     is_external: bool

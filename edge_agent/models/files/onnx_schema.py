@@ -20,7 +20,7 @@ MODEL_IR_VERSION, MODEL_GRAPH, MODEL_OPSET, MODEL_FUNCTION = 1, 7, 8, 25
 GRAPH_NODE, GRAPH_NAME, GRAPH_INITIALIZER = 1, 2, 5
 GRAPH_INPUT, GRAPH_OUTPUT = 11, 12
 GRAPH_AFTER_WEIGHTS = frozenset({10, GRAPH_INPUT, GRAPH_OUTPUT, 13, 14, 16})
-"""What follows the initializers where fields are in the order of their numbers."""
+"""Fields after the initializers, if fields are in the order of their numbers."""
 
 NODE_INPUT, NODE_OUTPUT, NODE_OPERATOR, NODE_ATTRIBUTE, NODE_DOMAIN = 1, 2, 4, 5, 7
 
@@ -35,7 +35,7 @@ TENSOR_RAW, TENSOR_DOC, TENSOR_EXTERNAL_DATA, TENSOR_DATA_LOCATION = 9, 12, 13, 
 TENSOR_DATA = frozenset({4, 5, 7, TENSOR_RAW, 10, 11})
 """float, int32, int64, raw, double and uint64 data."""
 EXTERNAL = 1
-"""TensorProto.DataLocation of what lies in another file."""
+"""TensorProto.DataLocation of data in another file."""
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 
 VALUE_NAME, VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE = 1, 2, 1, 1, 2

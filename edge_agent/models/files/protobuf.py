@@ -104,7 +104,7 @@ def replace_fields(
         data: holds the message.
         at: its first byte.
         end: the byte after its last.
-        replacement: returns what is written instead of a field; None: the field as it is.
+        replacement: returns the bytes to write instead of a field; None: the field is kept.
 
     Raises:
         DamagedError: it is not a message.

@@ -2,7 +2,7 @@
 
 A parser builds an object for every part of a message, and an empty one takes 2 bytes in the file
 but 75 in memory (measured), so a file of 64 MB can cost 5 GB. Here parts are counted as they are
-passed, and what is large, the weights, is left where it is: only its place is recorded.
+passed, and the large ones, the weights, are left in place: only their place is recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .protobuf import LENGTH, DamagedError, fields, message
 MAX_PARTS = 2_000_000
 """Fields of all messages, at any depth; ViT-B/16 has some thousands."""
 MAX_SHORT_BYTES = 512 * 2**20
-"""What is left without the weights. Those that are not stored as raw bytes count."""
+"""Most bytes left without the weights. Weights that are not stored as raw bytes count."""
 SMALL = 1024
 """Weights up to this size stay: constants whose values say what a node does."""
 
@@ -122,7 +122,7 @@ class _Walk:
         return b"".join((*pieces, self._copy(kept, end, pieces), raw or b""))
 
     def _copy(self, start: int, end: int, before: list[bytes]) -> bytes:
-        """Copy what stays, if with what stayed before it is not too much."""
+        """Copy a part that stays, unless it adds up to too much with those before it."""
         size = end - start + sum(map(len, before)) if end - start > 2**20 else 0
         if size > MAX_SHORT_BYTES:
             raise ModelError(

@@ -1,4 +1,4 @@
-"""What a TensorFlow Lite file says beside its network: normalization, colors, labels.
+"""The metadata of a TensorFlow Lite file: normalization, colors, labels.
 
 The metadata are a FlatBuffer of their own inside the file; labels lie in a zip behind it. Source:
 metadata_schema.fbs of TensorFlow Lite, whose field numbers stand here.
@@ -34,7 +34,7 @@ _IMAGE = 2
 _GRAY = 2
 
 MOST_INTEGER_SCALE = 16
-"""What pixels may be divided by for an input of integers; floats are by 50 and more, or by 1."""
+"""Greatest divisor of pixels for an input of integers; floats are divided by 50 and more, or 1."""
 _OUTSIDE = 5
 """Steps by which a normalization may leave the range of integers: two percent, by rounding."""
 
@@ -42,7 +42,7 @@ Said = dict[str, Any]
 
 
 def describe(network: Path, facts: NetworkFacts, where: str) -> tuple[Said, list[str]]:
-    """Return what a manifest needs besides name, version and file.
+    """Return the keys of a manifest besides name, version and file, and the assumptions.
 
     Raises:
         ModelError: the metadata are damaged, or leave a question open.
@@ -131,7 +131,7 @@ def _output(
 def _normalization(
     spec: TensorSpec, facts: NetworkFacts, inputs: list[Table], assumed: list[str]
 ) -> Said:
-    """Return mean and scale in units of 0..255, of what the input takes: floats or integers."""
+    """Return mean and scale in units of 0..255, for the type of the input: floats or integers."""
     means: tuple[float, ...] = ()
     deviations: tuple[float, ...] = ()
     for unit in inputs[0].tables(4) if inputs else []:
@@ -225,7 +225,7 @@ def member_of(network: Path, names: Sequence[str], most: int) -> str | None:
 
 
 def in_steps(manifest: Manifest, facts: NetworkFacts) -> Manifest:
-    """Return a manifest with what a file of integers states itself: the steps of its ends.
+    """Return a manifest with the steps that a file of integers states for its inputs and outputs.
 
     Mean and scale of floats become those of the integers that the input takes; where they do not
     fit its step, pixels fill its range. The output's scale and zero point are the file's where the

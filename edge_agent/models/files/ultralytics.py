@@ -68,7 +68,7 @@ def fields_of(network: Path, facts: NetworkFacts) -> dict[str, str] | None:
 def describe(
     fields: Mapping[str, str], facts: NetworkFacts, where: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what a manifest needs besides name, version and file.
+    """Return the keys of a manifest besides name, version and file, and the assumptions.
 
     Raises:
         ModelError: a task that is not supported, or fields that contradict the network.
@@ -292,7 +292,7 @@ def _value(fields: Mapping[str, str], key: str, where: str) -> Any:
 
 
 def _in_zip(network: Path) -> dict[str, str] | None:
-    """Read the dictionary in the zip that a .tflite of theirs ends in; None where there is none.
+    """Read the dictionary in the zip at the end of a .tflite of theirs; None if there is none.
 
     Source: `export_tflite` and `add_tflite_metadata` in the exporters of YOLOv5 and Ultralytics.
     """

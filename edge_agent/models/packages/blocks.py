@@ -17,9 +17,9 @@ from typing import Self
 from ...core.errors import ModelError
 
 MAX_BLOCK = 64 * 1024
-"""What no block may exceed."""
+"""Most bytes of any block."""
 CUT = MAX_BLOCK - 1024
-"""What we cut at: with its topic, a block then fits where 64 KiB is the limit of a whole packet."""
+"""Most bytes of our blocks: with its topic, one then fits where 64 KiB limit a whole packet."""
 SMALL = 4 * 1024
 """Neighbors below this share a block: one of its own would cost more in entries and messages."""
 MAX_BLOCKS = 1_000_000
@@ -171,10 +171,10 @@ def verified(
     Args:
         blocks: of the stream.
         read: returns the bytes at an offset, of a length.
-        taken: whether a block is there; zeros stand for one that is not.
+        taken: whether a block exists; zeros stand for one that does not.
 
     Raises:
-        ModelError: a block is not what the list says.
+        ModelError: a block differs from the list.
     """
     for index, (offset, length) in enumerate(zip(blocks.offsets, blocks.lengths, strict=True)):
         if not taken(index):

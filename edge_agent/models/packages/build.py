@@ -60,11 +60,11 @@ class Package:
 
         Args:
             index: of the block.
-            check: whether to verify that it is still what the package was made with; a sender
+            check: whether to verify that it has not changed since the package was made; a sender
                 need not, since every device does (half of what sending a block cost, measured).
 
         Raises:
-            ModelError: the files are not what they were when the package was made.
+            ModelError: the files have changed since the package was made.
         """
         with disk_errors(f"{self.header.id}: reading block {index}"):
             data = self.stream.read(self.blocks.offsets[index], self.blocks.lengths[index])
@@ -206,7 +206,7 @@ def _shares(model: ModelFolder, layout: Layout, blocks: BlockList) -> dict[str, 
 
 
 def _variants(model: ModelFolder) -> list[ModelFolder]:
-    """Read a model as each of its variants, and as it is without any."""
+    """Read a model as each of its variants, and without any."""
     if not model.manifest.variants:
         return [model]
     return [load(model.path, [name]) for name in ("", *model.manifest.variants)]

@@ -36,7 +36,7 @@ def generate_key(path: Path) -> Path:
         The path of the public key.
 
     Raises:
-        UsageError: one of the two is there already, or cannot be written. Neither is overwritten.
+        UsageError: one of the two exists, or cannot be written. Neither is overwritten.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -78,7 +78,7 @@ def load_private(path: Path) -> Ed25519PrivateKey:
     """Read a private key.
 
     Raises:
-        UsageError: there is none, or it is of another kind.
+        UsageError: the file holds no key, or one of another kind.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -94,7 +94,7 @@ def load_public(path: Path) -> Ed25519PublicKey:
     """Read a public key.
 
     Raises:
-        UsageError: there is none, or it is of another kind.
+        UsageError: the file holds no key, or one of another kind.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key

@@ -38,7 +38,7 @@ Count = Annotated[int, Ge(0), Le(MAX_BLOCKS)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a device takes of a package."""
+    """A device's share of a package."""
 
     __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's own form
     bytes: Annotated[int, Ge(1), Le(MAX_BLOCKS * MAX_BLOCK)]
@@ -54,7 +54,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """`package.json` as it is written; keys that are not here are ignored."""
+    """`package.json` as written; keys not listed here are ignored."""
 
     __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's own form
     schema: Literal[1]
@@ -142,7 +142,7 @@ class PackageHeader:
         return BlockList.parse(data, count=self.blocks, total=self.size, sha256=self.blocks_sha256)
 
     def share(self, here: Sequence[str]) -> Share:
-        """Return what a device takes of it."""
+        """Return a device's share of it."""
         if not self.variants:
             return Share(bytes=self.size, blocks=((0, self.blocks - 1),))
         return self.variants[chosen(self.variants, here)]

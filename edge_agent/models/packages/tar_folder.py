@@ -115,7 +115,7 @@ def unpack(
         folder: exists and is empty.
         where: names the archive in errors.
         rename: returns the name to write a member under, or None to leave it out.
-        taken: whether a file's content is there, by offset in the stream and length; one that is
+        taken: whether a file's content is present, by offset in the stream and length; one that is
             not is left out, too, but has its place in the layout.
 
     Raises:

@@ -52,7 +52,7 @@ class Library:
     bundled_dir: Path | None = None
 
     def now(self) -> Library:
-        """Return the models as they are at this moment, read once for any number of calls."""
+        """Return the models as of this moment, read once for any number of calls."""
         return _Snapshot(self.store, self.models_dirs, self.bundled_dir, tuple(self._all()))
 
     def entries(self, name: str | None = None) -> tuple[Entry, ...]:
@@ -72,10 +72,10 @@ class Library:
         return tuple(found[key] for key in sorted(found, reverse=True))
 
     def find(self, name: str, version: str | None = None) -> ModelFolder:
-        """Find a version of a model; None: the one that is live.
+        """Find a version of a model; None: the live one.
 
         Raises:
-            ModelError: there is none, with the nearest known names or versions, or it is broken.
+            ModelError: it is missing, with the nearest known names or versions, or broken.
         """
         if version is None:
             return self.live(name)
@@ -88,7 +88,7 @@ class Library:
         raise ModelError(f"{name}@{version}: not found; {self._known(name)}")
 
     def find_unchanged(self, name: str, version: str) -> ModelFolder:
-        """Find a version that is to go live again; its files are read and compared with what came.
+        """Find a version that is to go live again; its files are read and checked by their digests.
 
         Raises:
             ModelError: as `find`, or the disk has changed it since it was installed.
@@ -96,7 +96,7 @@ class Library:
         return self.unchanged(self.find(name, version))
 
     def unchanged(self, folder: ModelFolder) -> ModelFolder:
-        """Return *folder*, once its files have been read and compared with what came.
+        """Return *folder*, once its files have been read and checked by their digests.
 
         Raises:
             ModelError: the disk has changed it since it was installed.
@@ -132,7 +132,7 @@ class Library:
         return folder
 
     def stand_in(self, name: str) -> ModelFolder:
-        """Find what runs where the live version cannot: as `live`, but without what has rotted.
+        """Find a substitute if the live version cannot run: as `live`, but without damaged ones.
 
         Raises:
             ModelError: there is no version that can be loaded, has been accepted and is unchanged.
@@ -173,7 +173,7 @@ class Library:
         """Make the previous version live.
 
         Raises:
-            ModelError: there is none, or it cannot be loaded any more; nothing has changed then.
+            ModelError: there is none, or it no longer loads; nothing has changed then.
         """
         previous = self.store.pointers(name).previous
         if previous is not None:
@@ -181,7 +181,7 @@ class Library:
         return self.find(name, self.store.rollback(name))
 
     def problems(self) -> tuple[str, ...]:
-        """List what is wrong in any of the places, one line each."""
+        """List the problems in all of the places, one line each."""
         lines = [entry.error for entry in self._all() if entry.error]
         troubles = map(library_trouble, self.models_dirs)
         lines.extend(f"models_dirs: {trouble}" for trouble in troubles if trouble is not None)

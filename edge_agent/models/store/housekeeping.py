@@ -1,4 +1,4 @@
-"""Disk space for new models, and removal of what a crash has left behind."""
+"""Disk space for new models, and removal of files that a crash has left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 7 * 24 * 3600.0
 
 
 class DerivedForm(NamedTuple):
-    """What has been made of a model and can be made again: a prepared form."""
+    """A file made from a model that can be made again: a prepared form."""
 
     path: Path
     model: Path | None
@@ -66,23 +66,23 @@ def make_room(
     keep: Collection[tuple[str, str]] = (),
     transfer: str | None = None,
 ) -> tuple[str, ...]:
-    """Free disk space for *needed* more bytes; deletes what was unused longest, if it must.
+    """Free disk space for *needed* more bytes; deletes the items unused longest, if it must.
 
-    Never deletes what is live, previous or on trial.
+    Never deletes the live or previous version, or one on trial.
 
     Args:
         store: to make room in.
         needed: bytes of the version to come.
         quota: bytes that the store may take.
-        derived: lists what has been made of models.
-        keep: (name, version) of what pipelines have pinned.
+        derived: lists the forms made from models.
+        keep: (name, version) of models that pipelines have pinned.
         transfer: the one by which the version arrives, which is not counted.
 
     Returns:
-        What was deleted: name@version, the id of an interrupted transfer, or a prepared form.
+        The deleted items: name@version, the id of an interrupted transfer, or a prepared form.
 
     Raises:
-        ModelError: it does not fit. Nothing has been deleted then.
+        ModelError: the version does not fit. Nothing has been deleted then.
     """
     with disk_errors(f"making room for {_mb(needed)}"), store.locked():
         forms = derived(store)
@@ -126,7 +126,7 @@ def _idle(
     keep: Collection[tuple[str, str]],
     transfer: str | None,
 ) -> list[_Idle]:
-    """List what may be deleted: unused longest first, and last what can be made again."""
+    """List the items that may be deleted: unused longest first, and last what can be made again."""
     found: list[_Idle] = []
     models: list[Path] = []
     for name in store.names():

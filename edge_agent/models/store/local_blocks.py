@@ -122,9 +122,9 @@ def plain_folders(folders: Iterable[Path]) -> Iterator[Source]:
 
 
 def check_unchanged(folder: Path, label: str) -> None:
-    """Check that a stored version is what was installed, by the digests of its blocks.
+    """Check that a stored version is as it was installed, by the digests of its blocks.
 
-    All of it is read. One that was put there by hand came in no blocks: nothing is known of it.
+    All of it is read. One that was put there by hand came in no blocks and cannot be checked.
 
     Raises:
         ModelError: a file has changed since, or cannot be read.

@@ -44,7 +44,7 @@ class Trial:
 
 @record
 class Pointers:
-    """What is known of a model's versions beyond their files."""
+    """The state of a model's versions beyond their files."""
 
     history: tuple[str, ...] = ()
     """Versions that have been live and may be again, the live one last. They may lie outside the
@@ -80,7 +80,7 @@ class Pointers:
         return None
 
     def without(self, version: str) -> Pointers:
-        """Return the pointers without a version that is being deleted; `highest` stays as it is."""
+        """Return the pointers without a version that is being deleted; `highest` is kept."""
         return replace(
             self,
             history=tuple(known for known in self.history if not same_version(known, version)),

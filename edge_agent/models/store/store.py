@@ -83,19 +83,19 @@ class Store:
         return tuple(sorted(found, key=version_key))
 
     def path(self, name: str, version: str) -> Path | None:
-        """Find the folder of a version, "2" being "2.0"; None where there is none."""
+        """Find the folder of a version, "2" being "2.0"; returns None if there is none."""
         for found in self.versions(name):
             if same_version(found, version):
                 return self.models / name / found
         return None
 
     def accepted(self, name: str, version: str) -> bool:
-        """Whether a version is there and has been live once."""
+        """Whether a version is stored and has been live once."""
         path = self.path(name, version)
         return path is not None and (path / NOTES / _ACCEPTED).is_file()
 
     def pointers(self, name: str) -> Pointers:
-        """Read what is live, previous and on trial.
+        """Read which versions are live, previous and on trial.
 
         Where the file is damaged, `damage` says so, and `highest` is restored from the accepted
         versions that are there.
@@ -155,10 +155,10 @@ class Store:
     def commit(self, staged: Path, name: str, version: str) -> Path:
         """Rename a staged folder into place as *version* of *name*, in one step.
 
-        If the same version with the same files is there already, it is kept instead.
+        If the same version with the same files exists already, it is kept instead.
 
         Raises:
-            ModelError: it is there with other files, or the disk is full or broken.
+            ModelError: it exists with other files, or the disk is full or broken.
         """
         place = self.models / name / version
         with disk_errors(f"{name}@{version}: storing it"):
@@ -252,13 +252,13 @@ class Store:
             return self._change(name, change)
 
     def rollback(self, name: str) -> str:
-        """Make the previous version live; what was live leaves the history.
+        """Make the previous version live; the live one leaves the history.
 
         Returns:
             The version that is live now.
 
         Raises:
-            ModelError: there is none before.
+            ModelError: there is no previous version.
         """
 
         def change(old: Pointers) -> Pointers:
@@ -297,7 +297,7 @@ class Store:
         """Mark a version of the store as accepted.
 
         The mark is beside the files, not in the pointers: when those are damaged, it still
-        distinguishes what has served from what was never tried.
+        distinguishes versions that have served from those never tried.
         """
         path = self.path(name, version)
         if path is None or self.accepted(name, version):

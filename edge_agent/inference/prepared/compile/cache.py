@@ -1,6 +1,6 @@
-"""The cache of artifacts: finds that of a model, and has one made where there is none.
+"""The cache of artifacts: finds a model's artifact, and has it made if there is none.
 
-Artifacts lie in the state folder, each under the digest of all that it was made of: the model's
+Artifacts lie in the state folder, each under the digest of all its inputs: the model's
 files, the engine and its version, the processor's instructions, and how the engine is to run.
 Making one is work of a child process with low priority; a crash of it leaves a folder that is not
 read.
@@ -57,7 +57,7 @@ def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb
 def find(
     state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb: int = 0
 ) -> Artifact | None:
-    """Find the artifact of a model; None where there is none that can be used.
+    """Find a usable artifact of a model; returns None if there is none.
 
     Raises:
         ModelError: a file of the model cannot be read.

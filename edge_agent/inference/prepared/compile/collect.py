@@ -17,7 +17,7 @@ from ....models.store.store import Store
 from ..artifact import FOLDER, ArtifactError, read
 
 _WHILE_MADE = 3
-"""What making a form takes on the disk for a while, as a multiple of the model's size."""
+"""Temporary disk space for making a form, as a multiple of the model's size."""
 
 
 def forms(store: Store, keep: Collection[str] = ()) -> list[DerivedForm]:

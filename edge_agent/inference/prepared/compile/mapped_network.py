@@ -202,7 +202,7 @@ def refer(tensor: TensorProto, file: str, offset: int, length: int) -> None:
 
 
 def names(node: NodeProto) -> Iterator[str]:
-    """Yield what a node takes, also within its branches and loops."""
+    """Yield the tensors that a node uses, also within its branches and loops."""
     yield from node.input
     for attribute in node.attribute:
         for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 RESIDENT = 2.4
-"""What a network takes at most, as a multiple of its weights: mapped, and prepared once more."""
+"""Memory of a network at most, as a multiple of its weights: mapped, and prepared once more."""
 _THRIFTY = {"enable_cpu_mem_arena": False}
 
 
@@ -134,7 +134,7 @@ def _stage_count(optimized: ModelProto, budget_mb: int) -> int:
 def _describe(
     original: _Original, words: Words, fold: Fold | None, changes: list[str]
 ) -> dict[str, Any]:
-    """Return what an artifact's table says of the network and its session."""
+    """Return the table of an artifact, for its network and session."""
     import onnxruntime as ort
 
     return {

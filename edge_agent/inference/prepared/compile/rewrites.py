@@ -77,7 +77,7 @@ class Rewriter:
         return [name for name, rewrite in passes.items() if self._apply(name, rewrite())]
 
     def fold_input(self, cut: InputCut | None) -> Fold | None:
-        """Cut off what *cut* says of the network's input; None: it stays as it is."""
+        """Apply *cut* to the network's input; returns None if the input stays unchanged."""
         cut = None if cut is None else fitting(cut, self._words)
         if cut is None:
             return None

@@ -176,7 +176,7 @@ def stage_model(model: ModelProto, cut: Cut, known: Mapping[str, ValueInfoProto]
 
 
 def _types(path: Path, weights: Any, words: Words) -> dict[str, Any]:
-    """Ask the engine for the types of what a stage makes: it does not write them into graphs."""
+    """Ask the engine for the types of a stage's outputs: it does not write them into graphs."""
     from onnx import TensorProto, helper
 
     session = open_session(

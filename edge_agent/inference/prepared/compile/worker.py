@@ -21,7 +21,7 @@ from ..digests import sha256
 
 
 def make(question: Mapping[str, Any]) -> None:
-    """Write an artifact to a folder that is there and empty.
+    """Write an artifact to an existing empty folder.
 
     Args:
         question: `model`: folder of the model; `choice`: the engine's, as a mapping; `kind` of

@@ -95,7 +95,7 @@ class _Layer:
 
     @property
     def excess(self) -> Array:
-        """What eight bits do not hold of the weights, (rows, columns, …) int16."""
+        """The part of the weights beyond eight bits, (rows, columns, …) int16."""
         excess: Array = self.exact - np.clip(self.exact, _LEAST, _MOST)
         return excess
 
