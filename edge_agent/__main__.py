@@ -56,7 +56,7 @@ def _run() -> int:
 
 
 def _mind_signals(arguments: list[str]) -> None:
-    """Be told to stop, in the very first moment of the daemon: that is no failure.
+    """Handle stop signals from the very first moment of the daemon, so that they are no failure.
 
     The settings are yet to be read, so that there is nothing else that SIGHUP could ask for.
     `daemon.planned_start` sees to signals as soon as it is there. Of other commands Ctrl-C ends

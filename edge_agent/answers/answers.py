@@ -1,4 +1,4 @@
-"""Answers to others: who may ask what and how much, and what becomes of each question.
+"""Answers to others: admits questions within limits, and sees each one through.
 
 A question is admitted first, before its bytes are looked at or even here; then it is parsed, given
 to the lanes, and answered, each by whichever thread has time for it. At any moment: asked =
@@ -65,7 +65,7 @@ FULL = f"{MOST} questions are being answered; ask again later"
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A model that may be asked."""
+    """A model that may be asked questions."""
 
     name: str
     route: str
@@ -77,7 +77,7 @@ class _Asked:
     problem: AgentError | None = None
     """Why it could not be opened."""
     latest: Model | None = None
-    """That served last; it says what is taken, even closed."""
+    """The model that served last; even closed, it tells which input is accepted."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
     """Callbacks for when it is open or has failed to open; while any are listed, it is opening."""
 
@@ -237,7 +237,7 @@ class Answers:
         self._runner.threads.spawn("loader", partial(self._load, asked))
 
     def _load(self, asked: _Asked) -> None:
-        """Open the queue of a model, and load what is not there yet."""
+        """Open the queue of a model, and load whatever is not loaded yet."""
         queue = None
         try:
             queue = self._opened(asked)

@@ -26,12 +26,12 @@ class TooLargeError(RequestError):
 
 
 def unknown(model: str, names: list[str]) -> str:
-    """Return that a model may not be asked, and which may."""
+    """Return the error that a model may not be asked; it names those that may."""
     if not names:
         return "this device answers nobody; name the models in infer.models of its settings"
     return f"model {model} may not be asked here; infer.models has {', '.join(names)}"
 
 
 def no_version(model: str, version: str | None, served: list[str]) -> str:
-    """Return that a version does not serve, and which do."""
+    """Return the error that a version does not serve; it names those that do."""
     return f"model {model} has no version {version} that serves; there is {', '.join(served)}"

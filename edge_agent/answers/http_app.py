@@ -46,7 +46,7 @@ def application(
 
 
 class _Guard:
-    """Lets nobody pass without the token, where there is one."""
+    """Rejects requests without the token, if one is set."""
 
     def __init__(self, app: ASGIApp, token: Callable[[], str]) -> None:
         self._app = app

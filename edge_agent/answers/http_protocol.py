@@ -35,7 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._deadline: asyncio.TimerHandle | None = None
-        """Ends the connection unless what is awaited comes."""
+        """Ends the connection unless the awaited data comes."""
         self._writing: asyncio.TimerHandle | None = None
         self._in_head = True
         """Whether the next byte belongs to a head."""

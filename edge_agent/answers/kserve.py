@@ -164,7 +164,7 @@ def _check_in_request(what: str, given: Mapping[str, Any]) -> None:
 
 
 def _tensor(given: dict[str, Any], spec: TensorSpec, rest: memoryview) -> tuple[Array, memoryview]:
-    """Return one input, and what is behind it of the binary data."""
+    """Return one input, and the binary data behind it."""
     shape, datatype = given.get("shape"), given.get("datatype")
     if not isinstance(shape, list) or not all(type(n) is int and 0 < n < 2**31 for n in shape):
         raise SampleError(f"input {spec.name}: shape: expected a list of sizes")

@@ -19,7 +19,7 @@ from .ticket import ask_payload
 def generate(
     answers: Answers, model: str, text: str, picture: bytes | None, seconds: float
 ) -> tuple[str, int]:
-    """Ask a model; return what it says, and of how many tokens."""
+    """Ask a model; return its text, and the number of tokens."""
     ticket = answers.admit_own(model)
     answers.ask(ticket, about(text, picture))
     try:

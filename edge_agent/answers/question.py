@@ -59,7 +59,7 @@ class Question:
 
 
 def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
-    """Parse what was sent to a model that is loaded for samples of a kind."""
+    """Parse a payload sent to a model that is loaded for samples of a kind."""
     if payload.startswith(PICTURES) and kind != "generate":
         if kind != "picture":
             takes = '{"texts": […]}' if kind == "text" else '{"readings": [[…], …]}'

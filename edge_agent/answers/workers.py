@@ -1,4 +1,4 @@
-"""Two threads that do what is put before them; started when there is something to do."""
+"""Two threads that carry out submitted work; started when there is some."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def ask(
         verb: of the command.
         body: its keys, without `id` and `time`.
         done: puts the result of a device in words.
-        late: what a device may still do that has not answered in time.
+        late: what a device that has not answered in time may still do.
         follow: its topic where it tells how long the answer may take.
     """
     target: str = options.device

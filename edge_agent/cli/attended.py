@@ -1,7 +1,7 @@
 """Work that may never come back, done in a thread of its own, so that Ctrl-C is always heard.
 
 A network may hold a loop without end, a driver may hang; a thread in such native code cannot be
-interrupted. The command waits for it in the main thread, says what it waits for, and can end.
+interrupted. The command waits for it in the main thread, names the work it waits for, and can end.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..core.text import one_line
 T = TypeVar("T")
 
 FIRST_WORD = 5.0
-"""Seconds after which it is said what is waited for; then after twice as long, and so on."""
+"""Seconds until a message names the work waited for; then after twice as long, and so on."""
 LEAVE_SECONDS = 1.0
-"""What the work gets to come back once it is to end."""
+"""Time for the work to come back once it is to end."""
 AHEAD = 4
 """Items that may wait for the main thread."""
 _NAME = "attended"
@@ -42,12 +42,12 @@ class Attendant:
         self.closing = threading.Event()
         """Set when the work is to end."""
         self.left_behind: str | None = None
-        """What did not come back in time; what it uses must not be closed. None: all came."""
+        """Work that did not come back in time; its resources must stay open. None: all did."""
         self.patience_s = patience_s
         self._left = ""
-        """What it was in."""
+        """The call it was in."""
         self._doing: tuple[str, float] | None = None
-        """What the thread is in, and the monotonic clock when that began."""
+        """The call that the thread is in, and the monotonic clock when that began."""
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -82,7 +82,7 @@ class Attendant:
     def each(
         self, items: Iterator[T], tick: Callable[[], bool] = lambda: True
     ) -> Generator[T, None, None]:
-        """Yield what an iterator gives that runs in a thread; to be closed by who leaves early.
+        """Yield the items of an iterator that runs in a thread; close this to leave early.
 
         Args:
             items: is closed by nobody; `closing` tells it to end.
@@ -138,7 +138,7 @@ class Attendant:
             raise ended[0]
 
     def _mention(self, said: float) -> float:
-        """Print what is waited for, if it is time; return the seconds until the next time."""
+        """Name the work waited for, if it is time; return the seconds until the next time."""
         doing = self._doing
         if doing is None:
             return said

@@ -23,7 +23,7 @@ from .terminal import say
 
 @dataclass(eq=False)
 class _Comparison:
-    """What is known of a model's engines so far, while they are tried one after the other."""
+    """The state of comparing a model's engines, which are tried one after the other."""
 
     imported: ImportedModel
     spec: SourceSpec
@@ -114,7 +114,7 @@ def compare_engines(
 
 
 def _golden_trouble(model: Model, name: str) -> str | None:
-    """Return what a device's trial would refuse the model for; None: nothing, or it has no file."""
+    """Return why a device's trial would refuse the model; None: it passes, or no golden file."""
     try:
         agreement = compare_golden(model)
     except (ModelError, SampleError) as problem:
@@ -123,7 +123,7 @@ def _golden_trouble(model: Model, name: str) -> str | None:
 
 
 def _why_wrong(plain: Model, model: Model, kind: Kind, sample: Sample) -> str | None:
-    """Return why an engine must not serve, by what it finds in the first sample; None: it may."""
+    """Return why an engine must not serve, from its findings in the first sample, or None."""
     try:
         tensors = plain.prepare(Request(sample)).tensors
     except SampleError:

@@ -1,6 +1,6 @@
-"""What the broker remembers of all devices: their retained topics, whoever published them.
+"""The broker's memory of all devices: their retained topics, whoever published them.
 
-Payloads are taken as they are; whoever shows them must expect any JSON in them.
+Payloads are taken unchecked; whoever shows them must expect any JSON in them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLOWER = 4.0
 MOST_SECONDS = 30.0
 """For all of them, over a slow link."""
 KINDS = ("status", "info", "health", "rollout", "model/+", "source/+")
-"""What devices leave retained and a look may be at."""
+"""Kinds of topics that devices leave retained and a look may be at."""
 SMALL = 100
 """So few messages no broker drops."""
 QUEUE = 1000
@@ -38,10 +38,10 @@ BATCH = 200
 
 
 class Fleet:
-    """The devices, by what they have left on their retained topics."""
+    """The devices, from their retained topics."""
 
     def __init__(self, client: OneShotClient, root: str) -> None:
-        """Start without any messages, with a client that is subscribed to what is of interest."""
+        """Start without any messages; *client* is subscribed to the topics of interest."""
         self._client = client
         self._root = root
         self.status: dict[str, dict[str, Any]] = {}
@@ -64,7 +64,7 @@ class Fleet:
         self._asked: set[str] = set()
 
     def look(self) -> None:
-        """Collect the retained messages until no more arrive, and find what was left out."""
+        """Collect retained messages until no more arrive, and find topics that were left out."""
         heard = self._collect()
         if len(heard) < SMALL:
             kinds: set[str] = set()
@@ -87,10 +87,10 @@ class Fleet:
         self.gap = f"{why} (mosquitto: max_queued_messages)"
 
     def _look_by_kind(self) -> set[str]:
-        """Look at each kind by itself: it fits a queue that all together do not.
+        """Look at each kind by itself, which fits a queue that is too short for all together.
 
         Returns:
-            Those of which there are so many that some may have been left out even so.
+            The kinds so numerous that some topics may have been left out even so.
         """
         before, many = len(self.status), {"status"}
         for wanted in self._client.filters:
@@ -106,7 +106,7 @@ class Fleet:
         return many
 
     def _missing(self, kinds: set[str]) -> list[str]:
-        """List the topics of these kinds that devices may hold beyond what has come; each once."""
+        """List the topics of these kinds that devices may hold but have not arrived; each once."""
         missing = [
             f"{self._root}/{device}/{kind}"
             for kind in KINDS
@@ -119,7 +119,7 @@ class Fleet:
         return new
 
     def _collect(self, filters: list[str] | None = None) -> list[ReceivedMessage]:
-        """Take in what is retained, by these filters or by those that are subscribed to."""
+        """Collect retained messages, by these filters or by the subscribed ones."""
         if filters is not None:
             self._client.ask(filters)
         collected: list[ReceivedMessage] = []
@@ -180,7 +180,7 @@ class Fleet:
         return groups if isinstance(groups, list) else []
 
     def said(self, device: str) -> Said:
-        """Return what a device has left."""
+        """Return the content of a device's retained topics."""
         return Said(
             device,
             self.status.get(device, {}),
@@ -203,12 +203,12 @@ class Fleet:
         return found
 
     def named(self, target: str) -> list[str]:
-        """List what a target means: the device that it names, or all members of its group."""
+        """List the devices that a target names: itself, or all members of its group."""
         return self.members(target[1:]) if target.startswith("@") else [target]
 
 
 def look_filters(root: str, target: str | None, *kinds: str) -> list[str]:
-    """Return what a look at a target subscribes to: who is there, and these kinds of its topics."""
+    """Return the filters for a look at a target: every device's status, and these kinds."""
     of = target if target and not target.startswith("@") else "+"
     wanted = (f"{root}/{of}/{kind}" for kind in ("status", *kinds))
     return list(dict.fromkeys([f"{root}/+/status", *wanted]))
@@ -244,7 +244,7 @@ def online_targets(fleet: Fleet, target: str, *, wait: bool, timeout: float) -> 
 
 
 def incomplete(fleet: Fleet) -> str:
-    """Return that there may be devices which were not seen, and why."""
+    """Return a warning that some devices may not have been seen, and why."""
     return f"the look is not complete: {fleet.gap}"
 
 
@@ -261,5 +261,5 @@ def absence(fleet: Fleet, target: str) -> str:
 
 
 def unknown(fleet: Fleet, device: str) -> str:
-    """Return that a device is unknown, and which are known."""
+    """Return the message that a device is unknown; it names the known ones."""
     return f"device {device} is unknown; known: {', '.join(sorted(fleet.status)) or 'none'}"

@@ -1,4 +1,4 @@
-"""Clears what a device has left retained on the broker, Home Assistant's discovery included."""
+"""Clears a device's retained topics on the broker, Home Assistant's discovery included."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _is_of(says: dict[str, Any], status: str) -> bool:
 
 
 def forget_installed(settings: Path, credentials: Path) -> str:
-    """Clear what the stopped service of this machine has left retained; say what was done."""
+    """Clear the retained topics of this machine's stopped service; return a report."""
     read = load(settings, {"CREDENTIALS_DIRECTORY": str(credentials)})
     topics = Topics(read.broker.topic_root, read.device_id)
     # The device's own user of the broker may not read what it has published.

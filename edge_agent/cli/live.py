@@ -31,14 +31,14 @@ RECENT = 8
 MOST_KINDS = 8
 """Classes that the summary counts."""
 FOUND_WIDTH = 24
-"""The least that a column may leave to what was found."""
+"""The least width that a column may leave to the findings."""
 NAME_WIDTH = 24
 MODEL_WIDTH = 40
 
 
 @dataclass(slots=True)
 class Row:
-    """What the view knows of one pipeline."""
+    """The state of one pipeline in the view."""
 
     results: int = 0
     began: float = 0.0
@@ -50,7 +50,7 @@ class Row:
     engine: str = ""
     said: float = 0.0
     anomalous: bool | None = None
-    """What the latest line said."""
+    """The state that the latest line showed."""
     kinds: Counter[str] = field(default_factory=Counter)
     """How many results there were of each best class or verdict."""
 
@@ -88,14 +88,14 @@ class LiveView:
         self._every = every
         self.notes = [printable(note) for note in notes]
         self.trouble = ""
-        """What is wrong at the moment; shown in full, in place of earlier results."""
+        """The present trouble; shown in full, in place of earlier results."""
         self.trace: SignalTrace | None = None
         """Of a sensor: shown between table and earlier results."""
         self.rows: dict[str, Row] = {}
         self._names = list(pipelines)
         self._live: Any = None
         self._kept = ExitStack()
-        """What the terminal is given back."""
+        """The settings that the terminal is given back."""
         self._recent: deque[str] = deque(maxlen=RECENT)
         self._drawn = 0.0
 
@@ -151,7 +151,7 @@ class LiveView:
         self.tick()
 
     def tick(self) -> None:
-        """Draw what has changed by itself, and what has come, if it is time to."""
+        """Draw new results and time-dependent figures, if it is time to."""
         if self._live is not None and time.monotonic() - self._drawn > DRAW_SECONDS:
             self._refresh()
 
@@ -208,13 +208,13 @@ class LiveView:
         return shown, max(0, min(RECENT, room - len(shown)))
 
     def _traced(self, height: int) -> int:
-        """Return how many lines what is seen of a sensor gets: all that it takes, or none."""
+        """Return the number of lines for the view of a sensor: all that it takes, or none."""
         if self.trace is None or self.trace.height + 2 > height - 5 - len(self.notes):
             return 0
         return self.trace.height
 
     def _middle(self, width: int, height: int) -> list[str]:
-        """Return just this many lines: what is wrong in full, then the latest results."""
+        """Return exactly *height* lines: the trouble in full, then the latest results."""
         from textwrap import wrap
 
         trouble = wrap(printable(self.trouble), width)[: max(0, height)]
@@ -249,7 +249,7 @@ def _kinds(name: str, row: Row) -> list[str]:
 
 
 def _columns(rows: Sequence[tuple[str, Row]], width: int) -> list[Any]:
-    """Choose the columns that fit: heading, width, justification, style, and what a cell holds."""
+    """Choose the columns that fit: heading, width, justification, style, and the cells' content."""
     named = max(8, min(NAME_WIDTH, max((len(name) for name, _ in rows), default=0)))
     # Until it is known, so much is kept free that no column has to go again.
     model = max((len(_model(row)) for _, row in rows), default=0) or MODEL_WIDTH

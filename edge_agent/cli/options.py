@@ -1,4 +1,4 @@
-"""What several commands share: kinds of arguments, and the settings that a command reads."""
+"""Options that several commands share: kinds of arguments, and the settings that they read."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PICTURE_SECONDS = 0.5
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a picture may be written to a path: nothing is there, or one of an earlier run."""
+    """Whether a picture may be written to a path: it is free, or holds one of an earlier run."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             return False
@@ -66,7 +66,7 @@ class PictureFile:
         return f"{self._what}: {self.path}, kept fresh{own}"
 
     def take(self, draw: Callable[[], Any]) -> None:
-        """Take what draws the latest result."""
+        """Set the function that draws the latest result."""
         self._draw = draw
 
     def refresh(self) -> None:

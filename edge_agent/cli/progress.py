@@ -1,4 +1,4 @@
-"""What long work says on stderr while it goes on."""
+"""Progress of long work, on stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS = 10.0
 
 
 class Progress:
-    """Shows on stderr what is being done: a line that changes, or one a step where none can.
+    """Shows the current step on stderr: a line that changes, or one a step where none can.
 
     A step that tells nothing of itself, such as a library's, is said to go on by a thread.
     """
@@ -33,7 +33,7 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show what is being done, how much of it is done, and the total; 0: not known."""
+        """Show the current step, how much of it is done, and the total; 0: not known."""
         count = f" {done}" if done or total else ""
         with self._lock:
             new = what != self._what

@@ -1,6 +1,6 @@
 """Leads a roll-out: counts the devices' words, judges each wave by its gate, begins the next.
 
-All that it goes by lies on the broker: any other that has the key may go on with it.
+All of its state lies on the broker: anyone else with the key may continue it.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 JUDGE_SECONDS = 0.5
 SPREAD_SECONDS = 0.02
-"""For each device of a wave that is online: over so long the wave begins."""
+"""For each online device of a wave; together, the time over which the wave starts."""
 COME_BACK_SECONDS = 1.0
 RETURN_SECONDS = 10.0
-"""What devices get to come back after the broker was away, and as long again as it was …"""
+"""Time for devices to come back after the broker was away, and as long again as it was …"""
 MOST_AWAY = 60.0
 """… up to the longest pause between their attempts: until then none of them counts as lost."""
 MISSING_SECONDS = 3.0
-"""After a new connection: so long the broker may take to send what it has kept."""
+"""Time after a new connection for the broker to send retained messages."""
 MOST_SPREAD = 600.0
 BACK_SECONDS = 60.0
 """For which devices are watched as they go back."""
 AGAIN_SECONDS = 5.0
-"""At least between two corrections of what others write on the topic of the roll-out."""
+"""Least time between two corrections of others' messages on the topic of the roll-out."""
 
 Outcome = Literal["good", "failed", "unknown"]
 
 
 @dataclass
 class Tally:
-    """How far the devices of a wave are."""
+    """The progress of the devices of a wave."""
 
     members: int = 0
     online: int = 0
@@ -61,7 +61,7 @@ class Tally:
     degraded: int = 0
     """Devices that were ok before and are not now."""
     not_well: dict[str, list[str]] = field(default_factory=dict)
-    """By what is wrong: devices."""
+    """Devices by their trouble."""
     still_has: int = 0
     """Devices that are online and serve it."""
     offline: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Tally:
         }
 
     def trouble(self, plan: Plan) -> str | None:
-        """Return what the gate refuses; None: nothing."""
+        """Return the reason for which the gate refuses, or None if it does not."""
         gate = plan.gate
         for count, most, what in (
             (self.states["rejected"], gate.max_rejected, "rejected it"),
@@ -104,7 +104,7 @@ class Tally:
 
 
 def rollout_filters(root: str) -> list[str]:
-    """Return what is subscribed to of roll-outs and the devices."""
+    """Return the topic filters for roll-outs and the devices."""
     kinds = ("status", "info", "health", "rollout")
     return [*(f"{root}/+/{kind}" for kind in kinds), f"{rollouts(root)}/+"]
 
@@ -150,7 +150,7 @@ def _not_well(plan: Plan, fleet: Fleet, device: str, word: dict[str, Any]) -> It
 
 
 def word_of(fleet: Fleet, device: str, plan: Plan) -> dict[str, Any]:
-    """Return what a device says of a roll-out; empty: nothing."""
+    """Return a device's report about a roll-out; empty if there is none."""
     says = fleet.rollouts.get(device, {})
     others = says.get("others")
     for word in (says, *(others if isinstance(others, list) else ())):
@@ -167,7 +167,7 @@ def wave_line(plan: Plan, number: int, counts: Tally) -> str:
 
 
 def trouble_lines(counts: Tally) -> Iterator[str]:
-    """Write what is not well in a wave, each kind once."""
+    """Yield a line for each kind of trouble in a wave."""
     for why, devices in sorted(counts.not_well.items()):
         yield printable(f"  {counted(len(devices), 'device')} {why} ({some_of(sorted(devices))})")
 
@@ -181,7 +181,7 @@ def changed(plan: Plan, **what: Any) -> Plan:
 
 
 def who() -> str:
-    """Return who leads from here."""
+    """Return the name under which this process leads."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -190,7 +190,7 @@ def who() -> str:
 
 
 class Roller:
-    """One that leads a roll-out, until it is over or somebody else leads."""
+    """Leads a roll-out, until it is over or somebody else leads."""
 
     def __init__(
         self,
@@ -201,14 +201,14 @@ class Roller:
         key: PrivateKey | None,
         package: RetainedPackage | None = None,
     ) -> None:
-        """Publish nothing yet.
+        """Set up; nothing is published yet.
 
         Args:
-            client: subscribed to what a fleet's look is at, and to the topic of the roll-out.
+            client: subscribed to the topics of a look at the fleet, and to that of the roll-out.
             fleet: has looked.
             root: first topic level.
             key: signs.
-            package: put on the broker again where that has lost it; None: it is not at hand.
+            package: republished if the broker has lost it; None: it is not at hand.
         """
         self._client = client
         self._fleet = fleet
@@ -217,9 +217,9 @@ class Roller:
         self._package = package
         self._plan: Plan | None = None
         self._sealed = b""
-        """What is to lie on the topic."""
+        """The message that should be on the topic."""
         self._echoes: deque[bytes] = deque()
-        """What was published, and will be heard."""
+        """Messages published whose echo is still to come."""
         self._missing: float | None = None
         self._returning = 0.0
         """Until then devices may be on their way back, monotonic seconds."""
@@ -297,11 +297,11 @@ class Roller:
             print(wave_line(plan, number, each), flush=True)
 
     def _hear(self, seconds: float) -> None:
-        """Take in what is said for a while.
+        """Handle messages for a while.
 
         Raises:
             AgentError: somebody else leads now.
-            BrokerError: the broker refuses what is published.
+            BrokerError: the broker refuses a message.
         """
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
@@ -320,7 +320,7 @@ class Roller:
             self._put_again()
 
     def _heard_plan(self, payload: bytes) -> None:
-        """Take what lies on the topic of the roll-out: what was put there, or another's."""
+        """Handle a message on the topic of the roll-out: our own, or another's."""
         if self._echoes and payload == self._echoes[0]:
             self._echoes.popleft()
             return

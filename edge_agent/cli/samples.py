@@ -20,17 +20,17 @@ from ..sources.spec import SourceSpec
 AHEAD = 4
 """Of a lossless source: samples that may wait."""
 WINDOWS = 256
-"""Of a live signal: what is in one window is in no other."""
+"""Of a live signal, where each window has data that no other has."""
 STABLE_SECONDS = 10.0
-"""A source that has given so long is opened again at once when it is lost."""
+"""A source that has run this long is reopened at once when it is lost."""
 MOST_SKIPPED = 5
 """Readings that are skipped, each with its reason, before they are only counted."""
 HANG_SECONDS = 2.0
-"""What a driver gets to come back from a read when all is over."""
+"""Time for a driver to come back from a read when all is over."""
 
 
 class Samples:
-    """Opens a source and numbers what it gives; of a signal, cuts windows. A context.
+    """Opens a source and numbers its samples; cuts a signal into windows. A context manager.
 
     A live source that is lost is opened again, with growing pauses, as the daemon does.
 
@@ -92,7 +92,7 @@ class Samples:
             self._source.close()
 
     def first(self) -> Sample | None:
-        """Wait for the first sample; None where the source ends before there is one."""
+        """Wait for the first sample; returns None if the source ends before one comes."""
         self._reading = True
         sample = next(self._samples, None)
         self._reading = False
@@ -153,7 +153,7 @@ class Samples:
                 self._changed.notify_all()
 
     def _put_all(self) -> None:
-        """Put what the source gives where `follow` takes it, until it ends or is to end."""
+        """Queue the source's samples for `follow`, until it ends or is to end."""
         for sample in self._samples:
             self.trouble, self.latest = None, time.monotonic()
             with self._changed:

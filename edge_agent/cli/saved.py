@@ -1,4 +1,4 @@
-"""What `edge-agent try --save` leaves: a model folder, and commented settings to go on from.
+"""The output of `edge-agent try --save`: a model folder, and commented settings to go on from.
 
 Both are for their owner only: a camera's password stands in its source.
 """
@@ -85,11 +85,11 @@ def new_folder(name: str) -> Iterator[Path]:
 
 
 def save(place: Path, imported: ImportedModel, spec: SourceSpec) -> Path:
-    """Write what `run` takes; return the settings file.
+    """Write a model folder and settings for `run`; return the settings file.
 
     Raises:
-        AgentError: it cannot be read back.
-        OSError: it cannot be written.
+        AgentError: the files cannot be read back.
+        OSError: they cannot be written.
     """
     manifest = imported.folder.manifest
     folder, settings = place / MODELS / manifest.name, place / SETTINGS
@@ -104,7 +104,7 @@ def save(place: Path, imported: ImportedModel, spec: SourceSpec) -> Path:
 
 
 def pipeline_name(spec: SourceSpec) -> str:
-    """Name a pipeline after what it looks at: a file's stem, a device, a camera's host."""
+    """Name a pipeline after its source: a file's stem, a device, a camera's host."""
     if spec.path is not None:
         return safe_name(spec.path.stem, "source")
     if spec.scheme.address == "name":

@@ -54,7 +54,7 @@ _OTHERS = (
     ("receive", "in/push/{transfer}/abort", "application/octet-stream", "It ends; empty."),
     ("receive", "in/infer/{model}/{request}", "application/octet-stream", "JPEG, PNG or JSON."),
 )
-"""Topics without a schema: what the device does there, topic, content type, what it is."""
+"""Topics without a schema: the device's action, topic, content type, description."""
 
 
 def schemas() -> dict[str, Any]:

@@ -38,7 +38,7 @@ EXAMPLES: Mapping[str, Any] = {
 """By key, of those without a default."""
 _BOUNDS = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to"}
 _MUCH = 1_000_000
-"""A bound beyond that is there for slips of the finger only."""
+"""Bounds beyond that only guard against slips of the finger."""
 
 
 def settings_example() -> str:
@@ -77,7 +77,7 @@ def _table(schema: Mapping[str, Any], known: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _told(schema: Mapping[str, Any], *, needed: bool) -> Iterator[str]:
-    """Write what is said of a key, and what its value may be."""
+    """Return lines with the description of a key and its possible values."""
     words = [str(schema["description"])] if "description" in schema else []
     for choice in _choices(schema):
         if "enum" in choice:

@@ -1,4 +1,4 @@
-"""What is seen of a sensor while a model is tried on it: levels by channel, scores over time.
+"""The view of a sensor while a model is tried on it: levels by channel, scores over time.
 
 Drawn as lines for a terminal here, and as a picture by `signal_plot`.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HISTORY = 200
 """Windows whose levels and scores are kept."""
 PIECES = 8
-"""Parts of what is new in a window whose lowest and highest samples are kept, for the plot."""
+"""Parts of a window's new rows whose lowest and highest samples are kept, for the plot."""
 MOST_CHANNELS = 6
 """That are shown."""
 BARS = "▁▂▃▄▅▆▇█"
@@ -28,7 +28,7 @@ NAME_WIDTH = 10
 
 
 class SignalTrace:
-    """The latest windows of a sensor, and what was found in them."""
+    """The latest windows of a sensor, and the findings in them."""
 
     def __init__(self, first: Sample, names: Sequence[str], hop: int, threshold: float) -> None:
         rows = _rows(first.data)
@@ -53,7 +53,7 @@ class SignalTrace:
         self._low = self._high = np.zeros(count)
 
     def add(self, sample: Sample, outcome: Outcome) -> None:
-        """Take a window and what was found in it."""
+        """Add a window and the findings in it."""
         rows = _rows(sample.data)
         self._low, self._high = rows.min(axis=0), rows.max(axis=0)
         self._levels.append(rows.std(axis=0))
@@ -136,7 +136,7 @@ def _rows(data: Array) -> Array:
 
 
 def _score(found: Findings) -> tuple[str, float, float | None]:
-    """Return what is shown over time: its name, its value and the threshold."""
+    """Return the curve to show over time: its name, its value and the threshold."""
     match found:
         case Anomaly():
             return "score", found.score, found.threshold

@@ -27,7 +27,7 @@ SECONDS = 2.0
 
 @record
 class Stream:
-    """What a pipeline gets and needs of its source."""
+    """A pipeline's stream: the size that its source gives, and the size needed."""
 
     source: str
     """As the settings have it."""

@@ -1,4 +1,4 @@
-"""How results, messages, events and times read in a terminal."""
+"""Texts of results, messages, events and times for a terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 @contextmanager
 def silent_keys(stream: TextIO) -> Iterator[None]:
-    """Keep a terminal from writing keys into what is kept in place there; they work as ever.
+    """Keep a terminal from echoing keys into lines that are redrawn in place; they work as ever.
 
     A ^C behind a full line would begin another one, so that the next drawing was a line too low.
     """
@@ -117,7 +117,7 @@ def _findings(payload: Mapping[str, Any]) -> str:
 
 
 def _named(payload: Mapping[str, Any]) -> str | None:
-    """Return what the whole picture is, in a few words; None: a result of another kind."""
+    """Return the finding about a whole picture in a few words; None: a result of another kind."""
     if "classes" in payload:
         return ", ".join(
             f"{_label(entry)} {entry['score']:.2f}" for entry in payload["classes"][:3]
@@ -169,7 +169,7 @@ def _verdict(anomaly: Mapping[str, Any]) -> str:
 
 
 def _learning(anomaly: Mapping[str, Any]) -> str:
-    """Return that there is no threshold yet, and how far it is where a pipeline learns it."""
+    """Return the words for a missing threshold, with the progress of a pipeline that learns it."""
     if "learning" not in anomaly:
         return "no threshold: an agent learns it"
     return f"learns its threshold, {anomaly['learning']:.0%}"
@@ -282,7 +282,7 @@ def event_sentence(payload: Mapping[str, Any]) -> str:
 
 
 def _words(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the sentences of rules are made of: the payload, and parts of a sentence."""
+    """Return the words for the sentences of rules: the payload, and parts of a sentence."""
     label, zone = payload.get("label"), payload.get("zone")
     who = str(label or "something")
     if payload.get("track"):

@@ -1,6 +1,6 @@
 """Records of the settings for answers on demand: what may be asked, how much, and over HTTP where.
 
-`settings` has them as tables of the file; `answer_checks` says what is wrong with them.
+`settings` has them as tables of the file; `answer_checks` finds their problems.
 """
 
 from __future__ import annotations

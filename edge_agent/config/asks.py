@@ -1,4 +1,4 @@
-"""Servers that are asked about events, and what they are asked: records and their checks."""
+"""Servers that are asked about events, and the questions: records and their checks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Server:
 @storable
 @record(kw_only=True)
 class Ask:
-    """What a server is asked about the events of rules."""
+    """A question to a server about the events of rules."""
 
     __pydantic_config__ = _STRICT
     server: str | None = None

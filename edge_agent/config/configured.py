@@ -19,7 +19,7 @@ from ..core.text import HIDDEN, redact, redact_urls
 from .settings import Pipeline, Settings
 
 Table = dict[str, Any]
-"""The keys of a pipeline but its name, as JSON; what is None is left out."""
+"""The keys of a pipeline except its name, as JSON, without those that are None."""
 Changes = Mapping[str, Mapping[str, Any] | None]
 """By pipeline: its changed keys, None for the default; None instead of keys: it is removed."""
 KEYS = tuple(item.name for item in fields(Pipeline) if item.name != "name")

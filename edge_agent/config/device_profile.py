@@ -38,7 +38,7 @@ Lanes = Annotated[int, Plain(), Ge(0), Le(64)]
 
 @record(kw_only=True)
 class MatchRule:
-    """Conditions under which a profile matches a machine; what is not given is not checked."""
+    """Conditions under which a profile matches a machine; omitted ones are not checked."""
 
     __pydantic_config__ = _STRICT
     arch: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class EngineLine:
 
 @record(kw_only=True)
 class DeviceProfile:
-    """The whole of a profile's file; its name is the file's."""
+    """The content of a profile's file; its name is the file's."""
 
     __pydantic_config__ = _STRICT
     description: str

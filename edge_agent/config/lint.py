@@ -68,7 +68,7 @@ def _lint_stages(
     firsts: Sequence[ModelFolder],
     above: str = "",
 ) -> Iterator[str]:
-    """List the keys of second stages that have no effect; *firsts*: what finds what they get."""
+    """List the keys of second stages that have no effect; *firsts* find the objects they get."""
     for stage in stages:
         second = next(folders)
         subject = f"{above}then[{stage.name}]"

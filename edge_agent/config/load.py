@@ -1,7 +1,7 @@
 """Loader of the settings: environment over systemd credentials over file over defaults.
 
 The records are in `settings`. Every error is one line with the file or variable that the value came
-from, the key, and the mend.
+from, the key, and the fix.
 
 The layers are read and laid over each other here; pydantic-settings judges what comes of it, and
 only where it may be wrong: its import takes longer than a small model's load. Its own sources
@@ -194,7 +194,7 @@ def _paths(record: Any, *above: str) -> Iterator[tuple[str, ...]]:
 
 
 def _hint(path: tuple[str, ...]) -> Any:
-    """Return the type of a key; None where there is no such key."""
+    """Return the type of a key, or None if there is no such key."""
     hint: Any = Settings
     for step in path:
         known = {item.name for item in fields(hint) if is_key(item)} if is_dataclass(hint) else ()
@@ -228,7 +228,7 @@ def _read_single(hint: Any, value: Any) -> Any:
 
 
 def _validated(given: dict[str, Any], origins: Origins) -> Settings:
-    """Check what the layers say together: pydantic-settings words what is wrong with it."""
+    """Check the layers together; pydantic-settings words the errors."""
     try:
         return read_plain(Settings, given)
     except DoubtError:

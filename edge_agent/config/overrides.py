@@ -101,7 +101,7 @@ class Overrides:
             self._until_restart.setdefault(name, {}).update(changes)
 
     def take_back(self, name: str, keys: Iterable[str], *, kept: bool) -> None:
-        """Forget what was set of a pipeline; with *kept*, also what was set for good."""
+        """Forget settings made by `set` for a pipeline; with *kept*, also those made for good."""
         with self._lock:
             for key in keys:
                 self._until_restart.get(name, {}).pop(key, None)
@@ -233,7 +233,7 @@ class Overrides:
     def restore(self, before: Before) -> Settings:
         """Bring back what held before a patch; return the settings.
 
-        What was set since the patch stays.
+        Settings made since the patch stay.
         """
         with self._lock:
             self._configured = before.configured

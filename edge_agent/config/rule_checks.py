@@ -1,4 +1,4 @@
-"""Checks of zones, lines and rules: what cannot be, and what can never act."""
+"""Checks of zones, lines and rules: those that are invalid, and those that can never act."""
 
 from __future__ import annotations
 

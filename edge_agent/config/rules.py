@@ -1,4 +1,4 @@
-"""Records of the settings: zones, lines, rules and what they do."""
+"""Records of the settings: zones, lines, rules and their actions."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ SETTABLE: Mapping[str, Kind] = {
     "min_box": items(whole(0, 1_000_000), 2, 2),
     "masks": replace(_POLYGONS, parse=_polygons),
 }
-"""By key of a pipeline: what it may be set to; as the settings have it."""
+"""The type of each settable key of a pipeline; as in the settings."""
 
 _SWITCH = {"ON": True, "TRUE": True, "OFF": False, "FALSE": False}
 

@@ -145,7 +145,7 @@ class Batching:
 @storable
 @record(kw_only=True)
 class SecondStage:
-    """A second model on what the first one found."""
+    """A second model on the detections of the first one."""
 
     __pydantic_config__ = _STRICT
     name: str
@@ -327,7 +327,7 @@ class Remote:
 @storable
 @record(kw_only=True)
 class Settings:
-    """The whole of `config.toml`."""
+    """The content of `config.toml`."""
 
     device_id: str = field(default_factory=default_device_id, metadata=RESTART)
     """Default: the hostname."""

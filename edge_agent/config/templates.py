@@ -16,7 +16,7 @@ _WORD = re.compile(r"\{([a-z_]+)\}")
 
 
 def trouble(text: str) -> str | None:
-    """Return which words of a text there are not, or None if there are all.
+    """Return the error that a text has an unknown word in braces, or None.
 
     Braces that hold anything but one word of small letters are text: JSON has many.
     """
@@ -28,7 +28,7 @@ def trouble(text: str) -> str | None:
 
 
 def braces_trouble(topic: str) -> str | None:
-    """Return that a topic has braces around no word, which in a topic are a mistake, or None."""
+    """Return the error that a topic has braces around anything but one word, or None."""
     left = _WORD.sub("", topic)
     if "{" not in left and "}" not in left:
         return None
@@ -58,12 +58,12 @@ def topic_trouble(topic: str, root: str) -> str | None:
 
 
 def source_trouble(topic: str, values: Mapping[str, str], given: str | None) -> str | None:
-    """Return that what is published would be the pipeline's own readings, or None if it would not.
+    """Return the error that an action would publish on its pipeline's own source, or None.
 
     Args:
         topic: as written.
         values: of the words that stand for the same in every event.
-        given: the topic that the pipeline's readings come on; None: its source is none.
+        given: the topic of the pipeline's readings; None: its source is not a topic.
     """
     filled = _WORD.sub(lambda found: values.get(found[1], found[0]), topic)
     if given is None or filled != given:

@@ -45,7 +45,7 @@ class Areas(Classes):
         )
 
     def moved(self, way: WayBack) -> Areas:
-        """Return them for what was looked at of the frame: without a letterbox's border."""
+        """Return them for the inferred part of the frame, without a letterbox's border."""
         import numpy as np
 
         ends = way.back_points(self.ends)
@@ -58,7 +58,7 @@ class Areas(Classes):
         return replace(self, grid=grid, ends=looked_at, size=way.frame).counted()
 
     def counted(self) -> Areas:
-        """Return the shares of all labels that there are, largest first."""
+        """Return them with the shares of all labels present, largest first."""
         import numpy as np
 
         counts = np.bincount(self.grid.ravel(), minlength=max(self.numbers_of, default=0) + 1)

@@ -163,13 +163,13 @@ def ask(
 
 
 def kill_group(leader: int) -> None:
-    """Kill a child that leads a process group of its own, and what it has started."""
+    """Kill a child that leads a process group of its own, and its children."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def signal_name(status: int) -> str | None:
-    """Return the name of the signal that ended a child; None where it exited by itself."""
+    """Return the name of the signal that ended a child, or None if it exited by itself."""
     if status >= 0:
         return None
     try:

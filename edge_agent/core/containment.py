@@ -38,7 +38,7 @@ def contained(where: str, error: type[AgentError] = EngineError) -> Iterator[Non
 
 
 def converted(problem: Exception, where: str, error: type[AgentError] = EngineError) -> AgentError:
-    """Return an exception that is none of ours as *error*: where a context would cost too much."""
+    """Convert an exception not of ours to *error*, where a context would cost too much."""
     log.debug("%s", where, exc_info=problem)
     return error(f"{where}: {reason(problem)}")
 

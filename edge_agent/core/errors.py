@@ -74,7 +74,7 @@ class WebError(AgentError):
         self.again = again
         """Whether it may be asked the same again, …"""
         self.pause_s = pause_s
-        """… after so long, as it has said; 0: it has said nothing."""
+        """… after the pause that it has asked for; 0: it has asked for none."""
 
 
 class SpoolError(AgentError):
@@ -108,7 +108,7 @@ def system_limit(problem: BaseException | None) -> AgentError | None:
 
 
 def thread_limit(problem: BaseException | None) -> AgentError | None:
-    """Return that error where the system allows no further thread."""
+    """Return that error if the system allows no further thread."""
     # CPython has no class of its own for it; and on the way out, others may have tripped over it.
     while problem is not None and str(problem) != "can't start new thread":
         problem = problem.__context__
@@ -121,7 +121,7 @@ def thread_limit(problem: BaseException | None) -> AgentError | None:
 
 
 def _file_limit(problem: BaseException | None) -> AgentError | None:
-    """Return that error where the system allows no further open file.
+    """Return that error if the system allows no further open file.
 
     None also where an error of ours has said already which file could not be opened.
     """

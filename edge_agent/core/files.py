@@ -75,7 +75,7 @@ def make_state_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder: what was created, renamed or removed in it is durable."""
+    """Sync a folder, so that files created, renamed or removed in it are durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -147,7 +147,7 @@ def append_lines(path: Path, lines: bytes, mode: int = 0o644) -> None:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
-    """Open what a user has named as the place of an output, for writing.
+    """Open the file for an output that a user has named, for writing.
 
     A file is there as a whole, durably, when the context has ended without an error, and keeps mode
     and owner of the one before. A link to a file stays a link, as with cp(1). What is no file, as
@@ -241,7 +241,7 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def same_files(one: Path, other: Path, aside: str) -> bool:
-    """Whether two folders hold the same files, what is under *aside* in them not counted."""
+    """Whether two folders hold the same files, not counting those under *aside*."""
 
     def files(folder: Path) -> list[Path]:
         found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
@@ -261,7 +261,7 @@ def read_plain_file(path: Path, limit: int, error: type[AgentError], what: str) 
     Args:
         path: the file, or a link to one.
         limit: in bytes; of a larger file no more than that is read.
-        error: what a file that is too large, or no file, is raised as.
+        error: raised if the file is too large, or not a plain file.
         what: the file is not, if it is larger: "labels".
 
     Raises:

@@ -94,7 +94,7 @@ class Recorder:
         """By number of the entry: since when, the kind of call, and its target."""
 
     def open(self, state: str) -> None:
-        """Open the page for writing; what the last run wrote there is removed.
+        """Open the page for writing, clearing the notes of the last run.
 
         Where the folder cannot be written, nothing is recorded, and the agent runs all the same.
         """
@@ -225,7 +225,7 @@ def clear_starting(state: str) -> None:
 
 
 def previous_crash(state: str) -> PreviousCrash | None:
-    """Return how the last run ended; None where it ended in order, or there was none."""
+    """Return how the last run ended, or None if it ended in order, or there was none."""
     try:
         with open(os.path.join(state, FILE), "rb") as file:  # noqa: PTH118, PTH123 - as above
             data = file.read(16 * PAGE)

@@ -208,7 +208,7 @@ class RateLimit(logging.Handler):
         self._to = to
         self._clock = clock
         self._held: OrderedDict[tuple[Any, ...], _Held] = OrderedDict()
-        """By what they have in common, the oldest first."""
+        """By the part that they have in common, the oldest first."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or hold it back and count it."""

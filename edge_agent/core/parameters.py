@@ -140,7 +140,7 @@ def table(kind: Kind, keys: Kind, most: int = 1000) -> Kind:
 
 
 def clearable(kind: Kind) -> Kind:
-    """Return a kind that may be given as null, to take back what it was."""
+    """Return a kind that may be given as null, to clear an earlier value."""
     schema = {"anyOf": [kind.schema, {"type": "null"}]}
     return Kind(lambda value: CLEARED if value is None else kind.parse(value), schema, clears=True)
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class DoubtError(Exception):
-    """The data is not what is declared, or it takes more than this module to tell."""
+    """The data does not match the declaration, or this module cannot tell."""
 
 
 def read_plain(kind: type[T], data: object) -> T:

@@ -23,7 +23,7 @@ class User(NamedTuple):
 
 
 def owner_of(folder: Path) -> User | None:
-    """Return who is to work in a folder; None: the user that this process runs as."""
+    """Return the user who is to work in a folder; None: the user of this process."""
     if os.geteuid() != 0 or not folder.exists():
         return None
     known = folder.stat()

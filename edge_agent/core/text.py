@@ -34,7 +34,7 @@ def half_letter(text: str) -> str | None:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write so many of something: "1 model", "2 models"."""
+    """Return a count with its noun: "1 model", "2 models"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -152,7 +152,7 @@ def _without_login(rest: str) -> str:
 
 
 def _without_password(host: str) -> str:
-    """Hide what is no port: the password of a login whose host is missing."""
+    """Hide a port that is not one: the password of a login whose host is missing."""
     name, colon, port = host.rpartition(":")
     if not colon or not port or re.fullmatch(_PORT, port) or name.startswith("["):
         return host

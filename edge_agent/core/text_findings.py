@@ -47,7 +47,7 @@ class Generated(Findings):
     finish: str
     """"stop", or "length" where it was cut off."""
     prompt_tokens: int
-    """Of what was asked."""
+    """Of the question."""
 
     def as_json(self, digits: int = 1) -> dict[str, Any]:
         del digits

@@ -34,7 +34,7 @@ class TensorSpec:
 
     name: str
     shape: tuple[int | None, ...]
-    """None where the network leaves the size open."""
+    """A size is None if the network leaves it open."""
     dtype: str
     """NumPy's name: uint8, int8, float16, float32, int64 …"""
 
@@ -80,7 +80,7 @@ class Sample:
     model input of any shape; without a model one reading (channels), float64 where the source has
     such numbers. Text: uint8 (n,), UTF-8."""
     seq: int
-    """Counts every capture of the pipeline, so that gaps in the results show what was skipped."""
+    """Counts every capture of the pipeline, so that gaps in the results show skipped ones."""
     time_ns: int
     since: float
     file: str | None = None
@@ -130,7 +130,7 @@ class Request:
     raw: bool = False
     """The network's raw outputs are wanted, undecoded."""
     foreign: bool = False
-    """Asked by somebody else: what is wrong with the sample says nothing of the model."""
+    """Asked by somebody else: an error in the sample says nothing about the model."""
 
 
 class Findings:
@@ -195,7 +195,7 @@ class Detections(Findings):
     masks: Masks | tuple[Mask, ...] | None = None
     """Of each, which pixels are its."""
     texts: tuple[str, ...] | None = None
-    """(n,) what is written there."""
+    """(n,) the text in each box."""
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -370,7 +370,7 @@ class Values(Findings):
 
 @record(quick=True, eq=False)
 class Match(Classes):
-    """Whose vector a picture's is most like, with its similarity as score; or nobody's."""
+    """The identity whose vector is most like a picture's, with the similarity as score; or none."""
 
     vector: NDArray[np.float32]
     """(d,) of length 1."""
@@ -408,7 +408,7 @@ class RawTensors(Findings):
 
 
 def significant(value: float, digits: int = 6) -> float:
-    """Round to so many significant digits: values may be of any size."""
+    """Round to *digits* significant digits: values may be of any size."""
     return float(f"{value:.{digits}g}")
 
 

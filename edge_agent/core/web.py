@@ -28,7 +28,7 @@ class WebReply:
 
     @property
     def trouble(self) -> str | None:
-        """Why this is not what was asked for, or None if it is."""
+        """Why this is not the expected answer, or None if it is."""
         if 200 <= self.status < 300:
             return None
         if 300 <= self.status < 400:
@@ -58,10 +58,10 @@ def exchange(
         headers: beside the usual ones.
         seconds: for all of it, the last byte of the answer included.
         most_bytes: of the answer's body; 0: it is not read.
-        tls: for https; None: what the system trusts.
+        tls: for https; None: the system's trust.
 
     Raises:
-        WebError: there is no answer, it is too long, or it is none of HTTP.
+        WebError: there is no answer, or it is too long or not HTTP.
     """
     import http.client
     import socket

@@ -1,1 +1,1 @@
-"""The models that serve: loading, exchange, and what is remembered of their engines."""
+"""The models that serve: loading, exchange, and the memory of their engines."""

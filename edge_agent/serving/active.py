@@ -65,7 +65,7 @@ class Shadow(Protocol):
 
 @record
 class Exchange:
-    """One version in another's place."""
+    """The replacement of one version by another."""
 
     retired: list[Model]
     """Models that serve nothing any more; for `retire`."""
@@ -87,13 +87,13 @@ class Serving:
     shadow: Shadow | None = None
     """A candidate that infers the same frames."""
     stands_in: str | None = None
-    """In place of which version, that is live, this one serves, and why."""
+    """The live version in whose place this one serves, and why."""
     passed: list[str] = field(default_factory=list)
     """Engines that should have served it and could not."""
     lazy: bool = False
     """Loaded when it is first needed, and unloaded when it has been idle."""
     crops: int = 1
-    """As how many parts of one frame it may be given, as a second stage; 1: it is none."""
+    """Most crops of one frame that it gets as a second stage; 1: it is not one."""
 
     @property
     def reference(self) -> str:

@@ -1,4 +1,4 @@
-"""Replaces the engine that serves by a faster one, after a comparison on live inputs.
+"""Replaces the serving engine by a faster one, after a comparison on live inputs.
 
 A challenger is loaded beside the incumbent. It replaces it between two frames, and only if it
 agrees on live inputs and is faster, as measured here in turns with the other. The decision is kept
@@ -251,7 +251,7 @@ def _is_unchanged(model: Model) -> bool:
 
 
 class Challenger:
-    """One challenge at a time: a challenger takes as much memory as what serves."""
+    """One challenge at a time: a challenger takes as much memory as the serving model."""
 
     def __init__(self, active: ActiveModels) -> None:
         self.active = active

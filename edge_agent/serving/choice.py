@@ -67,7 +67,7 @@ class EngineCandidate:
     way: LoadWay
     choice: EngineChoice
     why: str = ""
-    """Why it stands before what the profile prefers; empty: it is what the profile prefers."""
+    """Why it comes before the profile's preference; empty: it is that preference."""
 
 
 def match_profile(settings: Settings) -> tuple[Match, Facts]:

@@ -1,6 +1,6 @@
-"""Checks each engine once on what it serves: with golden outputs, else beside a plain session.
+"""Checks each engine once on its model: with golden outputs, else beside a plain session.
 
-Once for each model, engine, version of the engine and processor: what was found is kept. An engine
+Once for each model, engine, version of the engine and processor: the verdict is kept. An engine
 that is wrong gives way to the next one, between two frames; where all are wrong, a session without
 optimization serves. Until an engine has been compared, its model's check answers, if it has one.
 Where memory holds a model only once, a session without optimization serves first, and the engine is
@@ -48,7 +48,7 @@ class EngineCheck:
         self._loader = loader
         self._found = found
         self._said: WeakKeyDictionary[Model, list[Statement]] = WeakKeyDictionary()
-        """By session without optimization that serves: what it has said for the engine to come."""
+        """Statements of each serving session without optimization, for the engine to come."""
         self._heard: Tensors | None = None
         """The input of the latest of these."""
         self._degraded: dict[str, str] = {}
@@ -109,7 +109,7 @@ class EngineCheck:
         return None
 
     def _take_turns(self, verdicts: Verdicts, serving: Serving, plain: Model) -> float | None:
-        """Have the session that serves say what is in live inputs, then load the engine for it."""
+        """Collect the serving session's answers to live inputs, then load the engine for it."""
         said = self._said.setdefault(plain, [])
         if len(said) < INPUTS and not plain.folder.golden.is_file():
             last = plain.last
@@ -200,7 +200,7 @@ class EngineCheck:
     def _conclude(
         self, verdicts: Verdicts, serving: Serving, model: Model, why: str | None
     ) -> None:
-        """Keep what was found; exchange a model whose engine is wrong."""
+        """Record the verdict; exchange a model whose engine is wrong."""
         choice = model.choice
         if model.loaded_quickly:
             choice = replace(choice, options=QUICK_WAY)
@@ -245,10 +245,10 @@ class EngineCheck:
 
 
 class FormCheck:
-    """Checks what the next start begins with, where another engine serves in the long run.
+    """Checks the form that the next start begins with, if another engine serves in the long run.
 
     A prepared form gives the numbers of its own engine, bit for bit; whether these are right is
-    seen here, beside what serves, which has been checked. Else the next start would have to.
+    seen here, beside the serving model, which has been checked. Else the next start would have to.
     """
 
     def __init__(self, loader: ModelLoader, found: Callable[[], None]) -> None:

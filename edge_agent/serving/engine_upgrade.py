@@ -188,7 +188,7 @@ class FormUpgrade:
         self._until = 0.0
 
     def run(self, serving: Serving, model: Model) -> float | None:
-        """Compare the form of a model with the model, if the form may take over."""
+        """Compare the prepared form of a model with the model, if the form may take over."""
         verdicts, path = self._loader.engines.verdicts, model.folder.path
         first = self._first.setdefault(path, ref(model))()
         if first is not model or model.engine.prepared is not None:
@@ -225,7 +225,7 @@ class FormUpgrade:
         return None
 
     def _find(self, serving: Serving, model: Model) -> tuple[Artifact, EngineChoice] | None:
-        """Find the form that could take over, and what runs it, or None."""
+        """Find the form that could take over, and the choice that runs it, or None."""
         if self._loader.engines.profile.swap == "replace":
             return None  # where memory does not hold two versions it does not hold one twice
         choice = self._loader.engines.prepared_choice(model.folder)

@@ -40,7 +40,7 @@ STABLE = 300.0
 State = Literal["closed", "open", "half-open"]
 
 Failure = tuple[str, Request]
-"""Error text, and what was asked."""
+"""Error text, and the request."""
 
 
 class Breaker:
@@ -126,7 +126,7 @@ class Failover:
         return POLL_SECONDS
 
     def problems(self) -> list[str]:
-        """List the models that fail on every engine; what has failed over is part of `passed`."""
+        """List the models that fail on every engine; for those that failed over see `passed`."""
         served = {s.model.folder.path: s.model for s in self._active.all() if s.model}
         return [
             f"model {served[path].id}: {breaker.why}"
@@ -200,7 +200,7 @@ class Failover:
     # Back to it
 
     def _retry_passed(self, serving: Serving, model: Model) -> None:
-        """Count what was passed over when the model was loaded as failed, to be tried again."""
+        """Count engines passed over when the model was loaded as failed, to be tried again."""
         if not serving.passed or model.engine.prepared is not None:
             return
         for choice in self._preferred(model):

@@ -60,7 +60,7 @@ class GoldenCheck:
 
         Raises:
             EngineError: the engine failed, or does not give the golden outputs.
-            SampleError: what the engine gave is not finite.
+            SampleError: the engine's outputs are not finite.
         """
         with self._turn:
             first, self._answered = not self._answered, True
@@ -73,7 +73,7 @@ class GoldenCheck:
         return model.run(tensors), model.engine.label
 
     def compare(self, model: Model) -> str | None:
-        """Return why the engine must not serve, comparing once; None: it gives what it should.
+        """Return why the engine must not serve, comparing once; None: its outputs are right.
 
         Raises:
             EngineError: the engine failed.

@@ -29,7 +29,7 @@ EVERY = 5.0
 SHORT_IDLE = 5.0
 """Seconds without work after which a model is unloaded while memory is short."""
 GONE_SECONDS = 5.0
-"""After so long what has gone has ended its threads."""
+"""Time after which a source or model that has gone has ended its threads."""
 TRIM_EVERY = 60.0
 """Seconds between two times that freed memory is returned to the system."""
 
@@ -51,7 +51,7 @@ class MemoryRelease:
 
         Args:
             active: whose models are unloaded.
-            idle_s: after so many seconds a lazy model is unloaded in any case; 0: none is lazy.
+            idle_s: seconds after which a lazy model is unloaded in any case; 0: none is lazy.
             present: returns keys of everything that takes memory, as long as it exists.
             short: returns warnings that memory runs short; empty if it does not.
             forget: releases memory kept only for reuse.
@@ -70,7 +70,7 @@ class MemoryRelease:
         self._shortage = Latch()
 
     def step(self) -> float:
-        """Release what is not needed."""
+        """Release memory that is not needed."""
         now = self._clock()
         if self._idle_s:
             self._unload_idle(self._idle_s)
@@ -93,7 +93,7 @@ class MemoryRelease:
         return STEP_SECONDS
 
     def _unload_idle(self, seconds: float) -> None:
-        """Unload lazy models without a frame for so long."""
+        """Unload lazy models that have had no frame for *seconds*."""
         before = time.monotonic() - seconds
 
         def idle(serving: Serving, model: Model) -> bool:

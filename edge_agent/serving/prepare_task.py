@@ -166,7 +166,7 @@ class PrepareTask:
         self._keep(folder, words(problem))
 
     def _keep(self, folder: ModelFolder, form: Artifact | str) -> None:
-        """Record what has become of a model's form; remove those that nobody needs."""
+        """Record the outcome of making a model's form; remove forms that nobody needs."""
         self._forms[folder.path] = form
         self._again.discard(folder.path)
         # Until the form of each is known, one whose model is elsewhere now looks as if of no use.

@@ -1,4 +1,4 @@
-"""No engine serves on trust: what it finds in real frames is compared with a plain session's.
+"""No engine serves on trust: its findings in real frames are compared with a plain session's.
 
 An engine may compute a network wrongly, with scores that look well. Golden outputs decide where
 there are some. Else a session that computes each operator as it stands in the file is the
@@ -36,7 +36,7 @@ INPUTS = 3
 
 
 def open_plain(folder: ModelFolder, kind: Kind) -> Model | None:
-    """Load a model in a session that optimizes nothing; None, and logged, where none can be had.
+    """Load a model in a session that optimizes nothing; logs and returns None if there is none.
 
     Its network has been checked already.
 
@@ -83,7 +83,7 @@ class ReferenceCheck:
 
         Raises:
             EngineError: an engine failed, possibly that of the reference session.
-            SampleError: what the engine gave is not finite, or cannot be decoded.
+            SampleError: the engine's outputs are not finite, or cannot be decoded.
         """
         with self._turn:
             if self._open:
@@ -158,7 +158,7 @@ class Statement:
 
 
 def state(plain: Model, tensors: Tensors) -> Statement:
-    """Have a session say what is in an input, unfolded, for when it is gone.
+    """Return a session's answer to an input, unfolded, for when the session is gone.
 
     Raises:
         AgentError: it fails.

@@ -27,7 +27,7 @@ class ModelTask(Protocol):
     """One thing that is done to each model that serves."""
 
     def run(self, serving: Serving, model: Model) -> float | None:
-        """Do what is due to a model.
+        """Do the work that is due on a model.
 
         Returns:
             Seconds until the next call; None: done with this model.
@@ -38,7 +38,7 @@ class Task(Protocol):
     """One thing that is done now and then, whatever serves."""
 
     def step(self) -> float:
-        """Do what is due; return the seconds until the next call, at most.
+        """Do the work that is due; return the seconds until the next call, at most.
 
         It is also called when another model serves.
         """

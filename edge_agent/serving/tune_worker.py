@@ -41,7 +41,7 @@ LARGE = 32 * 2**20
 
 
 def answer(asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """Measure what a `Question` of `tuner` asks for, as JSON."""
+    """Carry out the measurements of a `Question` of `tuner`; both as JSON."""
     question = Question(
         **{**asked, "choices": tuple(EngineChoice(**each) for each in asked["choices"])}
     )
@@ -177,7 +177,7 @@ class _Runner:
             engine.infer(self._tensors)
 
     def run(self, seconds: float) -> None:
-        """Run all lanes for so long.
+        """Run all lanes for *seconds*.
 
         Raises:
             EngineError: the engine fails.

@@ -36,7 +36,7 @@ MOST = 200
 LIMIT = 3
 """Crashes in a row, after which a model is not loaded on that engine any more."""
 GOOD_SECONDS = 300.0
-"""A run that has lasted so long is a good one."""
+"""A run that has lasted this long is a good one."""
 NOT_FASTER = "not faster"
 """How the reason of a race begins, where the challenger agreed but was no quicker."""
 

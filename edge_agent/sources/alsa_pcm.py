@@ -30,7 +30,7 @@ BUFFER_US = 400_000
 """Sound that the device may hold for us; a quarter of it comes at a time."""
 CAPTURE, NONBLOCK, INTERLEAVED = 1, 1, 3
 FORMATS = ((2, "<i2", 2.0**15), (10, "<i4", 2.0**31), (14, "<f4", 1.0))
-"""ALSA's number, NumPy's type and what is 1.0: S16_LE, S32_LE (most I2S microphones), FLOAT_LE."""
+"""ALSA's number, NumPy's type and full scale: S16_LE, S32_LE (most I2S microphones), FLOAT_LE."""
 CHANNELS = (1, 2, 4, 6, 8)
 """Tried in turn where nobody says how many."""
 _Handler = ctypes.CFUNCTYPE(None, c_char_p, c_int, c_char_p, c_int, c_char_p)
@@ -59,7 +59,7 @@ class Microphone:
         self._overrun = False
 
     def _set_up(self, wanted: int | None) -> None:
-        """Choose what the device can of formats and numbers of channels."""
+        """Choose a format and a number of channels that the device supports."""
         code = 0
         for count in CHANNELS if wanted is None else (wanted,):
             for number, kind, self._one in FORMATS:

@@ -37,9 +37,9 @@ class Clip:
         self._cut: str | None = None
         """Likewise, of this pass."""
         self._problem: SampleError | None = None
-        """Of what `grab` told of last: that it cannot be decoded."""
+        """Why the frame that `grab` announced last cannot be decoded."""
         self._ahead: list[SampleError | None] = []
-        """Such a problem, or none, of what was read when the file was opened."""
+        """The problem, if any, of each frame that was read when the file was opened."""
         self._first = 0
         """Number of the first frame that could not be decoded; 0: all could."""
         self._damaged = 0
@@ -168,7 +168,7 @@ class _Timing:
         self._stamp: float | None = None
 
     def begin(self, rate: float) -> None:
-        """Begin a pass over the clip, which says it has so many frames a second."""
+        """Begin a pass over the clip, which states *rate* frames a second."""
         self._period = 1.0 / (rate if 0.01 < rate <= 1000 else USUAL_RATE)
         self._stamp = None
 

@@ -67,7 +67,7 @@ class CsvRows:
         self._file = _open(path, name)
         self._latest: list[Record] = []
         self._ahead: list[Record] = []
-        """Rows that were read to find out what the file holds, and are still to be handed on."""
+        """Rows that were read to find out the file's form, and are still to be handed on."""
         self._block: Array = np.empty((0, 0))
         """Rows that were read at once, and are still to be handed on."""
         self._refused = io.StringIO()
@@ -83,7 +83,7 @@ class CsvRows:
             raise
 
     def read(self, limit: int) -> Array | None:
-        """Read up to *limit* rows (n, columns) float64; NaN: what is no number."""
+        """Read up to *limit* rows (n, columns) float64; NaN where a cell is not a number."""
         if not len(self._block) and self._may_read_block:
             self._block = self._read_block()
         if len(self._block):
@@ -379,7 +379,7 @@ def _like_number(cell: str) -> bool:
 
 
 def _number(cell: str) -> float:
-    """Read a number in ASCII digits; NaN: it is none."""
+    """Read a number in ASCII digits, or return NaN for any other text."""
     if "_" in cell or not cell.isascii():
         return _NAN
     try:

@@ -18,7 +18,7 @@ camera that sends hardly any key frames, all go, until the next key frame."""
 SILENT = 2.0
 """Seconds without a packet after which another session may take the place of one."""
 SLACK = 1.0
-"""Seconds that are kept beyond what is wanted: events come later than their frames."""
+"""Seconds kept beyond the wanted ones: events come later than their frames."""
 
 
 class Packet(NamedTuple):
@@ -41,7 +41,7 @@ class PacketRing:
     """Packets of one session of a source. Filled by its reader, read by any thread."""
 
     def __init__(self, seconds: float) -> None:
-        """Keep so many *seconds*, back to the key frame before them."""
+        """Keep the last *seconds*, back to the key frame before them."""
         self.seconds = seconds
         self.template: bytes | None = None
         """A Matroska file of one packet, which tells a muxer all it must know about the stream."""
@@ -138,7 +138,7 @@ class PacketRings:
         self._rings: dict[str, PacketRing] = {}
 
     def want(self, seconds: Mapping[str, float]) -> None:
-        """Keep packets of these sources, each so many seconds, and of no others."""
+        """Keep packets of these sources only, each for its number of seconds."""
         rings = {}
         for source, each in seconds.items():
             ring = self._rings.get(source) or PacketRing(each)

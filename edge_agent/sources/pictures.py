@@ -73,7 +73,7 @@ def open_source(spec: SourceSpec, context: SourceContext) -> PictureFolder:
 
 
 def _list(spec: SourceSpec, *, told: bool = False) -> list[str]:
-    """List the pictures' names, relative to the folder, in order; *told*: log what is left out."""
+    """List the pictures' names, relative to the folder, in order; *told*: log skipped files."""
     path = spec.local
     if path.is_file():
         return [path.name]

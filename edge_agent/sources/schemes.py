@@ -23,7 +23,7 @@ PICTURES = frozenset(
 )
 """Suffixes of picture files, in lower case."""
 SILENCE_SECONDS = 10.0
-"""A camera that gives nothing for so long is lost."""
+"""A camera that is silent for this long is lost."""
 
 
 @record
@@ -129,7 +129,7 @@ def _topic(text: str) -> str | None:
 LOOP = Option(_flag, default=False)
 """Whether it begins again at its end."""
 PACE = Option(_one_of("real", "max"), "real")
-"""real: as recorded; max: as fast as it is consumed."""
+"""real: as recorded; max: as fast as frames are consumed."""
 FRAMES = Option(_one_of("all", "key"), "all")
 """key: only those are decoded that need no other."""
 TRANSPORT = Option(_one_of("tcp", "udp"), None)
@@ -171,7 +171,7 @@ class Scheme:
     live: bool = False
     """Whether it goes on without us, has no end, and is reopened when lost."""
     wrong: Callable[[str], str | None] | None = None
-    """Returns what is wrong with a name."""
+    """Returns the problem of a name, or None."""
     stall_seconds: float = math.inf
     """Silence after which a live source is lost; infinite: it may be silent for ever."""
 

@@ -290,7 +290,7 @@ class Everyone(threading.Event):
         return self._shared.ended or all(tap.closing.is_set() for tap in self._shared.taps)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for it, at most so many seconds; to wait so is not to hang."""
+        """Wait for it, at most *timeout* seconds; waiting here does not count as hanging."""
         until = None if timeout is None else time.monotonic() + timeout
         while not self.is_set():
             left = TICK if until is None else until - time.monotonic()
@@ -302,7 +302,7 @@ class Everyone(threading.Event):
 
 
 def silence(seconds: float) -> str:
-    """Return that a source that should never be silent was."""
+    """Return the message that a source which should never be silent was."""
     return f"gave nothing for {seconds:.0f} s"
 
 

@@ -100,7 +100,7 @@ class Devices:
 
     @staticmethod
     def _number(node: Path) -> str | None:
-        """Return a device's number, e.g. `81:0`; None where there is no device."""
+        """Return a device's number, e.g. `81:0`, or None if there is no device."""
         try:
             known = node.stat()
         except OSError:
@@ -137,7 +137,7 @@ class Devices:
 
 
 DEVICES = Devices()
-"""Of this process: what a pipeline has seen helps the one that a reload puts in its place."""
+"""One for the process: a pipeline that a reload replaces passes on the devices it has seen."""
 
 
 def _text(path: Path) -> str:

@@ -58,7 +58,7 @@ class Video:
 
         Raises:
             av.FFmpegError: it cannot be opened.
-            SourceError: what was opened has no video that can be decoded.
+            SourceError: the container has no video that can be decoded.
         """
         import av
         from av.codec.context import Flags
@@ -97,7 +97,7 @@ class Video:
         self.packets = 0
         """Pieces of it that have been read: as many as frames, or fields."""
         self.promised: int = self._stream.frames
-        """As many as the header says that there are; 0: it does not say."""
+        """Number of frames in the header; 0: it does not say."""
         if "mov" in self._container.format.name:
             # Of those that an edit list leaves out none is read.
             self.promised = min(self.promised, len(self._stream.index_entries))

@@ -178,7 +178,7 @@ def _write_manifest(
     *sizes* are those that its inputs were exported with.
 
     Returns:
-        What was assumed, what is to be decided, and its [input].
+        The assumptions, the open questions, and its [input].
     """
     network = facts.files[0]
     try:

@@ -67,7 +67,7 @@ def convert(
     """Convert a file, and check that it computes the same on every engine.
 
     Raises:
-        UsageError: what it takes is not installed, or the inputs are not those of the file.
+        UsageError: a library is not installed, or the inputs are not those of the file.
         ModelError: it cannot be converted, or does not compute the same.
         EngineError: no engine runs it.
     """

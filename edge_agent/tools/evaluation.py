@@ -25,7 +25,7 @@ from .metrics import METRICS, Metric, Truth
 from .quantizers import Method
 
 EXACT = EngineChoice(NAME, options={"graph_optimization_level": "none"})
-"""Computes what the file says, step by step: quantized steps in float, where nothing saturates."""
+"""Computes the file's steps one by one: quantized steps in float, where nothing saturates."""
 _LOWEST = 0.01
 """Score of the boxes that count for mAP."""
 Advance = Callable[[int], None]
@@ -58,7 +58,7 @@ class Scores:
 
 
 class Evaluator:
-    """The samples that networks are judged on, and what the float network finds in them."""
+    """The samples that networks are judged on, and the float network's findings in them."""
 
     def __init__(
         self, folder: ModelFolder, samples: Sequence[Sample], truths: Sequence[Truth] | None
@@ -165,7 +165,7 @@ def outputs_of(folder: Path, inputs: Sequence[Tensors]) -> list[Tensors]:
 
 
 Progress = Callable[[str, int, int], None]
-"""Takes what is being done, how much of it is done, and of how much."""
+"""Gets the current step, how much of it is done, and the total."""
 
 
 @record(kw_only=True)
@@ -239,7 +239,7 @@ class Comparison:
         }
         """The float network itself, by engine …"""
         self.float_costs: dict[str, Cost] = {}
-        """… and what it takes."""
+        """… and its costs."""
 
     def judge(self, recipe: Recipe, folder: Path) -> Candidate:
         """Judge the network of a model folder, which came out of *recipe*."""
@@ -265,5 +265,5 @@ def lost(before: Scores, after: Scores) -> float:
 
 
 def label(choice: EngineChoice) -> str:
-    """Name an engine in the report; the exact computation is none of a box's."""
+    """Name an engine for the report; the exact computation is not one of a device's engines."""
     return "exact" if choice == EXACT else f"{choice.engine}:{choice.device}"

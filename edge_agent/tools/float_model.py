@@ -113,7 +113,7 @@ def _tail(graph: Any) -> tuple[str, ...]:
 
 
 def _followers(graph: Any) -> dict[str, tuple[str, ...]]:
-    """List behind each heavy operator those that take nothing but what it makes."""
+    """List behind each heavy operator those that take only its outputs."""
     source: dict[str, str] = {}
     """By tensor: the heavy operator that it is all made of."""
     constants = {tensor.name for tensor in graph.initializer}
@@ -134,7 +134,7 @@ def _followers(graph: Any) -> dict[str, tuple[str, ...]]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what the quantizers print out of a command's output; their problems are exceptions."""
+    """Keep the quantizers' prints out of a command's output; their problems are exceptions."""
     import onnxruntime as ort
 
     ort.set_default_logger_severity(4)  # its own, of what is native

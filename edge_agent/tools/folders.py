@@ -17,7 +17,7 @@ from ..models.manifest import GOLDEN, MANIFEST, ModelFolder, load
 
 @contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
-    """Make a folder beside *place* to work in; what is moved to *place* stays."""
+    """Make a folder beside *place* to work in; files moved to *place* stay."""
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UsageError(f"-o: {place} is there already and not empty; name a new folder")
     try:

@@ -1,4 +1,4 @@
-"""The golden cases of a model folder: inputs, what the model gives for them, and which are kept.
+"""The golden cases of a model folder: inputs, the model's outputs, and which of them are kept.
 
 A case on which the model's own answer is decided by its last digits proves nothing: a box at the
 threshold, two classes that are as likely. The trial of a device does not count these; they are not
@@ -41,7 +41,7 @@ _UNKNOWN = ((127.5,), (64.0,))
 def golden_inputs(
     facts: NetworkFacts, sizes: Sequence[Sequence[int]], given: Mapping[str, Any]
 ) -> tuple[list[dict[str, Array]], str]:
-    """Make golden inputs, and say in words what they are.
+    """Make golden inputs, and describe them in words.
 
     A picture is made of flat squares, larger ones from case to case: it packs well, and
     convolutions find edges in it. All else is noise.
@@ -98,7 +98,7 @@ def _picture(
 
 
 def write_golden(folder: Path, inputs: Sequence[Tensors], outputs: Sequence[Tensors]) -> None:
-    """Write golden inputs and what they give, one case each, into a model folder."""
+    """Write golden inputs and their outputs, one case each, into a model folder."""
     arrays = {
         f"{part}/{name}": np.stack([each[name] for each in tensors])
         for part, tensors in (("input", inputs), ("output", outputs))

@@ -35,7 +35,7 @@ class Truth:
     boxes: Array | None = None
     """(n, 4) x1, y1, x2, y2 in pixels …"""
     labels: tuple[str, ...] = ()
-    """… and what they show."""
+    """… and the label of each."""
 
 
 def top1(found: Sequence[Findings], truths: Sequence[Truth]) -> float:
@@ -98,7 +98,7 @@ METRICS: Mapping[Metric, Callable[[Sequence[Findings], Sequence[Truth]], float]]
 def labeled(
     folder: Path, metric: Metric, labels: Sequence[str], read: Read
 ) -> tuple[list[Sample], list[Truth]]:
-    """Read samples and what they show from a folder, as the module says.
+    """Read samples and their truths from a folder, as the module says.
 
     *read* gives all samples of a folder of pictures, or of a recording.
     """

@@ -77,7 +77,7 @@ class _Exported:
 
 
 def _load_plain(data: bytes, where: str) -> None:
-    """Check that example inputs are tensors: PyTorch unpickles what is not, whatever it is."""
+    """Check that example inputs are tensors: PyTorch would unpickle anything else."""
     if not data:
         return
     try:

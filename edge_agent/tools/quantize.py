@@ -79,7 +79,7 @@ class Report:
     candidates: list[Candidate] = field(default_factory=list)
     notes: list[str]
     worst: list[tuple[Sample, Findings, Findings, float]]
-    """Sample, what the float network finds, what the other does, how far they agree."""
+    """Sample, findings of the float network, findings of the other, and their agreement."""
     usual: Usual | None = None
     """Of the calibration samples and what the chosen network finds in them; None: it did not
     pass, or was only judged."""
@@ -219,7 +219,7 @@ def _comparison(
 def _report(
     comparison: Comparison, chosen: Candidate, target: Target, foreign: bool, max_drop: float
 ) -> Report:
-    """Report on a network that was judged and timed, without what was tried before."""
+    """Report on a network that was judged and timed, without earlier attempts."""
     folder, evaluator = comparison.folder, comparison.evaluator
     floats: list[Row] = []
     quantized: list[Row] = []

@@ -37,7 +37,7 @@ HEADERS = {
 
 
 class Guard:
-    """Checks every request before the page sees it, and what a browser is allowed in return."""
+    """Checks every request before the page sees it, and limits the browser in return."""
 
     def __init__(self, app: ASGIApp, *, password: str | None, loopback: bool) -> None:
         """Protect an app; without a *password* none is asked for.

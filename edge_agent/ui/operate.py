@@ -30,7 +30,7 @@ SHOWN = {"picture": (".jpg", "image/jpeg"), "clip": (".mp4", "video/mp4")}
 
 
 class Operator:
-    """Sends what a browser asks for; the devices answer on their topics."""
+    """Sends a browser's commands; the devices answer on their topics."""
 
     def __init__(self, site: Site, reader: Reader, root: str, push: Sequence[str]) -> None:
         """Send nothing yet.

@@ -34,9 +34,9 @@ class Reader:
 
         Args:
             broker: where to.
-            filters: what is subscribed to.
+            filters: the topics to subscribe to.
             take: is given every message.
-            told: what is wrong with the connection; "": nothing.
+            told: gets the problem of the connection; "": there is none.
             missing: names the retained topics that should have come by now, each once.
         """
         self._broker = broker

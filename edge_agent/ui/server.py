@@ -79,7 +79,7 @@ class Page:
         return Response(data, media_type="image/jpeg")
 
     async def _live(self, socket: WebSocket) -> None:
-        """Send a browser what changes, and hear what it looks at."""
+        """Send a browser the changes, and follow which device it looks at."""
         await socket.accept()
         viewer = self._site.join()
         sending = asyncio.create_task(self._send(socket, viewer))

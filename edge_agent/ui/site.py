@@ -50,7 +50,7 @@ JUDGE_SECONDS = 5.0
 JPEG = b"\xff\xd8\xff"
 
 Says = list[Any]
-"""A message for the browser: kind, name, what it says."""
+"""A message for the browser: kind, name, content."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Device:
 
 @dataclass
 class Viewer:
-    """One browser: what it looks at, and what it has not been sent yet."""
+    """One browser: the device it looks at, and the messages it has not been sent yet."""
 
     device: str | None = None
     revision: int = 0
@@ -341,7 +341,7 @@ def _sum(numbers: Iterable[float | None]) -> float | None:
 
 
 def _body(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in a payload; what it is instead, where it is none."""
+    """Return the JSON object in a payload, or one that describes a payload of another kind."""
     body = parse_object(data) if len(data) <= MOST_BYTES else None
     return _odd(data, "is no JSON object that can be shown") if body is None else body
 

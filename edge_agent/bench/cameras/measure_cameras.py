@@ -1,4 +1,4 @@
-"""`edge-agent bench cameras`: what a camera costs by part, and how many this device carries.
+"""`edge-agent bench cameras`: the cost of a camera by part, and how many this device carries.
 
 The agent reads streams that are made here, and so do two scripts: a bare loop over PyAV, and one
 with FFmpeg as a child for each camera.

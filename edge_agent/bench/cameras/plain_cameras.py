@@ -1,6 +1,6 @@
 """The scripts that cameras through the agent are measured beside, one thread for each camera.
 
-One reads all frames by PyAV, and converts and infers what is due. The other has FFmpeg as a child
+One reads all frames by PyAV, and converts and infers those due. The other has FFmpeg as a child
 that decodes and writes raw frames into a pipe at the rate that is wanted, as Frigate does. Run as
 `python -m edge_agent.bench.cameras.plain_cameras WAY MODEL RATE ADDRESS WIDTH HEIGHT FPS COUNT PORT
 TOPIC`; plays until it is terminated.
@@ -28,7 +28,7 @@ Frames = Iterator[tuple[int, float, Array]]
 
 
 def by_pyav(address: str, rate: float, _shape: tuple[int, int, int]) -> Frames:
-    """Read and decode all, convert what is due; a file is played for ever at its own rate."""
+    """Read and decode all frames, convert those due; a file is played forever at its own rate."""
     seq, slot, begun = 0, -1, time.monotonic()
     while True:
         with av.open(address, options={"rtsp_transport": "tcp"}, timeout=10) as container:

@@ -137,7 +137,7 @@ def _read_ahead(disk: Path) -> Iterator[None]:
 
 @contextmanager
 def _group(disks: Sequence[Path], rate: int) -> Iterator[None]:
-    """Be in a group of our own as long as it is needed."""
+    """Put this process into a group of its own inside the `with` block."""
     root, second = find_controller(MOUNTS.read_text())
     home = root / _membership(second=second).lstrip("/")
     group = root / f"{GROUP}-{os.getpid()}"

@@ -42,7 +42,7 @@ TRUTH = f"{__package__}.truth"
 PATIENCE_SECONDS = 300.0
 """For a first result; a slow disk takes its time over the libraries."""
 PREPARE_SECONDS = 180.0
-"""For the agent to prepare what it likes, before anything is timed."""
+"""Time for the agent to prepare its models, before anything is timed."""
 SAYS_SECONDS = 5.0
 """For the agent to say where its time went, after its first result."""
 LIBRARY_PLACES = (Path(sys.prefix), Path(sys.base_prefix))
@@ -96,7 +96,7 @@ class _Bench:
         self._progress = report_progress
         self._place = Path(model["place"])
         self._sessions: set[str] = set()
-        """Of agents that have ended: what they said may still be on its way."""
+        """Sessions of agents that have ended, whose messages may still be on their way."""
         self._says_steps = True
         self._told = False
 
@@ -197,7 +197,7 @@ class _Bench:
         raise AgentError(f"{program.name} gave no result: {program.last_words()}")
 
     def _cold_start(self, program: Program) -> dict[str, float] | None:
-        """Hear where the agent's time went; None where it does not say."""
+        """Return where the agent's time went, or None if it does not say."""
         for heard in program.heard(SAYS_SECONDS) if self._says_steps else ():
             steps = (heard.body or {}).get("cold_start") if "/model/" in heard.topic else None
             if steps is not None and not heard.retained:
@@ -213,7 +213,7 @@ class _Bench:
         return slow_disk([*places, *LIBRARY_PLACES], rate * 1e6)
 
     def _evict(self) -> None:
-        """Put out of memory what is to be cold; say once which processes hold libraries there."""
+        """Evict files that are to be cold; report once which processes hold libraries in memory."""
         if self._setup.cold == "model":
             evict([Path(self._model["folder"]), self._place])
         elif self._setup.cold == "everything":

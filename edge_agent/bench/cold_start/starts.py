@@ -1,4 +1,4 @@
-"""The ways to a first result that are compared: how each is started, what it takes."""
+"""The ways to a first result that are compared: how each is started, and its cost."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Window:
 
     seconds: float
     cpu_seconds: float
-    """Of the program and what it has started."""
+    """Of the program and its children."""
     results: tuple[tuple[str, bytes], ...]
     """Topic and payload of each."""
 
@@ -267,7 +267,7 @@ def playing(
 def running(
     name: str, command: list[str], client: OneShotClient, cwd: Path | None = None
 ) -> Iterator[Program]:
-    """Run a program, and end it; what it writes is kept for its last words."""
+    """Run a program inside the `with` block, then end it; its output is kept for errors."""
     with TemporaryFile() as output:
         begun = time.monotonic()
         process = subprocess.Popen(

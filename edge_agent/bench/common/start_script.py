@@ -1,4 +1,4 @@
-"""The script that anyone would write first, up to its first result: what a start is compared with.
+"""The script that anyone would write first, up to its first result: the yardstick of a start.
 
 One step after the other: import, open the model, open the clip, read a frame, infer, connect,
 publish. Run by its path, with nothing of the agent: `start_script.py ENGINE SETTINGS.json`, where

@@ -127,7 +127,7 @@ def measure(models: list[Path], setup: InferSetup, report_progress: Progress) ->
 
 
 class _Servers:
-    """The servers of one model, and what is asked of them."""
+    """The servers of one model, and the questions for them."""
 
     def __init__(
         self, folder: ModelFolder, place: Path, loopback: Loopback, report: InferReport

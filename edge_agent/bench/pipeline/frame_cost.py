@@ -66,7 +66,7 @@ def _outcome(found: Detections) -> Outcome:
 
 
 class _Nothing:
-    """A model that costs nothing: what is left is the frame path itself."""
+    """A model that costs nothing, which leaves the frame path itself."""
 
     def __init__(self, found: Detections) -> None:
         self.users = 0

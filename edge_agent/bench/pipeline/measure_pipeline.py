@@ -31,7 +31,7 @@ SCRIPTS = __package__
 TRIAL_SHARE = 2
 """The script pipelined by hand is tried for this part of a turn with each engine."""
 TRIED_SECONDS = 8.0
-"""Without a change of engine: what the profile prefers has been tried by then, and refused."""
+"""Without a change of engine: the preferred engine has been tried by then, and refused."""
 AHEAD = 4
 """Frames that the script pipelined by hand decodes ahead."""
 

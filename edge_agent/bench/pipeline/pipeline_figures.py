@@ -69,7 +69,7 @@ class PipelineReport:
     alone: list[Mapping[str, Any]] = field(default_factory=list)
     """The results of `steps.measure`, `publish` a further step, and `following_ms`; by round."""
     scaling: dict[int, list[tuple[Turn, Turn]]] = field(default_factory=dict)
-    """By number of pipelines, round by round: what one did, and then so many."""
+    """By number of pipelines, round by round: the turn of one, and then of that many."""
     idle: Mapping[str, float] | None = None
     carried: Mapping[str, Any] | None = None
     others: list[float] = field(default_factory=list)
@@ -80,7 +80,7 @@ class PipelineReport:
 
     @property
     def where(self) -> str:
-        """On what the model ran."""
+        """The engine, lanes and threads of the model."""
         latest = self.alone[-1]
         return f"{self.engine}, {latest['lanes']} lane(s) of {latest['threads']} thread(s)"
 

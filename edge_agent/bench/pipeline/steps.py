@@ -126,7 +126,7 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
 
 
 def _read(folder: ModelFolder, source: str, seconds: float) -> tuple[list[Sample], float, float]:
-    """Read for so long; return some samples, and time and processor time of one, ms."""
+    """Read for *seconds*; return some samples, and time and processor time of one, ms."""
     windower = Windower(folder.manifest.input) if folder.manifest.input.is_signal else None
     kept: list[Sample] = []
     count = 0

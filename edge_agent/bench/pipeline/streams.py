@@ -1,4 +1,4 @@
-"""Many pipelines at once: what they give together, what an idle one costs, how many are carried."""
+"""Many pipelines at once: their joint rate, the cost of an idle one, how many are carried."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Place:
         return agent(self.model, lines, self.loopback, self.folder)
 
     def overhead(self) -> float:
-        """Measure what a frame costs beside decoding and inference; see `frame_cost`."""
+        """Measure the cost of a frame beside decoding and inference; see `frame_cost`."""
         at = {"url": self.loopback.url, "protocol": self.loopback.protocol}
         took: float = call(f"{__package__}.frame_cost", "overhead", **at)
         return took
@@ -178,7 +178,7 @@ def most_served(served: Callable[[int], bool], guess: int, limit: int = MOST) ->
 
 
 def watched(program: AbstractContextManager[Program], seconds: float) -> Window | str:
-    """Watch a program for so long, or say why it cannot be."""
+    """Watch a program for *seconds*, or return why that is not possible."""
     try:
         with program as player:
             player.settle()

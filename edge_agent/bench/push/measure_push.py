@@ -180,7 +180,7 @@ def _beside_a_clip(
 
 
 def _rest(client: OneShotClient, seconds: float) -> None:
-    """Let time pass; what is heard meanwhile is discarded."""
+    """Let time pass, discarding messages meanwhile."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         client.next(0.2)

@@ -1,4 +1,4 @@
-"""The rate of a broker for messages of given sizes: what a push could reach at best.
+"""The rate of a broker for messages of given sizes: the upper limit of a push.
 
 One publisher here, one subscriber in a process of its own (`python -m edge_agent.bench.push.raw`),
 QoS 1, paced by what the subscriber says to have received: unpaced, mosquitto drops what piles up

@@ -100,7 +100,7 @@ def main(options: Options) -> int:
 
 
 def _version_of(path: Path, options: Options, store: Store, library: Library) -> str | None:
-    """Return the version of what the user names; None: its own."""
+    """Return the version for the model that the user names; None: its own."""
     from ...models.importing import BARE
 
     name: str | None = options.name

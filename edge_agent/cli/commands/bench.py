@@ -1,4 +1,4 @@
-"""`edge-agent bench`: measures this device, beside what a plain script gets."""
+"""`edge-agent bench`: measures this device, beside a plain script."""
 
 from __future__ import annotations
 

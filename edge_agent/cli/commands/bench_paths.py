@@ -1,4 +1,4 @@
-"""What measurements share: options, the clip or recording, and how figures are shown."""
+"""The common parts of measurements: options, the clip or recording, and how figures are shown."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Table(NamedTuple):
 
 
 class Report(Protocol):
-    """What was measured of one model."""
+    """Measurements of one model."""
 
     others: list[float]
-    """What others computed before each turn, percent of the processors."""
+    """The load from other programs before each turn, percent of the processors."""
 
     def json(self) -> dict[str, Any]:
         """Return all figures."""
@@ -57,7 +57,7 @@ def show(
     picture: Path | None,
     ways: tuple[Callable[[R], Iterable[Table | str]], Callable[[R], list[Chart]]],
 ) -> None:
-    """Draw and print what was measured: as JSON, or as tables and lines.
+    """Draw and print the measurements: as JSON, or as tables and lines.
 
     *ways* return the tables and lines of a report, and its charts.
     """
@@ -151,7 +151,7 @@ def spread_words(figures: Mapping[str, float], digits: int) -> str:
 
 
 def carried_words(found: Mapping[str, Any]) -> str:
-    """Say how many streams are carried, as `bench.pipeline.streams.carried` has it."""
+    """Return in words how many streams are carried, given the result of `streams.carried`."""
     more = f"; {found['too_many']} are too many: {found['why']}" if found["too_many"] else ""
     return (
         f"{found['carried']} streams of {found['rate']:g} results a second are carried with p99 of "

@@ -1,4 +1,4 @@
-"""`edge-agent check`: whether everything is fit to run, line by line, with the mend where not."""
+"""`edge-agent check`: whether everything is fit to run, line by line, with a fix where not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Report:
         self.failed += mark == "FAIL"
 
     def tried(self, subject: str, look: Callable[[], str]) -> bool:
-        """Look at something; say what was found or what is wrong."""
+        """Look at something; report the finding or the problem."""
         try:
             self.line("ok", subject, look())
         except AgentError as problem:
@@ -66,16 +66,16 @@ class _Report:
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """What all pipelines are checked with."""
+    """The inputs for the checks of all pipelines."""
 
     settings: Settings
     config: str | None
-    """The file that they are of, as the command line names it."""
+    """Their file, as the command line names it."""
     library: Library
     engines: DeviceEngines
     overrides: Overrides
     streams: list[Stream] = field(default_factory=list)
-    """What cameras and clips have given so far."""
+    """The streams of cameras and clips so far."""
 
 
 EXAMPLES = (
@@ -157,7 +157,7 @@ class _PipelineCheck:
         self._spec = parse_source(pipeline.source, device.settings.base)
         self._subject = f"pipeline {pipeline.name}"
         self._names: tuple[str, ...] = ()
-        """Of the values of its source, as far as they are known."""
+        """The names of its source's values, as far as they are known."""
         self._size: tuple[int, int] | None = None
         """Width and height of the pictures of a camera or clip."""
         self._cost_ms = 0.0
@@ -415,7 +415,7 @@ def _server(server: Server) -> str:
 
 
 def _taken(port: int, host: str = "127.0.0.1") -> str | None:
-    """Return that a port is in use, or None if it is free."""
+    """Return the message that a port is in use, or None if it is free."""
     import socket
 
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -468,7 +468,7 @@ def _state_dir(report: _Report, settings: Settings, file: Path | None) -> None:
 
 
 def _service(report: _Report, settings: Settings, file: Path | None) -> None:
-    """Check that the installed service may read what the settings name: we are root, it is not."""
+    """Check that the installed service, unlike us not root, may read the files in the settings."""
     from ...config.device_profile import OWN_PROFILES
     from ...sources.spec import parse_source
     from .service_user import service_user

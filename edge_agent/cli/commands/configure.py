@@ -62,7 +62,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Read a patch.
 
     Raises:
-        UsageError: the file is none.
+        UsageError: the file holds no patch.
     """
     data = _json(path) if path.suffix == ".json" else read_toml(path, UsageError)
     if path.suffix == ".json" and not isinstance(data.get("pipelines"), dict):

@@ -31,7 +31,7 @@ from ..terminal import printable_json, say
 
 DEVICE = "demo"
 TOPIC = "demo/vibration"
-"""Where the demo publishes what a sensor would."""
+"""The topic for the readings that a sensor would publish."""
 BEARING = "bearing-vibration"
 PIPELINES = {
     "conveyor": ("file:{media}/conveyor.mp4?loop=1", "parts-inspection"),
@@ -40,7 +40,7 @@ PIPELINES = {
     "bearing": ("csv:{media}/bearing.csv?loop=1&rate=6400", BEARING),
 }
 UNASKED = ("conveyor", "vibration")
-"""Those that run where none is named; the third is the recording behind the second."""
+"""Demos that run if none is named; the third is the recording behind the second."""
 MESSAGES = 10
 """A second, of the sensor."""
 PICTURED = "conveyor"
@@ -137,7 +137,7 @@ def _settings(folder: Path, loopback: Loopback, names: list[str], *, pictures: b
 
 
 def _publish(broker: Broker, closing: threading.Event) -> None:
-    """Publish what a sensor on the bundled bearing gives, as it would: ten messages a second."""
+    """Publish readings as a sensor on the bundled bearing would: ten messages a second."""
     import numpy as np
 
     from ...models.manifest import load

@@ -1,4 +1,4 @@
-"""`edge-agent describe`: what a model file says of itself, and what it leaves open."""
+"""`edge-agent describe`: the facts in a model file, and the questions it leaves open."""
 
 from __future__ import annotations
 

@@ -87,13 +87,13 @@ def _finish(options: Options, place: _Folder | _Device, since: float) -> int:
 
 
 class _Folder:
-    """What is kept on this device."""
+    """The evidence kept on this device."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def kept(self, pipeline: str | None, since: float) -> list[dict[str, Any]]:
-        """Return what is kept, the latest first."""
+        """Return the kept evidence, the latest first."""
         from ...rules.evidence import Evidence
 
         return Evidence(self._folder).list(pipeline=pipeline, since=since)
@@ -105,7 +105,7 @@ class _Folder:
 
 
 class _Device:
-    """What is kept on a device, over the broker."""
+    """The evidence kept on a device, over the broker."""
 
     def __init__(self, broker: Any, device: str, timeout: float) -> None:
         self._root = f"{broker.topic_root}/{device}"
@@ -122,7 +122,7 @@ class _Device:
         self._client.close()
 
     def kept(self, pipeline: str | None, since: float) -> list[Kept]:
-        """Return what is kept, the latest first."""
+        """Return the kept evidence, the latest first."""
         body = {"since": since, **({} if pipeline is None else {"pipeline": pipeline})}
         kept: list[Kept] = self._ask("evidence", body)[0]["kept"]
         return kept

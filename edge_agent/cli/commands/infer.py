@@ -57,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Ask, and print the answer; 1 where there is none."""
+    """Ask, and print the answer; returns 1 if there is none."""
     for name, given in (("--model", options.model), ("--device", options.device)):
         if given is not None and not is_name(given):
             raise UsageError(f"{name}: {given!r} is not a name ({NAME_RULE})")
@@ -76,7 +76,7 @@ def main(options: Options) -> int:
 
 
 def _question(file: str) -> bytes:
-    """Read what is to be asked."""
+    """Read the question from a file."""
     spec = parse_source(guess_source(file), Path.cwd())
     if spec.path is None:
         raise UsageError(f"{file}: expected a file")

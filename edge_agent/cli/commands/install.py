@@ -2,7 +2,7 @@
 
 Every installation is an environment of its own under /opt/edge-agent, with the versions of
 everything that the tests have run with; `current` points to the one that runs. One whose service
-does not become ready, or does not stay up, is undone: what was changed is put back, and the one
+does not become ready, or does not stay up, is undone: all changes are reverted, and the one
 before runs again.
 """
 
@@ -196,7 +196,7 @@ def _check_settings(config: Path, before: Installation | None) -> None:
 
 
 def _print_package() -> None:
-    """Tell who has installed something else than dpkg knows of."""
+    """Report if another version than dpkg's is installed."""
     if not by_dpkg() and (version := packaged()) is not None:
         print(f"package   dpkg has {version}, which its next upgrade replaces by its own")
 
@@ -213,12 +213,12 @@ def _print_next() -> None:
 
 
 def contents(paths: Iterable[Path]) -> dict[Path, bytes | None]:
-    """Return what files hold, to be put back; None of one that is not there."""
+    """Return the contents of files, to be put back; None for a file that does not exist."""
     return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def put_back(kept: Mapping[Path, bytes | None]) -> bool:
-    """Write what was there, remove what was not; return whether anything was changed."""
+    """Restore files to kept contents, or remove them; return whether anything was changed."""
     changed = contents(kept).items() - kept.items()
     for path, _ in changed:
         content = kept[path]
@@ -259,7 +259,7 @@ def _make_environment(made: Installation, bundle: Bundle | None) -> None:
 
 
 def _set_up(config: Path | None, to: Installation) -> None:
-    """Write what is not there yet: user, settings, units. What the operator wrote stays."""
+    """Write missing files: user, settings, units. The operator's own files stay."""
     source = to.units
     SYSUSERS.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / "edge-agent.sysusers.conf", SYSUSERS)
@@ -279,7 +279,7 @@ def _set_up(config: Path | None, to: Installation) -> None:
 
 
 def _start() -> str | None:
-    """Start or restart the service; return what went wrong, None where it stays up."""
+    """Start or restart the service; return the reason if it fails, or None if it stays up."""
     subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
     # What systemd knows of a unit that restarts by itself is seen from its counter alone.
     try:

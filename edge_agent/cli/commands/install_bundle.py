@@ -98,7 +98,7 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def this_system() -> dict[str, str]:
-    """Return what wheels depend on: the machine, Python's version, the C library's."""
+    """Return the system that wheels depend on: machine, Python's version, the C library's."""
     return {
         "machine": sysconfig.get_platform().partition("-")[2],
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",

@@ -29,7 +29,7 @@ UNITS = Path("/etc/systemd/system")
 COMMAND = Path("/usr/local/bin/edge-agent")
 _SUFFIX = ".squashfs"
 _SKIPPED = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
-"""Of an installed distribution, what a wheel has not."""
+"""Files of an installed distribution that its wheel lacks."""
 # 64 KiB a block: of larger ones a start unpacks more than it wants, smaller ones pack worse. A
 # level above 6 takes ten times as long for a fourteenth of the size.
 _PACKING = (
@@ -191,11 +191,11 @@ def check_images() -> None:
 
 
 UNREACHED = ("connection broken by", "NewConnectionError", "Could not fetch URL")
-"""What pip prints where it reaches no index; its last word then is that versions conflict."""
+"""Texts that pip prints if it reaches no index; its last line then is about a conflict."""
 
 
 def own_source(folder: Path) -> Path:
-    """Return what pip is to install."""
+    """Return the path for pip to install from."""
     checkout = Path(__file__).resolve().parents[3]
     if (checkout / "pyproject.toml").is_file():
         return checkout
@@ -243,7 +243,7 @@ def run(*command: str, unreached: str = "") -> None:
 
 
 def output(*command: str) -> str:
-    """Return what a command prints, whether it fails or not."""
+    """Return the output of a command, whether it fails or not."""
     return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
 
 

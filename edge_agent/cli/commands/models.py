@@ -88,7 +88,7 @@ def _line(says: dict[str, object]) -> str:
 
 
 def _forget(settings: Settings, device: str) -> int:
-    """Clear what a scrapped box left retained."""
+    """Clear the retained topics of a scrapped device."""
     from ..forgetting import forget
 
     cleared, gap = forget(settings, device)

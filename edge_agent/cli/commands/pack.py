@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Pack the model, and print what the package holds."""
+    """Pack the model, and print the package's content."""
     key = load_private(Path(options.key)) if options.key else None
     out = Path(options.output)
     if out.is_dir():

@@ -84,7 +84,7 @@ def main(options: Options) -> int:
 
 
 def tuned(tuning: TuningResults, choices: Sequence[EngineChoice]) -> Iterator[str]:
-    """Print what a tune has decided for each model, and for the lanes, on this device."""
+    """Yield a tune's decisions for each model, and for the lanes, on this device."""
     if tuning.problem is not None:
         yield f"{FILE} {tuning.problem}"
     usual = max((choice.lanes for choice in choices), default=1)

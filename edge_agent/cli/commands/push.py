@@ -135,9 +135,9 @@ def _retain(client: OneShotClient, broker: Broker, package: Package) -> Retained
 def _packed(
     path: Path, key: PrivateKey | None, version: str | None = None
 ) -> Iterator[Callable[..., Package]]:
-    """Yield what makes or opens the package, with blocks of at most `largest` bytes.
+    """Yield a function that makes or opens the package, with blocks of at most `largest` bytes.
 
-    One that `pack` has made keeps its blocks, as they are what it is signed with.
+    A package made by `pack` keeps its blocks, which its signature covers.
     """
     if path.suffix == ".tar":
         package = open_package(path)
@@ -160,7 +160,7 @@ def _packed(
 
 
 def _check(folder: ModelFolder) -> None:
-    """Check what can be told of a model here, so that it is not sent in vain.
+    """Check a model as far as possible here, so that it is not sent in vain.
 
     Raises:
         ModelError: its network is damaged, or does not fit its manifest.

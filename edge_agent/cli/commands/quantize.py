@@ -1,4 +1,4 @@
-"""`edge-agent quantize`: a float model in eight bits, with what that costs and brings."""
+"""`edge-agent quantize`: a float model in eight bits, with the costs and gains of that."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MOST_PICTURES = 160
 MOST_WINDOWS = 1000
 LIVE_SECONDS = 60.0
-"""What a live source is looked at for."""
+"""Time for reading a live source."""
 MAX_DROP = 0.02
 
 
@@ -285,7 +285,7 @@ def _spec(text: str) -> SourceSpec:
 
 
 def _read(spec: SourceSpec, folder: ModelFolder) -> Iterator[Sample]:
-    """Read what a source gives: all of a recording, of a live one a minute."""
+    """Read the samples of a source: all of a recording, a minute of a live one."""
     wanted = folder.manifest.input.kind
     if spec.kind != wanted:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""`edge-agent rollout pause`, `resume`, `abort`, `finish`: what a person decides of a roll-out."""
+"""`edge-agent rollout pause`, `resume`, `abort`, `finish`: a person's decisions on a roll-out."""
 
 from __future__ import annotations
 

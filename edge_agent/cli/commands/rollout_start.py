@@ -50,7 +50,7 @@ class Written:
     gate: Gate = field(default_factory=Gate)
     on_failure: Literal["stop", "back"] = "stop"
     expires: str = "14d"
-    """After so long no device begins any more."""
+    """Age after which no device starts it any more."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +125,7 @@ def _package(path: Path, key: PrivateKey | None, largest: int, stack: ExitStack)
     """Open the package, or make it of a model folder.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the path is missing, or not a package.
     """
     if not path.exists():
         raise UsageError(f"package: {path}: no such file or folder")

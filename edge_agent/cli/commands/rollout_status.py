@@ -1,4 +1,4 @@
-"""`edge-agent rollout status`: how far roll-outs are; a line a wave, then what is not well."""
+"""`edge-agent rollout status`: the progress of roll-outs; a line a wave, then the troubles."""
 
 from __future__ import annotations
 

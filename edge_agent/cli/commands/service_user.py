@@ -1,4 +1,4 @@
-"""What the installed service's user may read and write: `check` is often run by root, who may all.
+"""The rights of the installed service's user: `check` is often run by root, who may do anything.
 
 Knows the unit by its files, so that it also works where systemd does not run.
 """
@@ -51,16 +51,16 @@ class ServiceUser:
     writable: tuple[Path, ...]
     """Where the unit lets it write, if it has the rights."""
     devices: tuple[str, ...] | None
-    """What DeviceAllow= of the unit names; None: every device."""
+    """Devices that DeviceAllow= of the unit names; None: every device."""
 
     def runs(self, settings: Path) -> bool:
         """Whether these are the service's own settings."""
         return f"--config {settings.absolute()}" in self.command
 
     def trouble(self, path: Path) -> str | None:
-        """Return what keeps the user from reading a file, device or folder and what is in it.
+        """Return the obstacle to the user reading a file, device or folder with its content.
 
-        None: nothing, or it is not there.
+        None: there is no obstacle, or the path does not exist.
         """
         if not path.exists():
             return None
@@ -80,9 +80,9 @@ class ServiceUser:
         return None
 
     def trouble_writing(self, folder: Path) -> str | None:
-        """Return what keeps the user from writing to a folder, or to what is in it, or None.
+        """Return the obstacle to the user writing to a folder or to files in it, or None.
 
-        The folder is there.
+        The folder exists.
         """
         if (hiding := self._hiding(folder)) is not None:
             return hiding
@@ -108,7 +108,7 @@ class ServiceUser:
         return None
 
     def _is_allowed(self, path: Path) -> bool:
-        """Whether the unit lets it use a device; of what is none, True."""
+        """Whether the unit lets it use a device; True for a path that is not a device."""
         known = path.stat()
         if self.devices is None or not stat.S_ISCHR(known.st_mode):
             return True
@@ -137,7 +137,7 @@ class ServiceUser:
 
 
 def service_user(unit: Path = UNIT) -> ServiceUser | None:
-    """Return who the installed service runs as; None where none is installed, or that is root."""
+    """Return the user of the installed service, or None if it is root or none is installed."""
     keys = _keys(unit)
     try:
         user = pwd.getpwnam(keys.get("User", ""))
@@ -183,13 +183,13 @@ def _drivers(major: int) -> list[str]:
 
 
 def _inside(folder: Path) -> Iterator[Path]:
-    """Iterate over what is in a folder, but for what its file system keeps there for fsck."""
+    """Iterate over a folder's content, except for the file system's own folder for fsck."""
     top = folder / "lost+found"
     return (each for each in folder.rglob("*") if each != top and top not in each.parents)
 
 
 def _keys(unit: Path) -> dict[str, str]:
-    """Read the keys of a unit and of what was added to it; keys of lists add up."""
+    """Read the keys of a unit and its drop-ins; keys of lists add up."""
     keys: dict[str, str] = {}
     for path in (unit, *sorted(unit.with_name(f"{unit.name}.d").glob("*.conf"))):
         if not path.is_file():
@@ -204,7 +204,7 @@ def _keys(unit: Path) -> dict[str, str]:
 
 
 def _refused(path: Path) -> str | None:
-    """Return what the present user may not do, with the mend; None: use the file or folder."""
+    """Return why the present user may not use a file or folder, with the fix, or None."""
     mode = os.stat(path).st_mode if _may(path.parent, os.X_OK) else 0  # noqa: PTH116
     wanted = os.R_OK
     if stat.S_ISDIR(mode):

@@ -1,4 +1,4 @@
-"""`edge-agent status`: one look at all devices: a line a device and pipeline, and what it lacks."""
+"""`edge-agent status`: one look at all devices: a line a device and pipeline, and its lags."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _lines(look: DeviceLook, *, color: bool) -> Iterator[str]:
 
 
 def _figures(look: PipelineLook) -> list[str]:
-    """Write how a pipeline without an error does: what it does now, and what serves."""
+    """List the figures of a pipeline without an error: its present rates, and the serving model."""
     figures = []
     if look.inferred == 0:
         figures = ["no result yet"]

@@ -147,7 +147,7 @@ def _nothing(spec: SourceSpec) -> str:
 
 
 def _settings(options: Options) -> tuple[Settings | None, Pipeline]:
-    """Return what is tried: the first pipeline of `--config`, or one without settings."""
+    """Return the pipeline to try: the first one of `--config`, or one without settings."""
     if options.config is None:
         return None, Pipeline(name="try", source=options.source, model="try")
     from ..tried_pipeline import read_pipeline
@@ -177,7 +177,7 @@ def _first(attendant: Attendant, samples: Samples, spec: SourceSpec) -> Sample:
 
 
 def _source(text: str) -> SourceSpec:
-    """Read what a person typed; a file that is not there is a slip, a camera that is not is not."""
+    """Parse a source that a person typed; a missing file is an error, a missing camera is not."""
     if not text.strip():
         raise UsageError("SOURCE: is empty; name a camera's URL, a device, a file or a folder")
     spec = parse_source(guess_source(text), Path.cwd())
@@ -187,13 +187,13 @@ def _source(text: str) -> SourceSpec:
 
 
 def _bundled(name: str) -> str:
-    """Return where a bundled model is that is asked for by its name; empty: there is none."""
+    """Return a hint at the bundled model of this name, or "" if there is none."""
     folder = bundled("models") / name
     return f"; the bundled one is {folder}" if is_name(name) and folder.is_dir() else ""
 
 
 def _print_model(imported: ImportedModel, path: Path) -> None:
-    """Print what the model is and what had to be assumed."""
+    """Print a description of the model, and the assumptions about it."""
     manifest = imported.folder.manifest
     told = " as the file itself tells" if path.suffix in BARE else ""
     say(
@@ -254,7 +254,7 @@ def _watch(
 
 
 class _Shown:
-    """What is shown of the results: the live view, and a picture in a file that is kept fresh."""
+    """The display of results: the live view, and a picture in a file that is kept fresh."""
 
     def __init__(
         self, model: Model, samples: Samples, first: Sample, spec: SourceSpec, tried: TriedPipeline
@@ -293,7 +293,7 @@ class _Shown:
         """Samples that did not fit."""
 
     def add(self, sample: Sample, outcome: Outcome | SampleError, age_ms: float) -> None:
-        """Show a result, or why there is none, and what else there is to say."""
+        """Show a result, or its error, and any other messages."""
         view, check = self.view, self._model.check
         while self._tried.said:
             view.print(self._tried.said.popleft())
@@ -333,7 +333,7 @@ class _SourceWatch:
         samples.latest = time.monotonic()  # the engines were timed meanwhile
 
     def look(self) -> None:
-        """Print what has changed."""
+        """Print a change of the source's state."""
         why = self._samples.trouble
         silent = time.monotonic() - self._samples.latest
         if why is not None:
@@ -370,7 +370,7 @@ def _outcomes(
     samples: Samples,
     tried: TriedPipeline,
 ) -> Iterator[tuple[Sample, Outcome | SampleError, float]]:
-    """Yield what the model finds in each sample, or why nothing, and its age in milliseconds."""
+    """Yield each sample with the model's findings, or the error, and its age in milliseconds."""
     for sample in samples.follow():
         found: Outcome | SampleError
         try:

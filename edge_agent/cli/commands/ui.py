@@ -78,7 +78,7 @@ def main(options: Options) -> int:
 
 
 def _push(options: Options) -> list[str] | None:
-    """Return what `edge-agent push` is given beside file and device; None: nothing is pushed."""
+    """Return the arguments of `edge-agent push` beside file and device; None: nothing is pushed."""
     if not options.operate:
         return None
     given = (("--key", options.key), ("--broker", options.broker), ("--config", options.config))

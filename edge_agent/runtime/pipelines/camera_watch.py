@@ -1,4 +1,4 @@
-"""Whether a camera sees what it should: its picture is dark, blurred, frozen or turned.
+"""Watches whether a camera sees its scene: its picture is dark, blurred, frozen or turned.
 
 A small gray copy of one picture a second is looked at; light that changes, noise and what moves
 through the picture are no trouble.

@@ -32,9 +32,9 @@ class Drift:
     def __init__(
         self, pipeline: str, learned: Learned[Usual] | None, source: str, region: Region | None
     ) -> None:
-        """Set up; *learned* None: what is learned is not kept, *region* None: the whole picture.
+        """Set up; *learned* None: learned values are not kept, *region* None: the whole picture.
 
-        What is learned of another *source* says nothing of this one.
+        Values learned from another *source* say nothing about this one.
         """
         self.indices: dict[str, float] = {}
         """By channel, and of the score: replaced as a whole; empty: not known yet."""
@@ -48,7 +48,7 @@ class Drift:
         self._scores: list[float] = []
         self._against = ""
         self._learner: Learner | None = None
-        """Gathers what is usual; None: it is known."""
+        """Learns the usual values; None: they are known."""
         self._usual: Usual | None = None
         self._inputs: Histogram | None = None
         self._score: Histogram | None = None

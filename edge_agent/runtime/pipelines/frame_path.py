@@ -36,7 +36,7 @@ class FramePath:
         stage: ResultStage | None,
         learned: LearnedValues | None = None,
     ) -> None:
-        """Start with nothing seen; *learned* None: what is learned is not kept."""
+        """Start with nothing seen; *learned* None: learned values are not kept."""
         self.stage = stage
         """Replaced while frames go on."""
         self.threshold = settings.threshold
@@ -103,7 +103,7 @@ class FramePath:
         return Request(sample, self.threshold, self.region, self._state, self._least)
 
     def filter(self, model: Model, answer: Outcome) -> tuple[Outcome, Detections | None]:
-        """Leave out what the settings do not want; what is only too weak is returned beside it."""
+        """Drop unwanted findings; also returns the detections that are merely too weak."""
         if not self._filter and self._least is None:
             return answer, None
         found, weak = self._filter.split(answer.findings, self.limit(model))
@@ -131,7 +131,7 @@ class FramePath:
 
 
 class Filter:
-    """Leaves out what the settings do not want. Never changed: other settings make another one."""
+    """Drops unwanted findings, by the settings. Immutable: other settings make another one."""
 
     def __init__(self, settings: PipelineSettings) -> None:
         self._labels = frozenset(settings.labels)

@@ -114,7 +114,7 @@ class Decisions:
     """Of one pipeline."""
 
     def __init__(self, pipeline: str, learned: Learned[float] | None) -> None:
-        """Begin; *learned* None: what is learned is not kept."""
+        """Begin; *learned* None: learned values are not kept."""
         self._pipeline = pipeline
         self._learned = learned
         self._memory = _Memory("")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...sources.continuity import Counts
 
 SIGNAL_ROOM = 256
-"""Windows of a live signal: what is in one is in no other, and one message may complete many."""
+"""Windows of a live signal: each has data that no other has, and a message may complete many."""
 LOSSLESS_ROOM = 4
 """Enough to keep two lanes busy while the source decodes the next."""
 RECORDED_ROOM = 16
@@ -141,7 +141,7 @@ class Pipeline:
         self._common.sinks.close(self.stream)
 
     def _lose(self, switched_off: bool) -> None:
-        """End what is followed from result to result."""
+        """End the tracks and events that span results."""
         stage = self._route.path.stage
         if stage is not None:
             stage.source_lost(switched_off=switched_off, at=time.monotonic())

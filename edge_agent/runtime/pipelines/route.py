@@ -1,4 +1,4 @@
-"""The route of a pipeline's frames: which model, what is asked of it, and where results go."""
+"""The route of a pipeline's frames: their model, the requests to it, and where results go."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class PipelineRoute:
         self._shadow(job, answer)
 
     def _add_second_stages(self, sample: Sample, outcome: Outcome) -> Outcome:
-        """Run the second stages on what was found."""
+        """Run the second stages on the detections."""
         if not self._seconds or not isinstance(outcome.findings, Detections):
             return outcome
         from . import second_stage

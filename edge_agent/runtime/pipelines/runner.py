@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelines
     """Starts, changes and stops pipelines.
 
-    UsageError is raised where something that the settings name is not as it should be.
+    UsageError is raised if something that the settings name is missing or invalid.
     """
 
     def __init__(
@@ -336,7 +336,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     def check_thresholds(self) -> None:
         """Log which thresholds no result can pass; one that `set` has kept is dropped instead.
 
-        Only once there are models is it known what they find.
+        The kinds of findings are known only once there are models.
         """
         given = {pipeline.name: pipeline.threshold for pipeline in self.settings.pipelines}
         for pipeline in list(self.pipelines.values()):

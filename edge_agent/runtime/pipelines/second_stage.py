@@ -69,7 +69,7 @@ def _infer_all(
 
 
 def labels_found(count: int, then: Mapping[str, Second]) -> list[frozenset[str]]:
-    """Return the labels that stages have found in each of so many detections."""
+    """Return the labels that stages have found in each of *count* detections."""
     labels = [frozenset[str]()] * count
     for second in then.values():
         boxes = sum(len(found) for found in second.found if isinstance(found, Detections))

@@ -57,7 +57,7 @@ class Stream:
 
 
 class Sink:
-    """Takes what the device has to say; each method does nothing unless it is overridden.
+    """Receives the device's output; each method does nothing unless it is overridden.
 
     Results and pictures come from an inference lane, the rest from threads that have other things
     to do: no method but `wait_credit` may wait. What one raises is logged and is in health; the
@@ -174,7 +174,7 @@ class Sinks:
         return True
 
     def settle(self, seconds: float = 0.0) -> bool:
-        """Return whether every event has arrived; each sink may wait so long for that."""
+        """Return whether every event has arrived; each sink may wait *seconds* for that."""
         return all(sink.settle(seconds) for sink in self.all)
 
     def problems(self) -> list[str]:
@@ -185,7 +185,7 @@ class Sinks:
 
 
 class ResultStage(Protocol):
-    """Adds to results before the sinks take them; what it promises of one is kept by then."""
+    """Adds to results before the sinks get them; promises about one are kept by then."""
 
     tracking_score: float | None
     """It wants detections of this score, too; None: no weaker ones than the settings."""

@@ -15,7 +15,7 @@ from .sinks import Shape, Sink, Sinks, Stream
 from .status import FrameErrors
 
 SNAPSHOT_SECONDS = 2.0
-"""A requested snapshot waits so long for a frame that is not dropped by its deadline."""
+"""Time that a requested snapshot waits for a frame that is not dropped by its deadline."""
 
 
 class Snapshots:

@@ -82,7 +82,7 @@ class FairShare:
         return max(priorities)
 
     def charge(self, share: Share, queues: Iterable[Q], now: float, seconds: float) -> None:
-        """Charge one that is served, so many *seconds*; *queues*: all that had something queued."""
+        """Charge *seconds* to the one that is served; *queues*: all that had something queued."""
         least = share.spent
         others = set()
         for queue in queues:

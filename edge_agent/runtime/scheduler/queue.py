@@ -129,13 +129,13 @@ class ResultsInOrder:
         return ready
 
     def delivered(self) -> None:
-        """Record that what `next` has returned was called."""
+        """Record that the function returned by `next` was called."""
         self._delivered += 1
         self._delivering = False
 
     @property
     def behind(self) -> bool:
-        """Whether so many wait to be handed over that no further frame is taken."""
+        """Whether too many results wait to be handed over for another frame to be taken."""
         return len(self._waiting) >= MOST_RESULTS
 
     @property
@@ -252,7 +252,7 @@ class FrameQueue(Generic[M]):
         return self.frames[0].since
 
     def servable(self) -> bool:
-        """Whether a lane could take what waits."""
+        """Whether a lane could take a waiting frame."""
         return self.route.choose() is not None
 
     def usual(self) -> tuple[float, int]:

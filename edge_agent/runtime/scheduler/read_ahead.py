@@ -65,7 +65,7 @@ class Recording(Protocol):
         """Return the usual lane time of a frame, seconds or 0, and how many frames go together."""
 
     def servable(self) -> bool:
-        """Whether a lane could take what waits."""
+        """Whether a lane could take a waiting capture."""
 
 
 R = TypeVar("R", bound=Recording)
@@ -103,7 +103,7 @@ def grant(queues: Iterable[R], ahead: int, *, idle: bool = False) -> list[R]:
 
 
 def _grantable(queue: Recording, coming: int, ahead: int) -> int:
-    """Return how many a waiting recording may give, where so many of its class are to come."""
+    """Return how many captures a waiting recording may give; *coming*: those due of its class."""
     others = coming - _coming(queue)
     if others <= CROWD:
         return 1 if len(queue.frames) < queue.room else 0

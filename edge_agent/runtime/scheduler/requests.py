@@ -56,7 +56,7 @@ class RequestQueue(Generic[M]):
         tensors: Tensors | None = None,
         raw: bool = False,
     ) -> Future[Outcome]:
-        """Ask what the model finds; does not wait.
+        """Ask for the model's findings; does not wait.
 
         The future is canceled where this is closed. *data* is a picture, (height, width, 3) uint8
         BGR, or a signal, (window, channels) float32; with *tensors*, inputs of the network by name,
