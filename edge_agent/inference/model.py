@@ -366,19 +366,18 @@ class Model:
             return self._decode(outputs, inputs, self.threshold)
 
     def warm_up(self) -> None:
-        """Run once on zeros, so that the first frame does not pay for lazy set-up.
+        """Run once on zeros and what is fixed: the first frame does not pay for lazy set-up.
 
         Raises:
             EngineError: it fails on them.
         """
         # Noted as part of the load: on a GPU the first inference builds kernels, for long.
         with recorder.call("load", self._place), contained(f"{self.id}: warming it up"):
-            self.engine.infer(
-                {
-                    spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype)
-                    for spec in self.engine.inputs
-                }
-            )
+            zeros = {
+                spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype)
+                for spec in self.engine.inputs
+            }
+            self.engine.infer({**zeros, **constants(self.manifest.input, self.engine.inputs)})
 
     def close(self) -> None:
         self.engine.close()

@@ -21,6 +21,7 @@ from edge_agent.inference.model import load_model
 from edge_agent.models.describing import describe
 from edge_agent.models.files.finite import ensure_finite
 from edge_agent.models.importing import import_model
+from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "models"
@@ -310,3 +311,26 @@ def test_frigate_8621_an_ssd_with_its_post_processing_is_refused_with_the_way_ou
     """A custom operator is named, and what to export instead."""
     with pytest.raises(AgentError, match="raw boxes and scores"):
         describe(CASES / "tflite-ssd" / "detect.tflite")
+
+
+def test_silero_vad_a_network_is_warmed_up_with_its_fixed_inputs(tmp_path: Path) -> None:
+    """A rate of 0 would take a way that fails; what fails is said without the engine's own text."""
+    network = save_onnx(
+        tmp_path / "m.onnx",
+        [
+            node("Sub", ["n", "three"], ["i"]),
+            node("Gather", ["x", "i"], ["y"], axis=1, name="Pick"),
+        ],
+        [("x", "float32", (1, 3, 8, 8)), ("n", "int64", (1,))],
+        [("y", "float32", (1, 1, 8, 8))],
+        {"three": np.array([3], np.int64)},
+    )
+    chosen = [EngineChoice("onnxruntime")]
+    described = load(folder(network, "raw", 'decoder = "raw"', "fixed = { n = 4 }"))
+    load_model(described, chosen, "picture").close()
+    described = load(folder(network, "raw", 'decoder = "raw"', "fixed = { n = 40 }"))
+    with pytest.raises(
+        EngineError, match=r"operator Gather \(Pick\) fails on the values"
+    ) as raised:
+        load_model(described, chosen, "picture")
+    assert "status" not in str(raised.value).lower()

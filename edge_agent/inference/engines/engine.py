@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ...core.codec import storable
 from ...core.errors import EngineError, ModelError
 from ...core.frozen import record
+from ...core.text import printable
 from ...core.types import Array, Tensors, TensorSpec
 from ...device.resources import usable_memory
 
@@ -36,6 +37,7 @@ _PREFIXES = (
     r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |Load model from .*? failed:\s*"
     r"|^(NotFound|RuntimeError): |^-- |\S*/onnxruntime/core/\S+ .*?\) "
 )
+_FAILED_NODE = r"Non-zero status code returned while running (\w+) node\. Name:'([^']*)'"
 _LIBRARIES = r"[^\s\"']*/([^\s\"'/]+\.so\b)"
 
 
@@ -231,6 +233,9 @@ def _check_room(specs: Sequence[TensorSpec], network: Path) -> None:
 def native_reason(problem: BaseException, network: Path) -> str:
     """Return the first line of a native error that is of use to users, at most 300 characters."""
     text = str(problem).replace(str(network), network.name)
+    if nodes := re.findall(_FAILED_NODE, text):  # the last is the innermost
+        kind, name = nodes[-1]
+        return f"operator {kind} ({printable(name)}) fails on the values that it is given"
     text = re.sub(_LIBRARIES, r"\1", text)
     lines = [re.sub(_PREFIXES, "", line).strip() for line in text.splitlines()]
     lines = [line for line in lines if line]
