@@ -1,4 +1,4 @@
-"""The life cycle of the daemon: starts the frames, then everything else; closes in reverse.
+"""The life cycle of the daemon: starts the frames, then all other services; closes in reverse.
 
 What everything else is made of is in `services`. A start without a plan reads the device and its
 models before anything runs. A start from the plan of the last good one, or from a draft, starts the
@@ -188,7 +188,7 @@ class Agent:
     # A start from a plan
 
     def _begin_quick(self, plan: Plan, early: Preload, drafted: bool) -> None:
-        """Load what the plan names, wait for the first result, then start the rest."""
+        """Load the plan's models, wait for the first result, then start the rest."""
         self._runner.lazy(wanted=plan.lazy)
         for index, quick in enumerate(plan.models):
             if self._stops.begun:

@@ -1,4 +1,4 @@
-"""Publishes what the device is and which models serve, on retained topics."""
+"""Publishes the device's description and the serving models, on retained topics."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Announcements:
         self._prepared = prepared
         self._retained = runner.client.retained
         self._model_topics: list[str] | None = None
-        """Of the models that there are; None: not known before they are loaded."""
+        """Topics of the present models; None: not known before they are loaded."""
         self._retained.register(runner.topics.model(""), lambda: self._model_topics)
         self._retained.register(
             runner.topics.pipeline(""),
@@ -166,7 +166,7 @@ class Announcements:
     # Models
 
     def models(self) -> None:
-        """Publish what is live, and clear the topics of models that are gone."""
+        """Publish the live models, and clear the topics of models that are gone."""
         runner = self._runner
         with self._publishing:
             if runner.stopping():

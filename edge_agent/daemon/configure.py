@@ -1,7 +1,7 @@
 """The command `configure`: pipelines changed from afar, on probation.
 
 A patch is judged by the thread of requests, and taken over by the main thread, as a reload is.
-Until its probation is over nothing is written: whatever ends the agent before brings back what was.
+Nothing is written before its probation is over: if the agent ends earlier, the old settings return.
 """
 
 from __future__ import annotations

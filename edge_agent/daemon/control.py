@@ -100,7 +100,7 @@ class Control:
         self.settings_reload.run()
 
     def tick(self) -> None:
-        """Do what is due; called every second or so by the main thread."""
+        """Do the work that is due; called every second or so by the main thread."""
         if self.runner.identity.timeline.age > GOOD_SECONDS:
             self.inventory.verdicts.forgive()
         self._log_first_result()

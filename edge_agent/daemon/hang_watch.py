@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 HANG_SECONDS = 120.0
 """How long an inference may take where no service manager watches."""
 SURE_SECONDS = 5.0
-"""The process must have been awake for so long: one that was frozen itself sees no hang."""
+"""Time that the process must have been awake: one that was frozen itself sees no hang."""
 
 
 class HangWatch:

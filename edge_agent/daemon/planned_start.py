@@ -32,7 +32,7 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
     """Run the daemon from the plan of the last good start, or from a draft.
 
     Returns:
-        The exit status; None where neither can be: the normal start follows.
+        The exit status; None if there is neither, and the normal start follows.
     """
     words = [word for word in arguments if word not in {"-v", "--verbose"}]
     if words[:1] != ["run"]:

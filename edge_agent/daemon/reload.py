@@ -1,4 +1,4 @@
-"""Applies changed settings while the agent runs (SIGHUP); what has not changed is not touched.
+"""Applies changed settings while the agent runs (SIGHUP); the others are not touched.
 
 What cannot be applied takes effect at the next start, and the log says so.
 """
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class SettingsReload:
-    """Reads the settings again and applies what has changed."""
+    """Reads the settings again and applies the changes."""
 
     runner: Runner
     plan_writer: PlanWriter
@@ -49,7 +49,7 @@ class SettingsReload:
     """The error in the settings when they were last read again."""
 
     def problems(self) -> list[str]:
-        """Return that other settings run than those of the file, and why."""
+        """Return the warning that other settings run than those of the file, and why."""
         ignored = self.runner.overrides.ignored
         if self._refused is None or self.plan_writer.is_put_back():
             return list(ignored)
@@ -59,7 +59,7 @@ class SettingsReload:
         ]
 
     def run(self) -> None:
-        """Apply what has changed; wrong settings change nothing."""
+        """Apply the changes; wrong settings change nothing."""
         systemd.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         runner = self.runner
         before = runner.settings
@@ -144,7 +144,7 @@ class SettingsReload:
             runner.lazy(wanted=self.lazy)
 
     def _load(self) -> None:
-        """Publish what there is now, load what is needed, release what is not."""
+        """Publish the present pipelines, load the models they need, and release the others."""
         # Not in the main thread: another one may be publishing what models there are, which takes
         # a while where they are many.
         self.runner.client.retained.clear_gone()

@@ -37,7 +37,7 @@ class RequestLoop:
         self.requests.run(self._tick)
 
     def _tick(self) -> None:
-        """Do what is due between two messages."""
+        """Do the work that is due between two messages."""
         self.transfers.tick(time.monotonic())
         self.rollouts.tick(time.monotonic())
         for name, version, request in self.local_requests.take():

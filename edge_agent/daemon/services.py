@@ -184,7 +184,7 @@ def _upkeep(
 def _announcements(
     runner: Runner, inventory: Inventory, ledger: Ledger, upkeep: Upkeep, stops: ShutdownQueue
 ) -> Announcements:
-    """Build what the device publishes of itself."""
+    """Build the device's announcements."""
     announcements = Announcements(runner, inventory, ledger, upkeep.prepared)
     machine = inventory.facts.board or inventory.facts.cpu
     announcements.on_pipelines.add(Announcer(runner, machine, runner.settings.state).publish)

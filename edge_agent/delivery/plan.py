@@ -100,7 +100,7 @@ class Plan:
     spread_s: Seconds
     """Over which the devices of a wave begin, so that the broker does not serve all at once."""
     serial: Annotated[int, Plain(), Ge(1), Le(2**53)]
-    """Rises with each change; a device follows none that is lower than what it has seen."""
+    """Rises with each change; a device ignores plans lower than one it has seen."""
     time: str
     """Of this change."""
     by: str
@@ -166,7 +166,7 @@ def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) 
     """Return the plan in a payload, once its signature is good; no *ring*: whatever it is.
 
     Raises:
-        MalformedError: it is none, or nobody who is trusted has signed it.
+        MalformedError: it is not a plan, or nobody who is trusted has signed it.
     """
     body = parse_object(payload) if len(payload) <= MAX_BYTES else None
     text = None if body is None else body.get("signed")

@@ -49,7 +49,7 @@ def block_bytes(limit: int | None, root: str, target: str) -> int:
 
 @dataclass(slots=True)
 class Progress:
-    """How far one device is."""
+    """The progress of one device."""
 
     state: str = "offered"
     percent: float = 0.0
@@ -198,7 +198,7 @@ class Sender:
 
 
 MAX_RETAINED_BYTES = 256 * 2**20
-"""Of a package; brokers keep what is retained in memory."""
+"""Largest package to leave there; brokers keep retained messages in memory."""
 SENT_SECONDS = 120.0
 """Within which the broker acknowledges a window, over a slow link."""
 READ_BACK_SECONDS = 5.0
@@ -308,7 +308,7 @@ def remove(client: OneShotClient, root: str, transfer: str) -> bool:
 
 
 def clear(client: OneShotClient, topic: str, blocks: int) -> None:
-    """Remove a package of so many *blocks*; the offer last, which says what there is to remove."""
+    """Remove a package of *blocks* blocks; the offer last, which tells the topics to remove."""
     parts = math.ceil(blocks * ENTRY.size / LIST_PART_BYTES)
     levels = [f"block/{number}" for number in range(blocks)]
     levels += [f"list/{number}" for number in range(parts)]

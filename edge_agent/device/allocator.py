@@ -1,4 +1,4 @@
-"""Settings of the C library's allocator: what is freed goes back to the system.
+"""Settings of the C library's allocator, so that freed memory goes back to the system.
 
 With another library than the GNU one, memory is as its own allocator likes.
 """

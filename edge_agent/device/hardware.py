@@ -1,6 +1,6 @@
 """Hardware facts of this machine, read from files of the kernel: no library, driver or probe.
 
-What is missing or odd is left out or taken as absent; reading never fails. All of it is read below
+Missing or odd facts are left out or taken as absent; reading never fails. All of it is read below
 one root, so that a tree of files can stand for any machine.
 """
 

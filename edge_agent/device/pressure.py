@@ -1,6 +1,6 @@
 """Pressure on memory and disk, in words where a limit is near.
 
-Read from the kernel's files; what is missing there is left out.
+Read from the kernel's files; facts missing there are left out.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ def _raspberry(root: Path) -> Iterator[str]:
 
 
 def _milli(path: Path) -> float | None:
-    """Read thousandths of a degree; None where there is no sensible reading."""
+    """Read thousandths of a degree; returns None if there is no sensible reading."""
     reading = text(path)
     if not re.fullmatch(r"-?\d{1,9}", reading):
         return None

@@ -49,7 +49,7 @@ class WallClock:
         """Whether a time that this clock has shown can be right.
 
         Args:
-            time_ns: nanoseconds since 1970; None: what it shows now.
+            time_ns: nanoseconds since 1970; None: the present time.
         """
         read = self._now() if time_ns is None else time_ns
         if read >= self._floor:

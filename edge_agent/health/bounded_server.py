@@ -49,7 +49,7 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own; drop the connection where none can be had."""
+        """Answer in a thread of its own; drop the connection if none can be started."""
         with self._changing:
             oldest = next(iter(self._open)) if len(self._open) >= MOST else None
             if oldest is not None:

@@ -212,7 +212,7 @@ _QUANTILES = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
 
 
 def families(health: Health) -> Iterator[Metric]:
-    """Build the metric families of a health payload; what it lacks is left out."""
+    """Build the metric families of a health payload; figures that it lacks are left out."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}

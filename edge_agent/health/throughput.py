@@ -19,7 +19,7 @@ WINDOW_SECONDS = 5.0
 FEWEST = 20
 """Frames on offer within the window; below, a pause of one frame would look like starvation."""
 SHARE = 0.2
-"""Of what is on offer; a pipeline that infers less is starved."""
+"""Share of the frames on offer; a pipeline that infers less is starved."""
 
 
 class Throughput:
@@ -28,7 +28,7 @@ class Throughput:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._marks: dict[tuple[str, str], deque[tuple[float, int, int]]] = {}
-        """By pipeline and what is compared: when, frames on offer, frames inferred."""
+        """By pipeline and comparison: when, frames on offer, frames inferred."""
 
     def problems(
         self, accounts: Mapping[str, Account], deadlines_ms: Mapping[str, float]

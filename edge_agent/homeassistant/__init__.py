@@ -1,1 +1,1 @@
-"""MQTT discovery of this device for Home Assistant, over the topics that there are anyway."""
+"""MQTT discovery of this device for Home Assistant, over the existing topics."""

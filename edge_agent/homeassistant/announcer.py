@@ -1,4 +1,4 @@
-"""Publishes discovery where it is enabled, and clears what is gone."""
+"""Publishes discovery if it is enabled, and clears entities that are gone."""
 
 from __future__ import annotations
 

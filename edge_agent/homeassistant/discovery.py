@@ -1,6 +1,6 @@
 """Home Assistant's MQTT device discovery: one retained payload that names entities.
 
-Its entities read the topics that there are anyway and write below `in/`: nothing is published for
+Its entities read the existing topics and write below `in/`: nothing is published for
 them, and nothing more is subscribed to. Knows nothing of a running agent.
 """
 
@@ -23,7 +23,7 @@ MOST_LABELS = 20
 MOST_STATE = 255
 """Characters of a state in Home Assistant."""
 OFF_SECONDS = 5
-"""A moment is shown for so long."""
+"""Time for which an event without duration is shown."""
 
 Component = dict[str, Any]
 
@@ -34,7 +34,7 @@ Entity = tuple[str, str, str, Component]
 
 @record
 class PipelineView:
-    """A pipeline, and what of it can be shown."""
+    """A pipeline, and its properties that can be shown."""
 
     settings: Pipeline
     labels: Sequence[str]

@@ -56,7 +56,7 @@ INFINITE = float("inf")
 
 @record(quick=True)
 class Agreement:
-    """How far two answers agree."""
+    """The degree to which two answers agree."""
 
     passed: bool
     why: str
@@ -72,7 +72,7 @@ class Margin:
     threshold: float = 0.0
     """Least score of reported findings."""
     facts: Callable[[], NetworkFacts] | None = None
-    """Reads what the network's file states of its outputs; None: that is not known."""
+    """Reads the facts about outputs in the network's file; None: they are not known."""
 
     @property
     def certain(self) -> float:
@@ -93,7 +93,7 @@ class Margin:
         return UNKNOWN_SCALE if step is None else 255 * step[0]
 
     def disagreement(self, why: str, share: float = 0.0) -> Agreement:
-        """Return that two answers do not agree; the reason names the key that moves the margin."""
+        """Return a disagreement of two answers; the reason names the key that moves the margin."""
         key = f"[trial] tolerance = {self.tolerance:g} in model.toml"
         return Agreement(False, f"{why} ({key})", share)
 
@@ -134,7 +134,7 @@ def answer_of(model: Model, tensors: Tensors) -> Answer:
 
 
 def compare_models(reference: Model, model: Model, tensors: Tensors) -> Agreement:
-    """Compare what a model finds on two engines in one input.
+    """Compare a model's findings on two engines in one input.
 
     Args:
         reference: on the engine that is believed.
@@ -204,7 +204,7 @@ def _is_decoded(model: Model) -> bool:
 
 
 def compare_findings(expected: Findings, found: Findings, margin: Margin) -> Agreement:
-    """Compare what is found in the same input.
+    """Compare two findings in the same input.
 
     Boxes: at least `SHARE` are found again, of those that are not near the threshold. Classes: the
     same is best, or one that is as likely. Numbers: within the margin.

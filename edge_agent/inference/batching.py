@@ -182,7 +182,7 @@ class Batch:
 
 
 def seconds_alone(model: Model) -> float:
-    """Measure what a model takes for a sample, as frames come to it: the quickest of some."""
+    """Measure a model's time for a sample, as frames come to it: the quickest of some."""
     ready = _ready(model)
     return min(race([lambda _: model.run(ready)], ROUNDS)[0]) / 1e3
 

@@ -85,7 +85,7 @@ def distribution(column: Array) -> Distribution:
 
 
 class Learner:
-    """Gathers what is usual from results."""
+    """Learns the usual values from results."""
 
     def __init__(self) -> None:
         self._values: list[Array] = []
@@ -160,7 +160,7 @@ class Histogram:
         self._bins = most + 1
 
     def add(self, columns: Array, keep: float) -> None:
-        """Add values, (n, rows), to those that there are, of which *keep* (0 to 1) stay."""
+        """Add values, (n, rows), to the present ones, of which the share *keep* (0 to 1) stays."""
         self._counts *= keep
         for row, (edges, column) in enumerate(zip(self._edges, columns.T, strict=True)):
             bins = np.searchsorted(edges, column)

@@ -1,4 +1,4 @@
-"""Golden inputs: what a model gives on this device, against what it gave where it was made."""
+"""Golden inputs: a model's outputs on this device, against those from where it was made."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _part(stacked: Mapping[str, Array], prefix: str, index: int) -> dict[str, Ar
 
 
 def compare_golden(model: Model) -> Agreement | None:
-    """Run the golden inputs and compare; None where there are none.
+    """Run the golden inputs and compare; returns None if there are none.
 
     Raises:
         ModelError: the file is damaged.

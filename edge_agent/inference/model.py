@@ -53,7 +53,7 @@ class BatchRunner(Protocol):
         """Return the result of `Model.infer` for each, or the error that it would raise."""
 
     def close(self) -> None:
-        """Unload what it needs beside the model's engine."""
+        """Unload its resources beside the model's engine."""
 
 
 class OutputCheck(Protocol):
@@ -117,7 +117,7 @@ class Model:
         self._prepare = prepare
         self._decode = decode
         self.threshold = default_threshold(folder)
-        """Lowest score of a result where none is asked for."""
+        """Lowest score of a result if a request sets none."""
 
     @property
     def manifest(self) -> Manifest:
@@ -150,7 +150,7 @@ class Model:
 
     @property
     def in_order(self) -> bool:
-        """Whether a window needs what the one before it has left: one at a time, in order."""
+        """Whether a window needs the state left by the one before it: one at a time, in order."""
         return bool(self.manifest.input.state)
 
     def infer(
@@ -161,7 +161,7 @@ class Model:
         region: Region | None = None,
         state: State | None = None,
     ) -> Outcome:
-        """Run the model on *sample*; what is found is in pixels of the frame, not of the region.
+        """Run the model on *sample*; findings are in pixels of the frame, not of the region.
 
         Raises:
             SampleError: the sample does not fit, or the outputs are not finite.
@@ -191,7 +191,7 @@ class Model:
     def _infer_one(
         self, request: Request, prepared: PreparedSample, left: dict[str, Array] | None = None
     ) -> Outcome:
-        """Run and decode one sample; *left* takes what the network leaves to the next."""
+        """Run and decode one sample; *left* gets the state that the network leaves to the next."""
         start = time.perf_counter()
         check, by = self.check, self.engine.label
         try:

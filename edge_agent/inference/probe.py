@@ -30,7 +30,7 @@ def probe_inputs(specs: Sequence[TensorSpec], seed: int) -> dict[str, Array]:
 
 
 def probe_input(spec: TensorSpec, random: np.random.Generator, loudness: float = 1.0) -> Array:
-    """Return noise for one input: floats about zero, integers over what a byte can hold.
+    """Return noise for one input: floats about zero, integers over the range of a byte.
 
     Args:
         spec: of the input.

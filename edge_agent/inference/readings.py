@@ -1,4 +1,4 @@
-"""Readings without a model: what a sensor says is the result, by the names of its channels.
+"""Readings without a model: a sensor's values are the result, by the names of its channels.
 
 A pipeline of model = "readings" has this in place of a model, so that its readings go the way of
 all frames. Nothing is loaded; the models that serve do not know of it.

@@ -21,7 +21,7 @@ class Statistics:
         self.failing = 0
         """Inferences in a row that failed; a breaker watches the number."""
         self.failure: tuple[str, Request] | None = None
-        """The latest failure: error text, and what was asked."""
+        """The latest failure: error text, and the request."""
         self.first_at: float | None = None
         """Monotonic clock at the end of its first inference on a frame."""
         self.used_at = time.monotonic()
@@ -31,7 +31,7 @@ class Statistics:
         """Wall clock when it was loaded."""
 
     def add(self, infer_ms: float) -> None:
-        """Count an inference that took so many milliseconds."""
+        """Count an inference with its time in milliseconds."""
         self.failing = 0
         self.infer_ms.append(infer_ms)
         self.inferred += 1

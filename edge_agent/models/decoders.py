@@ -22,7 +22,7 @@ BOXED: frozenset[Task] = frozenset(
 LABELED: frozenset[Task] = frozenset({"classification", "segmentation", "embedding"})
 """Tasks whose findings are labels of the whole, with scores."""
 SCORED: frozenset[Task] = BOXED | LABELED
-"""Tasks whose findings have scores from 0 to 1; what the others give may be any number."""
+"""Tasks whose findings have scores from 0 to 1; values of the others may be any number."""
 
 
 class DecoderSpec(NamedTuple):

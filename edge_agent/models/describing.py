@@ -92,7 +92,7 @@ def inspect_network(network: Path) -> NetworkFacts:
 
 
 def missing_labels(folder: ModelFolder) -> Iterator[str]:
-    """Yield how to give labels to a model that has none, but finds what has names."""
+    """Yield advice on labels for a model that has none, but whose findings have names."""
     if folder.manifest.task in SCORED - {"embedding"} and not folder.labels:
         yield (
             "labels: results carry numbers for names; in a model folder (`try --save` makes one) "

@@ -68,7 +68,7 @@ def parse(content: Any, channels: tuple[str, ...] = ()) -> Usual:
     """Return the content of a `drift.json`.
 
     Raises:
-        ValueError: it is not as it should be; says where, what was expected and what was found.
+        ValueError: it is malformed; names the place, what was expected and what was found.
     """
     known = {"schema", "results", "inputs", "score", "floor"}
     if not isinstance(content, dict) or set(content) - known or content.get("schema") != SCHEMA:

@@ -53,7 +53,7 @@ _HINTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ImportedModel:
-    """A model, and what had to be assumed about it."""
+    """A model, and the assumptions about it."""
 
     folder: ModelFolder
     assumptions: tuple[str, ...]
@@ -67,7 +67,7 @@ def import_model(
 
     Args:
         path: a model folder, a packed .tar, or a bare .onnx, .xml or .tflite whose metadata or
-            shapes say what it is, or the folder in which an exporter left one.
+            shapes tell its kind, or the folder in which an exporter left one.
         name: instead of its own.
         version: instead of its own; of a bare file "1" otherwise.
         here: of a model with variants, those that suit, the most specific first.
@@ -220,7 +220,7 @@ def _naming_origin(place: Path, path: Path) -> Iterator[None]:
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """Write `model.toml` without what is the default."""
+    """Write `model.toml` without default values."""
     import tomli_w
 
     table = manifest_table(manifest)
@@ -231,7 +231,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def draft_text(draft: Draft, name: str, version: str, file: str) -> str:
-    """Return a draft as model.toml: what is assumed and left to decide as comments."""
+    """Return a draft as model.toml, with assumptions and open questions as comments."""
     import tomli_w
 
     table = {"name": name, "version": version, "file": file, **draft.keys}
@@ -242,7 +242,7 @@ def draft_text(draft: Draft, name: str, version: str, file: str) -> str:
 
 
 def manifest_table(record: Any) -> dict[str, Any]:
-    """Return a manifest, or a record within it, as a TOML table without what is the default."""
+    """Return a manifest, or a record within it, as a TOML table without default values."""
     table: dict[str, Any] = {}
     for item in fields(record):
         value = getattr(record, item.name)

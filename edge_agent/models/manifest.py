@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "model.toml"
 GOLDEN = "golden.npz"
-"""Inputs and what they give, in a model's folder; see `models.golden`."""
+"""Inputs and their outputs, in a model's folder; see `models.golden`."""
 GOLDEN_ANSWERS = "golden.json"
 """The same of a language model: questions, and the answers to them."""
 GALLERY = "gallery.npz"
@@ -51,7 +51,7 @@ _ELSEWHERE = {
     "mfcc": 'the parameters of transform = "mfcc" go below [input.logmel]',
     "std": "what is divided by is `scale`, in the units of `mean`",
 }
-"""Keys that other programs have in `[input]`, and what is written instead."""
+"""Keys that other programs have in `[input]`, and their equivalents here."""
 _SHARED = ("name", "version", "task", "variants")  # of which no variant has its own
 _STRICT: Any = {"extra": "forbid"}
 Size = Annotated[int, Gt(0), Le(16384)]
@@ -117,7 +117,7 @@ class InputSpec:
 
     @property
     def given(self) -> frozenset[str]:
-        """The inputs that do not take the sample: constants, and what the window before left."""
+        """The inputs that do not take the sample: constants, and the state of the window before."""
         return frozenset([*self.fixed, *self.state])
 
     @property
@@ -210,7 +210,7 @@ class TrialSpec:
 @storable
 @record(kw_only=True)
 class Manifest:
-    """The whole of `model.toml`."""
+    """The content of `model.toml`."""
 
     __pydantic_config__ = _STRICT
     name: str
@@ -303,7 +303,7 @@ def load(folder: Path, here: Sequence[str] = ()) -> ModelFolder:
 
 
 def chosen(variants: Collection[str], here: Sequence[str]) -> str:
-    """Return the first of *here* that there is; empty: none, the manifest's own keys count."""
+    """Return the first of *here* among the variants; "": none, the manifest's own keys count."""
     return next((name for name in here if name in variants), "")
 
 

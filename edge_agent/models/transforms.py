@@ -58,7 +58,7 @@ class Stats:
 
 
 def band_of(name: str) -> tuple[float, float] | None:
-    """Return the bounds of a band, Hz, or None if the name is none of one."""
+    """Return the bounds of a band, Hz, or None if the name is not that of a band."""
     found = _BAND.fullmatch(name)
     return (float(found[1]), float(found[2])) if found else None
 

@@ -250,7 +250,7 @@ class Client:
                 self._subscribe(self._outbox.connection)
 
     def ask(self, topics: list[str]) -> None:
-        """Subscribe to more that `filters` returns, or again: what is retained is sent anew."""
+        """Subscribe to further topics of `filters`, or again: retained messages are sent anew."""
         with self._lock:
             if self._outbox.connection is not None:
                 self._subscribing.ask(self._outbox.connection, topics, own=True)

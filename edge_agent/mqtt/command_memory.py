@@ -78,7 +78,7 @@ class CommandMemory:
         """Check the `time` of a command; return what to remember it by, None: every arrival counts.
 
         Raises:
-            RequestError: its time is none, or too long ago, or ahead.
+            RequestError: its time is invalid, or too long ago, or ahead.
         """
         written = body.get("time")
         if written is None:

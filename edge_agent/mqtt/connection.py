@@ -47,12 +47,12 @@ class ReceivedMessage:
 
     @property
     def body(self) -> dict[str, Any] | None:
-        """The JSON object in the payload; None where it is none."""
+        """The JSON object in the payload, or None if it is not one."""
         return parse_object(self.payload)
 
 
 def parse_object(payload: bytes) -> dict[str, Any] | None:
-    """Parse a JSON object from an untrusted sender; None where `read_json` refuses it."""
+    """Parse a JSON object from an untrusted sender; None if `read_json` refuses it."""
     try:
         body = read_json(payload)
     except (ValueError, RecursionError):

@@ -89,7 +89,7 @@ class Batch:
         self.left -= 1
 
     def load_all(self, bodies: Sequence[bytes], waited: float) -> Iterator[InflightMessage]:
-        """Load what is on disk only, given the row's messages and their seconds on disk."""
+        """Load the messages that are on disk only, from their bodies and their seconds on disk."""
         encoded_at = time.monotonic() - waited
         for index, body in enumerate(bodies):
             mark = self.marks[index]
@@ -127,7 +127,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         self.added = 0
         """Since the start."""
         self.unreadable = False
-        """The disk cannot be read at the moment; what is in memory does not wait for it."""
+        """The disk cannot be read at the moment; messages in memory do not wait for it."""
         self._sent: dict[int, InflightMessage] = {}
         """By the message id of the present connection."""
         self._waiting: deque[InflightMessage] = deque()
@@ -315,7 +315,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         return chosen
 
     def drop_batch(self, batch: Batch) -> None:
-        """Count as lost what is in a row on disk and nowhere else."""
+        """Count messages as lost that are in a row on disk and nowhere else."""
         self.batches.pop(batch.row.id, None)
         for entry in (*self._sent.values(), *self.loaded):
             if entry.batch is batch:

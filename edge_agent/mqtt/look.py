@@ -19,7 +19,7 @@ from .payloads import moment
 USUAL_INTERVAL = 10.0
 """Seconds between two health messages of a device that does not say."""
 FIRST_SECONDS = 2.0
-"""Before an agent has run for so long, it has no rate that says something."""
+"""Time that an agent must have run before its rate is meaningful."""
 MISSED = 3
 """Health messages that may be missing before the latest counts as old."""
 

@@ -74,7 +74,7 @@ class Message:
     """When the body was encoded, by the monotonic clock."""
 
     def encode_to_wait(self) -> bytes:
-        """Encode it and release what it is made of; return the payload as of the encoding."""
+        """Encode it and release its source data; return the payload as of the encoding."""
         return self._encode(copy=True)
 
     def payload(self) -> bytes:

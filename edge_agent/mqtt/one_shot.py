@@ -117,12 +117,12 @@ class OneShotClient:
         self._subscribe(self._connection, filters)
 
     def ask(self, filters: list[str]) -> None:
-        """Have what is retained sent, once more where it was; not after a `reconnect`."""
+        """Have retained messages sent, or sent again; not after a `reconnect`."""
         self._subscribe(self._connection, filters)
 
     @property
     def unanswered(self) -> bool:
-        """Whether the broker has yet to grant a subscription: what is retained has not come."""
+        """Whether the broker has yet to grant a subscription, and so to send retained messages."""
         return self._answered < self._asked
 
     def publish(

@@ -51,7 +51,7 @@ class _Flight:
 
 
 class Outbox:
-    """Everything in flight to the broker, and what waits for a connection."""
+    """All messages in flight to the broker, and those that wait for a connection."""
 
     def __init__(self, barrier_topic: str) -> None:
         """Start without a connection; *barrier_topic* is never subscribed to, see `Barrier`."""
@@ -220,7 +220,7 @@ class Outbox:
         self.request_barrier()
 
     def disconnected(self) -> None:
-        """Keep what was in flight for the next connection."""
+        """Keep messages in flight for the next connection."""
         self.connection = None
         self._barrier.reset()
         self.inflight.disconnected()

@@ -162,7 +162,7 @@ def send_at_once(_client: Any, _userdata: Any, wire: Any) -> None:
 
 
 def acknowledge_now(client: Client) -> None:
-    """Set TCP_QUICKACK: have the kernel acknowledge at once what has just been read.
+    """Set TCP_QUICKACK: have the kernel acknowledge at once the bytes just read.
 
     By default a broker holds back a small packet until the one before is acknowledged (Nagle), and
     the kernel delays that acknowledgment by 40 ms in the hope of data to go with it: each request

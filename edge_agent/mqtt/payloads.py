@@ -26,14 +26,14 @@ def seconds_of(text: str) -> float:
     """Return the seconds since 1970 of a time in ISO 8601; without a zone it is UTC.
 
     Raises:
-        TypeError, ValueError, OverflowError: it is none.
+        TypeError, ValueError, OverflowError: it is not a time.
     """
     at = datetime.fromisoformat(text)
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def moment(says: Mapping[str, Any]) -> float | None:
-    """Return the time of a payload in seconds since 1970; None where it has none."""
+    """Return the time of a payload in seconds since 1970, or None if it has none."""
     text = says.get("time")
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None

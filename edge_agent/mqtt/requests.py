@@ -1,4 +1,4 @@
-"""Handles what arrives under `in/`: commands are carried out and answered, all else is handed on.
+"""Handles messages under `in/`: carries out and answers commands, hands on all others.
 
 Knows how a command is declared, checked and answered, and none of the commands. A command with `id`
 and `time` is carried out once (`command_memory`); nothing that arrives can stop the agent.
@@ -255,7 +255,7 @@ class Requests:
             self._finish(each)
 
     def _finish(self, asked: _Waiting) -> None:
-        """Carry a command out, or take what was told of it; answer it unless that takes a while."""
+        """Carry out a command, or collect its outcome; answer it unless that takes a while."""
         later = asked.later
         reply, done = (None, False) if later and not later.told else self._carry_out(asked)
         if reply is None:

@@ -1,4 +1,4 @@
-"""The owner of the device's retained topics: what is published on them, and which are cleared.
+"""The owner of the device's retained topics: publishes on them, and clears outdated ones.
 
 A payload is published where it differs from the one before; the outbox repeats it at every new
 connection. Which topics there were is remembered over restarts: without that, the last state of a
@@ -19,7 +19,7 @@ from ..core.state_file import StateFile
 _FORGOTTEN = "retained topics of before, which stay on the broker,"
 
 Current = Callable[[], Iterable[str] | None]
-"""Returns the topics that there are now; None: not known yet, so that none is cleared."""
+"""Returns the present topics; None: not known yet, so that none is cleared."""
 
 
 class Retained:

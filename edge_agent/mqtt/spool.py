@@ -69,7 +69,7 @@ class Row:
 class Spool:
     """The file. Nothing is opened, and SQLite not even imported, before it is needed.
 
-    Where the disk refuses, SpoolError is raised, and what was in the file is still there.
+    If the disk refuses, SpoolError is raised, and the file's content is still there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -139,7 +139,7 @@ class Spool:
         return messages, max(0.0, waited)
 
     def sync(self) -> None:
-        """Sync what was written: it survives a power cut from now on."""
+        """Sync the written messages, which survive a power cut from now on."""
         try:
             # Not the database file itself: closing it would give up SQLite's lock on it.
             descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)

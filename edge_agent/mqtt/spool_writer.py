@@ -32,7 +32,7 @@ MOST = 100_000
 MOST_BYTES = 64 * 2**20
 """Largest size of the file."""
 TIDY = 1.0
-"""Seconds between two writes that only remove what was acknowledged."""
+"""Seconds between two writes that only remove acknowledged messages."""
 SYNC = 2.0
 """Seconds of writes that a power cut may undo."""
 WRITE_RATE = 256 * 1024
@@ -181,7 +181,7 @@ class SpoolWriter:
         return IDLE if self._file.opened else None
 
     def _process(self, spool: Spool, *, last: bool) -> None:
-        """Do what is due; where the disk refuses, leave messages in memory."""
+        """Do the work that is due; if the disk refuses, leave messages in memory."""
         self._more_work = False
         try:
             if last or self.problem is None or time.monotonic() >= self._retry_at:
@@ -219,7 +219,7 @@ class SpoolWriter:
                 self.problem = None
 
     def _sync_or_remove(self, spool: Spool, *, last: bool) -> None:
-        """Sync what was written; remove the file when it is empty."""
+        """Sync the written messages; remove the file when it is empty."""
         now = time.monotonic()
         if self._file.unsynced and (last or now - self._file.synced >= SYNC):
             spool.sync()

@@ -14,7 +14,7 @@ SILENT_SECONDS = 10.0
 RECONNECT_SECONDS = 30.0
 """After which it is a reason to connect again."""
 AGAIN_SECONDS = 60.0
-"""After which what was refused is asked for again: an access list may have changed."""
+"""Time after which refused topics are asked for again: an access list may have changed."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Subscribing:
         return new
 
     def _judge(self) -> bool:
-        """Name the worst that there is now; return whether it is another problem than before."""
+        """Name the worst present problem; return whether it is another one than before."""
         before = self.problem
         late = [each for each in self._requests.values() if each.seconds >= SILENT_SECONDS]
         if late:

@@ -45,7 +45,7 @@ class Subscriptions:
         return filters
 
     def find(self, topic: str) -> tuple[Handler | None, tuple[str, ...]]:
-        """Return who takes a message, and the levels below the prefix; None: it is for an inbox.
+        """Return the handler of a topic and the levels below the prefix; None: it is for an inbox.
 
         Raises:
             MalformedError: it is under no prefix, as of a group that this device has left.

@@ -1,1 +1,1 @@
-"""From boxes to events: tracks, zones, lines, rules, and what is done when one fires."""
+"""From boxes to events: tracks, zones, lines, rules, and the actions when one fires."""

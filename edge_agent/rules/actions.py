@@ -40,7 +40,7 @@ class SideBySide(Generic[T]):
     closing: threading.Event = field(default_factory=threading.Event)
     _waiting: deque[T] = field(default_factory=deque)
     _busy: dict[str, T] = field(default_factory=dict)
-    """By server: what is being done."""
+    """By server: the work being done."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, item: T) -> T | None:
@@ -84,7 +84,7 @@ class SideBySide(Generic[T]):
                 self._changed.notify()
 
     def close(self, seconds: float) -> list[T]:
-        """End, once all is done, after so long at the latest; return what is not."""
+        """End once all work is done, within *seconds*; return unfinished work."""
         self.closing.set()
         with self._changed:
             self._changed.notify_all()

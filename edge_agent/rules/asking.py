@@ -1,4 +1,4 @@
-"""Asks servers about events, and publishes what they answer.
+"""Asks servers about events, and publishes their answers.
 
 Bounded in number and time, in threads of its own: nothing here waits on the way of a frame.
 """
@@ -29,9 +29,9 @@ TRIES = 3
 PAUSE_SECONDS = 1.0
 """Before the second try; before the next one twice as long."""
 OWN = frozenset({"schema", "device", "session", "pipeline", "seq", "event", "began", "box"})
-"""Of an event, what a model need not be told."""
+"""Keys of an event that a model need not be told."""
 AskLocal = Callable[[str, str, bytes | None, float], tuple[str, int]]
-"""By a model's name, a text, a JPEG and seconds: what it says, and of how many tokens."""
+"""From a model's name, a text, a JPEG and seconds: its answer, and the number of tokens."""
 
 
 @record(eq=False)

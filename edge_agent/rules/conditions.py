@@ -67,7 +67,7 @@ class Condition:
         return None
 
     def interrupt(self) -> None:
-        """Forget what has not become an event: something is missing before the next result."""
+        """Forget changes that have not become an event: a result is missing before the next one."""
         self._true, self._bits = self.active, 0
 
     def reset(self) -> None:
@@ -142,7 +142,7 @@ class Conditions:
             self._tell(entry, entry.condition.advance(self._log.now))
 
     def finish(self, why: Why) -> None:
-        """End all events, and forget what was."""
+        """End all events, and forget the past."""
         for entry in self._entries:
             if entry.event is not None:
                 self._log.end(entry.event, why)
@@ -171,7 +171,7 @@ class Conditions:
 
 
 class Crossings:
-    """Counts what crosses lines, and tells of it where rules ask for it."""
+    """Counts crossings of lines, and reports those that rules ask for."""
 
     def __init__(
         self, settings: Pipeline, objects: TrackedObjects, log: EventLog, totals: LineTotals
@@ -219,7 +219,7 @@ class Crossings:
 
 
 class Moves:
-    """Tells of objects that have come into a zone, or gone from it."""
+    """Reports objects that have come into a zone, or gone from it."""
 
     def __init__(self, objects: TrackedObjects, log: EventLog) -> None:
         self._objects = objects

@@ -40,7 +40,7 @@ TICK_SECONDS = 0.25
 END_SECONDS = 0.5
 """For the broker to acknowledge the last events."""
 POST_SECONDS = 2.0
-"""For web servers to take what is posted of them, and to answer."""
+"""Time for web servers to receive posts, and to answer."""
 
 
 LATE_SECONDS = 5.0
@@ -197,7 +197,7 @@ class EventDispatcher:
     # The thread
 
     def run(self) -> None:
-        """Dispatch until closed, then what is left."""
+        """Dispatch until closed, then dispatch the remaining events."""
         while self.step(TICK_SECONDS):
             pass
         until = time.monotonic() + POST_SECONDS

@@ -1,4 +1,4 @@
-"""The rule engines of all pipelines and what they count, and the rules over pipelines.
+"""The rule engines of all pipelines with their counts, and the rules over pipelines.
 
 A rule over pipelines fires where all of several events occur within seconds of each other.
 """
@@ -91,7 +91,7 @@ class RuleEngines:
                 yield from rule.do
 
     def publish_counts(self, *, at_once: bool = False) -> None:
-        """Publish what is in the zones and has crossed the lines, where it has changed.
+        """Publish the counts in the zones and across the lines, where they have changed.
 
         *at_once*: also within a second after the last time.
         """

@@ -35,7 +35,7 @@ KEPT = {"picture": ".jpg", "clip": ".mp4"}
 PART = ".part"
 """Ending of half-written files."""
 FULL_SHARE = 0.9
-"""Of what may be kept, what is left of a full folder: it need not be read for every picture."""
+"""Share of the limit that is left of a full folder, so that it is not read for every picture."""
 
 
 def render(event: Event) -> bytes:

@@ -137,7 +137,7 @@ class Edges:
 
 
 class Zones:
-    """Which objects are in which zones."""
+    """Tells which objects are in which zones."""
 
     def __init__(self, zones: Sequence[Zone]) -> None:
         self.names = [zone.name for zone in zones]
@@ -176,7 +176,7 @@ class Zones:
 
 
 class Gates:
-    """Who has crossed which line, and which way.
+    """Tells which objects have crossed which line, and which way.
 
     A gate is a line with a number of results in which an object must be seen beyond it. Positions
     within the margin say nothing; between two that do, the path either crosses the line or not. An
@@ -184,7 +184,7 @@ class Gates:
     """
 
     def __init__(self, lines: Sequence[Line], needed: Sequence[tuple[int, int]], room: int) -> None:
-        """Start with no object seen: a gate for each line, with *room* for so many objects.
+        """Start with no object seen: a gate for each line, with room for *room* objects.
 
         *needed*: in how many of how many results an object must be seen beyond each.
         """

@@ -32,13 +32,13 @@ from ..mqtt import payloads
 log = logging.getLogger(__name__)
 
 SPOOLED_SECONDS = 3.0
-"""After so long a message of QoS 1 is on the disk, if the broker has not got it."""
+"""Time after which a message of QoS 1 is on the disk, if the broker has not got it."""
 ALIVE_SECONDS = 10.0
 """How often it is noted that events still last."""
 MOST = 1000
 """Published events that are kept."""
 MOST_BYTES = 1 << 20
-"""Of what is appended, before it is written anew."""
+"""Most bytes appended before the state is written anew."""
 
 _STATES = frozenset({"once", "begin", "update", "end"})
 
@@ -174,7 +174,7 @@ class Journal:
         self._on_disk = number
 
     def settle(self, *, delivered: bool) -> None:
-        """Forget what is safe; called every now and then.
+        """Forget events that are safe; called every now and then.
 
         *delivered*: the broker has everything of QoS 1 that was published.
         """
@@ -192,7 +192,7 @@ class Journal:
             self._write()
 
     def close(self, *, delivered: bool) -> None:
-        """Write down what is left at the end of the agent."""
+        """Write down the events left at the end of the agent."""
         if delivered:
             with self._known:
                 self._fresh = [each for each in self._fresh if each.published_at is None]

@@ -36,11 +36,11 @@ class Motion:
         self._pp = np.zeros((4, room))
         self._pv = np.zeros((4, room))
         self._vv = np.zeros((4, room))
-        """Variances of place and speed, and what they have in common."""
+        """Variances of place and speed, and their covariance."""
 
     @property
     def room(self) -> int:
-        """Slots that there are."""
+        """Number of slots."""
         return self._place.shape[1]
 
     def grow(self, room: int) -> None:
@@ -89,7 +89,7 @@ class Motion:
         self._pv -= gain * self._pv
 
     def _squared_sides(self) -> Floats:
-        """Return squared width, height, width, height: what the noise goes by."""
+        """Return squared width, height, width, height, to which the noise is proportional."""
         sides = np.square(np.maximum(self._place[2:], 1.0))
         return np.concatenate([sides, sides])
 

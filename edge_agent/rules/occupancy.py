@@ -142,7 +142,7 @@ class View:
     slots: Slots
     placed: Placed
     rose: Flags
-    """(n, columns of `Occupancy`): what has become true with this result, …"""
+    """(n, columns of `Occupancy`): flags that have become true with this result, …"""
     fell: Flags
     """… or false."""
     begun: Slots

@@ -52,7 +52,7 @@ class Answer:
 
 
 def ask(server: Server, question: Question, seconds: float) -> Answer:
-    """Ask a server once, and wait so many seconds for its answer."""
+    """Ask a server once, and wait *seconds* for its answer."""
     try:
         if server.kind == "openai":
             answer = _ask_openai(server, question, seconds)
@@ -132,7 +132,7 @@ def _choice(said: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _streamed(body: bytes) -> Answer:
-    """Put together what a server streams though it was not asked to."""
+    """Put together the answer of a server that streams though it was not asked to."""
     parts: list[str] = []
     for line in body.splitlines():
         data = line.removeprefix(b"data:").strip()

@@ -1,4 +1,4 @@
-"""Totals of lines: what has crossed them since they were reset, over restarts and power cuts."""
+"""Totals of lines: crossings since they were reset, over restarts and power cuts."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Tracker:
 
     @property
     def room(self) -> int:
-        """Slots that there are."""
+        """Number of slots."""
         return len(self.number)
 
     def reset(self) -> None:
@@ -180,7 +180,7 @@ class Tracker:
         rows_left[there[rows]] = False
 
     def _age(self, slots: Slots, seconds: float) -> None:
-        """End what has not been seen for long, and what was seen once and not again."""
+        """End tracks that have not been seen for long, or were seen only once."""
         self._unseen[slots] += seconds
         self._missed[slots] += 1
         over = (self._unseen[slots] > LOST_SECONDS) & (self._missed[slots] > LOST_RESULTS)

@@ -80,7 +80,7 @@ def broker_secrets() -> dict[str, str]:
 
 
 def find(config: str | None, origins: str) -> Plan | None:
-    """Read the plan of a start from this settings file; None where there is no valid one."""
+    """Read the plan of a start from this settings file; returns None if none is valid."""
     state = _state_folder(config)
     try:
         read = _read(state)

@@ -82,7 +82,7 @@ class PlanWriter:
             forget(settings.state)
 
     def is_put_back(self) -> bool:
-        """Whether inputs that `reread` found changed are again what the settings in use are of."""
+        """Whether inputs that `reread` found changed are again those of the settings in use."""
         return self._pending != self._origins == digest(self._config)
 
     def _adopt(self) -> None:
@@ -177,7 +177,7 @@ class PlanWriter:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the files that decide what a model computes and publishes."""
+    """List the files that decide a model's computations and results."""
     return [
         path
         for path in folder.rglob("*")

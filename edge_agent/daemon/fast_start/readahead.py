@@ -75,7 +75,7 @@ def start_read_ahead(state: str, origins: str) -> ReadAhead | None:
     """Start to read ahead.
 
     Returns:
-        None where there is no list, or the files are in memory already.
+        None if there is no list, or the files are in memory already.
     """
     try:
         with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - before pathlib is needed
@@ -139,7 +139,7 @@ def list_touched(origins: str, without: Sequence[str]) -> bytes | None:
     """Return the list of pages that this process has mapped or imported by now.
 
     Returns:
-        The content of the list's file; None where the kernel does not show it.
+        The content of the list's file, or None if the kernel does not show it.
     """
     try:
         mapped = {path: pages for path, pages in _mapped() if not path.startswith(tuple(without))}

@@ -1,7 +1,7 @@
 """Runs a model while it arrives, in the child process of its trial.
 
 What comes before the network in the package is unpacked into a folder, so that it is read as usual.
-What the stages give counts only if the complete network gives the same numbers bit for bit:
+The stages' outputs count only if the complete network gives the same numbers bit for bit:
 `Followed.same`.
 """
 
@@ -42,7 +42,7 @@ class Followed:
     inputs: Tensors = field(default_factory=dict)
     """That frame …"""
     outputs: Mapping[str, Array] = field(default_factory=dict)
-    """… and what was found in it."""
+    """… and its outputs."""
 
     def same(self, found: Mapping[str, Array]) -> bool:
         """Whether the outputs of another network are these, bit for bit."""

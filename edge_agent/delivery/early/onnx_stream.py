@@ -117,7 +117,7 @@ class OnnxFile:
     """A file on its way; to be read in this order: nodes, ends, tensors.
 
     UnfitError is raised where it cannot be read like this, as its parts are many, come in another
-    order or are none of the standard's; DamagedError of what is no message of protocol buffers.
+    order or are none of the standard's; DamagedError for data that is no protocol buffer.
     """
 
     def __init__(self, data: GrowingFile, begin: int, end: int) -> None:

@@ -1,6 +1,6 @@
 """Block lists and blocks as they arrive, until all of a package is durable on the disk.
 
-A message is acknowledged after what it brought is durable. Used by the thread that takes requests.
+A message is acknowledged after its content is durable. Used by the thread that takes requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 END_BYTES = 64 * 1024
 """Of a package, which its trial will wish for: mostly the end of the network."""
 SENDER_SECONDS = 120.0
-"""Without a message from the sender, after which a transfer is suspended; what has come stays."""
+"""Silence of the sender after which a transfer is suspended; received blocks stay."""
 MAX_TRANSFERS = 16
 CHANGE_SECONDS = 1.0
 """At least between two publications of the progress."""
@@ -89,7 +89,7 @@ class BlockReceiver:
         began: float,
         drawing: Drawing | None = None,
     ) -> None:
-        """Request a package that was offered; what has come of it before is not requested.
+        """Request a package that was offered, except for blocks that have arrived before.
 
         *began*: monotonic clock when the offer came. *drawing*: where it lies on the broker.
         """
@@ -126,7 +126,7 @@ class BlockReceiver:
         active.answer_offer(self._status)
 
     def list_part(self, transfer: str, number: int, payload: bytes) -> None:
-        """Store a part of a block list, if it is wanted; raise MalformedError if it is none."""
+        """Store a part of a block list, if wanted; raise MalformedError if it is not one."""
         active = self._active.get(transfer)
         if active is None or active.incoming is not None or number >= active.list_parts:
             return
@@ -165,7 +165,7 @@ class BlockReceiver:
             self._reject(active, "aborted by the sender")
 
     def suspend(self, transfer: str) -> None:
-        """Receive nothing more of a transfer until it is offered again; what has come stays."""
+        """Receive nothing more of a transfer until it is offered again; received blocks stay."""
         active = self._active.pop(transfer, None)
         if active is not None:
             self._flusher.wait()
@@ -241,7 +241,7 @@ class BlockReceiver:
             raise
 
     def _reject(self, transfer: Transfer, why: str) -> None:
-        """End a transfer, remove what has come of it, and publish the reason."""
+        """End a transfer, remove its received blocks, and publish the reason."""
         self._active.pop(transfer.id, None)
         transfer.end_drawing()
         transfer.candidate.close_early_trial()
@@ -275,7 +275,7 @@ class BlockReceiver:
                 transfer.publish_progress(self._status)
 
     def close(self) -> None:
-        """Suspend all transfers; what has come stays."""
+        """Suspend all transfers; received blocks stay."""
         self._flusher.wait()
         for transfer in self._active.values():
             self._suspend(transfer)

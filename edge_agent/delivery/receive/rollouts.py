@@ -1,4 +1,4 @@
-"""The roll-outs that this device follows: it installs when its wave has come, and says how it went.
+"""The roll-outs that this device follows: it installs when its wave comes, and reports the outcome.
 
 What lies on `edge/@rollout/<id>` is followed only where a trusted key has signed it, and never
 backwards: what has been seen of each roll-out outlives a restart. The package is drawn and tried
@@ -89,7 +89,7 @@ class Followed:
 
 
 class Rollouts:
-    """Used by the thread that takes requests, but for `heard`."""
+    """The roll-outs and their states. Used by the thread that takes requests, except `heard`."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Rollouts:
         self._due: dict[str, float] = {}
         """By id: monotonic clock when it is to be looked at."""
         self._lock = threading.Lock()
-        """Guards what is known."""
+        """Guards the known roll-outs."""
         self._known: dict[str, Followed] = self._file.read(_parse) or {}
 
     # What arrives
@@ -229,7 +229,7 @@ class Rollouts:
             self._set(name, known, "rolled-back", plan.why or "the roll-out was aborted")
 
     def tick(self, now: float) -> None:
-        """Do what is due, by the monotonic clock."""
+        """Do the work that is due, by the monotonic clock."""
         self._hear_changes(now)
         for name, at in list(self._due.items()):
             plan, known = self._plans.get(name), self._known[name]
@@ -256,7 +256,7 @@ class Rollouts:
                 self._transfers.draw(plan.transfer)
 
     def _look_after(self, name: str, plan: Plan, known: Followed) -> None:
-        """See what has become of a version that was live."""
+        """Check on a version that was live."""
         live = self._live(plan.name)
         if known.state == "aborted" and live == plan.version and known.before not in {None, live}:
             self._go_back(name, plan, known)

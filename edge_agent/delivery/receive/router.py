@@ -1,4 +1,4 @@
-"""Packages as they come in: offered, to be sent in blocks, or as a whole in one message.
+"""Receives packages: offered, to be sent in blocks, or as a whole in one message.
 
 Takes what arrives under `in/` for models (section 5 of the interface). An offer is parsed and
 checked, then begun, answered, or kept until the clock is set; lists and blocks go to `blocks`. What
@@ -111,19 +111,19 @@ class Router:
             self._drawing.ask_offer(transfer)
 
     def suspend(self, transfer: str) -> None:
-        """Draw nothing more of a package for now; what has come stays."""
+        """Draw nothing more of a package for now; received blocks stay."""
         self._drawing.end(transfer)
         self._waiting.pop(transfer, None)
         self._blocks.suspend(transfer)
 
     def abort(self, transfer: str) -> None:
-        """Draw nothing more of a package, and remove what has come."""
+        """Draw nothing more of a package, and remove its received blocks."""
         self._drawing.end(transfer)
         self._waiting.pop(transfer, None)
         self._blocks.abort(transfer)
 
     def drawn(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
-        """Handle what has been drawn of a package; return True if it is acknowledged later.
+        """Handle a drawn part of a package; return True if it is acknowledged later.
 
         Raises:
             MalformedError: it is not what it should be; another may come. Nothing else follows from
@@ -318,7 +318,7 @@ class Router:
                 self._remove(transfer)
 
     def _remove(self, transfer: str) -> None:
-        """Remove what has arrived of a package that may not come in any more, or is here."""
+        """Remove the blocks of a package that is no longer allowed in, or is installed."""
         try:
             with disk_errors(f"push {transfer}: removing it"), self.admission.store.locked():
                 folder = self.admission.store.incoming / transfer
@@ -328,7 +328,7 @@ class Router:
             log.error("push %s: not removed: %s", transfer, problem)  # noqa: TRY400 - one line, no traceback
 
     def tick(self, now: float) -> None:
-        """Do what is due, by the monotonic clock; offers wait until the other clock is set."""
+        """Do the due work, by the monotonic clock; offers wait until the wall clock is set."""
         self._blocks.tick(now)
         if self._waiting and now - self._clock_checked > CLOCK_SECONDS:
             self._clock_checked = now
@@ -337,7 +337,7 @@ class Router:
                     self._consider(transfer, *offer)
 
     def close(self) -> None:
-        """Suspend all transfers; what has come stays."""
+        """Suspend all transfers; received blocks stay."""
         self._blocks.close()
 
 

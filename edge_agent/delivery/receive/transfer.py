@@ -1,4 +1,4 @@
-"""One transfer: what has come of a package, and what is requested next.
+"""One transfer: the received blocks of a package, and those requested next.
 
 The device requests a window at a time; the sender never runs ahead.
 """
@@ -90,7 +90,7 @@ class Transfer:
     # Requests to the sender
 
     def request(self, status: StatusTopic) -> None:
-        """Request what is missing and not requested yet, up to a window."""
+        """Request blocks that are missing and not requested yet, up to a window."""
         self.requested_at = time.monotonic()
         incoming = self.incoming
         if incoming is None:
@@ -132,7 +132,7 @@ class Transfer:
         self.request(status)
 
     def answer_offer(self, status: StatusTopic) -> None:
-        """Answer a repeated offer: what is on its way already is not requested."""
+        """Answer a repeated offer; blocks that are on their way are not requested."""
         if self.requested and not self.request_timed_out(time.monotonic()):
             self.publish_progress(status)
         else:
@@ -155,7 +155,7 @@ class Transfer:
     # Its trial
 
     def update_early_trial(self) -> None:
-        """Send the early trial what has arrived, and request early what it wishes for."""
+        """Tell the early trial about arrived blocks, and request those it wishes for early."""
         incoming, early = self.incoming, self.candidate.early_trial
         if early is None or incoming is None:
             return
@@ -189,7 +189,7 @@ class Drawing:
         return sorted(self._wanted)
 
     def ask(self, transfer: str, kind: str, numbers: Iterable[int]) -> None:
-        """Have parts of the list or blocks sent, once more where they were; leave what has come."""
+        """Have parts of the list or blocks sent, again if need be; leave those that have come."""
         self._want([f"{self.prefix}/{transfer}/{kind}/{number}" for number in numbers])
 
     def ask_offer(self, transfer: str) -> None:

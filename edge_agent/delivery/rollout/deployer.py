@@ -49,7 +49,7 @@ FIRST_SECONDS = 1.0
 
 
 class Deployer:
-    """All that changes which version serves."""
+    """Makes all changes of the serving version."""
 
     def __init__(
         self,

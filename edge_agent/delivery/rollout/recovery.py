@@ -1,4 +1,4 @@
-"""Recovery: what the agent continues, tries again or rolls back at its next start.
+"""Recovery: candidates that the agent continues, retries or rolls back at its next start.
 
 The marks in the models' pointers say what was on its way. At an orderly end they are changed so
 that the candidates are not blamed for it. After a crash or a hang a version on probation is taken

@@ -47,12 +47,12 @@ class LiveFrames:
         threshold: float | None,
         region: Region | None,
     ) -> None:
-        """Keep a frame that the incumbent has inferred; what it found is not needed."""
+        """Keep a frame that the incumbent has inferred; its findings are not needed."""
         del incumbent, threshold
         self._sample, self._region = sample, region
 
     def inputs(self, specs: tuple[TensorSpec, ...]) -> Tensors | None:
-        """Return the newest frame as inputs of the network; None where that cannot be done."""
+        """Return the newest frame as inputs of the network, or None if that is not possible."""
         sample, kind = self._sample, self.kind
         if sample is None or kind is None:
             return None

@@ -68,7 +68,7 @@ class TrialProcess:
     def __init__(self, engines: Sequence[str], memory_mb: int, frame: FrameSource) -> None:
         """Start the child; it loads the libraries of *engines*.
 
-        *memory_mb* is what it may take beyond what it takes with no model; 0: no bound.
+        *memory_mb* is its memory limit beyond the memory that it takes with no model; 0: no bound.
         """
         self._sending = threading.Lock()
         # Keeps records apart, and takes a file along.
@@ -99,7 +99,7 @@ class TrialProcess:
         self._frame = frame
         self._unsent: bytes | None = None
         self._libraries_mb: tuple[float, float] | None = None
-        """Memory that it takes with no model: all, and what is not of files."""
+        """Memory that it takes with no model: all of it, and that without mapped files."""
         self._stderr = b""
         self._verdict: Verdict | None = None
         self.wish: tuple[int, int] | None = None

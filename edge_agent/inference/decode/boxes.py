@@ -35,7 +35,7 @@ IOU = 0.45
 
 @record
 class Selection:
-    """Which candidates stay."""
+    """The rule for the candidates that stay."""
 
     iou: float | None
     """Of two boxes that overlap by more the weaker goes; None: all stay."""
@@ -167,7 +167,7 @@ def detections(
     columns: Mapping[str, Any] | None = None,
     turned: Floats | None = None,
 ) -> Detections:
-    """Make detections of candidates, best first; a box without area is none.
+    """Make detections from candidates, best first; boxes without area are dropped.
 
     Args:
         source: name of the output that the boxes come from.
@@ -175,7 +175,7 @@ def detections(
         hits: their classes and scores.
         labels: names the classes; candidates of a class without a label are left out.
         selection: which of them stay.
-        columns: optional columns of the hits, by field; arrays, or what is indexed like them.
+        columns: optional columns of the hits, by field; arrays, or objects indexed like them.
         turned: (n, 5) center x, center y, width, height, angle: where boxes are oriented.
 
     Raises:
@@ -314,7 +314,7 @@ def lay_grid(size: tuple[int, int], strides: tuple[int, ...]) -> Grid:
 
 
 def grid_of(size: tuple[int, int], count: int, choices: tuple[tuple[int, ...], ...]) -> Grid | None:
-    """Choose the strides whose cells add up to *count*; None where none do."""
+    """Choose the strides whose cells add up to *count*, or return None if none do."""
     for strides in choices:
         grid = lay_grid(size, strides)
         if len(grid.cells) == count:

@@ -19,7 +19,7 @@ from ...models.manifest import Manifest
 
 Floats = NDArray[np.float32]
 Pattern = tuple[int | None, ...]
-"""A shape with None where any size will do."""
+"""A shape; None stands for any size."""
 
 
 class Decoder(Protocol):
@@ -37,7 +37,7 @@ class Decoder(Protocol):
             Findings; boxes in pixels of the network's input, the caller maps them back.
 
         Raises:
-            SampleError: the outputs are not finite, or not what the network declared.
+            SampleError: the outputs are not finite, or not as the network declared.
         """
 
 
@@ -82,7 +82,7 @@ class Network:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     size: tuple[int, int] | None
-    """Width and height of the picture in the input; None where it takes none."""
+    """Width and height of the picture in the input; None if it takes no picture."""
     gallery: Path | None = None
     """Where labeled vectors are, if there are any."""
 
@@ -199,7 +199,7 @@ def fits(shape: tuple[int | None, ...], pattern: Pattern) -> bool:
 
 
 def count_of(spec: TensorSpec) -> int | None:
-    """Count a tensor's elements, an open batch being 1; None where another size is open."""
+    """Count a tensor's elements, with 1 for an open batch; None if another size is open."""
     sizes = (spec.shape[0] or 1, *spec.shape[1:]) if len(spec.shape) > 1 else spec.shape
     known = [size for size in sizes if size is not None]
     return prod(known) if len(known) == len(sizes) else None
@@ -224,7 +224,7 @@ def judged(score: float, threshold: float, label: str = "") -> Anomaly:
 
 
 def ensure_finite(name: str, *parts: Array) -> None:
-    """Check that what was read from an output is finite.
+    """Check that the numbers read from an output are finite.
 
     One sum for each part: a NaN or an infinity anywhere makes the sum one, and comparing with a
     threshold would drop it silently.
@@ -288,7 +288,7 @@ class Labels:
 
     @property
     def classes(self) -> int | None:
-        """How many classes the network must have; None where nothing was given."""
+        """The number of classes that the network must have; None if nothing was given."""
         return len(self.names) + self.first if self.names else None
 
     def is_named(self, indices: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -350,7 +350,7 @@ def build_decoder(
         labels: of the classes, already read from where the manifest says.
         inputs: the network's, after all sizes were settled.
         outputs: the network's; sizes may still be open.
-        size: width and height of the picture in the input; None where it takes none.
+        size: width and height of the picture in the input; None if it takes no picture.
         gallery: file of labeled vectors, if there is one.
 
     Raises:

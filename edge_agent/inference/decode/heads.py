@@ -81,7 +81,7 @@ def heads(network: Network) -> Decoder:
 
 
 def _cells(array: Floats, layout: str, count: int, size: tuple[int, int]) -> Floats | None:
-    """Return a head of *count* anchors as (H, W, A, 5 + classes); None: it is none.
+    """Return a head of *count* anchors as (H, W, A, 5 + classes), or None if it is not one.
 
     The array is [A, H, W, n] or [A * n, H, W], or has these last.
     """

@@ -40,7 +40,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {"instance-segmentation": ("predictions",
 
 
 def roles_of(network: Network) -> tuple[str, ...]:
-    """Return the outputs that there are."""
+    """Return the roles of the outputs for the task."""
     return ROLES.get(network.manifest.task, ("predictions",))
 
 
@@ -148,7 +148,7 @@ def finder(
     centered: bool,
     suppressible: bool = True,
 ) -> Found:
-    """Return what makes detections of the rows of a YOLO that reach the threshold.
+    """Return a function that makes detections from YOLO rows that reach the threshold.
 
     Args:
         network: with its manifest.

@@ -1,4 +1,4 @@
-"""Text: what is written in a picture of one line, and where in a picture there are lines."""
+"""Text: reads a picture of one line, and finds the lines in a picture."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def yolov8(network: Network) -> Decoder:
 
 
 def end_to_end(network: Network) -> Decoder:
-    """YOLOv10, 26 and exports with suppression inside: [1, N, 6], and what the task adds.
+    """YOLOv10, 26 and exports with suppression inside: [1, N, 6], and the task's columns.
 
     Role `predictions`: x1, y1, x2, y2 in input pixels or, of TensorFlow's exports, in 0..1 of
     the input (of task obb: center x, center y, width, height); score, class. Nothing is suppressed
@@ -152,7 +152,7 @@ def end_to_end(network: Network) -> Decoder:
 def _rows(
     network: Network, labels: Labels, may_be: Callable[[int], bool] | None = None
 ) -> tuple[Output, Tail]:
-    """Find the tensor of rows: box, objectness, classes; and what the task adds to them.
+    """Find the tensor of rows: box, objectness, classes, and the task's columns.
 
     Args:
         network: with its manifest.

@@ -66,7 +66,7 @@ def _base() -> Path:
 
 
 def _tidy(kept: Path, folder: Path) -> None:
-    """Remove what other versions have left, what exceeds the limit, and what has changed."""
+    """Remove files of other versions, files beyond the limit, and files that have changed."""
     engine = kept.name.partition("-")[0]
     for other in subfolders(kept.parent):
         if other != kept and other.name.partition("-")[0] == engine:

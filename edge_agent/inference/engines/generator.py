@@ -55,12 +55,12 @@ Tell = Callable[[str, str], None]
 
 
 class FullError(RequestError):
-    """Too much is asked already."""
+    """Too many questions are waiting already."""
 
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A question, and how far its answer is."""
+    """A question, and the progress of its answer."""
 
     prompt: tuple[Any, ...]
     """Its tokens, (1, n); of a vision-language model its text and pictures."""
@@ -278,7 +278,7 @@ class Generator:
         raise ModelError(f"golden: {why}")
 
     def _differs(self, cases: Sequence[tuple[dict[str, Any], str]]) -> str | None:
-        """Return how what is answered differs from the golden answers, if it does."""
+        """Return how the answers differ from the golden ones, or None if they do not."""
         asked = [self._read(json.dumps(body).encode()) for body, _ in cases]
         for each, (body, _) in zip(asked, cases, strict=True):
             each.config.max_new_tokens = body["max_tokens"]

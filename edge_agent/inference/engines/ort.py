@@ -55,7 +55,7 @@ _KEPT: Mapping[str, Mapping[str, str]] = {
         "trt_timing_cache_path": "{folder}",
     },
 }
-"""By provider: the options by which it keeps what it compiles."""
+"""By provider: the options by which it keeps compiled code."""
 
 
 def label_of(provider: str = CPU) -> str:
@@ -82,7 +82,7 @@ class OrtEngine:
             inputs: of the network itself.
             outputs: likewise.
             fold: how the session's network differs.
-            data: what the session uses, and does not keep alive itself.
+            data: bytes that the session uses but does not keep alive itself.
         """
         self._data = data
         self.label = label_of(session.get_providers()[0])
@@ -218,7 +218,7 @@ def _provider(device: str) -> str:
 
 
 def specs(values: Sequence[Any], network: Path) -> tuple[TensorSpec, ...]:
-    """Describe what a session takes or gives."""
+    """Describe the inputs or outputs of a session."""
     return tuple(
         TensorSpec(
             value.name,

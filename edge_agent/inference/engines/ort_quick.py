@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 512 * 2**20
 """Of a file; a larger one would be in memory twice."""
 _NUMBER = 10
-"""Bytes that one number can take that is not raw."""
+"""Most bytes of a number that is not raw."""
 _IN_BYTES = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
 """Operators that multiply bytes, however little is optimized; beside those of other domains."""
 _NO_CHOICE = "multiplies bytes that this processor may saturate"

@@ -122,7 +122,7 @@ def open_exact(words: Words, make: Callable[[Words], T]) -> tuple[T, Words]:
     what tf2onnx writes. Such a network computes in floats.
 
     Returns:
-        What was made, and its options.
+        The result, and its options.
     """
     try:
         return make(words), words

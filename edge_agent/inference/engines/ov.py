@@ -53,7 +53,7 @@ class Compiled(NamedTuple):
     """… and with their sizes settled."""
     outputs: tuple[TensorSpec, ...]
     fold: Fold | None
-    """How what was compiled differs from it."""
+    """How the compiled network differs from it."""
 
 
 class OvEngine:
@@ -227,13 +227,13 @@ def _compile(
 
 
 def _joins(choice: EngineChoice) -> bool:
-    """Whether convolutions take along what is written into them: seen on x86, in f32."""
+    """Whether convolutions absorb operations that are written into them: seen on x86, in f32."""
     precision = properties(choice)["INFERENCE_PRECISION_HINT"] if is_cpu(choice) else None
     return precision == "f32" and _ON_X86
 
 
 def _folded(model: ov.Model, cut: InputCut | None) -> Fold | None:
-    """Cut off what may be; return what was."""
+    """Cut off the quantization of the input if possible; return its fold, or None."""
     if cut is None:
         return None
     from .ov_graph import cut_quantizer
@@ -283,7 +283,7 @@ def label_of(choice: EngineChoice, compiled: ov.CompiledModel) -> str:
 
 
 def _tensor(array: Array) -> ov.Tensor:
-    """Lend *array* to OpenVINO; what it cannot borrow is copied."""
+    """Lend *array* to OpenVINO; an array that it cannot borrow is copied."""
     flags = array.flags
     return ov.Tensor(array, shared_memory=bool(flags.c_contiguous and flags.writeable))
 
@@ -302,7 +302,7 @@ def _result_name(port: Any) -> str:
 
 
 def _spec(port: Any, name: str, network: Path) -> TensorSpec:
-    """Describe what a network takes or gives."""
+    """Describe an input or output of a network."""
     shape = port.get_partial_shape()
     if shape.rank.is_dynamic:
         raise EngineError(f"{network.name}: {name}: the number of its dimensions is open")

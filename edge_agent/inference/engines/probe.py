@@ -53,7 +53,7 @@ class Probe:
 
 
 def probe(timeout_s: float = 20.0) -> Probe:
-    """Ask every engine, all at once, what it can run on.
+    """Ask every engine, all at once, for the devices that it can run on.
 
     Never raises: an engine that crashes, hangs or is not there is described by its `problem`.
     """

@@ -1,4 +1,4 @@
-"""The engines there are, what each can do, and the opening of a network on one of them.
+"""The known engines, their capabilities, and the opening of a network on one of them.
 
 Light: an engine's library is loaded when a network is opened on it, or its devices are asked for.
 """

@@ -1,4 +1,4 @@
-"""The cut at an ONNX network's input, and the graph rewritten without what is cut off.
+"""The cut at an ONNX network's input, and the graph rewritten without the part cut off.
 
 Only the graph is rewritten; weights stay where they are.
 """

@@ -22,7 +22,7 @@ _PIECE = 1024 * 1024
 
 
 def digests(state: Path, folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file that decides what a model computes.
+    """Return the SHA-256 of each file that decides a model's computations.
 
     Those of files that have neither changed nor moved since are remembered: 100 MB take 70 ms.
 
@@ -47,7 +47,7 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
 
 
 def model_digest(state: Path, folder: Path) -> str:
-    """Return one digest of all that decides what a model computes; arguments as for `digests`.
+    """Return one digest of all that decides a model's computations; arguments as for `digests`.
 
     Raises:
         ModelError: a file of the model cannot be read.
@@ -76,7 +76,7 @@ def corrupted_files(state: Path, folder: Path) -> Iterator[str | None]:
 
 
 def corrupted_file(checksums: Mapping[str, str]) -> Iterator[str | None]:
-    """Read an artifact's files again, until one is not what was written.
+    """Read an artifact's files again, until one differs from its checksum.
 
     Args:
         checksums: SHA-256 of each when it was written, by path.

@@ -86,7 +86,7 @@ class OrtPreparedEngine:
         return dict(zip(self._names, results, strict=True))
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Exchange the session for one of so many threads; calls of `infer` go on meanwhile."""
+        """Exchange the session for one of *threads* threads; calls of `infer` go on meanwhile."""
         load = self._load
         if load is None or load.is_streamed:
             return False

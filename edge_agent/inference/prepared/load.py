@@ -92,7 +92,7 @@ class Load:
         """Open a session of one of the artifact's graphs; with *threads* instead of its own.
 
         Raises:
-            ArtifactError: it is damaged, or ONNX Runtime refuses what it has itself written.
+            ArtifactError: it is damaged, or ONNX Runtime refuses a graph that it wrote itself.
         """
         path = self.artifact.path(graph)
         # Before the engine parses it; graphs are small.

@@ -133,7 +133,7 @@ class SpectralFeatures:
 
 
 def mfe_of(block: Mfe, samples: int, rate: float) -> MfeFeatures:
-    """Prepare the block for windows of so many *samples* at a *rate*, Hz.
+    """Prepare the block for windows of *samples* samples at a *rate*, Hz.
 
     Raises:
         ModelError: the window holds no frame or too many, or a mel band holds no bin.

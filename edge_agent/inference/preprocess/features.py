@@ -38,7 +38,7 @@ class Features:
     step: int
     fft: int
     taper: Floats
-    """(frame): what a frame is multiplied by."""
+    """(frame): factors for a frame."""
     mel: Floats
     """(fft // 2 + 1, bins): the weights of a mel band."""
     dct: Floats | None

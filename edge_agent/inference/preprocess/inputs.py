@@ -1,4 +1,4 @@
-"""Which of a network's inputs takes the sample, what the others get, and what is left open."""
+"""Settles a network's inputs: the one for the sample, constants for the others, open sizes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _takes_a_size(tensor: TensorSpec) -> bool:
 
 
 def _needs_a_constant(spec: InputSpec, tensor: TensorSpec, picture: TensorSpec) -> str:
-    """Return that an input's value is missing, and what to write where that is known."""
+    """Return the error that an input's value is missing, with the fix if that is known."""
     text = f"input.fixed: input {tensor} needs a constant value"
     if not _takes_a_size(tensor) or len(picture.shape) != 4:
         return text

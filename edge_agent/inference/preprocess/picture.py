@@ -52,7 +52,7 @@ class _Buffers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PicturePreprocessor:
-    """How every picture becomes the network's input. Threads share it."""
+    """Converts every picture to the network's input. Threads share it."""
 
     spec: InputSpec
     tensor: TensorSpec
@@ -325,7 +325,7 @@ def table_of(spec: InputSpec, dtype: str, channels: int) -> NDArray[np.generic]:
         (channels, 256), of that type.
 
     Raises:
-        ModelError: a value goes beyond what the type can hold.
+        ModelError: a value exceeds the range of the type.
     """
     mean = np.array(spec.per_channel("mean", channels))[:, None]
     scale = np.array(spec.per_channel("scale", channels))[:, None]

@@ -100,7 +100,7 @@ class PreparedSample:
 
 
 def outside(data: Array, region: Region) -> str | None:
-    """Return that nothing of a region lies inside a picture; None: something does."""
+    """Return the error that a region lies outside a picture, or None if some of it is inside."""
     height, width = data.shape[:2]
     x1, y1, x2, y2 = region
     if x1 < width and y1 < height and x2 > 0 and y2 > 0:

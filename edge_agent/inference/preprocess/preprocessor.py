@@ -22,7 +22,7 @@ class Preprocessor(Protocol):
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Width and height of the network's picture; None where it takes no picture."""
+        """Width and height of the network's picture; None if it takes no picture."""
 
     def __call__(
         self, data: Array, *, stream: bool = False

@@ -19,7 +19,7 @@ PASS = 0.94
 
 
 class Resampler:
-    """Of one signal; what was pushed before a `reset` is forgotten."""
+    """Resamples one signal; rows pushed before a `reset` are forgotten."""
 
     def __init__(self, to_hz: float, from_hz: float | None) -> None:
         """Prepare; *from_hz* is the rate of rows that have no times of their own."""

@@ -187,7 +187,7 @@ def transform_of(spec: InputSpec, tensor: TensorSpec) -> Transform | None:
 
 
 def _channels(spec: InputSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> int:
-    """Count the channels: those named, or what the network has room for."""
+    """Count the channels: those named, or as many as the network has room for."""
     total, rows = prod(shape), spec.window or 1
     channels = len(spec.channels) or total // rows
     if channels * rows != total:

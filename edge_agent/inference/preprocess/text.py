@@ -75,7 +75,7 @@ class TextPreprocessor:
 
 
 def _load(file: Path, length: int) -> Any:
-    """Load a tokenizer that gives so many tokens of any text."""
+    """Load a tokenizer that gives *length* tokens for any text."""
     try:
         from tokenizers import Tokenizer
     except ImportError:

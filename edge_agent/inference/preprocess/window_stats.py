@@ -29,7 +29,7 @@ class WindowStats:
     """Rows and channels."""
     of: tuple[str, ...]
     rate: float | None
-    """Rows a second; None where no band is asked for."""
+    """Rows a second; None if no band is wanted."""
 
     @property
     def shape(self) -> tuple[int, int]:

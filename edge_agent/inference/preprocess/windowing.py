@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Window(NamedTuple):
-    """A window as it was cut."""
+    """A window cut from a signal."""
 
     data: NDArray[np.float32]
     """(window, channels), a view of shared data: read-only."""
@@ -72,7 +72,7 @@ class Windower:
         self._channels = Channels(spec, columns, self.reset)
 
     def reset(self) -> None:
-        """Drop what was pushed: what comes next does not follow on it."""
+        """Drop the rows pushed so far: the next ones do not follow on them."""
         self._skip = 0
         """Samples still to be passed over, before thinning out."""
         self._gap = 0
@@ -214,7 +214,7 @@ def _own(row: Array) -> NDArray[np.float32]:
 
 
 ODD = 3
-"""Readings in a row of another number of channels after which that is what the source gives."""
+"""Readings in a row with another number of channels, after which that is the source's."""
 
 
 class Channels:

@@ -94,7 +94,7 @@ def inspect_ir(network: Path) -> NetworkFacts:
 
 
 class _Reader:
-    """Takes in one .xml file, keeping only what is asked of it."""
+    """Reads one .xml file, keeping only the parts that are needed."""
 
     def __init__(self, network: Path, weight_bytes: int) -> None:
         self.parameters: list[_Layer] = []

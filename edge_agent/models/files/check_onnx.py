@@ -63,13 +63,13 @@ def check_network(network: Path) -> None:
     """Check that a network's file may be given to an engine.
 
     Raises:
-        ModelError: what is wrong with it, by name of the tensor, operator or file.
+        ModelError: it is invalid; names the tensor, operator or file.
     """
     inspect(network)
 
 
 def inspect(network: Path, data: bytes | mmap | None = None) -> NetworkFacts:
-    """Check a network's file and return what it states about itself.
+    """Check a network's file and return its facts.
 
     Args:
         network: the file.

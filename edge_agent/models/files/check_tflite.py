@@ -103,10 +103,10 @@ _INTEGERS = frozenset({"int4", "int8", "uint8", "int16"})
 
 
 def inspect_tflite(network: Path) -> NetworkFacts:
-    """Check a .tflite and return what it states about itself.
+    """Check a .tflite and return its facts.
 
     Raises:
-        ModelError: what is wrong with it.
+        ModelError: it is invalid.
     """
     size = network.stat().st_size
     if size > MAX_BYTES:
@@ -278,7 +278,7 @@ def _check_operator(
     makers: dict[int, tuple[str, int]],
     count: int,
 ) -> None:
-    """Check that an operator's inputs are there before it; note what it makes."""
+    """Check that an operator's inputs exist before it; note its outputs."""
     code = operator.number(0, "<I")
     if code >= len(codes):
         raise DamagedError("an operator has no kind")

@@ -39,7 +39,7 @@ class NetworkFacts:
     """Types of its nodes; of other domains than ONNX's own with the domain before a dot."""
     weight_bytes: int
     quantized: bool
-    """Whether integers are what it computes with."""
+    """Whether it computes with integers."""
     steps: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     """By name of an input or output, where the file says it: scale and zero point."""
 

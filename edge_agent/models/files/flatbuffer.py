@@ -55,7 +55,7 @@ class Table:
         """Return the table that a file begins with.
 
         Raises:
-            DamagedError: as everything here: what is asked for is not there as a whole.
+            DamagedError: as everywhere here: the requested part is not completely in the file.
         """
         return cls._at(data, _unsigned(data, 0), Budget(len(data)))
 

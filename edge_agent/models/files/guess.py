@@ -1,4 +1,4 @@
-"""A manifest for a bare network of which no metadata tells, by its shapes and names.
+"""A manifest for a bare network without metadata, by its shapes and names.
 
 What a family's own exporter always writes, and nobody else, is enough: then the family's own code
 says how pictures go in, and that is assumed in so many words. Where shapes fit several families, or
@@ -37,7 +37,7 @@ _PADDLE |= dict.fromkeys(["pad", "mean", "scale"], 127.5)
 
 
 def draft_of(facts: NetworkFacts) -> Draft:
-    """Guess what a network is, and what its manifest says.
+    """Guess the family of a network, and its manifest.
 
     Returns:
         The draft; complete where it has no questions.
@@ -341,7 +341,7 @@ def _classifier(picture: Picture) -> Draft | None:
 
 
 def _length(spec: TensorSpec) -> int | None:
-    """Return the length of a vector; None where it is something else."""
+    """Return the length of a vector, or None for another shape."""
     sizes = [size for size in spec.shape[1:] if size != 1] if spec.shape else []
     if not 1 < len(spec.shape) <= 4 or len(sizes) > 1 or None in sizes:
         return None

@@ -54,7 +54,7 @@ class Picture:
         return (batch or 1, *known) if len(known) == len(sizes) else ()
 
     def cells(self, *strides: int, anchors: Mapping[int, int] | None = None) -> int | None:
-        """Count the places of a picture at these strides; None where its size is open."""
+        """Count the places of a picture at these strides; None if its size is open."""
         width, height = infer_layout.picture_size(self.input, self.given["layout"])
         if width is None or height is None:
             return None

@@ -1,4 +1,4 @@
-"""The files that Hugging Face keeps beside a network, and what its processors take for granted.
+"""The files that Hugging Face keeps beside a network, and the defaults of its processors.
 
 `transformers` writes config.json (architecture, labels) and preprocessor_config.json (how pictures
 go in); timm's config.json holds both. They lie in the network's folder, or in the one above where
@@ -356,7 +356,7 @@ def _folders(network: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None where there is no such file."""
+    """Read a JSON object; returns None if there is no such file."""
     if not path.is_file():
         return None
     try:

@@ -48,7 +48,7 @@ def picture_input(
 
 
 def picture_size(spec: TensorSpec, layout: str) -> tuple[int | None, int | None]:
-    """Return the width and height of a picture input; None where the network leaves them open."""
+    """Return the width and height of a picture input; None if the network leaves them open."""
     rows, columns = (2, 3) if layout == "nchw" else (1, 2)
     return spec.shape[columns], spec.shape[rows]
 
@@ -73,7 +73,7 @@ def yolo_decoder(
         behind: numbers that the task adds to a row.
 
     Raises:
-        ModelError: it is none of those that can be decoded; expected and found.
+        ModelError: it is not one that can be decoded; expected and found.
     """
     found = ", ".join(map(str, outputs))
     if len(outputs) != 1 or len(outputs[0].shape) != 3:
@@ -120,5 +120,5 @@ def numbers(text: str, where: str) -> list[float]:
 
 
 def filled(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section without what is None: manifests lack the keys that do not matter."""
+    """Return a section without entries of None: manifests lack keys that do not matter."""
     return {key: value for key, value in section.items() if value is not None}

@@ -2,7 +2,7 @@
 
 In an ONNX file each entry is a property whose key is its path ("model_info labels"); in an IR it is
 an element of the same path in rt_info. Pictures are BGR unless `reverse_input_channels`; lists are
-separated by spaces; a label's own spaces are "_", which its wrappers leave as they are.
+separated by spaces; a label's own spaces are "_", which its wrappers leave unchanged.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Info(dict[str, str]):
 
 
 def info_of(facts: NetworkFacts) -> dict[str, str] | None:
-    """Collect the entries of `model_info`; None where there are none."""
+    """Collect the entries of `model_info`; returns None if there are none."""
     return {
         key.removeprefix(_PREFIX): text
         for key, text in facts.metadata.items()

@@ -37,7 +37,7 @@ class Node(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A constant: what it is, and where its numbers lie."""
+    """A constant: its type and shape, and where its numbers lie."""
 
     name: str
     dtype: int
@@ -141,7 +141,7 @@ def read_value(data: Sliceable, span: Span) -> Value:
 
 
 def _size(data: Sliceable, span: Span) -> int | None:
-    """Read one size of a shape, or None if it is open, or is none that an array can have."""
+    """Read one size of a shape; None if it is open, or is impossible for an array."""
     numbers = [part.value for part in fields(data, *span) if part.number == proto.SIZE_NUMBER]
     return numbers[-1] if numbers and 0 < numbers[-1] < 2**31 else None
 

@@ -23,7 +23,7 @@ MAX_PARTS = 2_000_000
 MAX_SHORT_BYTES = 512 * 2**20
 """Most bytes left without the weights. Weights that are not stored as raw bytes count."""
 SMALL = 1024
-"""Weights up to this size stay: constants whose values say what a node does."""
+"""Weights up to this size stay: constants whose values control a node."""
 
 _TENSOR = "onnx.TensorProto"
 

@@ -160,7 +160,7 @@ def _quantized(
 ) -> Said | None:
     """Return mean and scale of signed bytes: normalized, then divided by the input's step.
 
-    None where the file does not say them, or where they are a pixel's signed byte but for rounding.
+    None if the file does not state them, or if they are a pixel's signed byte except for rounding.
     """
     if not means or not deviations or step is None or len(means) != len(deviations):
         return None
@@ -201,7 +201,7 @@ def _labels(output: Table, network: Path, where: str) -> tuple[str, ...]:
 
 
 def member_of(network: Path, names: Sequence[str], most: int) -> str | None:
-    """Read a text of the zip that a file ends in; None where there is no such zip or member.
+    """Read a text of the zip that a file ends in; None if there is no such zip or member.
 
     Raises:
         ModelError: it is longer, or not text.
@@ -267,7 +267,7 @@ def _input_in_steps(given: InputSpec, spec: TensorSpec, facts: NetworkFacts) -> 
 
 
 def teachable_machine(network: Path, facts: NetworkFacts) -> tuple[Said, list[str]] | None:
-    """Describe what the zip of a Teachable Machine image project holds, or None if it is none.
+    """Describe the model in the zip of a Teachable Machine image project; None: it is not one.
 
     Beside its network it has a labels.txt, each line a number from 0 on and a label. Source:
     github.com/googlecreativelab/teachablemachine-community, its snippets for Python.

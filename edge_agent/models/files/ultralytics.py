@@ -1,4 +1,4 @@
-"""The metadata that Ultralytics' exporters write, and what their predictor takes for granted.
+"""The metadata that Ultralytics' exporters write, and the defaults of their predictor.
 
 An ONNX file holds it as properties, as Python would print the values; beside an IR lies the same as
 metadata.yaml; a .tflite ends in a zip with it. YOLOv5's exporter, and YOLOv9's, which comes of it,
@@ -42,7 +42,7 @@ _TASKS: Mapping[str, Task] = {
 
 
 def fields_of(network: Path, facts: NetworkFacts) -> dict[str, str] | None:
-    """Collect Ultralytics' fields of a network; None where it has none.
+    """Collect Ultralytics' fields of a network; returns None if it has none.
 
     Raises:
         ModelError: there is a metadata.yaml that is too large or not text.
@@ -230,7 +230,7 @@ def _picture(
     """Describe the input; the size comes from `imgsz` where the network leaves it open.
 
     Returns:
-        Keys of a manifest's [input], width and height, and what was assumed.
+        Keys of a manifest's [input], width and height, and the assumptions.
     """
     spec, said = infer_layout.picture_input(facts, where)
     width, height = infer_layout.picture_size(spec, said["layout"])
@@ -271,7 +271,7 @@ def _labels(fields: Mapping[str, str], where: str) -> tuple[str, ...]:
 
 
 def _value(fields: Mapping[str, str], key: str, where: str) -> Any:
-    """Read a field as the Python literal that it was printed from; None where it is missing."""
+    """Read a field as the Python literal that it was printed from; None if it is missing."""
     text = fields.get(key)
     if text is None:
         return None

@@ -80,7 +80,7 @@ class PackageHeader:
     targets: tuple[str, ...]
     """device:ID, profile:NAME or @group; empty: for any device."""
     size: int
-    """Of the members after the first three, as the tar has them; what the blocks add up to."""
+    """Of the members after the first three, as the tar has them; the sum of the blocks."""
     blocks: int
     blocks_sha256: str
     variants: Mapping[str, Share] = field(default_factory=dict)
@@ -209,7 +209,7 @@ def parse_time(text: str, where: str) -> datetime:
     """Parse an ISO 8601 time or date; without a zone it is UTC, a date is its first moment.
 
     Raises:
-        ModelError: it is none.
+        ModelError: it is not a time.
     """
     try:
         time = datetime.fromisoformat(text)
@@ -298,7 +298,7 @@ def check_expiry(header: PackageHeader, *, now: datetime, credible: bool) -> Lit
 
     Args:
         header: of the package.
-        now: what the clock shows.
+        now: the present time.
         credible: whether that can be right; else it decides nothing, and the push waits.
 
     Raises:

@@ -21,7 +21,7 @@ MAX_NAME_BYTES = 255
 _CHUNK = 1 << 20
 
 Read = Callable[[int], bytes]
-"""Returns the next bytes of a stream: at most so many, none at its end."""
+"""Returns the next bytes of a stream, at most the given number; none at its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Every model that this device can run: pushed to it, put there by its owner, or bundled.
 
 Three places hold models: the store, the folders of `models_dirs`, and what is bundled with this
-program. For the same name and version the first of them counts. Only the store says what is live.
+program. For the same name and version the first of them counts. Only the store knows live versions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Entry:
 
     name: str
     version: str | None
-    """None where the manifest cannot be read and nothing else tells."""
+    """None if the manifest cannot be read and nothing else tells."""
     place: Place
     path: Path
     folder: ModelFolder | None
@@ -40,7 +40,7 @@ class Entry:
     error: str | None = None
     """One line that says how."""
     accepted: bool = True
-    """Whether it may run without a trial: of the store, only what has been live once."""
+    """Whether it may run without a trial: in the store, only versions that have been live once."""
 
 
 @record
@@ -213,7 +213,7 @@ class Library:
             return None  # nothing runs: then there is nothing to go back to
 
     def _known(self, name: str) -> str:
-        """Return the versions that there are, as the end of an error."""
+        """Return the known versions, as the end of an error."""
         versions = [entry.version for entry in self.versions(name) if entry.version]
         if versions:
             return f"there is {', '.join(versions)}"

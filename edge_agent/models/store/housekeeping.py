@@ -157,7 +157,7 @@ def _idle(
 
 
 def clean_leftovers(store: Store, *, derived: Derived, now: float | None = None) -> tuple[str, ...]:
-    """Remove what a crash has left, and transfers that are not resumed.
+    """Remove files that a crash has left, and transfers that are not resumed.
 
     Returns:
         One line for each thing found, damaged pointers and foreign files included.

@@ -281,7 +281,7 @@ class Incoming:
         return self._bytes_here() - before
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read back what has arrived.
+        """Read back bytes that have arrived.
 
         Raises:
             OSError: the disk is broken.
@@ -300,7 +300,7 @@ class Incoming:
                 self._store.delete_folder(self._folder)
 
     def close(self) -> None:
-        """Close the transfer; what has arrived stays. May be called twice."""
+        """Close the transfer; blocks that have arrived stay. May be called twice."""
         for name, close in (("_file", os.close), ("_lock", drop_lock)):
             descriptor = getattr(self, name)
             if descriptor >= 0:

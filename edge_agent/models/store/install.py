@@ -44,7 +44,7 @@ def install_package(
             are left out.
 
     Raises:
-        ModelError: it is damaged, not what it says it is, or there is no room. Nothing is left.
+        ModelError: it is damaged or mislabeled, or there is no room. Nothing is left.
     """
     share = header.share(here)
     with store.stage() as staged, _plainly(staged, header.id):
@@ -140,7 +140,7 @@ def _own_names(name: str) -> str:
 
 @contextmanager
 def _plainly(staged: Path, label: str) -> Iterator[None]:
-    """Rewrite errors to name what was being installed instead of its temporary folder."""
+    """Rewrite errors to name the version being installed instead of its temporary folder."""
     try:
         yield
     except ModelError as problem:

@@ -134,7 +134,7 @@ class Store:
 
     @contextmanager
     def stage(self) -> Iterator[Path]:
-        """Create an empty folder on the store's own file system; what is left in it is removed.
+        """Create an empty folder on the store's own file system; files left in it are removed.
 
         Raises:
             ModelError: the disk is full or broken.
@@ -227,7 +227,7 @@ class Store:
     def activate(
         self, name: str, version: str, *, before: str | None = None, watched: Trial | None = None
     ) -> Pointers:
-        """Make a version live and what was live previous; end its trial, or start its probation.
+        """Make a version live and the live one previous; end its trial, or start its probation.
 
         Args:
             name: of the model.

@@ -90,7 +90,7 @@ def prepare(
         model: to prepare; it has been checked before.
         choice: the engine that it is for, on the CPU.
         kind: of sample that the model will be given.
-        budget_mb: what the model may take; 0: no bound.
+        budget_mb: memory limit of the model; 0: no bound.
         quota: bytes that the store may take, artifacts included; 0: no bound.
         timeout_s: after which making it counts as hung.
         stopped: returns why it need not go on; None: it shall.

@@ -125,7 +125,7 @@ class Constants:
         return name in self._known
 
     def kind(self, name: str) -> int | None:
-        """Return the type of a constant's numbers, as ONNX counts them, or None if it is none."""
+        """Return the type of a constant's numbers, as ONNX counts types; None for other tensors."""
         tensor = self._known.get(name)
         return None if tensor is None else int(tensor.data_type)
 
@@ -162,7 +162,7 @@ class Constants:
         self._file.write(data.tobytes())
 
     def finish(self) -> bool:
-        """Close the file and remove what has been replaced; return whether anything has."""
+        """Close the file and remove replaced constants; return whether there were any."""
         self._file.close()
         if not self._path.stat().st_size:
             self._path.unlink()

@@ -58,7 +58,7 @@ class Reference:
         )
 
     def check_like(self, plain: Engine) -> None:
-        """Check that the network's numbers are what a session without optimization gives.
+        """Check that the network's numbers are those of a session without optimization.
 
         Args:
             plain: that session; it is closed.

@@ -139,7 +139,7 @@ def give_sign(network: MappedNetwork, folder: Path) -> ModelProto | None:
     Lite: 4.9 instead of 7.3 ms of a core an inference). To take 128 off the weights and off their
     zero point changes no result, where the processor does not saturate in between: with VNNI.
 
-    Returns None where there are no such weights.
+    Returns None if there are no such weights.
     """
     from onnx import ModelProto
 

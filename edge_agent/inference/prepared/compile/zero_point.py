@@ -41,7 +41,7 @@ _JOIN = frozenset({"Add", "Mul"})
 """Operations on channels of the same number of two inputs."""
 _LEAST, _MOST = -128, 127
 _SHARE = 8
-"""Of this many channels one may be repeated; more would cost what it saves."""
+"""One of this many channels may be repeated; more would cost more than they save."""
 _TOGETHER = 4
 """Channels that ONNX Runtime's kernels multiply together; they want no other number of them."""
 _EIGHT_BITS = (2, 3)
@@ -165,7 +165,7 @@ class _Channels:
         return [space for space in self._found.values() if space is not None]
 
     def space_of(self, name: str) -> _Space:
-        """Return the space of a tensor; one with nothing repeated where none has been found."""
+        """Return the space of a tensor; if none has been found, one with nothing repeated."""
         return self._found.get(name) or _Space()
 
     def make_room(self, layer: _Layer) -> bool:
@@ -221,7 +221,7 @@ class _Channels:
         )
 
     def _layer(self, node: NodeProto) -> _Layer | None:
-        """Return a convolution of steps whose constants no other node uses; None: it is none."""
+        """Return a convolution of steps whose constants no other node uses, or None for others."""
         weights = self._own_dequantizer(node.input[1])
         if weights is None or len(weights.input) < 3:
             return None
