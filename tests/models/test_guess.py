@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,6 +210,61 @@ def test_faces(tmp_path: Path) -> None:
         for s in (8, 16, 32)
     }
     assert taken(network(tmp_path, outputs)).decoder == "yunet"
+
+
+def of_levels(
+    path: Path, picture: Sequence[int], parts: Mapping[int, int], last: Sequence[Any]
+) -> Path:
+    """Save convolutions of a picture at each stride = anchors, joined to boxes, and what follows.
+
+    The scores are a sum of the picture, as many as there are boxes.
+    """
+    weights: dict[str, NDArray[Any]] = {}
+    nodes, count = [], 0
+    for stride, anchors in parts.items():
+        weights[f"w{stride}"] = np.zeros((4 * anchors, 3, 1, 1), np.float32)
+        weights[f"b{stride}"] = np.zeros(4 * anchors, np.float32)
+        nodes += [
+            node(
+                "Conv",
+                ["images", f"w{stride}", f"b{stride}"],
+                [f"c{stride}"],
+                strides=[stride, stride],
+            ),
+            node("Transpose", [f"c{stride}"], [f"t{stride}"], perm=[0, 2, 3, 1]),
+            node("Reshape", [f"t{stride}", "rows"], [f"r{stride}"]),
+        ]
+        count += -(-picture[2] // stride) * -(-picture[3] // stride) * anchors
+    nodes += [node("Concat", [f"r{stride}" for stride in parts], ["offsets"], axis=1), *last]
+    nodes += [
+        node("ReduceSum", ["images"], ["sum"], keepdims=0),
+        node("Mul", ["sum", "zeros"], ["even"]),
+        node("Softmax", ["even"], ["scores"]),
+    ]
+    weights |= {"rows": np.array([1, -1, 4]), "zeros": np.zeros((1, count, 2), np.float32)}
+    outputs = [("scores", "float32", (1, count, 2)), ("boxes", "float32", (1, count, 4))]
+    return save_onnx(path, nodes, [("images", "float32", picture)], outputs, weights)
+
+
+@pytest.mark.parametrize("ir", [False, True])
+def test_ultraface_without_postprocessing(ir: bool, tmp_path: Path) -> None:
+    """UltraFace whose boxes are offsets as they come is refused; with its decoding it is taken."""
+    picture, anchors = (1, 3, 240, 320), {8: 3, 16: 2, 32: 2, 64: 3}
+    raw = [node("Identity", ["offsets"], ["boxes"])]
+    decoding = [
+        node("Split", ["offsets"], ["middle", "size"], axis=2),
+        node("Exp", ["size"], ["wide"]),
+        node("Sub", ["middle", "wide"], ["first"]),
+        node("Add", ["middle", "wide"], ["second"]),
+        node("Concat", ["first", "second"], ["boxes"], axis=2),
+    ]
+    paths = [
+        of_levels(tmp_path / f"{name}.onnx", picture, anchors, last)
+        for name, last in (("raw", raw), ("whole", decoding))
+    ]
+    offsets, whole = (to_ir(path, path.with_suffix(".xml")) if ir else path for path in paths)
+    assert "offsets from anchors" in draft(offsets).questions[0]
+    assert taken(whole).decoder == "ultraface"
 
 
 def test_anomalib(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import TensorSpec
-from .facts import CONVERSION, OPENVINO_TYPES, PUT_INSIDE, NetworkFacts, maker_of
+from .facts import CONVERSION, JOINED, OPENVINO_TYPES, PUT_INSIDE, NetworkFacts, maker_of
 from .finite import ensure_finite
 
 LEAST_VERSION = 10
@@ -79,12 +79,14 @@ def inspect_ir(network: Path) -> NetworkFacts:
         raise ModelError(f"{network}: not a valid IR: it has no results")
     inputs = tuple(_input(layer) for layer in reader.parameters)
     results = [_output(layer, reader) for layer in reader.results]
+    made = partial(_made, reader=reader)
     return NetworkFacts(
         kind="ir",
         files=(network, weights),
         inputs=inputs,
         outputs=tuple(spec for spec, _ in results),
-        makers={spec.name: maker for spec, maker in results},
+        makers={spec.name: maker_of(layer, made) for spec, layer in results},
+        ends={spec.name: maker_of(layer, made, JOINED) for spec, layer in results},
         metadata=reader.metadata,
         nodes=reader.count,
         operators=frozenset(reader.operators),
@@ -104,7 +106,7 @@ class _Reader:
         self.metadata: dict[str, str] = {}
         self.layers: dict[str, _Layer] = {}
         self.sources: dict[str, tuple[str, str]] = {}
-        """By id of a layer: the layer and port that its first input comes from."""
+        """By id of a layer: layer and port of its first input, of a Concat its last."""
         self.count = 0
         self.operators: set[str] = set()
         self.quantized = False
@@ -152,11 +154,16 @@ class _Reader:
             # IR before OpenVINO 2023: every option there is, most of them not given.
             if tag in PUT_INSIDE and "value" in attributes:
                 self.metadata[f"{CONVERSION} {tag}"] = attributes["value"]
-        elif tag == "edge" and len(self._path) == 3 and attributes.get("to-port", "0") == "0":
-            source = attributes.get("from-layer", ""), attributes.get("from-port", "")
-            self.sources[attributes.get("to-layer", "")] = source
+        elif tag == "edge" and len(self._path) == 3:
+            self._take_edge(attributes)
         elif self._open:
             self._start_part(self._open[-1], tag, attributes)
+
+    def _take_edge(self, attributes: dict[str, str]) -> None:
+        to = attributes.get("to-layer", "")
+        joins = to in self.layers and self.layers[to].type == "Concat"
+        if joins or attributes.get("to-port", "0") == "0":
+            self.sources[to] = attributes.get("from-layer", ""), attributes.get("from-port", "")
 
     def _need_version(self, version: str) -> None:
         if version.isdecimal() and int(version) < LEAST_VERSION:
@@ -256,7 +263,7 @@ def _input(layer: _Layer) -> TensorSpec:
 
 
 def _output(layer: _Layer, reader: _Reader) -> tuple[TensorSpec, str]:
-    """Describe a result and name the type of the layer whose numbers it gives."""
+    """Describe a result and return the id of the layer whose numbers it gives."""
     layer_id, port_id = reader.sources.get(layer.id, ("", ""))
     source = reader.layers.get(layer_id)
     port = source.ports.get(port_id, {}) if source else {}
@@ -267,9 +274,7 @@ def _output(layer: _Layer, reader: _Reader) -> tuple[TensorSpec, str]:
     declared = layer.attributes.get("output_names") or layer.name.removesuffix("/sink_port_0")
     name = declared if declared in names or not names[0] else names[0]
     sizes = tuple(int(size) if size.isdigit() else None for size in layer.sizes)
-    return TensorSpec(name, sizes, OPENVINO_TYPES.get(kind, kind)), maker_of(
-        layer_id, partial(_made, reader=reader)
-    )
+    return TensorSpec(name, sizes, OPENVINO_TYPES.get(kind, kind)), layer_id
 
 
 def _made(layer_id: str, reader: _Reader) -> tuple[str, str] | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import ModelError
 from ...core.files import path_inside
 from ...core.types import TensorSpec
-from .facts import NetworkFacts, maker_of
+from .facts import JOINED, NetworkFacts, maker_of
 from .onnx_schema import BFLOAT16, DOUBLE, DTYPES, EXTERNAL, FLOAT, FLOAT16, STRING, new_model
 from .strip_weights import place_of, without_weights
 
@@ -111,9 +111,7 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
     )
     constants = {tensor.name for tensor in graph.initializer}
     made_by = {
-        name: (str(node.op_type), node.input[0] if node.input else "")
-        for node in graph.node
-        for name in node.output
+        name: (str(node.op_type), _followed(node)) for node in graph.node for name in node.output
     }
     return NetworkFacts(
         kind="onnx",
@@ -121,12 +119,18 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
         inputs=_specs([v for v in graph.input if v.name not in constants], network),
         outputs=_specs(graph.output, network),
         makers={value.name: maker_of(value.name, made_by.get) for value in graph.output},
+        ends={value.name: maker_of(value.name, made_by.get, JOINED) for value in graph.output},
         metadata={_text(entry.key): _text(entry.value) for entry in model.metadata_props},
         nodes=len(nodes),
         operators=frozenset(_operator(node) for node in nodes),
         weight_bytes=weight_bytes,
         quantized=any(node.op_type in _QUANTIZED for node in nodes),
     )
+
+
+def _followed(node: NodeProto) -> str:
+    """Return the input that `maker_of` goes on with; empty: there is none."""
+    return node.input[-1 if node.op_type == "Concat" else 0] if node.input else ""
 
 
 def _parse(network: Path, data: bytes | mmap | None) -> ModelProto:

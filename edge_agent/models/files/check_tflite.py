@@ -18,7 +18,7 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import TensorSpec
-from .facts import NetworkFacts, maker_of
+from .facts import JOINED, NetworkFacts, maker_of
 from .finite import ensure_finite
 from .flatbuffer import Buffer, Table
 from .protobuf import DamagedError
@@ -50,6 +50,10 @@ _FLOATS = {"float32": np.float32, "float16": np.float16, "float64": np.float64}
 _CUSTOM = 32
 # BuiltinOperator = the name that the other formats have for it, where anybody asks.
 _NAMES: Mapping[int, str] = {
+    0: "Add",
+    2: "Concat",
+    3: "Conv",
+    4: "Conv",
     6: "DequantizeLinear",
     14: "Sigmoid",
     22: "Reshape",
@@ -156,7 +160,7 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
     if len(operators) > MAX_NODES:
         raise ModelError(f"{network}: more than {MAX_NODES} operators")
     makers: dict[int, tuple[str, int]] = {}
-    """By tensor: the operator that makes it, and its first input."""
+    """By tensor: the operator that makes it, and the input that `maker_of` goes on with."""
     for operator in operators:
         _check_operator(operator, codes, known, makers, len(tensors))
     for index in outputs:
@@ -169,6 +173,7 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
         inputs=tuple(tensors[index] for index in inputs),
         outputs=tuple(tensors[index] for index in outputs),
         makers={tensors[index].name: maker_of(index, makers.get) for index in outputs},
+        ends={tensors[index].name: maker_of(index, makers.get, JOINED) for index in outputs},
         metadata=metadata,
         nodes=len(operators),
         operators=frozenset(name for name, _ in makers.values()),
@@ -301,8 +306,9 @@ def _check_operator(
     if operator.table(12) is not None or operator.number(11, "<B"):
         raise DamagedError("an operator has options of a kind that is not supported")
     known.update(made)
-    first = taken[0] if taken else -1
-    makers.update(dict.fromkeys(made, (_NAMES.get(codes[code], f"builtin {codes[code]}"), first)))
+    name = _NAMES.get(codes[code], f"builtin {codes[code]}")
+    followed = taken[-1 if name == "Concat" else 0] if taken else -1
+    makers.update(dict.fromkeys(made, (name, followed)))
 
 
 def _check_options(options: Table, kind: int) -> None:

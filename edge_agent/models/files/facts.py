@@ -42,6 +42,8 @@ class NetworkFacts:
     """Whether it computes with integers."""
     steps: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     """By name of an input or output, where the file says it: scale and zero point."""
+    ends: Mapping[str, str] = field(default_factory=dict)
+    """As `makers`, of the last part where parts are joined, and before a bias."""
 
 
 # Operators that only reshape, retype or rescale what the one before them made.
@@ -60,20 +62,25 @@ NEUTRAL = frozenset(
         "Unsqueeze",
     }
 )
+JOINED = NEUTRAL | {"Add", "Concat"}
 
 
-def maker_of(output: T, made: Callable[[T], tuple[str, T] | None]) -> str:
+def maker_of(
+    output: T, made: Callable[[T], tuple[str, T] | None], neutral: frozenset[str] = NEUTRAL
+) -> str:
     """Return the type of the operator that computes an output's numbers; empty: none does.
 
     Args:
         output: a tensor, or what else stands for it.
-        made: returns the operator that makes a tensor, and its first input; None: nothing does.
+        made: returns the operator that makes a tensor, and its first input, of a Concat the last;
+            None: nothing does.
+        neutral: operators that are passed over.
     """
     seen: set[T] = set()
     while output not in seen and (found := made(output)) is not None:
         seen.add(output)
         operator, output = found
-        if operator not in NEUTRAL:
+        if operator not in neutral:
             return operator
     return ""
 

@@ -29,6 +29,8 @@ _BINS = 4 * 8
 """Of NanoDet's distances."""
 _ANCHORS = {8: 3, 16: 2, 32: 2, 64: 3}
 """Boxes that UltraFace has in each cell of a stride."""
+_BARE = frozenset({"Conv", "Convolution", "QLinearConv", "Gemm", "MatMul"})
+"""Operators behind which a decoding, or a sigmoid, is still missing."""
 _CHANCES = frozenset({"Softmax", "SoftMax", "Sigmoid"})
 
 _PADDLE: dict[str, Any] = {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}
@@ -69,7 +71,12 @@ def _ultraface(picture: Picture) -> Draft | None:
         return None
     input_ = {"color": "rgb", "resize": "stretch", "mean": 127, "scale": 128}
     output = {"decoder": "ultraface", "threshold": 0.7, "iou": 0.3, "labels": ["face"]}
-    return detector(picture, "UltraFace", input_, output)
+    how = (
+        "export: its boxes are offsets from anchors, which no decoder here reads; take the "
+        "export with post-processing (version-slim-320.onnx, version-RFB-320.onnx)"
+    )
+    left = [how] if picture.facts.ends.get("boxes") in _BARE else []
+    return detector(picture, "UltraFace", input_, output, *left)
 
 
 def _yunet(picture: Picture) -> Draft | None:
