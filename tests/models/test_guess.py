@@ -87,6 +87,47 @@ def test_yolox_decoded_inside(tmp_path: Path) -> None:
     assert taken(path).decoder == "yolov5"
 
 
+@pytest.mark.parametrize("ir", [False, True])
+@pytest.mark.parametrize("name", ["output", "outputs"])
+def test_yolox_without_its_sigmoids(name: str, ir: bool, tmp_path: Path) -> None:
+    """Scores that no sigmoid has made are logits: the guess asks for another export."""
+    logits, chances = (
+        yolox(tmp_path / f"{end}.onnx", end, name) for end in ("Identity", "Sigmoid")
+    )
+    if ir:
+        logits, chances = (to_ir(path, path.with_suffix(".xml")) for path in (logits, chances))
+    assert draft(logits).questions[0].startswith("export: its scores are logits")
+    made = draft_of(inspect(chances))
+    assert not any(words.startswith("export") for words in made.questions)
+    assert bool(made.questions) == (name == "outputs")
+
+
+def yolox(path: Path, end: str, name: str) -> Path:
+    """Save heads of YOLOX at three strides, whose scores go through *end* at last."""
+    weights: dict[str, NDArray[Any]] = {"shape": np.array([1, 85, -1])}
+    nodes = []
+    for s in (8, 16, 32):
+        parts = []
+        for part, count in (("box", 4), ("obj", 1), ("cls", 80)):
+            weights[f"{part}{s}"] = np.zeros((count, 3, 1, 1), np.float32)
+            weights[f"{part}{s}.bias"] = np.zeros(count, np.float32)
+            bare = [f"{part}{s}.bare"]
+            taken = ["images", f"{part}{s}", f"{part}{s}.bias"]
+            nodes.append(node("Conv", taken, bare, strides=[s, s]))
+            parts.append(f"{part}{s}.end")
+            nodes.append(node("Identity" if part == "box" else end, bare, parts[-1:]))
+        nodes += [
+            node("Concat", parts, [f"head{s}"], axis=1),
+            node("Reshape", [f"head{s}", "shape"], [f"rows{s}"]),
+        ]
+    nodes += [
+        node("Concat", ["rows8", "rows16", "rows32"], ["all"], axis=2),
+        node("Transpose", ["all"], [name], perm=[0, 2, 1]),
+    ]
+    inputs = [("images", "float32", (1, 3, 64, 96))]
+    return save_onnx(path, nodes, inputs, [(name, "float32", (1, 126, 85))], weights)
+
+
 @pytest.mark.parametrize(("name", "wide"), [("outputs", 85), ("output", 16)])
 def test_rows_of_another_are_a_draft(name: str, wide: int, tmp_path: Path) -> None:
     """YOLOv6 has the same shape, and rows of 16 may be anything."""

@@ -31,6 +31,10 @@ _ANCHORS = {8: 3, 16: 2, 32: 2, 64: 3}
 """Boxes that UltraFace has in each cell of a stride."""
 _BARE = frozenset({"Conv", "Convolution", "QLinearConv", "Gemm", "MatMul"})
 """Operators behind which a decoding, or a sigmoid, is still missing."""
+_LOGITS = (
+    "export: its scores are logits, and the decoders of such rows read chances; export it with "
+    "the sigmoid, as YOLOX's own tools/export_onnx.py does"
+)
 _CHANCES = frozenset({"Softmax", "SoftMax", "Sigmoid"})
 
 _PADDLE: dict[str, Any] = {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}
@@ -146,13 +150,15 @@ def _rows(picture: Picture) -> Draft | None:
     # Its exporter can decode boxes inside, for which nothing else in the network needs an Exp.
     decoder = "yolov5" if "Exp" in picture.facts.operators else "yolox"
     output = {"decoder": decoder, "threshold": 0.3, "iou": 0.45}
+    logits = [_LOGITS] if picture.facts.ends.get(names[1]) in _BARE else []
     if sure and names == ("images", "output"):
-        return detector(picture, "YOLOX", yolox, output)
+        return detector(picture, "YOLOX", yolox, output, *logits)
     return detector(
         picture,
         "YOLOX, YOLOv6 or another",
         {"resize": "letterbox", "pad": 114},
         {"threshold": 0.3, "iou": 0.45},
+        *logits,
         "output.decoder: yolox (boxes not decoded) or yolov5 (decoded: also YOLOv6's)",
         'input: of YOLOX color = "bgr", anchor = "top-left"; of YOLOv6 color = "rgb", scale = 255',
         LABELS,
