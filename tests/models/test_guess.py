@@ -135,6 +135,14 @@ def test_rows_of_another_are_a_draft(name: str, wide: int, tmp_path: Path) -> No
     assert any(words.startswith("output.decoder") for words in made.questions)
 
 
+def test_yolox_of_0_1_0_is_offered(tmp_path: Path) -> None:
+    """YOLOX's first release took RGB with ImageNet's mean and scale; its shape tells no release."""
+    made = draft(network(tmp_path, {"outputs": (1, 126, 85)}))
+    (how,) = (words for words in made.questions if words.startswith("input: "))
+    mean_and_scale = "mean = [123.675, 116.28, 103.53] and scale = [58.395, 57.12, 57.375]"
+    assert f'of its 0.1.0 color = "rgb", {mean_and_scale}' in how
+
+
 def test_yolov5(tmp_path: Path) -> None:
     """Three boxes for each place are YOLOv5's or v7's; of other widths only perhaps."""
     manifest = taken(network(tmp_path, {"output": (1, 378, 85)}))

@@ -160,7 +160,9 @@ def _rows(picture: Picture) -> Draft | None:
         {"threshold": 0.3, "iou": 0.45},
         *logits,
         "output.decoder: yolox (boxes not decoded) or yolov5 (decoded: also YOLOv6's)",
-        'input: of YOLOX color = "bgr", anchor = "top-left"; of YOLOv6 color = "rgb", scale = 255',
+        'input: of YOLOX color = "bgr", anchor = "top-left" (of its 0.1.0 color = "rgb", mean = '
+        "[123.675, 116.28, 103.53] and scale = [58.395, 57.12, 57.375] besides); of YOLOv6 "
+        'color = "rgb", scale = 255',
         LABELS,
     )
 
