@@ -194,7 +194,7 @@ class Answers:
         self._credit -= 1.0
 
     def ask(self, ticket: Ticket, parse: Callable[[Any, Kind], Question]) -> None:
-        """Have a question answered; never waits."""
+        """Submit a question to be answered; never waits."""
         self._when_open(ticket.model, ticket.version, partial(self._put, ticket, parse))
 
     def look(self, model: str, version: str | None) -> Future[tuple[Model, list[str]]]:
@@ -437,7 +437,7 @@ class Answers:
                 self.give_up(ticket, StoppingError(STOPPING, DRAIN_SECONDS))
 
     def close(self) -> None:
-        """End the threads, once what waits for them is done."""
+        """End the threads, once the work waiting for them is done."""
         with self._lock:
             queues = [each.queue for each in self._models.values()]
         for queue in queues:

@@ -191,7 +191,7 @@ class _Site:
             raise
 
     async def _stream(self, request: Request, ticket: Ticket, asked: TextRequest) -> Response:
-        """Answer in events, from the first piece on; what fails before it is refused as ever."""
+        """Answer in events, from the first piece on; a failure before that is refused as usual."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece]()
 
         def take(piece: Piece) -> None:

@@ -188,7 +188,7 @@ def _tensor(given: dict[str, Any], spec: TensorSpec, rest: memoryview) -> tuple[
 
 
 def _rows(tensors: Mapping[str, Array], known: Mapping[str, TensorSpec]) -> int:
-    """Return how many samples they hold, of a network that takes one; 1: one."""
+    """Return how many samples the tensors hold, for a network that takes one at a time."""
     counts = {array.shape[0] for array in tensors.values() if array.ndim}
     rows = counts.pop() if len(counts) == 1 else 1
     single = all(known[name].shape[:1] == (1,) for name in tensors)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class MqttDoor:
-    """Takes questions off the broker, and publishes what comes of them."""
+    """Takes questions off the broker, and publishes the answers."""
 
     answers: Answers
     client: Client

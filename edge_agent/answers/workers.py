@@ -22,7 +22,7 @@ class Workers:
         self._started = False
 
     def do(self, work: Callable[[], None]) -> None:
-        """Have something done, soon; it must not raise."""
+        """Submit some work, to be done soon; it must not raise."""
         self._queue.put(work)
         if not self._started:
             self._started = True
@@ -35,6 +35,6 @@ class Workers:
             del work  # and with it the picture that it was about
 
     def close(self) -> None:
-        """End the threads, once what waits is done."""
+        """End the threads, once waiting work is done."""
         for _ in range(COUNT):
             self._queue.put(None)

@@ -77,7 +77,7 @@ def _await(
     timeout: float,
     done: Callable[[Mapping[str, Any]], str],
 ) -> dict[str, str]:
-    """Print each device's answer as it comes; return what went wrong on the others.
+    """Print each device's answer as it comes; return the problems of the others.
 
     Returns:
         By device, the words to follow its name; empty: it has not answered.

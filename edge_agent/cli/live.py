@@ -1,4 +1,4 @@
-"""Results as they come: a table that is kept fresh, or lines where there is no terminal."""
+"""Results as they come: a table that is kept fresh, or lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class LiveView:
         quiet: bool = False,
         every: bool = False,
     ) -> None:
-        """Prepare; *every*: where there is no terminal, each result has its line."""
+        """Set up the view; *every*: without a terminal, each result has its line."""
         self._title = printable(title)
         self._quiet = quiet
         self._every = every

@@ -183,7 +183,7 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
 
 
 def _write_anywhere(stream: TextIO | None) -> None:
-    """Make a stream escape what its locale cannot encode, as stderr does already."""
+    """Make a stream escape characters that its locale cannot encode, as stderr does already."""
     # In tests, and where there is no stdout at all, it is another thing.
     if isinstance(stream, TextIOWrapper):
         codecs.register_error("edge-agent", encodable)

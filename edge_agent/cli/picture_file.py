@@ -59,7 +59,7 @@ class PictureFile:
             self.trouble = problem.strerror or str(problem)
 
     def note(self) -> str:
-        """Return where it is, or why it is not there."""
+        """Return where it is, or why it was not written."""
         if self.trouble:
             return f"no {self._what}: {self.path} cannot be written here: {self.trouble}"
         own = f"; {self._usual} is a file of your own, and stays" * (self.path != self._usual)
@@ -76,7 +76,7 @@ class PictureFile:
             self.write()
 
     def write(self) -> None:
-        """Draw the latest into the file, where there is one."""
+        """Draw the latest result into the file, if there is one."""
         if self._draw is None or self.trouble:
             return
         try:

@@ -173,7 +173,7 @@ def trouble_lines(counts: Tally) -> Iterator[str]:
 
 
 def changed(plan: Plan, **what: Any) -> Plan:
-    """Return a plan with a change, above what devices have seen of it."""
+    """Return a plan with a change, above the serial that devices have seen."""
     now = time.time_ns()
     # By the clock, so that it is also above what a broker may have lost.
     serial = max(plan.serial + 1, now // 1_000_000_000)
@@ -263,7 +263,7 @@ class Roller:
         return self._client.publish(topic, self._sealed, retain=True, expires_s=left)
 
     def _wave(self, plan: Plan) -> tuple[Outcome, str | None]:
-        """Watch a wave until its gate says what follows."""
+        """Watch a wave until its gate decides."""
         began, quorum_at = time.monotonic(), None
         while True:
             self._hear(JUDGE_SECONDS)

@@ -60,7 +60,7 @@ _PICTURE = """\
 
 @contextmanager
 def new_folder(name: str) -> Iterator[Path]:
-    """Make the folder to save to, before any time is spent on what goes into it.
+    """Make the folder to save to, before any time is spent on its content.
 
     Where the context ends with an error, nothing of it is left.
     """

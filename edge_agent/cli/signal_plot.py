@@ -1,4 +1,4 @@
-"""The plot of a sensor that a model is tried on: what came by channel, and scores over time."""
+"""The plot of a sensor that a model is tried on: readings by channel, and scores over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether cameras send far more than the models on them need, and what that costs here."""
+"""Tells whether cameras send far more than their models need, and the cost of that here."""
 
 from __future__ import annotations
 

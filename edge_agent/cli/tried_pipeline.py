@@ -80,7 +80,7 @@ class TriedPipeline:
         self.path = FramePath(pipeline, self._engine)
 
     def infer(self, model: Model, sample: Sample) -> tuple[Sample, Outcome]:
-        """Return the sample with its masks, and what `run` would publish of it."""
+        """Return the sample with its masks, and the outcome that `run` would publish."""
         if self._masks is not None and sample.picture:
             sample = replace(sample, data=self._masks.apply(sample.data), early=None)
         return sample, self.path.infer(model, sample, self._seconds)
@@ -90,7 +90,7 @@ class TriedPipeline:
         return () if self._engine is None else self._engine.shapes()
 
     def counts(self) -> str:
-        """Return the counts in words; empty: there are no zones or lines."""
+        """Return the counts in words; empty without zones or lines."""
         if self._engine is None or not (self._pipeline.zones or self._pipeline.lines):
             return ""
         lines = self._totals.of([line.name for line in self._pipeline.lines])

@@ -1,4 +1,4 @@
-"""Records of the settings for answers on demand: what may be asked, how much, and over HTTP where.
+"""Records of the settings for answers on demand: models, limits, and the address for HTTP.
 
 `settings` has them as tables of the file; `answer_checks` finds their problems.
 """

@@ -46,7 +46,7 @@ _FLAGS = {
 
 
 def find_file(given: str | None) -> Path | None:
-    """Find the settings file: the one given, else the first of the usual places that is there."""
+    """Find the settings file: the given one, else the first that exists in the usual places."""
     for path in map(Path, PLACES) if given is None else (Path(given),):
         try:
             if path.is_file():
@@ -264,7 +264,7 @@ def _validated(given: dict[str, Any], origins: Origins) -> Settings:
 
 
 def check(settings: Settings, origins: Origins) -> None:  # noqa: C901, PLR0912 - one check after the other
-    """Check what depends on several keys or on the machine."""
+    """Check conditions that depend on several keys or on the machine."""
     error = origins.error
     for key, names in (("device_id", (settings.device_id,)), ("groups", settings.groups)):
         for name in names:

@@ -231,7 +231,7 @@ class Overrides:
             return settings, before
 
     def restore(self, before: Before) -> Settings:
-        """Bring back what held before a patch; return the settings.
+        """Restore the state before a patch; return the settings.
 
         Settings made since the patch stay.
         """
@@ -246,7 +246,7 @@ class Overrides:
             return self._laid(self._known_lower(), self._configured)
 
     def keep(self, patch: Patch) -> None:
-        """Keep a patch that was taken over, and forget what `set` has kept of the same keys."""
+        """Keep a patch that was applied, and forget values that `set` has kept for its keys."""
         from .configured import overlaid, without, without_effect
 
         with self._lock:

@@ -96,7 +96,7 @@ class Rule:
 
     @property
     def needed(self) -> tuple[int, int]:
-        """Of how many results, in the last how many, it must be true."""
+        """(k, n): it must be true in k of the last n results."""
         needed, _, of = self.frames.partition("/")
         return int(needed), int(of)
 
@@ -125,5 +125,5 @@ class CombinedRule:
 
     @property
     def pipeline(self) -> str:
-        """On whose topic its events are published: that of the first."""
+        """The pipeline on whose topic its events are published: that of the first."""
         return self.members[0][0]

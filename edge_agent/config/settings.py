@@ -252,7 +252,7 @@ class Pipeline:
 
     @property
     def needs_rule_engine(self) -> bool:
-        """Whether there are tracks, zones, lines or rules."""
+        """Whether it has tracks, zones, lines or rules."""
         return bool(self.track or self.zones or self.lines or self.rules)
 
     def has_rules_of(self, other: Pipeline) -> bool:

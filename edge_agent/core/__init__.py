@@ -1,1 +1,1 @@
-"""Errors, names, records, files, threads and logs: what every other package may use."""
+"""Errors, names, records, files, threads and logs, for use by every other package."""

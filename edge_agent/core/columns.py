@@ -1,4 +1,4 @@
-"""The optional columns of detections: what each is in JSON, and how it is carried to the frame."""
+"""The optional columns of detections: each one's form in JSON, and its mapping to the frame."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def size_of(folder: Path) -> int:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """List the folders in a folder, by name; none where there is no such folder."""
+    """List the folders in a folder, by name; empty if it does not exist."""
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except (FileNotFoundError, NotADirectoryError):
@@ -319,7 +319,7 @@ def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> in
 
 
 def drop_lock(descriptor: int) -> None:
-    """Release what `take_lock` has taken.
+    """Release a lock from `take_lock`.
 
     Closing it is not enough: a child that another thread is just starting has it open, too, until
     its program runs, and would keep the lock for that long.

@@ -48,7 +48,7 @@ def _refuse(digits: str) -> NoReturn:
 
 
 def read_json(text: bytes | str) -> Any:
-    """Parse JSON, and refuse what could not be written again.
+    """Parse JSON, and refuse values that could not be written again.
 
     Raises:
         HalfLetterError: a text or key in it holds half of a letter.

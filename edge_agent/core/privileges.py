@@ -38,7 +38,7 @@ def owner_of(folder: Path) -> User | None:
 
 @contextmanager
 def acting_as(user: User | None, *, reading: bool = False) -> Iterator[None]:
-    """Have the rights of a user, for as long as the context lasts.
+    """Act with the rights of a user, for as long as the context lasts.
 
     Args:
         user: None: nothing changes.

@@ -44,7 +44,7 @@ def _lock(name: str) -> int | None:
 
 
 def _sweep(place: Path, prefix: str) -> None:
-    """Remove the folders of killed processes; what cannot be removed stays."""
+    """Remove the folders of killed processes, except those that cannot be removed."""
     for folder in place.glob(f"{prefix}*"):
         try:
             found = folder.lstat()

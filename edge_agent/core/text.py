@@ -16,7 +16,7 @@ HIDDEN = "***"
 
 
 def printable(text: str) -> str:
-    """Escape what would break the line or give orders to the terminal.
+    """Escape characters that would break the line or give orders to the terminal.
 
     That is control characters (C0, C1, DEL), line and paragraph separators, marks that change the
     direction of writing and others without a shape, half surrogates, and spaces that only look
@@ -111,7 +111,7 @@ _URL = r"(?i)\b(?!file:)[a-z][a-z0-9+.-]*://[^\s'\"<>]*[^\s'\"<>,.:;)]"
 
 
 def redact(url: str) -> str:
-    """Hide what may be secret in a URL, also in one that is written wrong.
+    """Hide possible secrets in a URL, also in a malformed one.
 
     Hidden are user and password (all that stands before the last "@" that could end them), the
     query but for short numbers that name a camera, parameters in the path likewise, and long parts
@@ -142,7 +142,7 @@ def _split(text: str) -> tuple[str, str, str]:
 
 
 def _without_login(rest: str) -> str:
-    """Hide user and password in what follows the scheme and its slashes."""
+    """Hide user and password in the text behind the scheme and its slashes."""
     if re.match(_NUMERIC, rest):
         return rest
     authority = _split(rest)[0].partition("/")[0]

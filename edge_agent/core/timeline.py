@@ -53,7 +53,7 @@ class Timeline:
             self.first.set()
 
     def give_up(self) -> None:
-        """End the timeline without a first result: what comes now tells nothing of the start."""
+        """End the timeline without a first result: later steps say nothing about the start."""
         self._over = True
 
     @property

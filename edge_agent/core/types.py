@@ -201,7 +201,7 @@ class Detections(Findings):
         return len(self.scores)
 
     def columns(self) -> Iterator[tuple[str, Column, Any]]:
-        """Yield the optional columns that are there: field, kind and entries."""
+        """Yield the optional columns that are present: field, kind and entries."""
         for name, column in COLUMNS.items():
             entries = getattr(self, name)
             if entries is not None:

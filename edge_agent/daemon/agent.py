@@ -74,7 +74,7 @@ class Agent:
         origins: tuple[str | None, str],
         planned: tuple[Plan, Preload, bool] | None = None,
     ) -> None:
-        """Open what can be opened without waiting for anyone.
+        """Open the parts that can be opened without waiting for anyone.
 
         *planned*: a start from a plan, what of it runs already, and whether it is a draft.
         """

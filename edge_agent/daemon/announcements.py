@@ -97,7 +97,7 @@ class Announcements:
     # The device
 
     def info(self) -> None:
-        """Publish what this device is, if that has changed."""
+        """Publish the description of this device, if that has changed."""
         with self._publishing:
             self._retained.publish(self._runner.topics.info, self._info(), timestamp=True)
 
@@ -148,7 +148,7 @@ class Announcements:
     # Pipelines
 
     def pipelines(self) -> None:
-        """Publish what can be set of each pipeline, as it holds, where that has changed."""
+        """Publish the settable properties of each pipeline, where they have changed."""
         with self._publishing:
             for pipeline in list(self._runner.pipelines.values()):
                 if self._runner.stopping():

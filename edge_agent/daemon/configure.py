@@ -61,7 +61,7 @@ class _Probation:
 
 
 class Configuration:
-    """Takes patches over, one after the other, and publishes what holds."""
+    """Applies patches, one after the other, and publishes the pipelines in effect."""
 
     def __init__(
         self,
@@ -247,5 +247,5 @@ class Configuration:
 
 
 def _still(pipeline: Pipeline) -> int:
-    """Return how many frames were dropped as nothing moved in them: such a pipeline is at work."""
+    """Return how many frames were dropped as motionless: such a pipeline is at work."""
     return pipeline.queue.account.dropped["still"]

@@ -70,7 +70,7 @@ class Services:
 
 @dataclass(eq=False)
 class Control:
-    """Recovers, starts, ticks and closes what `compose` has built."""
+    """Recovers, starts, ticks and closes the services that `compose` has built."""
 
     runner: Runner
     inventory: Inventory
@@ -90,7 +90,7 @@ class Control:
         self.deployer.recover(last)
 
     def start(self) -> None:
-        """Publish what this device is, then start the services."""
+        """Publish the description of this device, then start the services."""
         self.announcements.info()
         self.announcements.pipelines()
         self.services.start(self.runner.threads)

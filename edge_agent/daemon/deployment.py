@@ -23,7 +23,7 @@ FILE = "served.json"
 
 
 class Deployment:
-    """Loads what serves, cleans up after interrupted installations, then runs the deployer."""
+    """Loads the serving models, cleans up interrupted installations, then runs the deployer."""
 
     name = "deploy"
 

@@ -56,7 +56,7 @@ class EventService:
         return self.dispatcher is None and any(each.exists() for each in files)
 
     def open(self, runner: Runner) -> EventDispatcher:
-        """Return where events go; made at the first call, by whoever has events."""
+        """Return the dispatcher of events; made at the first call, by whoever has events."""
         from ..rules.dispatcher import EventDispatcher
 
         with self._made:

@@ -1,4 +1,4 @@
-"""The service that handles what arrives: MQTT requests, transfers and `edge-agent add`."""
+"""The service that handles MQTT requests, transfers and `edge-agent add`."""
 
 from __future__ import annotations
 

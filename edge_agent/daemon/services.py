@@ -1,4 +1,4 @@
-"""The composition root of everything beside the frames: what each part is made of.
+"""The composition root of everything beside the frames: builds each part from others.
 
 Built from the bottom up: each part gets all it needs in its constructor. A new background service
 is one more entry of `Services` in `compose`.
@@ -117,7 +117,7 @@ def compose(
 def _versions(
     runner: Runner, inventory: Inventory, latest: Callable[[], Mapping[str, Any] | None]
 ) -> tuple[Ledger, Deployer, Router, Rollouts]:
-    """Build how versions arrive, and what decides which serves; *latest* returns the health."""
+    """Build the receiver of versions, and the deployer; *latest* returns the health."""
     store, catalog, active = inventory.store, inventory.catalog, runner.active
     profile = inventory.match.profile
     push_status = PushStatus(runner.client, runner.topics, runner.settings.device_id)
@@ -161,7 +161,7 @@ def _upkeep(
     *,
     lazy: bool,
 ) -> tuple[PlanWriter, Upkeep]:
-    """Build what cares for the models that serve, and for the next start."""
+    """Build the upkeep of the serving models and of the next start."""
     loader, store = inventory.loader, inventory.store
     plan_writer = PlanWriter(
         *(runner, store, inventory.catalog, loader.engines.lanes),
@@ -200,7 +200,7 @@ def _requests(
     deliveries: Handler,
     *commands: tuple[Command[Any], ...],
 ) -> Requests:
-    """Build what answers those who ask over MQTT."""
+    """Build the handler of requests over MQTT."""
     pipelines = PipelineCommands(runner, announcements.pipelines)
     return Requests(
         runner.inbox,
@@ -217,7 +217,7 @@ def _requests(
 def _ports(
     runner: Runner, answers: Answers, latest: Callable[[], Mapping[str, Any] | None]
 ) -> tuple[MetricsPort, HttpListener]:
-    """Build the port for Prometheus, of the latest health, and what listens for questions."""
+    """Build the port for Prometheus, of the latest health, and the listener for questions."""
     port, device = runner.settings.health.metrics_port, runner.settings.device_id
     return (
         MetricsPort(port, device, __version__, latest),

@@ -77,7 +77,7 @@ class LocalRequests:
     # In the agent
 
     def take(self) -> list[tuple[str, str, Path]]:
-        """Remove the requests that are there, and return name, version and path of each."""
+        """Remove the waiting requests, and return name, version and path of each."""
         found = []
         if not self._folder.is_dir():
             return []

@@ -1,4 +1,4 @@
-"""The plan and state of a roll-out, signed as one: what lies on `edge/@rollout/<id>`. Section 5.
+"""The plan and state of a roll-out, signed as one message on `edge/@rollout/<id>`. Section 5.
 
 A broker is not trusted with who installs what and when: a device follows only what a trusted key
 has signed. There is no list of devices in it; each finds its wave by its name and its groups.
@@ -83,7 +83,7 @@ class Gate:
 
 @record(kw_only=True)
 class Plan:
-    """A roll-out: what does not change of it, then how far it is."""
+    """A roll-out: first its constant part, then its progress."""
 
     __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's own form
     id: str

@@ -1,4 +1,4 @@
-"""The transfer protocol of section 5: what sender and receiver agree on, and the status topic.
+"""The transfer protocol of section 5: common terms of sender and receiver, the status topic.
 
 Blocks and their list are the package format's: `models.packages.blocks`.
 """

@@ -1,4 +1,4 @@
-"""The sending side: offers a package and gives what devices ask for, or leaves it on the broker.
+"""The sending side: offers a package and sends requested blocks, or leaves it on the broker.
 
 There it lies retained, block by block, for devices to draw: sent once, however many draw it and
 whenever they come; removed again by who has sent it. Section 5. Knows no terminal: progress is in
@@ -40,7 +40,7 @@ AROUND = 16
 
 
 def block_bytes(limit: int | None, root: str, target: str) -> int:
-    """Return how large blocks may be, bytes, for the broker to take them; *limit*: its packets."""
+    """Return the largest block, bytes, that the broker accepts; *limit*: that of its packets."""
     if limit is None:
         return CUT
     topic = f"{root}/{target}/in/push/{'0' * 32}/block/{'0' * 7}"

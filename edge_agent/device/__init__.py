@@ -1,1 +1,1 @@
-"""The machine: processor and memory, what of them may be used, temperature, clock."""
+"""The machine: processor and memory, and the usable part of them, temperature, clock."""

@@ -1,4 +1,4 @@
-"""Processors and memory that this process may use, and the instructions there are.
+"""Processors and memory that this process may use, and the processor's instructions.
 
 Apart from `hardware` because it lies on the way to the first result, and has to be light.
 """

@@ -1,4 +1,4 @@
-"""Temperatures of this machine, and what slows its processor down, read from sysfs.
+"""Temperatures of this machine, and causes that slow its processor, read from sysfs.
 
 No privileges; what is missing or odd is left out. All of it is read below one root, so that a tree
 of files can stand for any machine. Not by `psutil.sensors_temperatures`: it reads fixed paths, so
@@ -70,7 +70,7 @@ class ThermalState:
 
     @property
     def celsius(self) -> float | None:
-        """Temperature of the hottest sensor, degrees Celsius; None: there is no sensor."""
+        """Temperature of the hottest sensor, degrees Celsius, or None without a sensor."""
         return max((sensor.celsius for sensor in self.sensors), default=None)
 
     def problems(self) -> list[str]:
@@ -199,7 +199,7 @@ def _cooled(root: Path) -> Iterator[str]:
 
 
 def _frequencies(root: Path) -> tuple[int, int]:
-    """Return the highest frequency allowed now and the highest there is, MHz; 0: unknown."""
+    """Return the highest frequency allowed now and the highest possible, MHz; 0: unknown."""
     policies = entries(root / "sys/devices/system/cpu/cpufreq", "policy*")
     allowed = [_kilohertz(policy / "scaling_max_freq") for policy in policies]
     most = [_kilohertz(policy / "cpuinfo_max_freq") for policy in policies]

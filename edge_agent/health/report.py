@@ -77,7 +77,7 @@ class _Rates:
         return round(time.monotonic() - self._began, 1)
 
     def fps(self, pipeline: Pipeline, inferred: int) -> float:
-        """Return how many it has inferred a second."""
+        """Return the frames that it has inferred a second."""
         now = time.monotonic()
         known, before, count = self._last.get(pipeline.name, (None, 0.0, 0))
         if known is not pipeline:
@@ -114,7 +114,7 @@ class _Machine:
         return self._thermometer.read().celsius
 
     def disk_free_mb(self) -> int:
-        """Return how much room there is; 0 where it is not known."""
+        """Return the free space, MB; 0 if it is not known."""
         try:
             return shutil.disk_usage(self._state_dir).free // 2**20
         except OSError:

@@ -23,7 +23,7 @@ SHARE = 0.2
 
 
 class Throughput:
-    """Compares what pipelines infer with what their sources give, and with what came too late."""
+    """Compares pipelines' inferred frames with those of their sources and those that came late."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -32,7 +32,7 @@ class Announcer:
         self._prefix: str | None = None
 
     def publish(self) -> None:
-        """Publish what there is now, if it is enabled and has changed."""
+        """Publish the present entities, if discovery is enabled and they have changed."""
         wanted = self._runner.settings.homeassistant
         retained = self._runner.client.retained
         if self._prefix is not None and (not wanted.enabled or self._prefix != wanted.prefix):
@@ -98,7 +98,7 @@ def _view(pipeline: Pipeline) -> PipelineView:
 
 
 def _values(model: Model) -> tuple[str, ...]:
-    """Return how results name the numbers of a regression."""
+    """Return the names of a regression's numbers in results."""
     if model.id == READINGS:
         return model.folder.labels
     if model.manifest.task != "regression":

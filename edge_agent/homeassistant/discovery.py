@@ -99,7 +99,7 @@ def object_id(topics: Topics) -> str:
 
 
 def _prefix(pipeline: str) -> str:
-    """Return how the keys of a pipeline's entities begin.
+    """Return the prefix of the keys of a pipeline's entities.
 
     The rule `fps` of `parts` and the rate of `parts_rule` stay apart: where a name could end in the
     beginning of a key, a colon follows it, which no name holds.

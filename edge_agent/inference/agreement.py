@@ -359,7 +359,7 @@ def find_in_noise(reference: Model, tensors: Tensors) -> Findings:
 
 
 def _nothing_compared(expected: Findings, found: Findings) -> bool:
-    """Whether there is no box, or not two classes, whose agreement says something."""
+    """Whether there is nothing to compare: no box in either, or one of them without classes."""
     if isinstance(expected, Classes) and isinstance(found, Classes):
         return not expected.labels or not found.labels
     if isinstance(expected, Detections) and isinstance(found, Detections):

@@ -69,7 +69,7 @@ def channel_names(count: int, *, picture: bool, known: Sequence[int | str] = ())
 
 
 def distribution(column: Array) -> Distribution:
-    """Return how values are distributed, in up to eleven bins by their deciles.
+    """Return the distribution of values, in up to eleven bins by their deciles.
 
     Args:
         column: (n,), not empty.
@@ -92,7 +92,7 @@ class Learner:
         self._scores: list[float] = []
 
     def __len__(self) -> int:
-        """Return how many results have been added."""
+        """Return the number of results added."""
         return len(self._values)
 
     def add(self, some: Array, score: float | None) -> None:

@@ -18,7 +18,7 @@ from .model import Model
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One golden input and what came out of it."""
+    """One golden input and its outputs."""
 
     inputs: dict[str, Array]
     outputs: dict[str, Array]

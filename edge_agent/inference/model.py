@@ -366,7 +366,7 @@ class Model:
             return self._decode(outputs, inputs, self.threshold)
 
     def warm_up(self) -> None:
-        """Run once on zeros and what is fixed: the first frame does not pay for lazy set-up.
+        """Run once on zeros and constants, so that the first frame does not pay for lazy set-up.
 
         Raises:
             EngineError: it fails on them.

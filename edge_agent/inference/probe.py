@@ -54,7 +54,7 @@ def probe_input(spec: TensorSpec, random: np.random.Generator, loudness: float =
 
 
 def race(runs: Sequence[Callable[[int], object]], rounds: int) -> list[list[float]]:
-    """Time functions in turns, so that what disturbs one disturbs all.
+    """Time functions in turns, so that a disturbance affects all of them.
 
     Returns:
         Of each the milliseconds of every round.

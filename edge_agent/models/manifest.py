@@ -258,7 +258,7 @@ class ModelFolder:
 
     @property
     def golden(self) -> Path:
-        """The golden outputs, if there are any."""
+        """The file of golden outputs, which may be missing."""
         name = GOLDEN_ANSWERS if self.manifest.task == "generate" else GOLDEN
         return _of_variant(self.path, name, self.variant)
 
@@ -269,7 +269,7 @@ class ModelFolder:
 
     @property
     def gallery(self) -> Path:
-        """Labeled vectors, of embeddings, if there are any."""
+        """The file of labeled vectors, of embeddings, which may be missing."""
         return _of_variant(self.path, GALLERY, self.variant)
 
     @property
@@ -454,7 +454,7 @@ def _input_problems(spec: InputSpec) -> Iterator[tuple[str, str]]:
 
 
 def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:
-    """Check that the files a manifest names are there and inside its folder; read the labels."""
+    """Check that the files a manifest names exist and are inside its folder; read the labels."""
     where = str(folder / MANIFEST) + (f": variants.{variant}" if variant else "")
     network = path_inside(folder, manifest.file, f"{where}: file")
     if network.suffix not in {".onnx", ".xml", ".tflite"}:

@@ -212,7 +212,7 @@ class Client:
         return channel
 
     def close_channel(self, channel: Channel) -> None:
-        """Close a channel; what waits on it is still delivered at QoS 1."""
+        """Close a channel; messages that wait on it are still delivered at QoS 1."""
         with self._lock:
             self._outbox.channels.remove(channel)
 
@@ -308,7 +308,7 @@ class Client:
             )
 
     def close(self, reason: Literal["stopped", "lost"] = "stopped") -> None:
-        """Publish the last status, disconnect, and write what could not be delivered to disk.
+        """Publish the last status, disconnect, and write undelivered messages to disk.
 
         Waits at most three seconds, and two more for a disk that hangs. *reason* lost: nobody has
         asked for it, as the will says.
@@ -372,7 +372,7 @@ class Client:
         return ANSWER if changed else None
 
     def _serve(self, connection: Connection) -> None:
-        """Publish status and what waited, then stay until the connection is lost or unwanted."""
+        """Publish status and waiting messages, then serve the connection until lost or unwanted."""
         with self._lock:
             reason = "reconnected" if self._connects else "started"
             self._connects += 1
@@ -424,7 +424,7 @@ class Client:
         connection.close()
 
     def _process_events(self) -> None:
-        """Process what paho's thread has put; with the lock held."""
+        """Process the events that paho's thread has queued; with the lock held."""
         while self._events:
             connection, what, mid, refusals = self._events.popleft()
             if connection is not self._outbox.connection:

@@ -75,7 +75,7 @@ class CommandMemory:
     def identify(
         self, verb: str, body: Mapping[str, Any], request: str | None
     ) -> Repeatable | None:
-        """Check the `time` of a command; return what to remember it by, None: every arrival counts.
+        """Check the `time` of a command; return its identity, or None if every arrival counts.
 
         Raises:
             RequestError: its time is invalid, or too long ago, or ahead.
@@ -148,7 +148,7 @@ class CommandMemory:
             self._failing.begins(False)
 
     def _forget_old(self) -> None:
-        """Forget what would be refused as expired."""
+        """Forget commands that would be refused as expired."""
         if not self._credible():
             while len(self._changed) >= MOST:
                 self._changed.popitem(last=False)

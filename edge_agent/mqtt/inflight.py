@@ -179,7 +179,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         self.on_work()
 
     def mark_overtaken(self) -> None:
-        """Mark what waits as replayed: a newer message goes first."""
+        """Mark waiting messages as replayed: a newer one goes first."""
         for entry in reversed(self._waiting):
             if entry.message.replayed:
                 return

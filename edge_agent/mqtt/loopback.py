@@ -1,4 +1,4 @@
-"""A broker on 127.0.0.1 for `demo`: mosquitto where there is one, else amqtt.
+"""A broker on 127.0.0.1 for `demo`: mosquitto if it is installed, else amqtt.
 
 amqtt speaks MQTT 3.1.1 only and loses what it should keep for absent clients: good for a demo on
 loopback, and for nothing else.

@@ -247,7 +247,7 @@ class TopicReader:
             threading.Thread(target=work, name="topics", daemon=True).start()
 
     def _read(self, client: OneShotClient) -> None:
-        """Hand over what comes, and connect again whenever the connection is lost, until closed."""
+        """Hand over messages, and connect again whenever the connection is lost, until closed."""
         backoff, lost = Backoff(first=0.5, most=30.0), False
         while not self._closing.is_set():
             try:

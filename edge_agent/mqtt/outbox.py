@@ -350,7 +350,7 @@ class Barrier:
         return self._since >= CREDIT // 4 or waited > BARRIER_SECONDS
 
     def request(self, connection: Connection, channels: Iterable[Channel]) -> None:
-        """Send a barrier behind all unconfirmed results, where there are any."""
+        """Send a barrier behind all unconfirmed results, if there are any."""
         marks = [(c, c.unconfirmed[-1]) for c in channels if c.unconfirmed]
         if not marks or len(self._marks) >= OPEN_BARRIERS:
             return

@@ -129,7 +129,7 @@ def _import_lazily(name: str, errors: tuple[str, ...] = ()) -> None:
 
 
 def guard_loop(client: Client, lost: Callable[[], object]) -> None:
-    """Have what paho's thread cannot read end the connection, not the agent.
+    """Let data that paho's thread cannot read end the connection, not the agent.
 
     paho 2.2 reports a malformed packet, 2.1 raises.
     """

@@ -107,7 +107,7 @@ def result(
 
 
 def _nest(entries: list[dict[str, Any]], then: Mapping[str, Second]) -> None:
-    """Add what stages have found to the JSON of the detections that they looked at."""
+    """Add the findings of stages to the JSON of the detections that they looked at."""
     for stage, second in then.items():
         inner: list[dict[str, Any]] = []
         for entry, found in zip(entries, second.found, strict=True):

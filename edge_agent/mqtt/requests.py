@@ -195,7 +195,7 @@ class Requests:
     def _handle_bare(
         self, set_bare: SetBare, pipeline: str, key: str, message: ReceivedMessage
     ) -> None:
-        """Set a key of a pipeline; answered where there is a response topic.
+        """Set a key of a pipeline; answered if there is a response topic.
 
         Raises:
             MalformedError: it cannot be set to that; its sender may read the log only.
@@ -297,7 +297,7 @@ class Requests:
         return _reply(request.id, result=result), True
 
     def _check(self, request: _Request) -> Repeatable | None:
-        """Check whether a command may be tried; return what to remember it by, if anything."""
+        """Check whether a command may be tried; return its identity, if it has one."""
         if request.trouble is not None:
             raise RequestError(request.trouble)
         if request.message.retained:

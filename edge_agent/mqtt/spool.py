@@ -267,7 +267,7 @@ def pack(messages: Sequence[bytes]) -> bytes:
 
 
 def kind_of(message: Message) -> Kind:
-    """Return how important a message is."""
+    """Return the importance of a message."""
     if message.event:
         return Kind.EVENT
     return Kind.LOSSLESS if message.channel.lossless else Kind.RESULT

@@ -171,7 +171,7 @@ class SpoolWriter:
             self._closing.wait(self._period_s if woken else 0.0)
 
     def _timeout(self) -> float | None:
-        """Return the seconds after which there is something to do without `wake`."""
+        """Return the seconds until work is due without `wake`."""
         if self.problem is not None:
             return RETRY
         if self._more_work:
@@ -261,7 +261,7 @@ class SpoolWriter:
         self._more_work = True
 
     def _open(self, spool: Spool, *, wanted: bool, last: bool) -> bool:
-        """Open the file where there is a reason to; return whether it is open."""
+        """Open the file if there is a reason to; return whether it is open."""
         if self._file.opened:
             return True
         if not wanted and (last or not spool.exists()):
@@ -365,7 +365,7 @@ class SpoolWriter:
 
 
 def _group(due: Iterable[InflightMessage]) -> list[list[InflightMessage]]:
-    """Group what can share a row: messages of one topic and channel, within the bounds."""
+    """Group messages that can share a row: of one topic and channel, within the bounds."""
     from .spool import ROW_BYTES, ROW_MESSAGES
 
     rows: list[list[InflightMessage]] = []

@@ -52,7 +52,7 @@ class SideBySide(Generic[T]):
         return oldest
 
     def run(self) -> None:
-        """Do what waits, until closed and nothing waits."""
+        """Do waiting actions, until closed and none wait."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next() is not None or self._is_over)
@@ -189,7 +189,7 @@ class Actions:
         self.flush()
 
     def flush(self) -> None:
-        """Publish the messages that wait, where there is a connection."""
+        """Publish the messages that wait, if there is a connection."""
         while self._messages:
             since, topic, data, action = self._messages[0]
             if self._publish(topic, data, action.qos, action.retain):
@@ -203,7 +203,7 @@ class Actions:
     # The thread, and those of single posts
 
     def run(self) -> None:
-        """Post what waits, one at a time to each server, until closed and nothing waits."""
+        """Post waiting requests, one at a time to each server, until closed and none wait."""
         self._posts.run()
 
     def _try(self, post: _Post) -> None:
@@ -226,7 +226,7 @@ class Actions:
         self._give_up(f"rule {post.rule}: {redact(post.url)}: {why}", post.url)
 
     def close(self, seconds: float = 0.0) -> None:
-        """End the threads, once what waits is posted, each in one try more, or the time is over."""
+        """End the threads once waiting posts have had one more try each, or the time is over."""
         for post in self._posts.close(seconds):
             self._give_up(f"rule {post.rule}: {redact(post.url)}: the agent stops", post.url)
 

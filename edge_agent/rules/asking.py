@@ -45,7 +45,7 @@ class _Asked:
 
 
 class Asking:
-    """Puts questions, and gives what comes of them. `run` by one thread; others call the rest."""
+    """Asks questions, and passes on the answers. `run` by one thread; others call the rest."""
 
     def __init__(
         self, settings: Callable[[], Settings], publish: Callable[[str, Mapping[str, Any]], None]
@@ -89,11 +89,11 @@ class Asking:
     # The thread, and those of single questions
 
     def run(self) -> None:
-        """Ask what waits, one question at a time of each server, until closed."""
+        """Ask waiting questions, one at a time of each server, until closed."""
         self._queue.run()
 
     def close(self, seconds: float) -> None:
-        """End; what takes longer is given up, and said so."""
+        """End; questions that take longer are given up, and reported."""
         for asked in self._queue.close(seconds):
             self._fail(asked, "the agent stops")
 

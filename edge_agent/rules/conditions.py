@@ -60,7 +60,7 @@ class Condition:
         return self.advance(now)
 
     def advance(self, now: float) -> Change | None:
-        """Go on in time without another result; return what changes with that."""
+        """Advance the time without another result; return the change it brings, if any."""
         if self._true and not self.active and now - self._since >= self._rule.for_s:
             self.active = True
             return "begin"
@@ -198,7 +198,7 @@ class Crossings:
             self._tell(int(view.slots[row]), gate, int(crossed[row, gate]))
 
     def end(self, slots: Slots) -> None:
-        """Count what objects that are given up had crossed when they were seen last."""
+        """Count the lines that given-up objects had crossed when they were seen last."""
         if self._gates is None or not slots.size:
             return
         pending = self._gates.pending(slots)

@@ -208,7 +208,7 @@ class EventDispatcher:
         self._journal.close(delivered=self._is_delivered(END_SECONDS))
 
     def step(self, seconds: float = 0.0) -> bool:
-        """Dispatch the events that are there, or come within a time; False: nothing more comes."""
+        """Dispatch events that wait, or come within a time; returns False if no more will come."""
         closing = self._queue.closing
         events = self._queue.take(seconds)
         self._publish_left()
@@ -230,7 +230,7 @@ class EventDispatcher:
         return not any(self._left) and self._sinks.settle(seconds)
 
     def _publish_left(self) -> None:
-        """Publish what an agent that was killed has left: possible copies, and ends."""
+        """Publish the messages that a killed agent has left: possible copies, and ends."""
         left, ended = self._left
         if not (left or ended) or not self._client.connected:
             return

@@ -103,7 +103,7 @@ class Motion:
         return result
 
     def boxes(self, slots: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Return where boxes are: (n, 4) x1, y1, x2, y2."""
+        """Return the boxes of slots: (n, 4) x1, y1, x2, y2."""
         place = self._place.take(slots, axis=1)
         half = place[2:] / 2
         return np.concatenate([place[:2] - half, place[:2] + half]).T.astype(np.float32)

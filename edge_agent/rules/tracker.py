@@ -291,7 +291,7 @@ def _solve(rows: Slots, columns: Slots, gain: NDArray[np.float32]) -> NDArray[np
 
 
 def _renumbered(indices: Slots) -> tuple[Slots, int]:
-    """Return indices without gaps between them, and how many there are."""
+    """Return indices without gaps between them, and their number."""
     there = np.zeros(int(indices.max()) + 1, bool)
     there[indices] = True
     return (np.cumsum(there) - 1)[indices], int(there.sum())

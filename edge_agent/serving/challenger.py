@@ -258,7 +258,7 @@ class Challenger:
         self.challenge: Challenge | None = None
 
     def compares(self, model: Model) -> bool:
-        """Whether there is a challenge of this model."""
+        """Whether this model is being challenged."""
         return self.challenge is not None and self.challenge.incumbent is model
 
     def compare(self) -> Decision | None:

@@ -95,7 +95,7 @@ def variants_here(settings: Settings, match: Match, facts: Facts) -> tuple[str, 
 
 
 class DeviceEngines:
-    """The engines of this device, and in what order and way a model may be loaded on them."""
+    """The engines of this device, and the order and way in which a model may be loaded on them."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class DeviceEngines:
 
     @cached_property
     def lineup(self) -> Lineup:
-        """The engines to try; asks them, in child processes, only where there is an accelerator."""
+        """The engines to try; probes them, in child processes, only if there is an accelerator."""
         from ..inference.engines.probe import probe
 
         return lineup(self.profile, self._facts, probe, self._wanted)
@@ -222,7 +222,7 @@ class DeviceEngines:
         return [f"{c.engine}:{c.device}: {why}" for c, why in absent]
 
     def prepared_choice(self, folder: ModelFolder) -> EngineChoice | None:
-        """Return how a start runs a model, or None if nothing can be prepared for it.
+        """Return the choice by which a start runs a model, or None if no form can be prepared.
 
         On an engine whose prepared form is a graph, wherever it stands in the profile, with all
         cores for its first frame; else on the first engine, if that imports a prepared blob.

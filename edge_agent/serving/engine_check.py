@@ -154,7 +154,7 @@ class EngineCheck:
         said: list[Statement],
         wrong: list[str],
     ) -> Model | None:
-        """Load what may serve where nothing does; None: nothing may."""
+        """Load a model that may serve if none does, or return None if none may."""
 
         def load() -> Model:
             return load_model(folder, self._loader.engines.choices_for(folder), kind, checked=True)

@@ -125,7 +125,7 @@ class EngineUpgrade:
         return [choice for choice in choices[:1] if choice.place != model.choice.place]
 
     def _tune(self, serving: Serving, model: Model) -> None:
-        """Measure what suits a model, where the profile asks for it and nothing is known yet."""
+        """Tune a model, if the profile asks for it and nothing is known yet."""
         if not self._loader.engines.wants_tune(model.folder):
             return
         from .tuner import tune_model  # seldom needed

@@ -113,7 +113,7 @@ class Failover:
         """Models that fail on every engine."""
 
     def step(self) -> float:
-        """Replace what fails, and try again what may be tried again."""
+        """Replace failing engines, and retry those that are due."""
         for serving in self._active.all():
             model = serving.model
             if model is None:

@@ -42,7 +42,7 @@ class GoldenCheck:
     """
 
     def __init__(self) -> None:
-        """Have compared nothing yet."""
+        """Set up; nothing is compared yet."""
         self.why: str | None = None
         self.satisfied = False
         self._answered = False

@@ -45,7 +45,7 @@ class ModelLoader:
     """Loads models on the engines of this device."""
 
     def __init__(self, engines: DeviceEngines, store: Store | None = None) -> None:
-        """Load nothing yet; *store* keeps prepared forms, where there is one."""
+        """Set up; nothing is loaded yet; *store*, if given, keeps prepared forms."""
         self.engines = engines
         self.forms = None if store is None else Forms(store.root, engines.profile.memory_budget_mb)
         """Where prepared forms lie; None: nothing is kept."""
@@ -111,7 +111,7 @@ class ModelLoader:
         return model
 
     def attach_check(self, model: Model, kind: Kind) -> None:
-        """Have a model checked where its engine is not known to compute it rightly."""
+        """Attach a check to a model if its engine is not known to compute it rightly."""
         if self.engines.wants_check(model.folder, model.choice):
             from .reference_check import attach_check  # of no use from the second start on
 

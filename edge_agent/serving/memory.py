@@ -35,7 +35,7 @@ TRIM_EVERY = 60.0
 
 
 class MemoryRelease:
-    """Checks every second what can be unloaded or returned."""
+    """Checks every second for models to unload and memory to return."""
 
     def __init__(
         self,

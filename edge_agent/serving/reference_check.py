@@ -184,7 +184,7 @@ def why_unlike(statements: Iterable[Statement], model: Model) -> str | None:
 
 
 def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:
-    """Whether a session of another engine gives what an engine gives for a model.
+    """Whether a session of another engine gives the same answers for a model.
 
     Asked where the engine differs from the reference: it is loaded for this question alone.
     """

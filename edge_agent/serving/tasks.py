@@ -27,7 +27,7 @@ from .task_thread import ClosedTask, TaskThread
 
 
 class Upkeep:
-    """Every task, and what stands before what."""
+    """All tasks, and their order."""
 
     def __init__(
         self,

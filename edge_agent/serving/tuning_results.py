@@ -76,7 +76,7 @@ class Tune:
     ways: Annotated[tuple[Way, ...], MinLength(1)]
 
     def best(self, lanes: int, choices: Sequence[EngineChoice]) -> Way | None:
-        """Return the best way with this many lanes, among the engines that are there.
+        """Return the best way with this many lanes, among the available engines.
 
         What comes first in the profile is kept unless another is clearly quicker.
         """

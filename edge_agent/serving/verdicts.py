@@ -46,7 +46,7 @@ Load = Literal["whole", "prepared"]
 
 @record(kw_only=True)
 class Decision:
-    """The outcome of a race between what served and a challenger."""
+    """The outcome of a race between the serving engine and a challenger."""
 
     engine: str
     """The challenger's label, or its name where it was not built."""
@@ -90,7 +90,7 @@ class _Known(NamedTuple):
 
 
 class Verdicts:
-    """Remembers what engines were found to be worth. Written by the agent alone."""
+    """Remembers the verdicts on engines. Written by the agent alone."""
 
     def __init__(self, state: Path) -> None:
         """Read the ledger."""

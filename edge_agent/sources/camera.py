@@ -215,7 +215,7 @@ def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Devi
 
 
 def _set_mode(spec: SourceSpec, node: Path, capture: Any, cv2: Any) -> None:
-    """Have a device give pictures of the size, rate and format that are asked for."""
+    """Set a device to the size, rate and format of pictures that are asked for."""
     size, fps, format_ = (spec.options[key] for key in ("size", "fps", "format"))
     if not capture.isOpened() or not (size or fps or format_):
         return

@@ -26,7 +26,7 @@ class Clip:
     """A video file from its first frame to its last, once or for ever."""
 
     def __init__(self, spec: SourceSpec, context: SourceContext) -> None:
-        """Open the file and read its first frame, so that what cannot be played is known now."""
+        """Open the file and read its first frame, so that an unplayable file is known now."""
         self._spec = spec
         self._name = spec.redacted
         self._context = context

@@ -66,7 +66,7 @@ class Counts:
 
 
 class Continuity:
-    """Judges what comes, in the order in which it comes. Used by one thread at a time."""
+    """Judges rows in the order in which they come. Used by one thread at a time."""
 
     def __init__(self, gap_s: float | None, counts: Counts | None = None) -> None:
         """Set up; *gap_s*: longest silence that is not a gap, seconds; None: by the usual ones."""

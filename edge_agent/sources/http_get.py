@@ -161,7 +161,7 @@ def _pieces(answer: Answer, closing: threading.Event, silence: float) -> Iterato
 
 
 def _ask(parts: SplitResult, login: str | None) -> Answer | None:
-    """Send one request; None: what answers speaks another language, or hangs up."""
+    """Send one request; None: the peer speaks another protocol, or hangs up."""
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme.lower()]
     at = f"[{host}]" if ":" in host else host
     lines = [f"GET {_path(parts)} HTTP/1.0", f"Host: {at}:{port}", "Accept: */*"]

@@ -1,4 +1,4 @@
-"""Hardware decoders: tried first where there is a device for them, never again once they failed.
+"""Hardware decoders: tried first if there is a device for them, never again once they failed.
 
 PyAV knows those that its FFmpeg was built with (its wheels: CUDA and QSV; a distribution's also
 VAAPI). A driver that opens and then gives nothing is remembered here, stream by stream.
@@ -59,7 +59,7 @@ class Hardware:
         )
 
     def decoder(self, software: Any, name: str, decode: str) -> Any:
-        """Return a decoder on hardware that does what one in software would, or None.
+        """Return a hardware decoder in place of the software one, or None.
 
         *decode*: auto, software, or hardware of this name, whether there is a device or not.
         """

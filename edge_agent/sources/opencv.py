@@ -14,7 +14,7 @@ _DEFAULTS = {"OPENCV_LOG_LEVEL": "SILENT", "OPENCV_IO_MAX_IMAGE_PIXELS": str(MAX
 
 
 def load() -> Any:
-    """Import OpenCV, silencing what its libraries print unless the user asked for it."""
+    """Import OpenCV, silencing its libraries' prints unless the user asked for them."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     import cv2

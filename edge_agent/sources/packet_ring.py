@@ -87,7 +87,7 @@ class PacketRing:
         return time.monotonic() - latest < SILENT
 
     def read(self, number: int) -> list[Packet]:
-        """Return the packets that are there from a number on."""
+        """Return the kept packets from a number on."""
         with self._lock:
             return [packet for packet in self._packets if packet.number >= number]
 
@@ -160,7 +160,7 @@ def _copied(data: bytes, pts: int, dts: int, time_base: Any) -> Any:
 
 
 class ClipWriter:
-    """Writes packets of a ring into an MP4 file, in fragments: what a kill leaves can be played.
+    """Writes packets of a ring into an MP4 file, in fragments: a file cut short can be played.
 
     AgentError is raised where it cannot be written, or MP4 does not take what the camera sends.
     """

@@ -51,7 +51,7 @@ class Tap:
     """One capture's view of a shared source."""
 
     def __init__(self, shared: Shared, context: SourceContext) -> None:
-        """Get what comes from when it is attached, until the context's `closing` is set."""
+        """Get readings from the moment it is attached, until the context's `closing` is set."""
         self.waiting: deque[Reading | SampleError] = deque()
         self.closing = context.closing
         self.context = context
@@ -64,7 +64,7 @@ class Tap:
         return None
 
     def wants(self, at: float) -> bool:
-        """Whether it wants what came *at* seconds after the first one; asked once of each."""
+        """Whether it wants the reading *at* seconds after the first one; asked once for each."""
         del at
         return not self.closing.is_set()
 

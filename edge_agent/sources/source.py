@@ -84,7 +84,7 @@ class Source(Protocol):
         """
 
     def retrieve(self) -> Reading:
-        """Decode what `grab` waited for; called at most once for each `grab` that was True.
+        """Decode the reading that `grab` waited for; called at most once for each True `grab`.
 
         Raises:
             SourceError: the source is lost.

@@ -108,7 +108,7 @@ def parse_source(text: str, base: Path) -> SourceSpec:
 
 
 def redact(text: str) -> str:
-    """Hide what may be secret in the text of a source, also in one that is written wrong."""
+    """Hide possible secrets in the text of a source, also in a malformed one."""
     prefix, colon, rest = text.partition(":")
     scheme = SCHEMES.get(prefix.lower())
     ours = colon and scheme is not None and scheme.address != "url"

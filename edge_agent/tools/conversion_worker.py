@@ -173,7 +173,7 @@ class TfliteModel:
 def _write_manifest(
     folder: Path, facts: NetworkFacts, name: str, sizes: Sequence[Sequence[int]]
 ) -> tuple[Sequence[str], Sequence[str], Mapping[str, Any]]:
-    """Write the manifest that follows from a network, or a draft, by what `describe` knows, too.
+    """Write the manifest that follows from a network, or a draft, with the guesses of `describe`.
 
     *sizes* are those that its inputs were exported with.
 

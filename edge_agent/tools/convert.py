@@ -132,7 +132,7 @@ def _kind(path: Path) -> str:
 
 
 def _check_installed(kind: str) -> None:
-    """Check that what runs the original is installed."""
+    """Check that the library that runs the original is installed."""
     wanted = ("ai_edge_litert",) if kind == "tflite" else ("torch", "onnxscript")
     missing = [name for name in wanted if find_spec(name) is None]
     if missing:

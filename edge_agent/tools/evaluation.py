@@ -63,7 +63,7 @@ class Evaluator:
     def __init__(
         self, folder: ModelFolder, samples: Sequence[Sample], truths: Sequence[Truth] | None
     ) -> None:
-        """Run the float model; *truths* are what the samples show, where that is known.
+        """Run the float model; *truths* are those of the samples, if known.
 
         Raises:
             ModelError: the float model gives nothing that could be compared.
@@ -112,7 +112,7 @@ class Evaluator:
 
 
 def metric_of(folder: ModelFolder) -> Metric | None:
-    """Return how a model's findings are compared with the truth, or None if they are not."""
+    """Return the metric that compares a model's findings with the truth, or None."""
     by_task: dict[str, Metric] = {"classification": "top-1", "anomaly": "AUC"}
     by_task |= dict.fromkeys(BOXED - {"text"}, "mAP")
     return by_task.get(folder.manifest.task)

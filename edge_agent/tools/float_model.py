@@ -1,4 +1,4 @@
-"""A float network made ready for quantization, and what of it is to be quantized."""
+"""A float network made ready for quantization, and the part to be quantized."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def new_folder(place: Path) -> Iterator[Path]:
 
 
 def copy_rest(source: ModelFolder, folder: Path) -> None:
-    """Copy what belongs to a model but its network, its golden outputs and what tells of it."""
+    """Copy a model's files except its network, its golden outputs and its descriptions."""
     left = {path.resolve() for path in inspect(source.network).files}
     for path in source.path.rglob("*"):
         name = path.relative_to(source.path)

@@ -40,7 +40,7 @@ def costs_of(folders: Sequence[Path], choice: EngineChoice) -> list[Cost]:
 
 
 def _answer(question: list[Any]) -> tuple[list[float], float]:
-    """Return the median milliseconds of each network, and what all together take, MB."""
+    """Return the median milliseconds of each network, and the memory of all together, MB."""
     paths, words, rounds = question
     from ..inference.engines.registry import load_library
     from ..inference.probe import race
@@ -54,7 +54,7 @@ def _answer(question: list[Any]) -> tuple[list[float], float]:
 
 
 def _runner(path: Path, choice: EngineChoice) -> Callable[[int], object]:
-    """Load a model; return what runs it on one of a few inputs, by the number of the round."""
+    """Load a model; return a function that runs it on one of a few inputs, by round number."""
     from ..inference.model import load_model
     from ..inference.probe import probe_inputs
     from ..models.manifest import load

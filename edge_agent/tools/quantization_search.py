@@ -99,7 +99,7 @@ class Search:
         return ways
 
     def _try(self, recipe: Recipe) -> Candidate | None:
-        """Quantize by one recipe and judge what comes out."""
+        """Quantize by one recipe and judge the result."""
         number = len(self.candidates) + len(self.failed)
         self.comparison.progress(f"trying {recipe}", 0, 0)
         try:

@@ -92,7 +92,7 @@ def read_rate(path: Path) -> float:
 
 @contextmanager
 def slow_disk(places: Sequence[Path], rate: float) -> Iterator[None]:
-    """Limit what this process and its children read from the disks of places, bytes a second."""
+    """Limit the reads of this process and its children from the disks of places, bytes a second."""
     with ExitStack() as stack:
         try:
             disks = sorted({disk_of(place) for place in places})

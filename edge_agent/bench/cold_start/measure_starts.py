@@ -115,7 +115,7 @@ class _Bench:
         return report
 
     def _prepare(self, ways: Sequence[Start]) -> ColdStartReport:
-        """Run everything once untimed, and measure what bounds a load."""
+        """Run everything once untimed, and measure the lower bounds of a load."""
         prepared: str | None = "none is wanted"
         state: Path | None = None
         for start in ways:  # the agent last: what the scripts tell of the model comes sooner
@@ -142,7 +142,7 @@ class _Bench:
         )
 
     def _let_prepare(self, start: Start) -> str | None:
-        """Run the agent until it says what became of the prepared form; give that.
+        """Run the agent until it reports the state of the prepared form; return that.
 
         "ready", or "no: " and why; None where it does not say in time.
         """

@@ -112,7 +112,7 @@ def _agent(kind: str, model: Mapping[str, Any], clip: Path, loopback: Loopback) 
 
 
 def _copy_program(place: Path) -> None:
-    """Copy the program and what comes with it, the environment left where it is."""
+    """Copy the program and its bundled files, but not the environment."""
     package = Path(sys.modules["edge_agent"].__path__[0])
     shutil.copytree(package, place / package.name)
     for kind in ("device_profiles", "models"):
@@ -150,7 +150,7 @@ class ColdStartSetup:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One start: what its first result says and how long it took to be here, ms."""
+    """One start: its first result, and the time until that arrived, ms."""
 
     ms: float
     steps: dict[str, float]

@@ -151,7 +151,7 @@ class Program:
             self.process.send_signal(signal.SIGCONT)
 
     def watch(self, seconds: float) -> Window:
-        """Count what comes from now on."""
+        """Count the results that come from now on."""
         for _ in self.heard(0.001):
             pass  # what has been waiting since before
         taken, start = self.cpu_seconds(), time.perf_counter()
@@ -198,7 +198,7 @@ def endless(clip: Path, pace: str = "max") -> str:
 def agent_command(
     place: Path, loopback: Loopback, tables: str, model: Path | None, device: str = DEVICE
 ) -> list[str]:
-    """Write an agent's settings; return what runs it.
+    """Write an agent's settings; return the command that runs it.
 
     *place* keeps settings and state from run to run, so that forms are prepared once; *tables* are
     those of the settings that are not the same for all, *model* is a folder that it knows.

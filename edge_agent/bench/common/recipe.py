@@ -11,7 +11,7 @@ from ...models.manifest import ModelFolder
 
 
 def recipe(folder: ModelFolder, given: TensorSpec) -> dict[str, Any]:
-    """Return how a plain script uses a model: what `start_script.prepare` and `detect` take."""
+    """Return how a plain script uses a model: arguments of `start_script.prepare` and `detect`."""
     wanted = folder.manifest.input
     layout = wanted.layout or "nchw"
     height, width = given.shape[2:] if layout == "nchw" else given.shape[1:3]

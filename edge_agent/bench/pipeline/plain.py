@@ -110,7 +110,7 @@ class Script:
         return found
 
     def payload(self, seq: int, taken: float, found: Findings) -> str:
-        """Write a result of a frame that was taken so long ago by the wall clock."""
+        """Return the payload for a frame that was captured at *taken*."""
         age = {"age_ms": (time.time() - taken) * 1e3}
         head = {"seq": seq, "time": taken, "model": self.folder.manifest.id, "timing": age}
         return json.dumps(head | found.as_json())

@@ -83,7 +83,7 @@ def together(place: Place, setup: PipelineSetup, count: int) -> Iterator[tuple[T
 
 
 def idle(place: Place, setup: PipelineSetup, pictures: Path) -> dict[str, float]:
-    """Measure what further pipelines cost that have nothing to do, for at least `IDLE_SECONDS`.
+    """Measure the cost of further pipelines that are idle, for at least `IDLE_SECONDS`.
 
     *pictures* is a folder with one picture, which each shows once and then not for an hour.
     """
@@ -156,7 +156,7 @@ def carried(
 
 
 def most_served(served: Callable[[int], bool], guess: int, limit: int = MOST) -> tuple[int, int]:
-    """Find the greatest number that is served: by doubling, then by halving what is in between.
+    """Find the greatest number that is served: by doubling, then by halving the interval.
 
     Returns that, at most a twentieth too low, and the least number that failed; 0: none failed.
     """

@@ -1,4 +1,4 @@
-"""`edge-agent bench push`: how fast a push is beside its broker, and what frames notice.
+"""`edge-agent bench push`: the rate of a push beside its broker's, and its effect on frames.
 
 First an agent with nothing else to do: raw rate and push in turn, rising versions, every block new.
 Then an agent that plays a clip: what a push and its swap do to the age of the results.

@@ -30,5 +30,5 @@ EXAMPLES = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be measured, each a module of its own."""
+    """Declare the measurements, each a module of its own."""
     add_commands(parser, KINDS, "bench", "WHAT")

@@ -239,7 +239,7 @@ def _page(loopback: Loopback, folder: Path) -> Iterator[str]:
 
 
 def _plain_environment() -> dict[str, str]:
-    """Leave out what would overrule the demo's settings: it is to work wherever it is started."""
+    """Drop variables that would overrule the demo's settings, which must work anywhere."""
     return {
         name: value
         for name, value in os.environ.items()

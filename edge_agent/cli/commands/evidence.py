@@ -157,7 +157,7 @@ class _Device:
     def _ask(
         self, verb: str, body: Kept, topics: Callable[[Kept], list[str]] = lambda _: []
     ) -> tuple[Kept, dict[str, bytes]]:
-        """Send a command; return its result, and what came on the topics that follow from it.
+        """Send a command; return its result, and the messages on the topics that follow from it.
 
         Raises:
             AgentError: it was refused, or not answered in time.

@@ -202,7 +202,7 @@ def _print_package() -> None:
 
 
 def _print_next() -> None:
-    """Print what to do now."""
+    """Print the next steps."""
     if read_toml(SETTINGS, UsageError).get("pipelines"):
         print("next      sudo edge-agent check; after a change: sudo systemctl reload edge-agent")
         return
@@ -300,7 +300,7 @@ def _start() -> str | None:
 
 
 def _undo(before: Installation | None, kept: Mapping[Path, bytes | None]) -> None:
-    """Go back to the installation before, where there is one."""
+    """Go back to the previous installation, if there is one."""
     progress("undoing it")
     changed = put_back(kept) or current() != before
     if before is not None and before.place.is_dir() and not changed:
@@ -329,7 +329,7 @@ def _remove_service() -> None:
 
 
 def uninstall(*, forget: bool) -> int:
-    """Remove all but what took work to make: settings, keys, models; return the exit status.
+    """Remove all but the fruits of work: settings, keys, models; return the exit status.
 
     *forget*: the broker forgets the device; where that cannot be, nothing is removed.
     """

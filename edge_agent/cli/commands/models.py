@@ -1,4 +1,4 @@
-"""`edge-agent models`: what each device has, runs and is trying."""
+"""`edge-agent models`: the models that each device has, runs and is trying."""
 
 from __future__ import annotations
 

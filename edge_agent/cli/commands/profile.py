@@ -1,4 +1,4 @@
-"""`edge-agent profile`: what this device is, which profile matches and which engine serves."""
+"""`edge-agent profile`: facts on this device, the matching profile and the serving engine."""
 
 from __future__ import annotations
 

@@ -26,5 +26,5 @@ EXAMPLES = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be done, each in a module of its own."""
+    """Declare the subcommands, each in a module of its own."""
     add_commands(parser, KINDS, "rollout", "WHAT")

@@ -132,7 +132,7 @@ def _resumed(plan: Plan, options: Options) -> Plan:
 
 
 def put(client: OneShotClient, root: str, plan: Plan, key: Any) -> Plan:
-    """Put a plan on the broker, above what others put there meanwhile; return it.
+    """Put a plan on the broker, above plans that others put there meanwhile; return it.
 
     Raises:
         AgentError: others do not cease.

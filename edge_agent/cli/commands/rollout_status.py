@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Show what lies on the broker; 1 if the look is not complete."""
+    """Show the roll-outs on the broker; returns 1 if the look is not complete."""
     settings = broker_settings(options)
     root = settings.broker.topic_root
     with OneShotClient(settings.broker, rollout_filters(root)) as client:

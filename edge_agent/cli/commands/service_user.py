@@ -35,7 +35,7 @@ _MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class ServiceUser:
-    """Who the service runs as, and what its unit keeps from it."""
+    """The user of the service, and the restrictions of its unit."""
 
     name: str
     uid: int
@@ -132,7 +132,7 @@ class ServiceUser:
         return None
 
     def _acting(self) -> AbstractContextManager[None]:
-        """Be the user, as far as rights go."""
+        """Act with the rights of the user."""
         return acting_as(User(self.uid, self.gid, self.groups))
 
 

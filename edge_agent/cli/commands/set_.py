@@ -1,4 +1,4 @@
-"""`edge-agent set`: what can be set of a pipeline while it runs."""
+"""`edge-agent set`: changes properties of a pipeline while it runs."""
 
 from __future__ import annotations
 

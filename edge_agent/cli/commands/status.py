@@ -89,7 +89,7 @@ def _sum(looks: list[DeviceLook]) -> str:
 
 
 def _find_lags(looks: list[DeviceLook], fleet: Fleet, *, by_group: bool) -> None:
-    """Note what devices lag behind in; with *by_group* also what others of these serve."""
+    """Note in what devices lag behind roll-outs; with *by_group* also behind each other."""
     plans = []
     for payload in fleet.plans.values():
         with suppress(MalformedError):
@@ -111,7 +111,7 @@ def _find_lags(looks: list[DeviceLook], fleet: Fleet, *, by_group: bool) -> None
 
 
 def _lag(plan: Plan, fleet: Fleet, device: str) -> str | None:
-    """Return how far a device is in a roll-out that it should be through; None: it is."""
+    """Return how far a device is in a roll-out that it should have completed; None: it has."""
     wave, word = plan.wave_of(device, fleet.groups(device)), word_of(fleet, device, plan)
     state = word.get("state", "waiting")
     if wave is None or wave > plan.wave or state in {"live", "superseded"}:

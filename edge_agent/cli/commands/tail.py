@@ -1,4 +1,4 @@
-"""`edge-agent tail`: follow what devices publish, one line a message."""
+"""`edge-agent tail`: follow the messages of devices, one line each."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ class _Shown:
         self._picture.refresh()
 
     def sum_up(self) -> None:
-        """Write the last picture; print what there was in all."""
+        """Write the last picture; print the totals."""
         self._picture.write()
         for line in self.view.summary_lines():
             say(line)

@@ -1,4 +1,4 @@
-"""Writes the plan of the next start whenever what serves has changed."""
+"""Writes the plan of the next start whenever the serving models have changed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class PlanWriter:
         self._pending = digest(self._config)
 
     def go_on(self, settings: Settings) -> None:
-        """Have the runner go on with settings that were changed otherwise than by their inputs."""
+        """Give the runner settings that were changed otherwise than by their inputs."""
         with self._adopting:
             if self._runner.settings is not self._settings:
                 self._origins = self._pending

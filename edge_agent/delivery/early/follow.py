@@ -82,7 +82,7 @@ def follow(
 
 
 def unpack_early(data: GrowingFile, folder: Path) -> tuple[int, int]:
-    """Unpack what comes before the network; return where that begins and ends in *data*.
+    """Unpack the files before the network; return where the network begins and ends in *data*.
 
     Raises:
         UnfitError: it does not come last enough, or is no larger ONNX file.

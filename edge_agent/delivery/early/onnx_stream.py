@@ -69,7 +69,7 @@ class GrowingFile:
         self._wish = (start, stop)
 
     def wait(self, start: int, stop: int) -> None:
-        """Wait until some bytes are there.
+        """Wait until some bytes have arrived.
 
         Raises:
             UnfitError: they lie outside the file, or will not come.
@@ -224,7 +224,7 @@ _TAG_INPUT = bytes([proto.GRAPH_INPUT << 3 | 2])
 
 
 def _values(data: bytes) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Read inputs and outputs, if *data* is nothing but what follows the weights."""
+    """Read inputs and outputs, if *data* is exactly the part behind the weights."""
     found: dict[int, dict[str, bytes]] = {proto.GRAPH_INPUT: {}, proto.GRAPH_OUTPUT: {}}
     for field in fields(data, 0, len(data)):
         if field.number not in proto.GRAPH_AFTER_WEIGHTS:

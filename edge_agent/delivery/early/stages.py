@@ -99,7 +99,7 @@ class Cutter:
         self._seen: set[str] = set()
 
     def _find_folded(self) -> set[int]:
-        """Find the nodes that go with those that need them: constants, and what undoes eight bits.
+        """Find the nodes that go with those that need them: constants, and dequantizers.
 
         An engine computes the first at load; the second it takes into the operation itself.
         """

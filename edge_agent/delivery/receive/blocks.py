@@ -309,7 +309,7 @@ class Flusher:
         self._failed: dict[Incoming, str] = {}
 
     def put(self, incoming: Incoming, message: ReceivedMessage | None) -> None:
-        """Make what *incoming* was given so far durable, then acknowledge *message*."""
+        """Make the bytes that *incoming* was given so far durable, then acknowledge *message*."""
         if self._thread is None:
             # Should it die, the excepthook ends the agent, as for every thread.
             self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)

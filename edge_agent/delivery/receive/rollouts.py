@@ -288,7 +288,7 @@ class Rollouts:
         return self._known[newer.id].state != "waiting" and not set.isdisjoint(*keys)
 
     def _change(self, name: str, settings: Mapping[str, Any], known: Followed) -> None:
-        """Have settings taken over, once those that were asked for before have ended."""
+        """Apply settings, once an earlier change has ended."""
         earlier = (
             other
             for other, each in self._plans.items()

@@ -202,11 +202,11 @@ class Drawing:
         self.subscribe(topics)
 
     def wants(self, *levels: str) -> bool:
-        """Whether what lies there is wanted."""
+        """Whether the message on this topic is wanted."""
         return "/".join((self.prefix, *levels)) in self._wanted
 
     def came(self, *levels: str) -> None:
-        """Record that what lies there has come; its topic is left with the next ones."""
+        """Record that the message of a topic has come; the topic is left with the next ones."""
         self._came.append("/".join((self.prefix, *levels)))
 
     def end(self, transfer: str) -> None:

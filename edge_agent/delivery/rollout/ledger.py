@@ -265,7 +265,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         return any(each.name == name and each.phase != "receiving" for each in self._candidates)
 
     def phase(self, name: str, version: str) -> Phase | Literal["live"] | None:
-        """Return how far a complete version is, as section 5 has it; None: neither is it live."""
+        """Return the phase of a complete version, as in section 5, or None if it has none."""
         for each in self._candidates:
             if (
                 each.name == name

@@ -1,4 +1,4 @@
-"""Swap: one version in another's place, first on disk, then in what serves, between two frames.
+"""Swap: one version replaces another, first on disk, then in service, between two frames.
 
 The pointer changes before what serves does: after a crash the device runs the old version or the
 new one.
@@ -96,7 +96,7 @@ class Swap:
         return not self.overlap or not has_room(size)
 
     def go_live(self, candidate: Candidate, models: Models, bounds: Trial) -> Exchange:
-        """Exchange the incumbent for a loaded candidate; the caller retires what served."""
+        """Exchange the incumbent for a loaded candidate; the caller retires the incumbent."""
         name, version = candidate.name, candidate.version
         self._activate(candidate, self.running(name, version), bounds)
         exchange = self.active.exchange(models, name)
@@ -149,7 +149,7 @@ class Swap:
         return self.exchange(name, models)
 
     def exchange(self, name: str, models: Models) -> Exchange:
-        """Exchange what serves for these models, and retire it."""
+        """Exchange the serving models for these, and retire them."""
         exchange = self.active.exchange(models, name)
         self.retire(exchange)
         return exchange

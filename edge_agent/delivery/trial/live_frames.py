@@ -25,7 +25,7 @@ FrameSource = Callable[[tuple[TensorSpec, ...]], Tensors | None]
 
 
 class LiveFrames:
-    """Watches what goes through a model that serves, until it is closed.
+    """Watches the frames that go through a serving model, until it is closed.
 
     It stands where a candidate in shadow would, and keeps the newest frame.
     """

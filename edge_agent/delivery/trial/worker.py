@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def _load_libraries(engines: list[str]) -> None:
-    """Load what any model needs, so that it is not counted as this one's."""
+    """Load libraries that any model needs, so that their memory is not counted as this one's."""
     for engine in engines:
         # One that is not installed is passed over later, with its reason.
         with contextlib.suppress(ImportError):

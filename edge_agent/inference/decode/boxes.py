@@ -107,7 +107,7 @@ def corners(centers: Floats) -> Floats:
 
 
 def pixels_of_unit(network: Network, boxes: Floats) -> Floats:
-    """Return how many pixels of the input a unit of boxes is, across and down: (2,).
+    """Return the pixels of the input in a unit of boxes, across and down: (2,).
 
     TensorFlow's exports of YOLOv5 and v8 give them in 0..1 of it (ultralytics `tf_model`,
     `saved_model`).
@@ -242,7 +242,7 @@ def _turned_survivors(turned: Floats, classes: Indices, iou: float) -> Indices:
 def _turned_overlaps(
     turned: NDArray[np.float64], others: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return how far boxes (n, 5) and (m, 5) overlap as normal distributions: (n, m).
+    """Return the overlap of boxes (n, 5) and (m, 5) as normal distributions: (n, m).
 
     That is ProbIoU (Llerena et al. 2021, arXiv 2106.06072).
     """

@@ -102,7 +102,7 @@ class Network:
         return self.size
 
     def check_roles(self, *roles: str) -> None:
-        """Check that `output.names` names only roles of this decoder and outputs there are.
+        """Check that `output.names` names only roles of this decoder and existing outputs.
 
         Raises:
             ModelError: it does not; the known ones.

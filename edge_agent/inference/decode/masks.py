@@ -75,7 +75,7 @@ class PrototypeMasks:
 
 
 def _blend(at: Floats, count: int, fine: int) -> Floats:
-    """Return how much of each of *count* cells there is at places (n,): (n, count), linear.
+    """Return the weight of each of *count* cells at places (n,): (n, count), linear.
 
     Places are in cells of which *fine* make one, and which are between those themselves.
     """

@@ -87,7 +87,7 @@ def tail_of(network: Network, output: Output, width: int | None, before: int | N
 
 
 def _points(network: Network, output: Output, rest: int | None) -> tuple[int, int]:
-    """Return how many key points there are, and of how many numbers each: x, y and often a score.
+    """Return the number of key points, and the numbers of each: x, y and often a score.
 
     Raises:
         ModelError: that cannot be told.

@@ -82,7 +82,7 @@ class CheckedNetwork(NamedTuple):
 
 
 class PreparedForm(Protocol):
-    """The prepared form that a network was loaded from, and what becomes of it."""
+    """The prepared form that a network was loaded from, and its fate."""
 
     damaged: str | None
     """The damage found in it, or None."""
@@ -104,7 +104,7 @@ class PreparedForm(Protocol):
         """SHA-256 of its files when they were written, by path."""
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build what runs in the long run, in the background; return whether anything has changed.
+        """Build the session for the long run, in the background; return whether it has changed.
 
         That is with so many *threads* of one inference, where the first had more.
 
@@ -159,7 +159,7 @@ FixShapes = Callable[[tuple[TensorSpec, ...]], Mapping[str, tuple[int, ...]]]
 
 
 def check_inputs(specs: tuple[TensorSpec, ...], tensors: Tensors) -> None:
-    """Check that *tensors* are what *specs* ask for, before native code reads them.
+    """Check that *tensors* match *specs*, before native code reads them.
 
     Raises:
         EngineError: expected and found, by name.

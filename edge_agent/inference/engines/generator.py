@@ -238,7 +238,7 @@ class Generator:
         self._pipeline = None
 
     def _load(self, held: bool = False) -> str | None:
-        """Load it; *held*: it must give its golden answers; return how many there are."""
+        """Load it; *held*: it must give its golden answers; return how many it has."""
         import openvino
 
         try:

@@ -196,7 +196,7 @@ def _compile(
     *,
     joined: bool,
 ) -> Compiled:
-    """Read and compile a network; raises what OpenVINO raises."""
+    """Read and compile a network; raises OpenVINO's exceptions."""
     # By path: IR weights are then mapped, not copied, and the GIL is not held.
     model = core.read_model(str(network))
     names = [_result_name(port) for port in model.outputs]

@@ -71,7 +71,7 @@ def _start(engine: str) -> Child | ChildError:
 
 
 def _finish(engine: str, child: Child | ChildError, deadline: float) -> EngineFacts:
-    """Wait for the child and return what came of it."""
+    """Wait for the child and return the result."""
     version = installed().get(engine)
     try:
         if isinstance(child, ChildError):

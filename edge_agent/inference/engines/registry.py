@@ -185,7 +185,7 @@ def _changed(place: str) -> int:
 
 
 def _dist_infos(places: Sequence[str]) -> dict[str, Path]:
-    """Return where the metadata of each installed distribution lies.
+    """Return the folder with the metadata of each installed distribution.
 
     As `importlib.metadata` finds it, which imports modules for mail: a tenth of a first start.
     """

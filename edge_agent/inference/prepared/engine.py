@@ -26,7 +26,7 @@ class PreparedEngine(Engine, Protocol):
     """Whether its weights come and go with each frame."""
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build what runs in the long run; see `PreparedForm`."""
+        """Build the session for the long run; see `PreparedForm`."""
 
 
 class OrtPreparedEngine:

@@ -69,7 +69,7 @@ class FallbackEngine:
         return {artifact.path(name): digest for name, digest in known.items()}
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build what runs fastest in the long run; see `PreparedForm`."""
+        """Build the engine that runs fastest in the long run; see `PreparedForm`."""
         with contained(self._folder.manifest.id):
             return self.inner.finish_load(threads)
 

@@ -199,7 +199,7 @@ def _open_signal(spec: InputSpec, tensor: TensorSpec) -> Shape:
 
 
 def _fill(tensor: TensorSpec, wanted: OpenShape, key: str) -> Shape:
-    """Take each size from the network, and where it is open from *wanted*."""
+    """Take each size from the network, or from *wanted* if it is open."""
     if len(wanted) != len(tensor.shape):
         found = f"one of {len(wanted)}" if wanted else "a single number"
         raise ModelError(

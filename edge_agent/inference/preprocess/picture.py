@@ -319,7 +319,7 @@ class Tables:
 
 
 def table_of(spec: InputSpec, dtype: str, channels: int) -> NDArray[np.generic]:
-    """Work out what each pixel value becomes, for each channel.
+    """Compute the network's value for each pixel value, by channel.
 
     Returns:
         (channels, 256), of that type.

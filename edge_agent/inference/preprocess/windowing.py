@@ -264,7 +264,7 @@ class Channels:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the channels that are picked, where the source has names; else the numbers of some."""
+        """Names of the picked channels if the source has names; else the numbers of some."""
         if self._picked is None:
             return self._columns
         return tuple(self._columns[n] if self._columns else str(n) for n in self._picked)
@@ -311,7 +311,7 @@ class Channels:
         return None if picked == list(range(count)) else picked
 
     def _is_only(self, columns: tuple[str, ...], count: int) -> bool:
-        """Whether the one channel that is wanted is the one that there is, by whatever name.
+        """Whether the only wanted channel is the only one of the source, by whatever name.
 
         Not where the source gives now this and now that, as objects of JSON may: their names tell.
         """

@@ -208,7 +208,7 @@ def _code(table: Table, network: Path) -> int:
 
 
 def _buffer(table: Table, network: Path) -> tuple[int, int]:
-    """Return where a buffer's bytes lie, and how many."""
+    """Return the place and length of a buffer."""
     if table.number(1, "<Q") > 1 or table.number(2, "<Q") > 1:
         raise ModelError(f"{network}: has weights outside its FlatBuffer, which is not supported")
     return table.vector(0, "<B") or (0, 0)

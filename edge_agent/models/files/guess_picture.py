@@ -41,7 +41,7 @@ class Picture:
 
     @property
     def only(self) -> tuple[int, ...]:
-        """The shape of the only output; () where there are several, or it leaves a size open.
+        """The shape of the only output; () if there are several, or it leaves a size open.
 
         An open batch is 1.
         """

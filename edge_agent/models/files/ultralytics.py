@@ -342,7 +342,7 @@ def _read_yaml(path: Path) -> dict[str, str]:
 
 
 def _entries(lines: Iterable[str]) -> list[tuple[int, str]]:
-    """Return how far each entry is indented, and its text: long ones go on in deeper lines."""
+    """Return the indentation of each entry, and its text: long ones go on in deeper lines."""
     entries: list[tuple[int, str]] = []
     for line in lines:
         text = line.strip()

@@ -218,7 +218,7 @@ def _inspect(model: ModelFolder) -> NetworkFacts:
 
 
 def _named(model: ModelFolder) -> set[str]:
-    """List the files of a model that its variant names: what no other variant needs."""
+    """List the files that a model names as the variant it was read as."""
     files = [*_inspect(model).files, model.golden, model.usual_file]
     if isinstance(model.manifest.output.labels, str):
         files.append(model.path / model.manifest.output.labels)

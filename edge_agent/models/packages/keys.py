@@ -185,7 +185,7 @@ class TrustedKeys:
         )
 
     def read(self) -> Keyring:
-        """Read all keys there are now."""
+        """Read all present keys."""
         keys: dict[str, Ed25519PublicKey] = {}
         problems: list[str] = []
         for path in _key_files(self.paths, problems):

@@ -159,7 +159,7 @@ class PackageHeader:
 
 
 def _check_shares(written: _Written) -> None:
-    """Check that what each variant takes is something of the package."""
+    """Check that each variant's share lies within the package."""
     if written.variants and "" not in written.variants:
         raise ModelError(f"{HEADER}: variants: those that none suits have no blocks")
     for name, share in written.variants.items():
@@ -178,7 +178,7 @@ def _check_shares(written: _Written) -> None:
 
 
 def _json(data: bytes) -> Mapping[str, Any]:
-    """Parse an object; refuse what different parsers read differently."""
+    """Parse an object; refuse JSON that parsers read differently."""
     if len(data) > MAX_HEADER:
         raise ModelError(f"{HEADER}: {len(data)} bytes, at most {MAX_HEADER}")
     try:

@@ -118,7 +118,7 @@ class Library:
         return f"{name}@{live} is live, but {why}; {runs} runs in its place: push it again"
 
     def live(self, name: str) -> ModelFolder:
-        """Find the version that runs: the store's pointer, else the highest there is.
+        """Find the version that runs: the store's pointer, else the highest one.
 
         Where the pointer leads nowhere, or to something broken, the previous version is used
         instead, then the highest; `problems` reports it.
@@ -157,7 +157,7 @@ class Library:
         yield from (entry.folder for entry in entries.values() if entry.folder)
 
     def activate(self, name: str, version: str) -> ModelFolder:
-        """Make an accepted version live, wherever it is; what runs now becomes the previous one.
+        """Make an accepted version live, wherever it is; the live one becomes the previous one.
 
         Raises:
             ModelError: there is no such version, or it was never accepted.

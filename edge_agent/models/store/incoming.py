@@ -174,7 +174,7 @@ class Incoming:
 
     @property
     def have(self) -> int:
-        """Number of blocks that are there, or are other variants'."""
+        """Number of blocks that have arrived, or belong to other variants."""
         return self._count
 
     @property
@@ -184,7 +184,7 @@ class Incoming:
 
     @property
     def complete(self) -> bool:
-        """Whether all are there."""
+        """Whether all blocks have arrived."""
         return self._count == len(self._has)
 
     def missing(self, limit: int | None = None) -> list[int]:
@@ -207,7 +207,7 @@ class Incoming:
 
     @property
     def reach(self) -> int:
-        """Bytes that are there from the beginning on, without a gap."""
+        """Bytes that have arrived from the beginning on, without a gap."""
         self._skip()
         offsets = self.blocks.offsets
         return offsets[self._low] if self._low < len(offsets) else self.blocks.total

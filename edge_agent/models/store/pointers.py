@@ -95,7 +95,7 @@ class Pointers:
 
 
 def read(folder: Path) -> Pointers:
-    """Read the pointers of the model in *folder*; empty ones where there are none."""
+    """Read the pointers of the model in *folder*; empty ones if there are none."""
     path = folder / FILE
     try:
         return _parse(read_own(path.read_bytes()))

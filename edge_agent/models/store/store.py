@@ -78,7 +78,7 @@ class Store:
         return tuple(path.name for path in subfolders(self.models) if is_name(path.name))
 
     def versions(self, name: str) -> tuple[str, ...]:
-        """List the versions of a model that are there, lowest first."""
+        """List the stored versions of a model, lowest first."""
         found = [path.name for path in subfolders(self.models / name) if is_version(path.name)]
         return tuple(sorted(found, key=version_key))
 

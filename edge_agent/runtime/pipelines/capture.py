@@ -478,7 +478,7 @@ class Windows:
         return None
 
     def end(self, why: Literal["partial", "gap"] = "partial") -> None:
-        """Count what no window has taken; what comes next does not follow on it."""
+        """Count rows that no window has taken; the next ones do not follow on them."""
         if self._windower is not None:
             if self._windower.rest:
                 self._capture.board.drop(self._capture.queue, why)

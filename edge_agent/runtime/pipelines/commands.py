@@ -58,7 +58,7 @@ class PipelineCommands:
         )
 
     def set(self, request: Set) -> Mapping[str, Any]:
-        """Change a pipeline while it runs; return what can be set, as it holds."""
+        """Change a pipeline while it runs; return its settable properties with their values."""
         pipeline = find_pipeline(self._runner, request.pipeline)
         changes = request.changes
         back = [key for key in SETTABLE if getattr(request, key) is CLEARED]

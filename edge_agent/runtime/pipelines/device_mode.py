@@ -35,7 +35,7 @@ class DeviceMode:
         return known[0]
 
     def is_used(self, settings: Settings) -> bool:
-        """Whether there is one, or some rule asks for one."""
+        """Whether a mode is set, or some rule asks for one."""
         return self.current is not None or bool(modes_of(settings))
 
     def set_bare(self, key: str, payload: bytes) -> None:

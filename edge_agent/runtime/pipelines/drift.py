@@ -27,7 +27,7 @@ TOGETHER = 16
 
 
 class Drift:
-    """Of one pipeline. Any thread may read `report` and `indices`."""
+    """The drift of one pipeline. Any thread may read `report` and `indices`."""
 
     def __init__(
         self, pipeline: str, learned: Learned[Usual] | None, source: str, region: Region | None
@@ -100,7 +100,7 @@ class Drift:
         }
 
     def _begin(self, model: Model, limit: float) -> None:
-        """Forget what came before: of another version, or judged by another threshold."""
+        """Forget earlier results: of another version, or judged by another threshold."""
         if self._model and model.id != self._model:
             log.info("%s: drift is measured anew, of %s", self._pipeline, model.id)
         self._model, self._limit = model.id, limit

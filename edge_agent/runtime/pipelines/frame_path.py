@@ -124,7 +124,7 @@ class FramePath:
             self.drift.follow(model, sample, found, self.limit(model))
 
     def asked_of_candidates(self, model: Model, outcome: Outcome) -> Outcome:
-        """Return an answer as it had been without what only tracks and labels ask for."""
+        """Return an answer without the findings that only tracks and labels have asked for."""
         if self._least is None:
             return outcome
         return replace(outcome, findings=outcome.findings.above(self.limit(model)))

@@ -111,7 +111,7 @@ class _Memory:
 
 
 class Decisions:
-    """Of one pipeline."""
+    """The decisions of one pipeline."""
 
     def __init__(self, pipeline: str, learned: Learned[float] | None) -> None:
         """Begin; *learned* None: learned values are not kept."""

@@ -35,7 +35,7 @@ RECORDED_ROOM = 16
 
 
 def _room(spec: SourceSpec) -> int:
-    """Return how many captures may wait: of a live picture the newest, of a signal several."""
+    """Return how many captures may wait: for live pictures only the newest, for signals several."""
     if spec.kind == "signal":
         return RECORDED_ROOM if spec.lossless else SIGNAL_ROOM
     return LOSSLESS_ROOM if spec.lossless else 1
@@ -135,7 +135,7 @@ class Pipeline:
         self._capture.halt()
 
     def stop(self) -> None:
-        """Stop capturing and discard what waits."""
+        """Stop capturing and discard waiting captures."""
         self._capture.halt()
         self._common.board.remove(self.queue)
         self._common.sinks.close(self.stream)

@@ -33,7 +33,7 @@ class Rate:
         return True
 
     def pause(self, now: float) -> float:
-        """Return how long a lossless source waits for its next capture, seconds."""
+        """Return the time that a lossless source waits for its next capture, seconds."""
         return 0.0 if self.most is None else self._due - now
 
     def take(self, now: float) -> None:

@@ -68,7 +68,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         stages: Callable[[Runner, PipelineSettings, SourceSpec], ResultStage | None] | None = None,
         overrides: Overrides | None = None,
     ) -> None:
-        """Open what can be opened without waiting for others.
+        """Open the parts that can be opened without waiting for others.
 
         *library* and *loader* are called when first needed. *stages* makes what adds to the results
         of a pipeline before the sinks take them. Without *overrides* they are read here.
@@ -177,7 +177,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         return any(not each.spec.live for each in self.pipelines.values() if each not in waiting)
 
     def start_others(self) -> None:
-        """Start the sources that were left out; does nothing where there are none."""
+        """Start the sources that were left out, if there are any."""
         waiting, self._waiting = self._waiting, []
         self._start(waiting)
 

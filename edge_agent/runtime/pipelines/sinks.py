@@ -1,4 +1,4 @@
-"""Sinks: what takes results, pictures, events, counts and health, whatever they are published by.
+"""Sinks: receivers of results, pictures, events, counts and health, by any means of publishing.
 
 A new sink is a class that overrides what it wants of `Sink`, and one entry of `sinks` where
 `daemon.agent` makes the `Runner`; or `runner.sinks.add`, at any time.
@@ -61,11 +61,11 @@ class Sink:
 
     Results and pictures come from an inference lane, the rest from threads that have other things
     to do: no method but `wait_credit` may wait. What one raises is logged and is in health; the
-    other sinks get the same all the same. One that is removed may yet be given what was on its way.
+    other sinks get it all the same. A removed one may still get messages that were on their way.
     """
 
     def open(self, stream: Stream) -> None:
-        """Expect the results of a pipeline: those there are when it is added, and later ones."""
+        """Expect the results of a pipeline, present when this sink is added or started later."""
 
     def close(self, stream: Stream) -> None:
         """Expect no more of them, but those that are in a lane."""

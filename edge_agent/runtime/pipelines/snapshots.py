@@ -100,7 +100,7 @@ class Snapshots:
 
 
 def _form(settings: PipelineSettings) -> Form | None:
-    """Return how pictures are made without being requested, or None if they are not."""
+    """Return the form of unrequested pictures, or None if there are none."""
     if isinstance(settings.snapshot, Form):
         return settings.snapshot
     return Form() if settings.snapshot else None

@@ -1,4 +1,4 @@
-"""The parts that pipelines share, and what each reports beside its results.
+"""The parts that pipelines share, and each one's reports beside its results.
 
 That is the state of its source, and errors of its frames.
 """

@@ -58,7 +58,7 @@ class Route(Protocol[M]):
         """Return the request for the model."""
 
     def complete(self, job: Job[M], answer: Outcome | AgentError) -> None:
-        """Do what remains after inference, down to `Board.finish`."""
+        """Do the work that remains after inference, down to `Board.finish`."""
 
 
 @dataclass(slots=True)
@@ -240,7 +240,7 @@ class FrameQueue(Generic[M]):
 
     @property
     def held(self) -> bool:
-        """Whether what waits has to wait for the frame that is in a lane."""
+        """Whether waiting frames have to wait for the one that is in a lane."""
         if not self.busy:
             return False
         model = self.route.choose()

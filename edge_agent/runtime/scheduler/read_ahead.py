@@ -116,5 +116,5 @@ def _grantable(queue: Recording, coming: int, ahead: int) -> int:
 
 
 def _coming(queue: Recording) -> int:
-    """Count what waits for a lane, and what will soon."""
+    """Count captures that wait for a lane, or will soon."""
     return queue.pacing.granted + (len(queue.frames) if queue.frames and queue.servable() else 0)

@@ -47,7 +47,7 @@ class Reference:
         self._expected = [*results, *(engine.infer(tensors) for tensors in golden)]
 
     def distance_from(self, engine: Engine) -> float:
-        """Return how far an engine's numbers are from the network's: 0 bit for bit.
+        """Return the distance of an engine's numbers from the network's; 0: bit for bit.
 
         That is the largest relative distance (L2) of any output; infinite where a shape, type or
         NaN differs.

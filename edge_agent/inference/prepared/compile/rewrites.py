@@ -122,7 +122,7 @@ class Rewriter:
         return {node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
 
     def _processor_seconds(self, engine: OrtEngine) -> float:
-        """Measure what an inference takes of all cores together: the least of a few."""
+        """Measure the time that an inference takes of all cores together: the least of a few."""
         least = float("inf")
         for _ in range(_RUNS):
             start = time.process_time()

@@ -47,7 +47,7 @@ class Written(NamedTuple):
 
 
 def write_files(model: ModelProto, words: Words, folder: Path, stages: int) -> Written:
-    """Write the weights, the whole graph, and one for each stage where there are several.
+    """Write the weights, the whole graph, and one for each stage if there are several.
 
     Args:
         model: the optimized network, whose files lie in *folder* and are removed.
