@@ -1,8 +1,9 @@
-"""A tiny TensorFlow Lite network that sees colors: Edge Impulse's FOMO, as far as its ends go."""
+"""Tiny TensorFlow Lite files: any network, and Edge Impulse's FOMO, as far as its ends go."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,98 @@ def table(builder: Any, fields: Fields) -> int:
 
 def vector(builder: Any, kind: str, values: Sequence[Any]) -> int:
     """Write a vector of offsets or numbers."""
-    size = {"UOffsetTRelative": 4, "Int32": 4, "Float32": 4, "Int64": 8}[kind]
+    size = {"UOffsetTRelative": 4, "Int32": 4, "Float32": 4, "Int64": 8, "Byte": 1}[kind]
     builder.StartVector(size, len(values), size)
     for value in reversed(values):
         getattr(builder, f"Prepend{kind}")(value)
     return int(builder.EndVector())
+
+
+def _zeros(builder: Any, count: int) -> int:
+    """Write a vector of long integers that is aligned to four bytes only."""
+    builder.StartVector(8, count, 4)
+    for _ in range(2 * count):
+        builder.PrependInt32(0)
+    return int(builder.EndVector())
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor: `kind` is a TensorType; of several scales `axis` says along which they go."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int = 0
+    scales: tuple[float, ...] = ()
+    axis: int = 0
+    variable: bool = False
+
+
+def save_tflite(
+    path: Path,
+    tensors: Sequence[Tensor],
+    operators: Sequence[tuple[int, int, Sequence[int], Sequence[int]]] = ((25, 9, (0,), (1,)),),
+    *,
+    graphs: int = 1,
+    metadata: bytes | None = None,
+) -> Path:
+    """Save a network from its first tensor to its last one.
+
+    Args:
+        path: the .tflite file.
+        tensors: all of them.
+        operators: of each its kind and that of its options, and the tensors it takes and makes.
+        graphs: how often the graph is listed.
+        metadata: what TFLITE_METADATA leads to.
+
+    """
+    builder = flatbuffers.Builder(2048)
+    made = []
+    for one in tensors:
+        fields: dict[int, tuple[str, Any]] = {
+            0: ("offset", vector(builder, "Int32", one.shape)),
+            1: ("Int8", one.kind),
+            3: ("offset", builder.CreateString(one.name)),
+            5: ("Bool", one.variable),
+        }
+        if one.scales:
+            steps: Fields = {
+                2: ("offset", vector(builder, "Float32", one.scales)),
+                3: ("offset", _zeros(builder, len(one.scales))),
+                6: ("Int32", one.axis),
+            }
+            fields[4] = ("offset", table(builder, steps))
+        made.append(table(builder, fields))
+    done, codes = [], []
+    for place, (code, kind, taken, given) in enumerate(operators):
+        said: Fields = {
+            0: ("Uint32", place),
+            1: ("offset", vector(builder, "Int32", taken)),
+            2: ("offset", vector(builder, "Int32", given)),
+        }
+        options: Fields = {3: ("Uint8", kind), 4: ("offset", table(builder, {}))} if kind else {}
+        done.append(table(builder, {**said, **options}))
+        codes.append(table(builder, {0: ("Int8", min(code, 127)), 3: ("Int32", code)}))
+    graph = table(
+        builder,
+        {
+            0: ("offset", vector(builder, "UOffsetTRelative", made)),
+            1: ("offset", vector(builder, "Int32", [0])),
+            2: ("offset", vector(builder, "Int32", [len(made) - 1])),
+            3: ("offset", vector(builder, "UOffsetTRelative", done)),
+        },
+    )
+    buffers, entries = [table(builder, {})], []
+    if metadata is not None:
+        buffers.append(table(builder, {0: ("offset", vector(builder, "Byte", metadata))}))
+        named = builder.CreateString("TFLITE_METADATA")
+        entries.append(table(builder, {0: ("offset", named), 1: ("Uint32", 1)}))
+    model: dict[int, tuple[str, Any]] = {0: ("Uint32", 3)}
+    for number, part in {1: codes, 2: [graph] * graphs, 4: buffers, 6: entries}.items():
+        model[number] = ("offset", vector(builder, "UOffsetTRelative", part))
+    builder.Finish(table(builder, model), file_identifier=b"TFL3")
+    path.write_bytes(builder.Output())
+    return path
 
 
 def save_fomo(path: Path, size: int = 96, *, integers: bool = True) -> Path:

@@ -19,10 +19,12 @@ from edge_agent.core.types import Classes, Detections, Findings, Sample
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import load_model
 from edge_agent.models.describing import describe
+from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.files.finite import ensure_finite
 from edge_agent.models.importing import import_model
 from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
+from tests.helpers.tiny_tflite import Tensor, save_tflite
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "models"
 ENGINES = ("onnxruntime", "openvino")
@@ -334,3 +336,10 @@ def test_silero_vad_a_network_is_warmed_up_with_its_fixed_inputs(tmp_path: Path)
     ) as raised:
         load_model(described, chosen, "picture")
     assert "status" not in str(raised.value).lower()
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_ultralytics_long_integers_may_lie_at_any_fourth_byte(tmp_path: Path, rank: int) -> None:
+    """Zero points that are not aligned to eight bytes, as in one of the two, are no damage."""
+    tensors = [Tensor("x", (1, 2), 9, (0.5,)), Tensor("y", (1,) * rank)]
+    assert inspect(save_tflite(tmp_path / "m.tflite", tensors)).steps == {"x": (0.5, 0)}

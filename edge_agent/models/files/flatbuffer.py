@@ -20,6 +20,9 @@ SHARED = 4
 same long vector would be read for ever."""
 FREE_BYTES = 2**20
 
+_ALIGNED = 4
+"""Bytes to which everything is aligned; writers differ about 8, and no reader needs more."""
+
 
 class Budget:
     """The bytes of a file that may still be looked at."""
@@ -79,7 +82,7 @@ class Table:
         offset = int(_read(self.data, "<H", self.vtable + 4 + 2 * field))
         if offset == 0:
             return None
-        if offset < 4 or offset + size > self.size or (self.at + offset) % size:
+        if offset < 4 or offset + size > self.size or (self.at + offset) % min(size, _ALIGNED):
             raise DamagedError("a field lies outside its table")
         return self.at + offset
 
@@ -129,10 +132,10 @@ class Table:
         return None if at is None else at + _unsigned(self.data, at)
 
     def _vector(self, at: int, size: int) -> tuple[int, int]:
-        if at % 4:
+        if at % _ALIGNED:
             raise DamagedError("a vector lies crooked")
         count = _unsigned(self.data, at)
-        if at + 4 + count * size > len(self.data) or (count and (at + 4) % size):
+        if at + 4 + count * size > len(self.data):
             raise DamagedError("a vector reaches beyond the file")
         self.budget.spend(4 + count * size)
         return at + 4, count
