@@ -343,3 +343,17 @@ def test_ultralytics_long_integers_may_lie_at_any_fourth_byte(tmp_path: Path, ra
     """Zero points that are not aligned to eight bytes, as in one of the two, are no damage."""
     tensors = [Tensor("x", (1, 2), 9, (0.5,)), Tensor("y", (1,) * rank)]
     assert inspect(save_tflite(tmp_path / "m.tflite", tensors)).steps == {"x": (0.5, 0)}
+
+
+def test_yamnet_complex_numbers_may_lie_inside_a_tflite(tmp_path: Path) -> None:
+    """A spectrum is taken amid a network, but neither as its output nor of twice the bits."""
+    path = tmp_path / "m.tflite"
+    spectrum, size = ((131, 0, (0,), (1,)), (135, 0, (1,), (2,)))
+    tensors = [Tensor("x", (1, 4)), Tensor("c", (1, 3), 8), Tensor("y", (1, 3))]
+    assert inspect(save_tflite(path, tensors, [spectrum, size])).nodes == 2
+    save_tflite(path, tensors[:2], [spectrum])
+    with pytest.raises(ModelError, match=r"c complex64\[1, 3\]: inputs and outputs must be real"):
+        inspect(path)
+    save_tflite(path, [tensors[0], Tensor("c", (1, 3), 11)], [spectrum])
+    with pytest.raises(ModelError, match="tensor 'c' is of type complex128, which is not"):
+        inspect(path)

@@ -39,6 +39,7 @@ _TYPES: Mapping[int, tuple[str, int]] = {
     4: ("int64", 64),
     6: ("bool", 8),
     7: ("int16", 16),
+    8: ("complex64", 64),
     9: ("int8", 8),
     10: ("float64", 64),
     12: ("uint64", 64),
@@ -46,7 +47,10 @@ _TYPES: Mapping[int, tuple[str, int]] = {
     16: ("uint16", 16),
     17: ("int4", 4),
 }
+# Text, resources and variants are none of a network's numbers.
+_UNREAD = {5: "string", 11: "complex128", 13: "resource", 14: "variant", 18: "bfloat16"}
 _FLOATS = {"float32": np.float32, "float16": np.float16, "float64": np.float64}
+_FLOATS |= {"complex64": np.float32}  # in pairs
 _CUSTOM = 32
 # BuiltinOperator = the name that the other formats have for it, where anybody asks.
 _NAMES: Mapping[int, str] = {
@@ -155,6 +159,9 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
     inputs, outputs = _indices(graph, 1, len(tensors)), _indices(graph, 2, len(tensors))
     if not outputs:
         raise ModelError(f"{network}: has no outputs; it is cut short or something else")
+    for spec in (tensors[index] for index in (*inputs, *outputs)):
+        if spec.dtype == "complex64":
+            raise ModelError(f"{network}: {spec}: inputs and outputs must be real numbers")
     known.update(inputs)
     operators = graph.tables(3)
     if len(operators) > MAX_NODES:
@@ -220,7 +227,8 @@ def _spec(table: Table, network: Path) -> TensorSpec:
     signature = table.numbers(7, "<i") or shape
     kind = table.number(1, "<b")
     if kind not in _TYPES:
-        raise ModelError(f"{network}: tensor {name!r} is of type {kind}, which is not supported")
+        said = _UNREAD.get(kind, f"number {kind}")
+        raise ModelError(f"{network}: tensor {name!r} is of type {said}, which is not supported")
     if len(shape) > MAX_RANK or len(signature) != len(shape) or min(shape, default=0) < 0:
         raise DamagedError("a shape makes no sense")
     if prod(shape) > MAX_ITEMS:
