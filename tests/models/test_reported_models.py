@@ -357,3 +357,20 @@ def test_yamnet_complex_numbers_may_lie_inside_a_tflite(tmp_path: Path) -> None:
     save_tflite(path, [tensors[0], Tensor("c", (1, 3), 11)], [spectrum])
     with pytest.raises(ModelError, match="tensor 'c' is of type complex128, which is not"):
         inspect(path)
+
+
+def test_dtln_a_tflite_that_keeps_its_state_is_no_damage(tmp_path: Path) -> None:
+    """Tensors that keep their values are named with the operator, and what to export."""
+    tensors = [Tensor("x", (1, 4)), Tensor("state", (1, 4), variable=True), Tensor("y", (1, 4))]
+    path = save_tflite(tmp_path / "m.tflite", tensors, [(44, 71, (0, 1), (2,))])
+    why = r"keeps its state inside \(operator UNIDIRECTIONAL_SEQUENCE_LSTM\).* input and output"
+    with pytest.raises(ModelError, match=why):
+        inspect(path)
+
+
+def test_tflite_micro_scales_along_an_axis_that_is_not_there_are_no_damage(tmp_path: Path) -> None:
+    """Person detection's biases have their scales along a fourth axis: no engine takes it."""
+    tensors = [Tensor("x", (2,), 2, (0.5, 0.5), axis=3), Tensor("y", (2,))]
+    path = save_tflite(tmp_path / "m.tflite", tensors)
+    with pytest.raises(ModelError, match=r"x int32\[2\]: its quantization is one that the engines"):
+        inspect(path)

@@ -85,6 +85,13 @@ _REFUSED: Mapping[int, str] = {
     144: "ASSIGN_VARIABLE",
     147: "BUCKETIZE",
 }
+_KEEPING: Mapping[int, str] = {
+    16: "LSTM",
+    24: "RNN",
+    27: "SVDF",
+    44: "UNIDIRECTIONAL_SEQUENCE_LSTM",
+}
+"""Those that have tensors of which the value stays."""
 _MENDS: Mapping[str, str] = {
     "TFLite_Detection_PostProcess": "export the network without its post-processing, so that it "
     "ends in raw boxes and scores (tflite_convert with output_arrays raw_outputs/box_encodings and "
@@ -169,6 +176,7 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
     makers: dict[int, tuple[str, int]] = {}
     """By tensor: the operator that makes it, and the input that `maker_of` goes on with."""
     for operator in operators:
+        _refuse_state(operator, codes, tables, network)
         _check_operator(operator, codes, known, makers, len(tensors))
     for index in outputs:
         if index not in known:
@@ -260,7 +268,13 @@ def _quantization(table: Table, spec: TensorSpec, network: Path) -> None:
     axis = given.number(6, "<i")
     if len(scales) > 1:
         sizes = spec.shape
-        if not 0 <= axis < len(sizes) or sizes[axis] != len(scales):
+        if axis >= len(sizes):
+            raise ModelError(
+                f"{network}: tensor {spec}: its quantization is one that the engines refuse, "
+                f"{len(scales)} scales along an axis {axis} that it lacks; convert it again with "
+                "a newer TensorFlow, or export it to ONNX"
+            )
+        if axis < 0 or sizes[axis] != len(scales):
             raise DamagedError("there are not as many scales as channels")
 
 
@@ -282,6 +296,21 @@ def _indices(table: Table, field: int, count: int) -> list[int]:
     if any(not 0 <= index < count for index in found):
         raise DamagedError("an operator names a tensor that is not there")
     return found
+
+
+def _refuse_state(
+    operator: Table, codes: Sequence[int], tables: Sequence[Table], network: Path
+) -> None:
+    """Check that an operator takes no tensor that keeps its value from one run to the next."""
+    taken = [int(index) for index in operator.numbers(1, "<i")]
+    if any(0 <= index < len(tables) and tables[index].number(5, "<B") for index in taken):
+        place = operator.number(0, "<I")
+        code = codes[place] if place < len(codes) else -1
+        raise ModelError(
+            f"{network}: keeps its state inside (operator {_KEEPING.get(code, f'number {code}')}), "
+            "which OpenVINO does not run; export it with the state as input and output, or, where "
+            "each run begins anew, unrolled (Keras: LSTM(…, unroll=True))"
+        )
 
 
 def _check_operator(
