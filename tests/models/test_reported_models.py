@@ -374,3 +374,17 @@ def test_tflite_micro_scales_along_an_axis_that_is_not_there_are_no_damage(tmp_p
     path = save_tflite(tmp_path / "m.tflite", tensors)
     with pytest.raises(ModelError, match=r"x int32\[2\]: its quantization is one that the engines"):
         inspect(path)
+
+
+@pytest.mark.parametrize(
+    ("operator", "why"),
+    [(129, "CALL_ONCE is refused.* between calls.*non_stream"), (25, "found 2; export one")],
+)
+def test_microwakeword_graphs_beside_the_first_are_refused_with_the_way_out(
+    tmp_path: Path, operator: int, why: str
+) -> None:
+    """What has several graphs is told what to export; what keeps a state, that it does."""
+    tensors = [Tensor("x", (1, 4)), Tensor("y", (1, 4))]
+    path = save_tflite(tmp_path / "m.tflite", tensors, [(operator, 9, (0,), (1,))], graphs=2)
+    with pytest.raises(ModelError, match=why):
+        inspect(path)

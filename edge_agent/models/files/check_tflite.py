@@ -30,7 +30,7 @@ MAX_NODES = 200_000
 MAX_RANK = 16
 MAX_ITEMS = 2**40
 
-# TensorType = NumPy's name and bits. Text, resources and variants are none of a network's numbers.
+# TensorType = NumPy's name and bits.
 _TYPES: Mapping[int, tuple[str, int]] = {
     0: ("float32", 32),
     1: ("float16", 16),
@@ -142,11 +142,9 @@ def inspect_tflite(network: Path) -> NetworkFacts:
 
 
 def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
-    graphs = model.tables(2)
-    if len(graphs) != 1:
-        raise ModelError(f"{network}: expected one graph, found {len(graphs)}")
-    graph = graphs[0]
+    # First: of what has graphs within its graph, they say more than how many there are.
     codes = [_code(table, network) for table in model.tables(1)]
+    graph = _graph(model, network)
     constants = [_buffer(table, network) for table in model.tables(4)]
     tables = graph.tables(0)
     tensors = [_spec(table, network) for table in tables]
@@ -202,6 +200,16 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
     )
 
 
+def _graph(model: Table, network: Path) -> Table:
+    graphs = model.tables(2)
+    if len(graphs) != 1:
+        raise ModelError(
+            f"{network}: expected one graph, found {len(graphs)}; export one network by itself, "
+            "of one signature, without If and While"
+        )
+    return graphs[0]
+
+
 def _code(table: Table, network: Path) -> int:
     code = max(table.number(0, "<b"), table.number(3, "<i"))
     if code == _CUSTOM or table.text(1):
@@ -214,8 +222,8 @@ def _code(table: Table, network: Path) -> int:
     if code in _REFUSED or code >= _FIRST_STABLEHLO:
         raise ModelError(
             f"{network}: operator {_REFUSED.get(code, f'number {code}')} is refused: graphs within "
-            "a graph, and operators that keep a state, are not supported; export a network that "
-            "streams, such as microWakeWord's, for whole windows (its non_stream form)"
+            "a graph, and operators that keep a state between calls, are not supported; export a "
+            "network that streams, such as microWakeWord's, for whole windows (its non_stream form)"
         )
     if code < 0:
         raise DamagedError("an operator has no kind")
