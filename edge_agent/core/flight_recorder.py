@@ -3,7 +3,7 @@
 A crash in a driver, or a hang that ends with the watchdog's SIGKILL, leaves no exception to catch.
 So each call into an engine is recorded in a page of the state folder that is mapped into memory:
 an entry costs 3 µs (measured) and no system call, and it is still there after the process has died.
-The next run reads what was in flight (`previous_crash`), and its crash ledger counts it.
+The next run reads the calls in flight (`previous_crash`), and its crash ledger counts them.
 
 One for each process: `recorder` writes nothing until it is opened, so that commands and trials,
 which end alone, need none. Light: it is imported before the first result.

@@ -1,8 +1,8 @@
 """Small JSON files of the state folder: read at the start, replaced as a whole, lost without harm.
 
 A damaged file counts as absent and is put aside, and a disk that is full or read-only does not stop
-the agent: what the file would have held is then known until the agent ends. Both are logged, with
-what is lost.
+the agent: the file's content is then known until the agent ends. Both are logged, with
+the loss.
 
 For files that hold one value of the agent's own. Apart stand `models/store/pointers` (damage is
 published, not only logged), `daemon/fast_start/plan` and `readahead` (sealed, or read before

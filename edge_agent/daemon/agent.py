@@ -1,9 +1,9 @@
 """The life cycle of the daemon: starts the frames, then all other services; closes in reverse.
 
-What everything else is made of is in `services`. A start without a plan reads the device and its
+The other services are built in `services`. A start without a plan reads the device and its
 models before anything runs. A start from the plan of the last good one, or from a draft, starts the
-frames first; what a plan took for granted is checked after the first result, and where it no longer
-holds the agent restarts without the plan.
+frames first; the plan's assumptions are checked after the first result, and if they no longer hold
+the agent restarts without the plan.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The plan and state of a roll-out, signed as one message on `edge/@rollout/<id>`. Section 5.
 
-A broker is not trusted with who installs what and when: a device follows only what a trusted key
-has signed. There is no list of devices in it; each finds its wave by its name and its groups.
+A broker is not trusted with who installs what and when: a device follows only a plan that a trusted
+key has signed. It has no list of devices; each finds its wave by its name and its groups.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Detects starved pipelines and explains the cause.
 
-That a slow processor takes every third frame of a camera is how live sources work, and nothing to
-report; that it takes one of twenty is. What the settings ask to leave out does not count. Frames
+A slow processor that takes every third frame of a camera is how live sources work, and nothing to
+report; one that takes one of twenty is. Frames that the settings leave out do not count. Frames
 that were too old when their turn came are a matter of `deadline_ms`, and frames that failed have a
 reason of their own in health; only frames superseded by newer ones show what the device can do.
 """

@@ -2,7 +2,7 @@
 
 There is one margin, `[trial] tolerance` of the manifest. It is absolute for what lies on a known
 scale: class scores and boxes' scores (0 to 1), an anomaly's threshold, the range of an output.
-Everything else is compared relative to its own size. What lies within the margin of a threshold may
+Everything else is compared relative to its own size. Findings within the margin of a threshold may
 be reported or not.
 """
 

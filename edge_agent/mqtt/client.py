@@ -1,7 +1,7 @@
 """The device's MQTT client: publishes, subscribes, reconnects.
 
-Owns the lock and the thread. Connections come from `reconnect`; what is published over them, and
-what waits for one, is the outbox's. Messages that a broken connection leaves unconfirmed are
+Owns the lock and the thread. Connections come from `connecting`; the outbox holds the messages
+published over them or waiting for one. Messages that a broken connection leaves unconfirmed are
 published again over the next one, marked as replayed; those of QoS 1 outlive the process on disk
 (`inflight`, `spool_writer`). Knows no payloads and nothing of paho.
 """

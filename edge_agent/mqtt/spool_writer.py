@@ -1,8 +1,8 @@
 """Moves QoS 1 messages between memory and disk, in a thread of its own.
 
-What the broker acknowledges at once never comes near the disk. All the rest is written in one
-transaction each `period_s`, which is thereby what the death of the process can cost while the
-broker is away. The disk is touched without the client's lock, so that a slow card delays no live
+Messages that the broker acknowledges at once never come near the disk. The rest is written in one
+transaction each `period_s`, so the death of the process can cost that much while the broker is
+away. The disk is touched without the client's lock, so that a slow card delays no live
 result; where the disk refuses, messages stay in memory, and that is logged and published in health.
 
 The thread, SQLite (`spool`) and the file come into being with the first message that the broker

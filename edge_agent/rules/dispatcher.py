@@ -1,6 +1,6 @@
 """Where events go: journal, sinks, pictures, actions.
 
-What rule engines and others submit is in the journal when that returns. One thread does the rest,
+Events are in the journal once rule engines or others have submitted them. A thread does the rest,
 which may be late: publishing, pictures, counts, actions.
 """
 

@@ -1,9 +1,9 @@
 """Tracks: a number that stays with an object, after ByteTrack (Zhang and others, 2022).
 
 Detections are given to tracks in two steps, first the sure ones, then the weak ones, by the overlap
-with where a Kalman filter expects the tracks. What is different here: time moves the filter, not a
-count of frames, and where frames are far apart a third step looks as far from the expected place as
-its uncertainty reaches. A track lives on unseen for LOST_SECONDS and LOST_RESULTS.
+with the places where a Kalman filter expects the tracks. The difference here: time moves the
+filter, not a count of frames, and if frames are far apart a third step looks as far from the
+expected place as its uncertainty reaches. A track lives unseen for LOST_SECONDS and LOST_RESULTS.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Moves a model off an engine that fails, to the next one of the profile, and back later.
 
-Checks twice a second what the lanes count: nothing of it is on the way of a frame. An engine that
+Checks the lanes' counts twice a second: nothing of it is on the way of a frame. An engine that
 fails on FAILURES frames in a row, with an error or with numbers that are not finite, is left when
 another one, loaded beside it, succeeds on the very frame that it failed on. Where every engine
 fails on that frame it is the model's fault, or the frame's, and no exchange would help.

@@ -1,9 +1,9 @@
 """Unloads models that have been idle for long, and returns freed memory to the system.
 
-What may be unloaded is what the profile says (`unload_idle_s`): models of second stages. Those of
-first stages serve all the time; without them there is no result. While memory is short, idle models
-are unloaded early. And when something large has gone, what it has freed is returned to the system:
-the C library keeps it else, for threads that are not there any more (0.6 of 0.8 GB stayed after
+Only models of second stages are unloaded, after the profile's `unload_idle_s`. Those of first
+stages serve all the time; without them there is no result. While memory is short, idle models
+are unloaded early. And when something large has gone, its freed memory is returned to the system:
+the C library otherwise keeps it, for threads that have ended (0.6 of 0.8 GB stayed after
 eight clips of 4K had gone, and more each time).
 """
 

@@ -1,6 +1,6 @@
 """Loads a model in one of the ways that `choice` knows.
 
-Imported before NumPy and the engines are: what a way needs is imported on that way.
+Imported before NumPy and the engines are: each way imports its own needs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether the readings of a live signal follow on each other, by their own times or by arrival.
 
-Knows neither devices nor windows. What is late, doubled or from the future is left out and counted;
-a silence that is too long is a gap.
+Knows neither devices nor windows. Rows that are late, doubled or in the future are dropped and
+counted; a silence that is too long is a gap.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One opened source that several captures read, each with a queue of its own.
 
 There is no thread of its own: whichever capture thread wants a reading and finds nobody reading
-opens and reads the source for all, and hands the others theirs. What one finds out, that it is
-lost, hangs or has ended, holds for all.
+opens and reads the source for all, and hands the others theirs. If one finds that the source is
+lost, hangs or has ended, that holds for all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Exported programs and TorchScript, loaded, exported to ONNX and run by PyTorch.
 
-In a process of its own: what is loaded here has been checked (`pytorch_file`), but PyTorch is not
+In a process of its own: files loaded here have been checked (`pytorch_file`), but PyTorch is not
 made for files that want to do harm.
 """
 

@@ -1,7 +1,7 @@
 """Large public networks of random weights: ResNet-50 v1.5 and ViT-B/16, in floats and INT8.
 
 Built layer by layer as their usual exports to ONNX look (batch normalization folded into the
-convolutions, attention as products, Gelu as Erf). What loading, running and quantizing them costs
+convolutions, attention as products, Gelu as Erf). The cost of loading, running and quantizing them
 depends on operators, sizes and bytes, and not on the values; they are never downloaded, and
 everybody has the same.
 """

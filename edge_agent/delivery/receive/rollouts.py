@@ -1,8 +1,8 @@
 """The roll-outs that this device follows: it installs when its wave comes, and reports the outcome.
 
-What lies on `edge/@rollout/<id>` is followed only where a trusted key has signed it, and never
-backwards: what has been seen of each roll-out outlives a restart. The package is drawn and tried
-as any that is pushed.
+A plan on `edge/@rollout/<id>` is followed only if a trusted key has signed it, and never
+backwards: the serials seen of each roll-out outlive a restart. The package is drawn and tried
+like any that is pushed.
 """
 
 from __future__ import annotations

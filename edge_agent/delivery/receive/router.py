@@ -1,6 +1,6 @@
 """Receives packages: offered, to be sent in blocks, or as a whole in one message.
 
-Takes what arrives under `in/` for models (section 5 of the interface). An offer is parsed and
+Handles messages for models under `in/` (section 5 of the interface). An offer is parsed and
 checked, then begun, answered, or kept until the clock is set; lists and blocks go to `blocks`. What
 comes as a whole is signed and in blocks like any other package, or a tar made by hand. What is
 complete goes to the deployer.

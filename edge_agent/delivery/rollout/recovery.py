@@ -1,8 +1,8 @@
 """Recovery: candidates that the agent continues, retries or rolls back at its next start.
 
-The marks in the models' pointers say what was on its way. At an orderly end they are changed so
-that the candidates are not blamed for it. After a crash or a hang a version on probation is taken
-for the cause, unless another model is known to be; after a kill or a power cut it is not. A
+The marks in the models' pointers name the candidates under way. At an orderly end they are changed
+so that the candidates are not blamed for it. After a crash or a hang a version on probation is
+taken for the cause, unless another model is known to be; after a kill or a power cut it is not. A
 candidate during whose trial or probation the agent has ended too often is given up all the same.
 Transfers are resumed by `receive.router`.
 """

@@ -3,8 +3,8 @@
 `cut_quantizer` makes the cut of `folding` in it. There a quantization is two operations: one rounds
 floats to 256 steps, one makes bytes of them.
 
-`join` writes what the CPU leaves apart so that it takes it along: two things, on two x86 cores
-together 2.1 ms of rfb320 INT8 to 1.45.
+`join` rewrites two patterns that OpenVINO computes slowly on the CPU: on two x86 cores, both
+together bring rfb320 INT8 from 2.1 ms to 1.45.
 
 Quantizers put a rounding before an activation and another behind it. OpenVINO computes the first
 with the convolution, and the rest in a pass of its own over everything that the convolution has

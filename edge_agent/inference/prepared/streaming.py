@@ -1,6 +1,6 @@
 """Runs a network of which only some stages are in memory at a time.
 
-One thread reads ahead, in order, and checks what it reads; the caller computes, and the weights of
+One thread reads ahead, in order, and checks the bytes; the caller computes, and the weights of
 stages that have run are dropped. As many of the first stages as fit stay in memory: of a sequence
 that is read over and over, keeping a part is the most that memory is good for.
 """

@@ -1,6 +1,6 @@
 """Checks on a network's file before an engine parses it, with errors in plain words.
 
-An engine's parser is native code that meets untrusted files; what reaches it has been bounded, is
+An engine's parser is native code that meets untrusted files; a file that reaches it is bounded and
 complete, refers to nothing outside its folder and computes with nothing but known operators.
 """
 

@@ -1,6 +1,6 @@
 """A model folder as the bytes of a tar's members, and back.
 
-What is sent of a package is this stream, so a device that has unpacked it must be able to give any
+A package is sent as this stream, so a device that has unpacked it must be able to give any
 part of it again: `Layout` holds the headers, the folder has the contents.
 """
 

@@ -1,6 +1,6 @@
 """Every model that this device can run: pushed to it, put there by its owner, or bundled.
 
-Three places hold models: the store, the folders of `models_dirs`, and what is bundled with this
+Three places hold models: the store, the folders of `models_dirs`, and the models bundled with this
 program. For the same name and version the first of them counts. Only the store knows live versions.
 """
 

@@ -2,7 +2,7 @@
 
 Beside each stored version lies how it arrived: its block list, and the headers that its files had
 in the tar. With these any part of the tar can be rebuilt, so a block is found by its digest
-wherever it lies. What is found is a hint: it is checked again when it is copied.
+wherever it lies. A found place is a hint: the block is checked again when it is copied.
 """
 
 from __future__ import annotations
