@@ -400,6 +400,19 @@ def test_a_threshold_that_is_to_be_learned_is_said(here: Path) -> None:
     assert re.search(r"try #0 +score 7 \(learns its threshold, 5%\)", said.out)
 
 
+@pytest.mark.parametrize("channel", [0, "x"])
+def test_columns_that_are_not_read_are_said(channel: int | str, here: Path) -> None:
+    """Of a table with more columns than the model reads by number; by name, that is meant so."""
+    manifest = loudness(here / "loud", window=4) / "model.toml"
+    table = manifest.read_text().replace("[input]", f"[input]\nchannels = {json.dumps([channel])}")
+    manifest.write_text(table)
+    (here / "x.csv").write_text("x,y,z\n" + "7,8,9\n" * 8)
+    said = call_cli("try", "x.csv", "loud")
+    assert (said.code, said.err) == (0, "")
+    note = "note     1 of the source's 3 columns are read, by number: x;"
+    assert (note in said.out) == (channel == 0)
+
+
 def test_each_window_of_a_recording_has_its_line_and_verdicts_are_counted(here: Path) -> None:
     """However soon one comes after the other."""
     loudness(here / "loud", window=4)

@@ -488,6 +488,23 @@ def test_a_signal(tmp_path: Path) -> None:
     assert draft(path).keys["output"] == {"decoder": "reconstruction"}
 
 
+@pytest.mark.parametrize("features", [1, 4, 30])
+def test_a_table(features: int, tmp_path: Path) -> None:
+    """A few numbers are a row of features; a window of one channel is the other possibility."""
+    path = save_onnx(
+        tmp_path / "iris.onnx",
+        [node("MatMul", ["x", "w"], ["y"])],
+        [("x", "float32", (None, features))],
+        [("y", "float32", (None, 3))],
+        {"w": np.zeros((features, 3), np.float32)},
+    )
+    made = draft(path)
+    row = {"channels": list(range(features)), "window": 1, "layout": "flat-tc"}
+    assert made.keys["input"] == row
+    (how,) = (words for words in made.questions if words.startswith("input.channels"))
+    assert f'channels = [0], window = {features}, layout = "flat-ct"' in how
+
+
 def test_a_draft_becomes_a_manifest(tmp_path: Path) -> None:
     """With its questions answered, the text is a manifest."""
     made = draft(network(tmp_path, {"output0": (1, 9, 126)}))

@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,14 @@ from ...core.errors import (
     UsageError,
 )
 from ...core.names import READINGS, is_name
-from ...core.text import counted, span
+from ...core.text import counted, printable, span
 from ...core.types import Array, Outcome, Sample
 from ...inference.engines.registry import engine_words
 from ...inference.model import Model
 from ...models.describing import missing_labels
 from ...models.idle_keys import idle_keys
 from ...models.importing import BARE, ImportedModel, file_of, import_model
+from ...models.manifest import InputSpec
 from ...mqtt import payloads
 from ...sources.spec import SourceSpec, guess_source, parse_source
 from ..attended import Attendant
@@ -117,6 +118,7 @@ def main(options: Options) -> int:
             until = time.monotonic() + waits
             what = f"the first reading of {spec.redacted}"
             first = attendant.call(lambda: _first(attendant, samples, spec), what, until)
+            _print_unread(samples.columns, shape)
             seconds = min(BENCH_SECONDS, (options.seconds or math.inf) / 4)
             best = compare_engines(imported, spec, first, seconds, attendant.patience_s)
             try:
@@ -206,6 +208,15 @@ def _print_model(imported: ImportedModel, path: Path) -> None:
         say(f"missing  {lack}")
     if (idle := idle_keys(manifest)) is not None:
         say(f"note     {idle}")
+
+
+def _print_unread(columns: Sequence[str], shape: InputSpec) -> None:
+    """Print which columns are read where a source has more, and the manifest names none."""
+    taken = [channel for channel in shape.channels if isinstance(channel, int)]
+    if 0 < len(taken) == len(shape.channels) < len(columns):
+        names = printable(", ".join(columns[n] for n in taken if n < len(columns)))
+        text = f"{len(taken)} of the source's {len(columns)} columns are read, by number: {names}"
+        say(f"note     {text}; input.channels of the manifest names others")
 
 
 def _watch(

@@ -13,6 +13,10 @@ NO_CHAIN = (
     '"logmel" (docs/models.md, Sound), or run openWakeWord beside the agent'
 )
 
+_ROW = 256
+"""Numbers of a flat input up to which they are a table's row rather than a window of one channel:
+few tables have more columns, and few windows fewer samples."""
+
 
 def unusual_draft(facts: NetworkFacts) -> Draft | None:
     """Return a draft for a network that takes several pictures at once, or a tensor a column."""
@@ -49,13 +53,19 @@ def signal_draft(facts: NetworkFacts) -> Draft:
     """Draft a network that takes no picture."""
     inputs, outputs = facts.inputs, facts.outputs
     window, assumed = _window(facts)
-    questions = [
-        "input.channels, in order, and input.rate_hz"
-        if window
-        else "input.window, input.channels and input.rate_hz: of "
-        + (", ".join(map(str, inputs)) or "no input"),
-        "input.mean and input.scale: as in training",
-    ]
+    if not window:
+        names = ", ".join(map(str, inputs)) or "no input"
+        how = f"input.window, input.channels and input.rate_hz: of {names}"
+    elif window["window"] == 1:
+        count = len(window["channels"])
+        how = (
+            "input.channels: the columns in the order of training, by name or number; where it "
+            f"takes samples of one channel instead: channels = [0], window = {count}, "
+            'layout = "flat-ct", and input.rate_hz'
+        )
+    else:
+        how = "input.channels, in order, and input.rate_hz"
+    questions = [how, "input.mean and input.scale: as in training"]
     if len(inputs) == len(outputs) == 1 and inputs[0].shape == outputs[0].shape:
         return Draft(
             "an autoencoder: what comes out has the shape of what goes in",
@@ -79,6 +89,10 @@ def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
         return {}, ()  # indices, such as words
     if not sizes or len(sizes) != len(shape) or len(sizes) > 2:
         return {}, ()
+    if len(sizes) == 1 and sizes[0] <= _ROW:
+        said = {"channels": list(range(sizes[0])), "window": 1, "layout": "flat-tc"}
+        row = counted(sizes[0], "feature")
+        return said, (f"window: 1 row of {row} (flat-tc), by the shape of the input",)
     # A window is longer than it has channels.
     channels, window = (1, sizes[0]) if len(sizes) == 1 else (min(sizes), max(sizes))
     layout = "flat-ct" if len(sizes) == 1 else "ct" if channels == sizes[0] else "tc"
