@@ -25,7 +25,7 @@ stays in the zone for `for_s`; or a measured value, of the number of objects in 
 whole result."""
 MOMENTS = frozenset({"arrives", "departs", "crosses"})
 Measured = tuple[float | None, bool, dict[str, Any]]
-"""The value to compare with `above` and `below`, None where the result says nothing of it;
+"""The value to compare with `above` and `below`, or None if the result says nothing about it;
 whether the rule is true without bounds; and what an event says about it."""
 
 

@@ -78,7 +78,7 @@ def build(kind: type[T], data: Mapping[str, Any], where: str, error: type[AgentE
     """Check *data* and return the record made of it.
 
     Raises:
-        AgentError: of the type *error*: "<where>: <key>: <what is wrong>, <mend>".
+        AgentError: of the type *error*: "<where>: <key>: <what is wrong>, <fix>".
     """
     try:
         return read_plain(kind, data)

@@ -74,7 +74,7 @@ def numbers_in(ranges: Any) -> list[int]:
 def agreement_words(details: Mapping[str, Any]) -> tuple[str | None, bool]:
     """Describe how far a version that went live had agreed with the one before.
 
-    Return "agrees with it on 12 of 30 live frames (…)", None where nothing was compared; and
+    Return "agrees with it on 12 of 30 live frames (…)", or None if nothing was compared; and
     whether that is so little that it is to be warned of. *details* are of any device, so of any
     shape.
     """

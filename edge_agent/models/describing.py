@@ -49,7 +49,7 @@ def describe(path: Path) -> Description:
 
     Raises:
         UsageError: there is nothing at *path*.
-        ModelError: it is no model that may be run, or its manifest is wrong.
+        ModelError: it is not a model that may be run, or its manifest is wrong.
     """
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")

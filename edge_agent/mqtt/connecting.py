@@ -260,7 +260,7 @@ class Reconnect:
         """Read the certificates; do not connect yet.
 
         *closing* is set when no more connections are wanted, then `interrupt` is called;
-        *on_problem* is told the reason whenever there is no connection.
+        *on_problem* gets the reason whenever there is no connection.
         """
         self._broker = broker
         self._client_id = client_id

@@ -123,7 +123,7 @@ class Hooks:
         lambda _c, _mid, _refusals: None
     )
     """Message id of a SUBSCRIBE that was answered; with the broker's refusal of each filter, or
-    None where it was granted."""
+    None if it was granted."""
 
 
 class Connection:

@@ -128,7 +128,7 @@ def _stages(then: Mapping[str, Second], above: str = "") -> Iterator[tuple[str, 
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """Return p50, p95 and p99 by nearest rank; zeros where there are no values yet."""
+    """Return p50, p95 and p99 by nearest rank; zeros if there are no values yet."""
     ordered = sorted(values)
 
     def rank(share: float) -> float:

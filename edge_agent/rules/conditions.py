@@ -47,7 +47,7 @@ class Condition:
     def step(self, value: float, now: float, *, plain: bool = True) -> Change | None:
         """Add a result at *now*, monotonic seconds; return the change it brings, if any.
 
-        *value* is compared with `above` and `below`; *plain*: it is true where there are no bounds.
+        *value* is compared with `above` and `below`; *plain*: the truth if there are no bounds.
         """
         wanted = self._holds(value, plain=plain)
         # A bit for each result in which it was not as it is held to be.

@@ -129,7 +129,7 @@ class Evidence:
     def prune(self, keep_mb: int, share: float = 1.0) -> None:
         """Remove half-written files that a kill has left, and the oldest beyond *keep_mb* MiB.
 
-        Of them *share* is left where there is more.
+        If there are more, only the share *share* of the limit is left.
         """
         found = []
         try:

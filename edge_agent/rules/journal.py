@@ -5,7 +5,7 @@ has it or the spool has written it to disk. One that lasts stays until its end. 
 the totals of the lines that it has crossed. What is left by an agent that was killed is published
 again at the next start, as possible copies, and what had begun is ended.
 
-Two files: what was known at some moment, and what has come since, appended a line at a time. Lines
+Two files: the state at some moment, and the entries since, appended a line at a time. Lines
 of several threads that come at the same time are written together.
 """
 

@@ -1,6 +1,6 @@
 """Models elsewhere: how one is asked, and how its answer is read, of which nothing is trusted.
 
-WebError is raised where there is no answer.
+WebError is raised if there is no answer.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class PlannedModel(NamedTuple):
     form: str
     """Folder of the prepared form; empty if there is none."""
     way: LoadWay = "whole"
-    """How it is loaded; "prepared" where there is a form."""
+    """How it is loaded; "prepared" if it has a form."""
     unverified: bool = False
     """Whether its engine is not known to compute it rightly, and is to be checked."""
 

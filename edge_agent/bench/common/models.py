@@ -43,7 +43,7 @@ def find_models(
 ) -> list[Path]:
     """Find the folder of each: one named, a model of the agent's ("face@3"), or a generated one.
 
-    *config* is the settings file; None: the one in its usual place, where there is one.
+    *config* is the settings file; None: the one in its usual place, if it exists.
     """
     file = find_file(config)
     if config is not None and file is not None:

@@ -226,7 +226,7 @@ def _child(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def _page(loopback: Loopback, folder: Path) -> Iterator[str]:
-    """Serve the operator's page, and open it where there is a desktop; yield its note."""
+    """Serve the operator's page, and open it if there is a desktop; yield its note."""
     log, listen = folder / "page.log", f"127.0.0.1:{free_port(FIRST_PAGE_PORT)}"
     arguments = ("ui", "--broker", loopback.url, "--listen", listen)
     with _child(*arguments, log=log) as child:

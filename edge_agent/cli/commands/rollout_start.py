@@ -112,7 +112,7 @@ def lasting(text: str, where: str) -> float:
     """Return the seconds that a text means.
 
     Raises:
-        UsageError: it is no span of time, or none that is allowed; *where* it stands.
+        UsageError: it is not a span of time, or not an allowed one; *where* it stands.
     """
     span = _SPAN.fullmatch(text.strip())
     lasts = int(span[1]) * _UNITS[span[2]] if span else 0

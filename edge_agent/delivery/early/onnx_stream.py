@@ -210,7 +210,7 @@ def declared(name: str, field: bytes) -> TensorSpec:
     """Read the declaration of an input or output of a network.
 
     Raises:
-        UnfitError: it is no tensor of numbers, or has no shape.
+        UnfitError: it is not a tensor of numbers, or has no shape.
     """
     (whole,) = fields(field, 0, len(field))
     value = read_value(field, (whole.begin, whole.end))

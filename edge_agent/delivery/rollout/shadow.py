@@ -117,7 +117,7 @@ def run_in_shadow(
     closing: threading.Event,
     meanwhile: Callable[[], None],
 ) -> dict[str, Any]:
-    """Run a candidate in shadow, where there is an incumbent; return the result for its topic.
+    """Run a candidate in shadow, if there is an incumbent; return the result for its topic.
 
     *meanwhile* is called again and again until it has seen its frames.
 

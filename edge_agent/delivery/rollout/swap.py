@@ -47,7 +47,7 @@ class Swap:
     trial: Callable[[], Trial]
     """Returns the device's bounds, which may be reloaded."""
     overlap: bool
-    """Whether two versions may be in memory at once, where there is room."""
+    """Whether two versions may be in memory at once, if there is room."""
     changing: threading.RLock = field(default_factory=threading.RLock)
     """Held for every change of the live version, by the deployer's thread and by commands."""
 

@@ -96,7 +96,7 @@ def _numbers(output: Output, array: Array, axis: int | None) -> Array:
     """Return the class of each cell (h, w).
 
     Raises:
-        SampleError: numbers that are none of classes.
+        SampleError: numbers that are not those of classes.
     """
     if array.dtype.kind == "f":
         ensure_finite(output.spec.name, array)

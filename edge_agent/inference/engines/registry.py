@@ -308,7 +308,7 @@ def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) ->
     """Pick the engines that can read a network's file, in the order given.
 
     Raises:
-        EngineError: what is wanted cannot run such a file.
+        EngineError: the wanted engine cannot run such a file.
     """
     from .engine import EngineChoice
 

@@ -129,7 +129,7 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
 
 
 def _followed(node: NodeProto) -> str:
-    """Return the input that `maker_of` goes on with; empty: there is none."""
+    """Return the input that `maker_of` continues with, or "" if there is none."""
     return node.input[-1 if node.op_type == "Concat" else 0] if node.input else ""
 
 

@@ -35,7 +35,7 @@ def without_weights(network: Path, data: bytes | mmap.mmap | None = None) -> byt
     the file; of all other tensors it is empty. Nothing but these places is read of the weights.
 
     Raises:
-        ModelError: it is no such message, or has too many parts.
+        ModelError: it is not such a message, or has too many parts.
         OSError: the file cannot be read.
     """
     if data is not None:

@@ -121,7 +121,7 @@ def unpack_handmade(archive: Archive, folder: Path) -> None:
     some systems' tar adds them unasked.
 
     Raises:
-        ModelError: it is no model, or not fit to unpack; *folder* then holds a part of it.
+        ModelError: it is not a model, or not fit to unpack; *folder* then holds a part of it.
     """
     where, whole = archive.where, archive.whole
     with disk_errors(f"{where}: unpacking it"):

@@ -299,7 +299,7 @@ def open_package(path: Path) -> Package | None:
     """Open a tar that `pack` has written, to send it; None for one that was made by hand.
 
     Raises:
-        ModelError: it is no package, or damaged at its front; a damaged block is found when read.
+        ModelError: not a package, or its front is damaged; a damaged block is found when read.
     """
     archive = open_archive(path, str(path))
     if archive.front is None:

@@ -86,7 +86,7 @@ def install_handmade(store: Store, archive: Archive, here: Sequence[str] = ()) -
     Of a model with variants the one is kept that suits *here*, the most specific first.
 
     Raises:
-        ModelError: it is no model, or there is no room. Nothing is left.
+        ModelError: it is not a model, or there is no room. Nothing is left.
     """
     with store.stage() as staged, _plainly(staged, archive.where):
         unpack_handmade(archive, staged)

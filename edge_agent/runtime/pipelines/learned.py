@@ -32,7 +32,7 @@ class Learned(Generic[T]):
     ) -> None:
         """Read the file when the first is asked for; a value is called *key* there.
 
-        *read* makes a value of its JSON, and raises ValueError, KeyError, … where it is none.
+        *read* makes a value from its JSON, and raises ValueError, KeyError, … if it is not one.
         """
         self._file = file
         self._key = key

@@ -1,6 +1,6 @@
 """Passes: rewrites of a network's graph before it is optimized, each proved or taken back.
 
-The engine is asked: what it computes with the rewritten network has to be the network's own
+The engine is asked: its outputs with the rewritten network have to be the network's own
 numbers, bit for bit.
 """
 
