@@ -120,6 +120,21 @@ def save_tflite(
     return path
 
 
+def metadata(labels: str | None) -> bytes:
+    """Make a TFLITE_METADATA whose output has its labels in a file, or that says of no output."""
+    builder = flatbuffers.Builder(512)
+    fields: dict[int, tuple[str, Any]] = {0: ("offset", builder.CreateString("tiny"))}
+    if labels is not None:
+        named = builder.CreateString(labels)
+        file = table(builder, {0: ("offset", named), 2: ("Int8", 2)})
+        files = vector(builder, "UOffsetTRelative", [file])
+        output = vector(builder, "UOffsetTRelative", [table(builder, {6: ("offset", files)})])
+        graph = table(builder, {3: ("offset", output)})
+        fields[3] = ("offset", vector(builder, "UOffsetTRelative", [graph]))
+    builder.Finish(table(builder, fields), file_identifier=b"M001")
+    return bytes(builder.Output())
+
+
 def save_fomo(path: Path, size: int = 96, *, integers: bool = True) -> Path:
     """Save cells of 8 x 8 pixels: the mean of their colors, then a sharp softmax of these.
 

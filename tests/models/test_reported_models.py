@@ -6,6 +6,7 @@ Each test is named after a public report of the same kind of file.
 from __future__ import annotations
 
 import shutil
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from edge_agent.core.areas import Areas
 from edge_agent.core.errors import AgentError, EngineError, ModelError, SampleError
 from edge_agent.core.types import Classes, Detections, Findings, Sample
 from edge_agent.inference.engines.engine import EngineChoice
@@ -24,7 +26,7 @@ from edge_agent.models.files.finite import ensure_finite
 from edge_agent.models.importing import import_model
 from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
-from tests.helpers.tiny_tflite import Tensor, save_tflite
+from tests.helpers.tiny_tflite import Tensor, metadata, save_tflite
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "models"
 ENGINES = ("onnxruntime", "openvino")
@@ -388,3 +390,55 @@ def test_microwakeword_graphs_beside_the_first_are_refused_with_the_way_out(
     path = save_tflite(tmp_path / "m.tflite", tensors, [(operator, 9, (0,), (1,))], graphs=2)
     with pytest.raises(ModelError, match=why):
         inspect(path)
+
+
+SOFTMAX = [Tensor("x", (1, 4, 4, 3)), Tensor("y", (1, 4, 4, 3))]
+
+
+def test_deeplabv3_labels_in_the_metadata_make_a_segmentation(tmp_path: Path) -> None:
+    """As many labels as each pixel has numbers are its classes, and normalization is known."""
+    path = save_tflite(tmp_path / "m.tflite", SOFTMAX, metadata=metadata("names.txt"))
+    bare = path.read_bytes()
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("names.txt", "red\ngreen\nblue\n")
+    made = describe(path).manifest
+    assert made is not None
+    assert (made.task, made.decoder, made.input.mean) == ("segmentation", "semantic", (127.5,))
+    findings = found(path, "openvino", size=4)
+    assert isinstance(findings, Areas)
+    path.write_bytes(bare)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("names.txt", "red\ngreen\n")
+    with pytest.raises(ModelError, match="not as many as the classes of its output y"):
+        bring_in(path)
+
+
+def bring_in(path: Path) -> None:
+    """Import a bare file."""
+    with import_model(path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said", "why"),
+    [
+        (SOFTMAX, None, "has no metadata .* it is what each pixel is: segmentation, which leaves"),
+        (SOFTMAX, metadata(None), r"say nothing of its outputs \(no subgraph_metadata\)"),
+        ([Tensor("x", (1, 8), 2), Tensor("y", (1, 2))], None, "takes the numbers of tokens"),
+    ],
+)
+def test_task_library_a_bare_tflite_is_told_its_family_and_where_a_draft_is(
+    tmp_path: Path, tensors: list[Tensor], said: bytes | None, why: str
+) -> None:
+    """What is missing is named, and the draft that `describe` prints."""
+    path = save_tflite(tmp_path / "m.tflite", tensors, metadata=said)
+    with pytest.raises(ModelError, match=f"{why}.*; describe it in a model.toml .* prints a draft"):
+        bring_in(path)
+
+
+def test_openwakeword_a_tflite_of_its_chain_is_refused_as_describe_says(tmp_path: Path) -> None:
+    """A chain is not run, and no manifest would help: no draft is promised."""
+    path = save_tflite(tmp_path / "m.tflite", [Tensor("x", (1, 16, 96)), Tensor("y", (1, 1))])
+    with pytest.raises(ModelError, match=r"openWakeWord's chain .* a chain is not run here") as why:
+        bring_in(path)
+    assert "draft" not in str(why.value)

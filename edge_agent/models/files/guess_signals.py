@@ -73,8 +73,12 @@ def signal_draft(facts: NetworkFacts) -> Draft:
             assumed,
             questions=("output.threshold: above it a window is anomalous", *questions),
         )
+    family = "no network of one picture"
+    if len(inputs) == 1 and len(inputs[0].shape) == 2 and "int" in inputs[0].dtype:
+        family = "a network that takes the numbers of tokens, such as words"
+        questions = ["input.tokenizer: its tokenizer.json; only task embedding takes texts so"]
     return Draft(
-        "no network of one picture",
+        family,
         {"task": "raw", "input": window, "output": {"decoder": "raw"}},
         assumed,
         questions=("task and output.decoder: " + output_words(facts), *questions),

@@ -16,7 +16,7 @@ from ...core.names import safe_name
 from ..manifest import Manifest, parse
 from . import guess, huggingface, model_api, tflite_metadata, ultralytics
 from .check_onnx import inspect
-from .facts import NetworkFacts
+from .facts import Draft, NetworkFacts
 
 
 def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest, list[str]]:
@@ -40,23 +40,23 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
     elif teachable is not None:
         described, assumed = teachable
     elif facts.kind == "tflite":
-        described, assumed = tflite_metadata.describe(network, facts, where)
+        try:
+            described, assumed = tflite_metadata.describe(network, facts, where)
+        except ModelError as problem:
+            raise _undecided(guess.draft_of(facts), where, str(problem)) from None
     elif (info := model_api.info_of(facts)) is not None:
         described, assumed = model_api.describe(info, facts, where)
     elif (config := huggingface.config_of(network)) is not None:
         described, assumed = huggingface.describe(config, facts, where)
     else:
         draft = guess.draft_of(facts)
-        if draft.questions and draft.questions[0].startswith("export: "):
-            raise ModelError(f"{where}: it is {draft.family}, by its shapes; {draft.questions[0]}")
         if draft.questions:
             found = ", ".join(sorted(facts.metadata)[:5])
-            keys = "; ".join(question.partition(":")[0] for question in draft.questions)
-            raise ModelError(
-                f"{where}: its metadata is neither Ultralytics' (task, names) nor Model API's "
-                f"(model_info): found {found or 'none'}. By its shapes it is {draft.family}, which "
-                f"leaves to decide: {keys}; describe it in a model.toml beside it, of which "
-                "`edge-agent describe` prints a draft"
+            raise _undecided(
+                draft,
+                where,
+                "its metadata is neither Ultralytics' (task, names) nor Model API's "
+                f"(model_info): found {found or 'none'}",
             )
         described, assumed = dict(draft.keys), list(draft.assumed)
     data: dict[str, Any] = {
@@ -68,6 +68,18 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
     manifest = parse(data, where)
     _check_levels(manifest, facts, where)
     return manifest, assumed
+
+
+def _undecided(draft: Draft, where: str, why: str) -> ModelError:
+    """Return the refusal of a file of which neither its metadata nor its shapes say enough."""
+    if draft.questions and draft.questions[0].startswith("export: "):
+        return ModelError(f"{where}: it is {draft.family}, by its shapes; {draft.questions[0]}")
+    keys = "; ".join(question.partition(":")[0] for question in draft.questions)
+    left = f", which leaves to decide: {keys}" if keys else ""
+    return ModelError(
+        f"{where}: {why.removeprefix(f'{where}: ')}. By its shapes it is {draft.family}{left}; "
+        "describe it in a model.toml beside it, of which `edge-agent describe` prints a draft"
+    )
 
 
 def _check_levels(manifest: Manifest, facts: NetworkFacts, where: str) -> None:

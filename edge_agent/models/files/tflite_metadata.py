@@ -20,6 +20,7 @@ from ..manifest import MAX_LABEL_BYTES, MAX_LABELS, InputSpec, Manifest
 from . import infer_layout
 from .facts import NetworkFacts
 from .flatbuffer import Table
+from .guess import draft_of
 from .protobuf import DamagedError
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,7 @@ def describe(network: Path, facts: NetworkFacts, where: str) -> tuple[Said, list
         about = _root(network, facts)
         if about is None:
             raise ModelError(
-                f"{where}: has no metadata ({ENTRY}), so that labels and normalization are "
-                "unknown; describe it in a model.toml beside it"
+                f"{where}: has no metadata ({ENTRY}), so that labels and normalization are unknown"
             )
         return _describe(about, network, facts, where)
     except DamagedError as damaged:
@@ -80,27 +80,35 @@ def _describe(
     graphs = about.tables(3)
     inputs = graphs[0].tables(2) if graphs else []
     outputs = graphs[0].tables(3) if graphs else []
-    if len(facts.outputs) != 1 or not outputs:
-        found = ", ".join(map(str, facts.outputs))
+    if not outputs:
         raise ModelError(
-            f"{where}: its metadata describe no classifier of one output, found {found}; name the "
-            "decoder in a model.toml"
+            f"{where}: its metadata say nothing of its outputs (no subgraph_metadata), so that "
+            "labels are unknown"
         )
+    if len(facts.outputs) != 1:
+        found = ", ".join(map(str, facts.outputs))
+        raise ModelError(f"{where}: metadata are read of networks of one output, found {found}")
     labels = _labels(outputs[0], network, where)
     spec, picture = infer_layout.picture_input(facts, where)
+    drawn = draft_of(facts).keys
+    areas = drawn.get("task") == "segmentation" and facts.outputs[0].shape[-1] == len(labels)
+    task = "segmentation" if areas else "classification"
     assumed = [
-        "task: classification, by one output with labels",
+        f"task: {task}, by one output with labels",
         "resize: stretch, linear, as the Task Library has it",
     ]
     picture |= _normalization(spec, facts, inputs, assumed)
     if _is_gray(inputs):
         picture["color"] = "gray"
-    output, made = _output(facts.outputs[0], labels, facts, where)
-    assumed.append(made)
+    if areas:
+        output: Said = {**drawn["output"], "labels": labels}
+    else:
+        output, made = _output(facts.outputs[0], labels, facts, where)
+        assumed.append(made)
     return {
         "description": about.text(1).strip()[:200],
         "license": about.text(5).strip()[:200],
-        "task": "classification",
+        "task": task,
         "input": picture,
         "output": output,
     }, assumed
@@ -112,7 +120,8 @@ def _output(
     sizes = [size for size in spec.shape[1:] if size != 1]
     if len(sizes) != 1 or sizes[0] not in {None, len(labels), len(labels) + 1}:
         raise ModelError(
-            f"{where}: labels: {len(labels)} in its metadata, but the output is {spec}"
+            f"{where}: labels: {len(labels)} in its metadata, which are not as many as the classes "
+            f"of its output {spec}"
         )
     maker = facts.makers[spec.name]
     decoder = "softmax" if maker in {"Softmax", "Sigmoid"} else "logits"
@@ -187,10 +196,7 @@ def _is_gray(inputs: list[Table]) -> bool:
 def _labels(output: Table, network: Path, where: str) -> tuple[str, ...]:
     names = [each.text(0) for each in output.tables(6) if each.number(2, "<b") == _AXIS_LABELS]
     if not names:
-        raise ModelError(
-            f"{where}: labels: its metadata name none; write a labels.txt, one a line, and a "
-            "model.toml that names it"
-        )
+        raise ModelError(f"{where}: labels: its metadata name none; write a labels.txt, one a line")
     text = member_of(network, names, MAX_LABEL_BYTES)
     if text is None:
         raise ModelError(f"{where}: {names[0]}: its metadata name it, and it cannot be read")
