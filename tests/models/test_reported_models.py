@@ -442,3 +442,21 @@ def test_openwakeword_a_tflite_of_its_chain_is_refused_as_describe_says(tmp_path
     with pytest.raises(ModelError, match=r"openWakeWord's chain .* a chain is not run here") as why:
         bring_in(path)
     assert "draft" not in str(why.value)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".tflite", ".xml"])
+@pytest.mark.parametrize(
+    ("start", "why"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a Git LFS pointer"),
+        ("\n\n<!DOCTYPE html>\n<html><body>x</body></html>\n", "a web page, not a model: download"),
+    ],
+)
+def test_opencv_zoo_a_pointer_or_a_web_page_is_no_damaged_model(
+    tmp_path: Path, suffix: str, start: str, why: str
+) -> None:
+    """What hosts give in place of a model is named, with how to get the model."""
+    path = tmp_path / f"m{suffix}"
+    path.write_text(start)
+    with pytest.raises(ModelError, match=f"m{suffix}: {why}"):
+        inspect(path)

@@ -95,7 +95,23 @@ def inspect(network: Path, data: bytes | mmap | None = None) -> NetworkFacts:
             return inspect_tflite(network)
     except OSError as problem:
         raise ModelError(f"{network}: cannot be read: {problem.strerror}") from None
+    except ModelError:
+        other = _other_download(network)
+        if other is None:
+            raise
+        raise ModelError(f"{network}: {other}") from None
     raise ModelError(f"{network}: is neither .onnx nor .xml nor .tflite")
+
+
+def _other_download(network: Path) -> str | None:
+    """Name what hosts of models often give in place of one; None: it is none of these."""
+    with network.open("rb") as file:
+        start = file.read(1024).lstrip().lower()
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, not the model: git lfs pull"
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "a web page, not a model: download the raw file"
+    return None
 
 
 def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
