@@ -424,7 +424,8 @@ def bring_in(path: Path) -> None:
     [
         (SOFTMAX, None, "has no metadata .* it is what each pixel is: segmentation, which leaves"),
         (SOFTMAX, metadata(None), r"say nothing of its outputs \(no subgraph_metadata\)"),
-        ([Tensor("x", (1, 8), 2), Tensor("y", (1, 2))], None, "takes the numbers of tokens"),
+        ([Tensor("x", (1, 64), 2), Tensor("y", (1, 2))], None, "takes the numbers of tokens"),
+        ([Tensor("x", (1, 33), 9), Tensor("y", (1, 2))], None, "is no network of one picture"),
     ],
 )
 def test_task_library_a_bare_tflite_is_told_its_family_and_where_a_draft_is(
@@ -434,6 +435,12 @@ def test_task_library_a_bare_tflite_is_told_its_family_and_where_a_draft_is(
     path = save_tflite(tmp_path / "m.tflite", tensors, metadata=said)
     with pytest.raises(ModelError, match=f"{why}.*; describe it in a model.toml .* prints a draft"):
         bring_in(path)
+
+
+def test_yamnet_a_draft_has_the_window_of_an_input_of_one_dimension(tmp_path: Path) -> None:
+    """Samples without an axis for the batch are a window of one channel."""
+    path = save_tflite(tmp_path / "m.tflite", [Tensor("x", (15600,)), Tensor("y", (1, 521))])
+    assert "window = 15600" in describe(path).draft
 
 
 def test_openwakeword_a_tflite_of_its_chain_is_refused_as_describe_says(tmp_path: Path) -> None:

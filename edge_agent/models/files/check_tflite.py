@@ -30,7 +30,7 @@ MAX_NODES = 200_000
 MAX_RANK = 16
 MAX_ITEMS = 2**40
 
-# TensorType = NumPy's name and bits.
+# TensorType = NumPy's name and bits. Text, resources and variants are none of a network's numbers.
 _TYPES: Mapping[int, tuple[str, int]] = {
     0: ("float32", 32),
     1: ("float16", 16),
@@ -47,7 +47,6 @@ _TYPES: Mapping[int, tuple[str, int]] = {
     16: ("uint16", 16),
     17: ("int4", 4),
 }
-# Text, resources and variants are none of a network's numbers.
 _UNREAD = {5: "string", 11: "complex128", 13: "resource", 14: "variant", 18: "bfloat16"}
 _FLOATS = {"float32": np.float32, "float16": np.float16, "float64": np.float64}
 _FLOATS |= {"complex64": np.float32}  # in pairs
@@ -60,10 +59,13 @@ _NAMES: Mapping[int, str] = {
     4: "Conv",
     6: "DequantizeLinear",
     14: "Sigmoid",
+    16: "LSTM",
     22: "Reshape",
     25: "Softmax",
+    27: "SVDF",
     39: "Transpose",
     43: "Squeeze",
+    44: "UNIDIRECTIONAL_SEQUENCE_LSTM",
     53: "Cast",
     70: "Unsqueeze",
     114: "QuantizeLinear",
@@ -85,13 +87,6 @@ _REFUSED: Mapping[int, str] = {
     144: "ASSIGN_VARIABLE",
     147: "BUCKETIZE",
 }
-_KEEPING: Mapping[int, str] = {
-    16: "LSTM",
-    24: "RNN",
-    27: "SVDF",
-    44: "UNIDIRECTIONAL_SEQUENCE_LSTM",
-}
-"""Those that have tensors of which the value stays."""
 _MENDS: Mapping[str, str] = {
     "TFLite_Detection_PostProcess": "export the network without its post-processing, so that it "
     "ends in raw boxes and scores (tflite_convert with output_arrays raw_outputs/box_encodings and "
@@ -278,9 +273,8 @@ def _quantization(table: Table, spec: TensorSpec, network: Path) -> None:
         sizes = spec.shape
         if axis >= len(sizes):
             raise ModelError(
-                f"{network}: tensor {spec}: its quantization is one that the engines refuse, "
-                f"{len(scales)} scales along an axis {axis} that it lacks; convert it again with "
-                "a newer TensorFlow, or export it to ONNX"
+                f"{network}: tensor {spec}: its quantization is one that the engines refuse, along "
+                f"an axis {axis} that it lacks; convert it again with a newer TensorFlow"
             )
         if axis < 0 or sizes[axis] != len(scales):
             raise DamagedError("there are not as many scales as channels")
@@ -315,7 +309,7 @@ def _refuse_state(
         place = operator.number(0, "<I")
         code = codes[place] if place < len(codes) else -1
         raise ModelError(
-            f"{network}: keeps its state inside (operator {_KEEPING.get(code, f'number {code}')}), "
+            f"{network}: keeps its state inside (operator {_NAMES.get(code, f'number {code}')}), "
             "which OpenVINO does not run; export it with the state as input and output, or, where "
             "each run begins anew, unrolled (Keras: LSTM(…, unroll=True))"
         )

@@ -13,6 +13,8 @@ NO_CHAIN = (
     '"logmel" (docs/models.md, Sound), or run openWakeWord beside the agent'
 )
 
+_TOKENS = 64
+"""Integers of a row from which on they are a text's tokens rather than a table's columns."""
 _ROW = 256
 """Numbers of a flat input up to which they are a table's row rather than a window of one channel:
 few tables have more columns, and few windows fewer samples."""
@@ -74,7 +76,8 @@ def signal_draft(facts: NetworkFacts) -> Draft:
             questions=("output.threshold: above it a window is anomalous", *questions),
         )
     family = "no network of one picture"
-    if len(inputs) == 1 and len(inputs[0].shape) == 2 and "int" in inputs[0].dtype:
+    shape = inputs[0].shape if len(inputs) == 1 and inputs[0].dtype in {"int32", "int64"} else ()
+    if len(shape) == 2 and (shape[1] or _TOKENS) >= _TOKENS:
         family = "a network that takes the numbers of tokens, such as words"
         questions = ["input.tokenizer: its tokenizer.json; only task embedding takes texts so"]
     return Draft(
@@ -87,7 +90,8 @@ def signal_draft(facts: NetworkFacts) -> Draft:
 
 def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the keys of a window from the shape of the only input, and the same in words."""
-    shape = facts.inputs[0].shape[1:] if len(facts.inputs) == 1 else ()
+    shape = facts.inputs[0].shape if len(facts.inputs) == 1 else ()
+    shape = shape[1:] if len(shape) > 1 else shape
     sizes = [size for size in shape if size is not None]
     if shape and not facts.inputs[0].dtype.startswith("float"):
         return {}, ()  # indices, such as words

@@ -86,8 +86,7 @@ def _describe(
             "labels are unknown"
         )
     if len(facts.outputs) != 1:
-        found = ", ".join(map(str, facts.outputs))
-        raise ModelError(f"{where}: metadata are read of networks of one output, found {found}")
+        raise ModelError(f"{where}: metadata are read of one output, found {len(facts.outputs)}")
     labels = _labels(outputs[0], network, where)
     spec, picture = infer_layout.picture_input(facts, where)
     drawn = draft_of(facts).keys
