@@ -58,6 +58,13 @@ _FLOATS: Mapping[int, str] = {
 _FEW = 2**16
 """Numbers that are looked at without NumPy, whose import takes longer."""
 
+_PAGE = "a web page, not a model: download the raw file"
+_DOWNLOADS: Mapping[bytes, str] = {
+    b"version https://git-lfs": "a Git LFS pointer, not the model: git lfs pull",
+    **dict.fromkeys([b"<!doctype html", b"<html"], _PAGE),
+}
+"""What hosts often give in place of a model, by its beginning in small letters."""
+
 
 def check_network(network: Path) -> None:
     """Check that a network's file may be given to an engine.
@@ -95,23 +102,12 @@ def inspect(network: Path, data: bytes | mmap | None = None) -> NetworkFacts:
             return inspect_tflite(network)
     except OSError as problem:
         raise ModelError(f"{network}: cannot be read: {problem.strerror}") from None
-    except ModelError:
-        other = _other_download(network)
-        if other is None:
-            raise
-        raise ModelError(f"{network}: {other}") from None
+    except ModelError as problem:
+        with network.open("rb") as file:
+            start = file.read(1024).lstrip().lower()
+        why = next((why for begin, why in _DOWNLOADS.items() if start.startswith(begin)), None)
+        raise problem if why is None else ModelError(f"{network}: {why}") from None
     raise ModelError(f"{network}: is neither .onnx nor .xml nor .tflite")
-
-
-def _other_download(network: Path) -> str | None:
-    """Name what hosts of models often give in place of one; None: it is none of these."""
-    with network.open("rb") as file:
-        start = file.read(1024).lstrip().lower()
-    if start.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer, not the model: git lfs pull"
-    if start.startswith((b"<!doctype html", b"<html")):
-        return "a web page, not a model: download the raw file"
-    return None
 
 
 def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
