@@ -308,6 +308,8 @@ def _serving_problems(serving: Serving) -> list[str]:
         return [f"model {serving.stands_in}"]
     if serving.passed and model is not None:
         return [f"model {reference}: on {model.engine.label}, because {serving.passed[0]}"]
+    if model is not None and model.stats.doubt is not None:
+        return [f"model {reference}: {model.stats.doubt}"]
     return []
 
 

@@ -281,8 +281,10 @@ class Model:
                 found = RawTensors(outputs)
             else:
                 found = self._decode(outputs, prepared.tensors, threshold)
+            decoded = found
             if prepared.placement is not None:
                 found = found.moved(prepared)
+            self.stats.look(decoded, found)
             # Decoders check what they read; JSON has no infinity.
             if not found.finite:
                 raise SampleError("outputs: what they stand for is not finite")

@@ -6,7 +6,18 @@ import time
 from collections import deque
 
 from ..core.errors import SampleError
-from ..core.types import Request
+from ..core.types import Classes, Detections, Findings, Request
+
+_MOST_SCORE = 1.05
+"""Above what is no chance, however it is rounded."""
+_LEAST_SIDE = 2.0
+"""Pixels of the input: no detector finds what is smaller."""
+_FEW = 3
+"""Boxes that may be mistakes in what the frame is surrounded by."""
+_NO_BOX = (
+    "none of the boxes so far is in the frame and larger than two pixels: output.decoder, "
+    "output.layout or input.resize is of another model"
+)
 
 
 class Statistics:
@@ -22,6 +33,9 @@ class Statistics:
         """Inferences in a row that failed; a breaker watches the number."""
         self.failure: tuple[str, Request] | None = None
         """The latest failure: error text, and the request."""
+        self.doubt: str | None = None
+        """Why its results can hardly be right; None: nothing says so."""
+        self._plausible, self._odd = False, 0
         self.first_at: float | None = None
         """Monotonic clock at the end of its first inference on a frame."""
         self.used_at = time.monotonic()
@@ -38,6 +52,22 @@ class Statistics:
         self.used_at = time.monotonic()
         if self.first_at is None:
             self.first_at = self.used_at
+
+    def look(self, found: Findings, inside: Findings) -> None:
+        """Look at findings in pixels of the input, and at those of them that lie in the frame."""
+        if not isinstance(found, Detections | Classes):
+            return
+        if found.best_score > _MOST_SCORE:
+            self._plausible = True  # its boxes may be
+            self.doubt = (
+                f"a score is {found.best_score:.4g}, which is no chance: the network ends without "
+                "its sigmoid or softmax, or output.decoder is of another model"
+            )
+        elif not self._plausible and isinstance(found, Detections) and len(found):
+            sides = found.boxes[:, 2:] - found.boxes[:, :2]
+            self._plausible = bool((sides >= _LEAST_SIDE).all(axis=1).any() and inside.best_score)
+            self._odd += len(found)
+            self.doubt = _NO_BOX if self._odd >= _FEW and not self._plausible else None
 
     def go_on_from(self, before: Statistics) -> None:
         """Continue the counts of the model before this one."""

@@ -30,6 +30,7 @@ from tests.helpers.cameras import MjpegServer, free_port
 from tests.helpers.push import endless, model_folder
 from tests.helpers.small_models import (
     brightness,
+    detector,
     encode_jpeg,
     loudness,
     plain,
@@ -231,6 +232,29 @@ def test_a_bare_detector_is_shown_and_saved(
         found = {entry["label"]: entry["box"] for entry in result["detections"]}
         assert found["person"] == pytest.approx(PERSON, abs=1)
         assert found["bottle"] == pytest.approx(BOTTLE, abs=1)
+
+
+IMPLAUSIBLE: dict[str, tuple[list[tuple[float, ...]], str]] = {
+    "logits for chances": ([(0, 9.8, 0.1, 0.1, 0.5, 0.5)], "a score is 9.8, which is no chance: "),
+    "tiny boxes": ([(0, 0.9, 0.2, 0.2, 0.21, 0.21)] * 3, "none of the boxes so far is in the "),
+    "boxes outside": ([(0, 0.9, 7, 7, 9, 9)] * 3, "none of the boxes so far is in the "),
+    "some outside, one right": (
+        [*[(0, 0.9, 7, 7, 9, 9)] * 3, (0, 0.8, 0.1, 0.1, 0.5, 0.5)],
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", IMPLAUSIBLE)
+def test_what_can_hardly_be_right_is_said(kind: str, here: Path) -> None:
+    """Once, however many results are so."""
+    rows, doubt = IMPLAUSIBLE[kind]
+    detector(here / "odd", rows, ["part"])
+    write_pictures(here / "pictures", frames(3))
+    said = call_cli("try", "pictures", "odd")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.count("doubtful: ") == bool(doubt)
+    assert f"doubtful: {doubt}" in said.out or not doubt
 
 
 def saved(folder: Path, source: str) -> Path:

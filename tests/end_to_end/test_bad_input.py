@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from tests.helpers.small_models import brightness, plain, write_pictures
+from tests.helpers.small_models import brightness, detector, plain, write_pictures
 from tests.helpers.support import (
     CHECKOUT,
     AgentProcess,
@@ -343,3 +343,21 @@ def test_a_bad_model_of_models_dirs_costs_its_own_pipeline_only(
     words = running.words()
     assert "Traceback" not in words
     assert len([line for line in words.splitlines() if "is too large" in line]) == 1
+
+
+def test_what_can_hardly_be_right_is_a_reason_of_degraded(
+    place: Place,
+    broker: Mosquitto,
+    agent: Callable[..., AgentProcess],
+    listen: Callable[..., Listener],
+) -> None:
+    """Such a model goes on giving results; health says by which key it is wrong."""
+    detector(place.root / "library" / "odd", [(0, 0.9, 7, 7, 9, 9)] * 3, ["part"])
+    pipelines = [{"name": "door", "source": f"{place.pictures}?loop=1&rate=10", "model": "odd"}]
+    listener = listen(broker.port)
+    library = {"models_dirs": [str(place.root / "library")], "engine": "auto"}
+    running = agent(agent_settings("box", broker.url, pipelines, **library))
+    health = listener.wait_why("model odd: none of the boxes so far is in the frame")
+    assert (health["state"], len(health["why"])) == ("degraded", 1)
+    assert "output.decoder" in health["why"][0]
+    assert running.stop() == 0

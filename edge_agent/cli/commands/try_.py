@@ -293,6 +293,8 @@ class _Shown:
             self._picture = PictureFile(PLOT, "plot", png)
         self._wrong: str | None = None
         """Why the engine is known to be wrong, as it was said last."""
+        self._doubt: str | None = None
+        """Why its results can hardly be right, as it was said."""
         # Each result of a folder of pictures or a recording, once through, is worth a line.
         recorded = spec.scheme.name == "dir" or (spec.kind == "signal" and not spec.live)
         every = recorded and not spec.options["loop"]
@@ -316,6 +318,9 @@ class _Shown:
             view.print(f"dropped: {outcome}")
             return
         self.count += 1
+        if (doubt := self._model.stats.doubt) is not None and self._doubt is None:
+            view.print(f"doubtful: {doubt}")
+        self._doubt = self._doubt or doubt
         view.result(payloads.result("try", "", "try", sample, outcome, age_ms))
         if view.trace is not None:
             view.trace.add(sample, outcome)
