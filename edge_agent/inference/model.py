@@ -34,7 +34,7 @@ from ..models.decoders import BOXED
 from ..models.manifest import MANIFEST, Manifest, ModelFolder
 from .decode.decoder import Decoder, build_decoder
 from .engines.engine import Engine, EngineChoice, check_inputs
-from .engines.registry import open_engine
+from .engines.registry import engine_words, open_engine
 from .preprocess.inputs import constants, fixed_shapes, result_outputs
 from .preprocess.placement import PreparedSample, Region, cut
 from .preprocess.preprocessor import Preprocessor, build_preprocessor
@@ -440,7 +440,8 @@ def load_model(
             model.warm_up()
         except EngineError as problem:
             engine.close()
-            passed.append(_blame(engine.label, problem))
+            said = str(problem).removeprefix(f"{engine.label}: ")
+            passed.append(f"{engine_words(engine.label)}: {said}")
             continue
         except AgentError:
             engine.close()
