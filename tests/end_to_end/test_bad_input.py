@@ -358,6 +358,6 @@ def test_what_can_hardly_be_right_is_a_reason_of_degraded(
     library = {"models_dirs": [str(place.root / "library")], "engine": "auto"}
     running = agent(agent_settings("box", broker.url, pipelines, **library))
     health = listener.wait_why("model odd: none of the boxes so far is in the frame")
-    assert (health["state"], len(health["why"])) == ("degraded", 1)
-    assert "output.decoder" in health["why"][0]
+    assert health["state"] == "degraded"
+    assert any("output.decoder" in why for why in health["why"])
     assert running.stop() == 0
