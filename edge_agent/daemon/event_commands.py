@@ -20,6 +20,8 @@ BLOCK_BYTES = 32 * 1024
 """Of a clip in one message; small enough for any broker."""
 BYTES_PER_SECOND = 2 * 2**20
 MOST_LISTED = 500
+ENDING_SECONDS = 0.2
+"""In which a thread ends that has sent its last block."""
 
 
 @record
@@ -92,6 +94,8 @@ class EventCommands:
         stop = len(blocks) if request.count is None else request.first + request.count
         topic = self._runner.topics.clip(pipeline, request.event)
         chosen = list(enumerate(blocks))[request.first : stop]
+        if self._sending is not None:
+            self._sending.join(ENDING_SECONDS)
         if self._sending is not None and self._sending.is_alive():
             raise RequestError("fetch: another clip is being sent; ask again when it has come")
         self._sending = Thread(target=self._send, args=(topic, chosen), name="fetch", daemon=True)
@@ -120,7 +124,7 @@ class EventCommands:
 
     def _send(self, topic: str, blocks: Sequence[tuple[int, bytes]]) -> None:
         for index, block in blocks:
+            # So that results and health go between. After the last one the next clip may be asked.
+            time.sleep(len(block) / BYTES_PER_SECOND)
             if not self._runner.client.publish(f"{topic}/{index}", block, qos=1):
                 return  # whoever wants it asks again for what is missing
-            # So that results and health go between.
-            time.sleep(len(block) / BYTES_PER_SECOND)

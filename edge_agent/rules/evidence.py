@@ -134,11 +134,13 @@ class Evidence:
         found = []
         try:
             for path in self.folder.glob("*/*"):
-                if path.suffix == PART:
-                    self._rescue(path)
-                elif path.suffix in KEPT.values():
-                    state = path.stat()
-                    found.append((state.st_mtime_ns, state.st_size, path))
+                # A clip may be completed, and be called otherwise, meanwhile.
+                with suppress(FileNotFoundError):
+                    if path.suffix == PART:
+                        self._rescue(path)
+                    elif path.suffix in KEPT.values():
+                        state = path.stat()
+                        found.append((state.st_mtime_ns, state.st_size, path))
             self._found = sum(size for _, size, _ in found)
             most = keep_mb * 2**20
             if self._found <= most:
@@ -323,7 +325,8 @@ class Clips:
                     self._report(NO_PACKETS)
             except (AgentError, OSError) as problem:
                 self._report(str(getattr(problem, "strerror", None) or problem))
-                each.part.unlink(missing_ok=True)
+                with suppress(OSError):
+                    each.part.unlink(missing_ok=True)
                 over = True
             if over:
                 with self._lock:

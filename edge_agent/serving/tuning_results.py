@@ -71,8 +71,8 @@ class Tune:
     """Measurements of one model, in the profile's order."""
 
     model: str
-    made: float
-    """Seconds since 1970."""
+    made: Annotated[float, Ge(0), Le(253_402_300_799)]
+    """Seconds since 1970, until the year 9999."""
     ways: Annotated[tuple[Way, ...], MinLength(1)]
 
     def best(self, lanes: int, choices: Sequence[EngineChoice]) -> Way | None:

@@ -133,3 +133,47 @@ def test_since_is_a_time_or_how_long_ago(since: str, tmp_path: Path) -> None:
     for words, code in ((since, 0), (f"{since}x", 2), ("-1s", 2), ("1w", 2)):
         listed = call_cli("evidence", "list", f"--since={words}", "--config", str(config))
         assert (listed.code, listed.out) == (code, "")
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Clips that cannot be kept are a reason of `degraded`; results go on."""
+    heard = listen(broker.port)
+    evidence = tmp_path / "agent" / "state" / "evidence"
+    evidence.mkdir(parents=True)
+    (evidence / "belt").write_text("a file where a folder should be")
+    box = running(broker, agent, f"file:{CONVEYOR}?loop=1")
+    heard.wait_for(
+        lambda _: any("clips: " in why for why in (heard.last(f"{D}/health") or {}).get("why", [])),
+        "that clips are not kept",
+    )
+    before = len(heard.on(f"{D}/result/belt"))
+    heard.wait_for(lambda _: len(heard.on(f"{D}/result/belt")) > before, "results")
+    assert box.stop() == 0
+
+
+def test_all_clips_of_a_device_are_exported(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """One is asked for as soon as the one before has come."""
+    heard = listen(broker.port)
+    parts = {"name": "part", "when": "enter", "clip": True}
+    belt = {"name": "belt", "source": f"file:{CONVEYOR}?loop=1", "model": "parts-inspection"}
+    settings = agent_settings(
+        "box",
+        broker.url,
+        [{**belt, "rules": [parts]}],
+        evidence={"keep_mb": 200, "before_s": 0.5, "after_s": 0.2},
+    )
+    box = agent(settings)
+    folder = box.folder / "state" / "evidence" / "belt"
+    heard.wait_for(lambda _: len(list(folder.glob("[!.]*.mp4"))) >= 6, "six clips")
+    heard.publish(f"{D}/in/set/belt/enabled", "OFF")
+    heard.wait_state(f"{D}/source/belt", state="off")
+    out = tmp_path / "all"
+    done = run_cli("evidence", "export", "--device", "box", "--broker", broker.url, "-o", str(out))
+    assert done.returncode == 0, done.stderr
+    clips = {path.name.removeprefix("belt-") for path in out.glob("*.mp4")}
+    assert clips >= {path.name for path in sorted(folder.glob("[!.]*.mp4"))[:6]}
+    assert box.stop() == 0

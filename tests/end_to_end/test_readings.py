@@ -269,3 +269,23 @@ def test_what_a_score_means_is_said_in_results_events_and_actions(
     )
     assert running.stop() == 0
     assert "Traceback" not in running.words()
+
+
+def test_a_sensor_that_stays_silent_stays_lost(
+    broker: Mosquitto, listen: Callable[..., Listener], agent: Callable[..., AgentProcess]
+) -> None:
+    """With `?stall_s=` silence is `lost` until a reading comes, however often it is opened anew."""
+    heard = listen(broker.port)
+    press = {"name": "press", "source": "mqtt:shop/press?stall_s=1", "model": "readings"}
+    running = agent(agent_settings("box", broker.url, [press]))
+    topic = "edge/box/source/press"
+    heard.wait_state(topic, state="lost")
+    opened = len([each for each in heard.heard if each.topic == topic])
+    health = len(heard.on("edge/box/health"))
+    heard.wait_for(lambda _: len(heard.on("edge/box/health")) > health + 4, "more of its health")
+    assert len([each for each in heard.heard if each.topic == topic]) == opened
+    assert heard.on("edge/box/health")[-1]["state"] == "degraded"
+    heard.publish("shop/press", "3.5")
+    heard.wait_state(topic, state="running")
+    heard.wait_state("edge/box/result/press")
+    assert running.stop() == 0

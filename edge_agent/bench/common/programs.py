@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,11 +121,18 @@ class Program:
             f"{self.name}: no result on {', '.join(sorted(missing))} for {START_SECONDS:.0f} s"
         )
 
-    def settle(self, quiet: float = SETTLE_SECONDS) -> None:
-        """Wait until the engine is stable for *quiet* seconds, and no form is being prepared."""
+    def settle(
+        self, quiet: float = SETTLE_SECONDS, ask: Callable[[], object] | None = None
+    ) -> None:
+        """Wait until the engine is stable for *quiet* seconds, and no form is being prepared.
+
+        *ask* gives an agent without pipelines something to compare its form on.
+        """
         since = begun = time.perf_counter()
         while time.perf_counter() - begun < PREPARE_SECONDS:
             engine = self.engine
+            if ask is not None:
+                ask()
             for heard in self.heard(POLL_SECONDS):
                 self._note(heard)
             if self.engine != engine or self.prepared == "preparing":

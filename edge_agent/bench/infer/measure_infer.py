@@ -34,6 +34,8 @@ from ..pipeline.measure_pipeline import checked
 PLAIN, AGENT, MQTT = "plain", "agent", "agent over MQTT"
 CALLERS = (1, 8)
 FIGURES = ("requests_s", "p50_ms", "p99_ms", "cpu_ms")
+ASK_SECONDS = 0.05
+"""Of questions between two looks at whether the agent is settled."""
 WARM_SECONDS = 1.0
 PREPARE_ASKS = 2
 NEEDED = ("starlette", "uvicorn", "httptools")
@@ -159,7 +161,7 @@ class _Servers:
             with self._running() as program:
                 for _ in range(PREPARE_ASKS):
                     self._over_http(1, WARM_SECONDS)
-                    program.settle()
+                    program.settle(ask=lambda: self._over_http(1, ASK_SECONDS))
 
     @contextmanager
     def _running(self) -> Iterator[Program]:

@@ -335,6 +335,8 @@ def _answers(report: _Report, device: _Device) -> None:
             report.line("note", "http.listen", taken)
         elif endpoint.port is None and not Path(endpoint.host).parent.is_dir():
             report.line("FAIL", "http.listen", f"{listen}: its folder is not there; make it")
+        elif endpoint.port is None and Path(endpoint.host).is_file():
+            report.line("FAIL", "http.listen", f"{listen}: is a file; name another path")
         else:
             report.line("ok", "http.listen", listen)
         if not device.settings.infer.models:

@@ -160,6 +160,8 @@ def _over_http(settings: Settings, question: bytes, options: Options) -> Mapping
     if answer is None or response.status != 200:
         why = (answer or {}).get("error", response.reason)
         raise AgentError(f"{options.url}: {why} ({response.status})")
+    if answer.get("pipeline") != "@infer":
+        raise AgentError(f"{options.url}: answers otherwise than an edge-agent; check the URL")
     return answer
 
 

@@ -6,6 +6,7 @@ One thread for each pipeline; what hangs in a driver is left behind, and another
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -181,8 +182,9 @@ class Capture:
                 with closing(self._open(attempt)) as source:
                     attempt.limit, attempt.opening = self.spec.stall_seconds, False
                     self.counts = getattr(source, "counts", None)
-                    # A sensor may say nothing for hours and be well all the same.
-                    if attempt.late or (self.spec.live and self.spec.kind == "signal"):
+                    # A sensor may say nothing for hours and be well, unless `stall_s` says not.
+                    silent = self.spec.live and self.spec.kind == "signal"
+                    if attempt.late or (silent and math.isinf(self.spec.stall_seconds)):
                         attempt.late = False
                         self._status.set("running", None)
                     try:
