@@ -415,8 +415,8 @@ def test_damaged_ir(old: str, new: str, words: list[str], xml: Path) -> None:
 
 def test_other_xml(xml: Path) -> None:
     """XML of another kind is not an IR."""
-    xml.write_text("<html><body/></html>", encoding="utf-8")
-    refused(xml, "its root is <html>, expected <net>")
+    xml.write_text("<svg><path/></svg>", encoding="utf-8")
+    refused(xml, "its root is <svg>, expected <net>")
 
 
 def test_entities_are_refused(xml: Path) -> None:

@@ -34,6 +34,11 @@ log = logging.getLogger(__name__)
 # One for the process: each costs a device query, and plugins are not unloaded anyway.
 core = ov.Core()
 
+# OpenVINO's binding asks NumPy for its interface when the first array is exchanged. Two threads
+# that do so at once wait for each other forever (seen with 2026.4.1, as a pushed model was compiled
+# beside upkeep): here the thread that imports this does it, before any other can.
+ov.Tensor(np.zeros(1, np.float32)).data  # noqa: B018 - for what it does
+
 NAME = "openvino"
 """Of the engine in settings and profiles."""
 VERSION = str(ov.__version__)
