@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from ...core.errors import ModelError
 from ...core.text import counted
 from ...models.edge_impulse import MOST_FRAMES, Mfe, Spectral
+from .features import htk_mels
+from .window_stats import kurtosis, rms, skewness
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -94,22 +96,20 @@ class SpectralFeatures:
 
     def __call__(self, rows: Floats) -> Floats:
         """Return the features, (channels, features), of a window (rows, channels)."""
-        block, rows = self.block, rows.reshape(self.window)
-        found = np.empty(self.shape, np.float32)
-        for channel in range(self.window[1]):
-            values = self._filtered(rows[:, channel].astype(np.float64) * block.scale_axes)
-            values = values - values.mean()
-            powers = self._powers(values)
-            moments = [math.sqrt(float((values**2).mean())), *_skewness_kurtosis(values)]
-            if block.version >= 4:
-                moments += _skewness_kurtosis(powers)
-            if block.log:
-                powers = np.log10(np.where(powers == 0, _NOTHING, powers))
-            found[channel] = [*moments, *powers[self.bins]]
-        return found
+        block = self.block
+        scaled = rows.reshape(self.window).astype(np.float64) * block.scale_axes
+        values = np.stack([self._filtered(channel) for channel in scaled.T], axis=1)
+        values -= values.mean(axis=0)
+        powers = self._powers(values)
+        found = [rms(values), skewness(values), kurtosis(values)]
+        if block.version >= 4:
+            found += [skewness(powers), kurtosis(powers)]
+        if block.log:
+            powers = np.log10(np.where(powers == 0, _NOTHING, powers))
+        return np.ascontiguousarray(np.vstack([*found, powers[self.bins]]).T, np.float32)
 
     def _filtered(self, values: Doubles) -> Doubles:
-        """Apply the filter's sections."""
+        """Apply the filter's sections to one channel."""
         made = values.tolist()
         for gain, middle, first, second in self.sections:
             one = two = 0.0
@@ -122,12 +122,12 @@ class SpectralFeatures:
         return np.array(made)
 
     def _powers(self, values: Doubles) -> Doubles:
-        """Return the largest power of each bin over all pieces of the window."""
+        """Return the largest power of each bin over all pieces of the window: (bins, channels)."""
         size = self.block.fft
         step = size // 2 if self.block.overlap else size
-        powers = np.zeros(size // 2 + 1)
+        powers = np.zeros((size // 2 + 1, values.shape[1]))
         for start in range(0, len(values), step):
-            spectrum = np.fft.rfft(values[start : start + size], size)
+            spectrum = np.fft.rfft(values[start : start + size], size, axis=0)
             powers = np.maximum(powers, np.abs(spectrum) ** 2 / size)
         return powers
 
@@ -184,9 +184,7 @@ def _whole(samples: float) -> int:
 def _mel(block: Mfe, rate: float) -> Doubles:
     """Return (fft // 2 + 1, bins): triangles between bins, 1 at the middle one."""
     size = block.fft // 2 + 1
-    low, high = (
-        1127.0 * math.log1p(hz / 700.0) for hz in (block.low_hz, block.high_hz or rate / 2)
-    )
+    low, high = htk_mels(np.array([block.low_hz, block.high_hz or rate / 2]))
     hertz = 700.0 * np.expm1(np.linspace(low, high, block.bins + 2) / 1127.0)
     hertz[-1] -= 0.001  # so that rounding makes no bin more of it
     # Version 3 took the number of bins for that of samples.
@@ -221,13 +219,3 @@ def _butterworth(block: Spectral, rate: float) -> tuple[tuple[float, float, floa
             )
         )
     return tuple(sections)
-
-
-def _skewness_kurtosis(values: Doubles) -> list[float]:
-    """Return both by SciPy's definitions, from the biased moments; 0 if nothing changes."""
-    apart = values - values.mean()
-    second = float((apart**2).mean())
-    if second <= (np.finfo(np.float64).resolution * float(values.mean())) ** 2:
-        return [0.0, 0.0]
-    third, fourth = float((apart**3).mean()), float((apart**4).mean())
-    return [third / second**1.5, fourth / second**2 - 3.0]

@@ -163,15 +163,16 @@ def _taper(name: str, count: int) -> Floats:
     return (least - (1 - least) * turn).astype(np.float32)
 
 
+def htk_mels(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return frequencies in mel, as HTK and Kaldi have it."""
+    return 1127.0 * np.log1p(hertz / 700.0)
+
+
 def _htk(bins: int, fft: int, rate: float, low: float, high: float) -> Floats:
     """Weights of triangles that are straight in mel = 1127 ln(1 + f / 700)."""
-
-    def mels(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
-        return 1127.0 * np.log1p(hertz / 700.0)
-
-    first, last = mels(np.array([low, high]))
+    first, last = htk_mels(np.array([low, high]))
     edges = np.linspace(first, last, bins + 2)
-    weights = _triangles(mels(np.arange(fft // 2 + 1) * rate / fft), edges)
+    weights = _triangles(htk_mels(np.arange(fft // 2 + 1) * rate / fft), edges)
     weights[0] = 0.0  # neither of those whose convention this is lets the mean count
     return np.asarray(weights, np.float32)
 

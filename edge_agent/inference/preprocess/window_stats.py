@@ -54,7 +54,8 @@ class WindowStats:
         return partial(_band, rate=self.rate or 1.0, low=band[0], high=band[1])
 
 
-def _rms(window: Doubles) -> Doubles:
+def rms(window: Doubles) -> Doubles:
+    """Return the root mean square of each channel of a window (rows, channels)."""
     return np.asarray(np.sqrt((window * window).mean(axis=0)))
 
 
@@ -63,18 +64,29 @@ def _peak(window: Doubles) -> Doubles:
 
 
 def _crest(window: Doubles) -> Doubles:
-    rms = _rms(window)
-    return np.divide(_peak(window), rms, out=np.zeros_like(rms), where=rms > 0)
+    usual = rms(window)
+    return np.divide(_peak(window), usual, out=np.zeros_like(usual), where=usual > 0)
 
 
-def _kurtosis(window: Doubles) -> Doubles:
+def skewness(window: Doubles) -> Doubles:
+    """Return the skewness of each channel of a window (rows, channels)."""
+    return _moment(window, 3, still=0.0)
+
+
+def kurtosis(window: Doubles) -> Doubles:
+    """Return the kurtosis of each channel of a window (rows, channels)."""
+    return _moment(window, 4, still=3.0) - 3.0
+
+
+def _moment(window: Doubles, order: int, still: float) -> Doubles:
+    """Return a moment in standard deviations; *still* where nothing changes."""
     apart = window - window.mean(axis=0)
-    second, fourth = (apart**2).mean(axis=0), (apart**4).mean(axis=0)
+    second = (apart**2).mean(axis=0)
     # What is left of a constant by rounding is no variance; SciPy has the same bound.
     least = (np.finfo(np.float64).resolution * window.mean(axis=0)) ** 2
-    changes = second > least
-    found = np.divide(fourth, second**2, out=np.full_like(second, 3.0), where=changes)
-    return np.asarray(found - 3.0)
+    found = np.full_like(second, still)
+    above = (apart**order).mean(axis=0)
+    return np.asarray(np.divide(above, second ** (order / 2), out=found, where=second > least))
 
 
 def _band(window: Doubles, *, rate: float, low: float, high: float) -> Doubles:
@@ -91,8 +103,8 @@ def _band(window: Doubles, *, rate: float, low: float, high: float) -> Doubles:
 
 
 _MEASURES: dict[str, Callable[[Doubles], Doubles]] = {
-    "rms": _rms,
+    "rms": rms,
     "peak": _peak,
-    "kurtosis": _kurtosis,
+    "kurtosis": kurtosis,
     "crest": _crest,
 }
