@@ -21,7 +21,7 @@ BLOCK_BYTES = 32 * 1024
 BYTES_PER_SECOND = 2 * 2**20
 MOST_LISTED = 500
 ENDING_SECONDS = 0.2
-"""In which a thread ends that has sent its last block."""
+"""In which a thread ends that has sent its last block: who has it asks for the next clip."""
 
 
 @record
@@ -96,8 +96,8 @@ class EventCommands:
         chosen = list(enumerate(blocks))[request.first : stop]
         if self._sending is not None:
             self._sending.join(ENDING_SECONDS)
-        if self._sending is not None and self._sending.is_alive():
-            raise RequestError("fetch: another clip is being sent; ask again when it has come")
+            if self._sending.is_alive():
+                raise RequestError("fetch: another clip is being sent; ask again when it has come")
         self._sending = Thread(target=self._send, args=(topic, chosen), name="fetch", daemon=True)
         self._sending.start()
         return {
@@ -124,7 +124,7 @@ class EventCommands:
 
     def _send(self, topic: str, blocks: Sequence[tuple[int, bytes]]) -> None:
         for index, block in blocks:
-            # So that results and health go between. After the last one the next clip may be asked.
-            time.sleep(len(block) / BYTES_PER_SECOND)
             if not self._runner.client.publish(f"{topic}/{index}", block, qos=1):
                 return  # whoever wants it asks again for what is missing
+            # So that results and health go between.
+            time.sleep(len(block) / BYTES_PER_SECOND)
