@@ -12,12 +12,12 @@ from tests.helpers.support import Listener
 
 
 @pytest.fixture
-def listen() -> Iterator[Callable[..., Listener]]:
+def listen(listen: Callable[..., Listener]) -> Iterator[Callable[..., Listener]]:
     """Make listeners that are closed after the test; what they have heard is as its schema says."""
     made: list[Listener] = []
 
-    def make(port: int, topics: str = "edge/#", **options: Any) -> Listener:
-        made.append(Listener(port, topics, **options))
+    def make(*given: Any, **options: Any) -> Listener:
+        made.append(listen(*given, **options))
         return made[-1]
 
     yield make
