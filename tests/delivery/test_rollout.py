@@ -368,6 +368,25 @@ def test_settings_of_a_group_reach_who_was_away(fleet: Fleet) -> None:
     assert "behind" not in status(fleet).stdout
 
 
+def test_settings_are_not_through_where_a_device_is_lost_amid_their_probation(
+    fleet: Fleet,
+) -> None:
+    """A member that was online and has not ended is a failure, and is named."""
+    one = fleet.box("edge-01", trial={"probation_s": 60})
+    file = configure_file(fleet, rate=20)
+    asking = subprocess.Popen(
+        [*CONFIGURE, file, "--broker", fleet.broker.url, "--key", fleet.key],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    fleet.listener.wait_state(one.topic("rollout"), state="probation")
+    one.agent.process.kill()
+    one.agent.wait()
+    _, said = asking.communicate(timeout=60)
+    assert asking.returncode == 1
+    assert "device edge-01 was lost meanwhile" in said
+
+
 def no_source(fleet: Fleet, box: Box, seen: int) -> None:
     """Wait until the source of `door` is lost, after what was heard before."""
     topic = box.topic("source", "door")

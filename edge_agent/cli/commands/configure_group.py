@@ -74,6 +74,7 @@ def configure_group(options: Options, pipelines: Mapping[str, Any]) -> int | Non
             raise UsageError(
                 f"{options.file}: too large to lie signed on a broker; send it in parts"
             )
+        begun = [name for name in members if fleet.online(name)]
         plan = put(client, root, plan, key)
         client.ask(rollout_filters(root))  # what came meanwhile was discarded
         print(f"{plan.id} is on the broker; waiting for those online", file=sys.stderr)
@@ -81,9 +82,13 @@ def configure_group(options: Options, pipelines: Mapping[str, Any]) -> int | Non
     print("\n".join([printable(f"{target}: {counts}"), *trouble_lines(counts)]))
     if counts.offline:
         print(f"{plan.id} lies on the broker for those offline until {plan.expires}")
-    online = [name for name in members if fleet.online(name)]
-    states = {name: word_of(fleet, name, plan).get("state") for name in online}
-    if silent := [name for name, state in states.items() if state not in ENDED]:
+    asked = [name for name in members if name in begun or fleet.online(name)]
+    states = {name: word_of(fleet, name, plan).get("state") for name in asked}
+    pending = [name for name, state in states.items() if state not in ENDED]
+    if lost := [name for name in pending if not fleet.online(name)]:
+        words = "was lost meanwhile; it goes on when it is back"
+        print(printable(f"edge-agent: device {some_of(lost)} {words}"), file=sys.stderr)
+    if silent := [name for name in pending if name not in lost]:
         words = f"has not ended within {options.timeout:.0f} s; it may still take it over"
         print(printable(f"edge-agent: device {some_of(silent)} {words}"), file=sys.stderr)
     return 0 if all(state == "live" for state in states.values()) else 1
