@@ -61,6 +61,7 @@ ANSWER_SECONDS = 60.0
 DRAIN_SECONDS = 5.0
 STOPPING = "this model takes no questions at the moment; ask again later"
 FULL = f"{MOST} questions are being answered; ask again later"
+NO_ROOM = f"{ROOM} rows or texts of questions wait to be inferred; ask again later"
 
 
 @dataclass(slots=True, eq=False)
@@ -308,7 +309,7 @@ class Answers:
             except FullError as problem:
                 raise RefusedError(str(problem), 1.0) from None
         else:
-            inner = submit_parts(queue, question, RefusedError(FULL, 1.0))
+            inner = submit_parts(queue, question, RefusedError(NO_ROOM, 1.0))
         left = len(inner)
         with self._lock:
             given_up = ticket not in self._open
@@ -351,7 +352,11 @@ class Answers:
         with self._lock:
             held = sum(each.held for each in self._open)
             if held and held + size > MOST_BYTES:
-                raise RefusedError(FULL, 1.0)
+                raise RefusedError(
+                    f"decoded, it takes {size // 2**20} MiB, and others that are being answered "
+                    f"take {held // 2**20} MiB of {MOST_BYTES // 2**20}; ask again later",
+                    1.0,
+                )
             ticket.held = size
 
     def _take(self, ticket: Ticket, question: Question, asked: _Asked) -> None:

@@ -108,6 +108,7 @@ class CommandParser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **options)
         self._module = module
+        self._mixing = False
 
     def load(self) -> None:
         """Import the command's module, which declares its arguments; once."""
@@ -117,9 +118,15 @@ class CommandParser(argparse.ArgumentParser):
             module.arguments(self)
             self.epilog = "\n  ".join(["examples:", *module.EXAMPLES])
 
-    def parse_known_args(self, *args: Any, **options: Any) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.load()
-        return super().parse_known_args(*args, **options)
+        parsed = super().parse_known_args(args, namespace)
+        if parsed[1] and self._subparsers is None and not self._mixing:
+            # One that may be left out counts as left out where options stand before it.
+            self._mixing = True
+            parsed = self.parse_known_intermixed_args(args)
+            self._mixing = False
+        return parsed
 
     def format_help(self) -> str:
         self.load()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ModelError, UsageError
 from ..core.frozen import record
+from ..core.names import is_name
 from ..core.state_file import StateFile
 from .settings import Pipeline, Settings
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 FILE = "overrides.json"
 _CONFIGURED = "@configure"
 """The key of the changes kept by `configure`, beside the names of pipelines."""
+_PROBATION = "@probation"
+"""The key of what is noted of a patch on probation."""
 
 
 @record
@@ -62,7 +65,11 @@ class Overrides:
         self.ignored: list[str] = []
         """Why changes are not in effect that `configure` has made."""
         self._lock = threading.RLock()
-        for name, change in (self._file.read(_parse) or {}).items():
+        content = self._file.read(_parse) or {}
+        self.interrupted = content.pop(_PROBATION, None)
+        """What was noted of a patch amid whose probation the last run has ended."""
+        self._probation: Mapping[str, Any] | None = self.interrupted
+        for name, change in content.items():
             if name == _CONFIGURED:
                 self._kept = change
                 continue
@@ -199,6 +206,18 @@ class Overrides:
         """Whether the next start would use other settings than those in effect now."""
         return bool(self._configured)
 
+    def note(self, probation: Mapping[str, Any] | None) -> None:
+        """Note on the disk what is on probation, None: nothing any more; `keep` does so, too."""
+        with self._lock:
+            if self._probation == probation:
+                return
+            self._probation = probation
+            try:
+                self._write()
+            except ModelError:
+                words = "%s: cannot be written: a kill amid a probation would not be told of"
+                log.warning(words, self._file.path)
+
     def tried(self, patch: Patch) -> Settings:
         """Return the settings that a patch would produce; nothing is applied."""
         from .configured import overlaid, patched
@@ -257,10 +276,11 @@ class Overrides:
                 name: {k: v for k, v in change.items() if k not in patch.touched.get(name, ())}
                 for name, change in changes.items()
             }
+            noted, self._probation = self._probation, None
             try:
                 self._write()
             except ModelError:
-                self._kept, self._changes = kept, changes
+                self._kept, self._changes, self._probation = kept, changes, noted
                 raise
             self._lower = self._laid(base, self._kept)
             self._configured = without(self._configured, patch.changes)
@@ -274,6 +294,8 @@ class Overrides:
         content: dict[str, Any] = dict(self._changes)
         if self._kept:
             content[_CONFIGURED] = self._kept
+        if self._probation is not None:
+            content[_PROBATION] = self._probation
         try:
             self._file.write(content)
         except OSError as problem:
@@ -288,6 +310,15 @@ def _shown(value: object) -> str:
 
 def _parse(content: Any) -> dict[str, dict[str, Any]]:
     made = {str(name): dict(change) for name, change in content.items()}
+    if _PROBATION in made:
+        names, reply_to = made[_PROBATION]["pipelines"], made[_PROBATION]["reply_to"]
+        if reply_to is not None:
+            bytes.fromhex(reply_to["correlation"])
+            names = [*names, reply_to["id"] or "none"]
+            if not isinstance(reply_to["topic"], str | None):
+                raise TypeError("no topic")
+        if not all(is_name(name) for name in names):
+            raise ValueError("no names")
     if _CONFIGURED in made:
         kept = made[_CONFIGURED].items()
         made[_CONFIGURED] = {n: None if each is None else dict(each) for n, each in kept}

@@ -44,8 +44,10 @@ class Kind:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
+    if value is None:
         raise ValueError("is missing; a text is expected")
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"expected a text, found {shown(value)}")
     return value
 
 

@@ -1,7 +1,8 @@
 """The command `configure`: pipelines changed from afar, on probation.
 
 A patch is judged by the thread of requests, and taken over by the main thread, as a reload is.
-Nothing is written before its probation is over: if the agent ends earlier, the old settings return.
+Nothing of it is kept before its probation is over: if the agent ends earlier, the old settings
+return, and the next run says so.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..config.configured import Patch, described, digest, read_patch
@@ -18,7 +19,7 @@ from ..core.frozen import record
 from ..core.parameters import Flag, Kind, Text, shown
 from ..core.threads import ShutdownQueue
 from ..mqtt import payloads
-from ..mqtt.requests import Command, Later
+from ..mqtt.requests import Command, Later, Requests
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.pipelines.runner import Runner
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from .reload import SettingsReload
 
 log = logging.getLogger(__name__)
+
+ENDED = "the agent has ended before the probation was over; the settings before are back"
 
 
 def _pipelines(value: object) -> Mapping[str, Any]:
@@ -78,6 +81,10 @@ class Configuration:
         self._probation: _Probation | None = None
         self._last: dict[str, Any] | None = None
         """How the last patch ended."""
+        self._latest: Later | None = None
+        if (interrupted := runner.overrides.interrupted) is not None:
+            log.warning("configure: %s: %s", ", ".join(interrupted["pipelines"]), ENDED)
+            self._last = _outcome("rolled-back", interrupted["pipelines"], ENDED)
         self.commands: tuple[Command[Any], ...] = (Command("configure", Configure, self.configure),)
 
     # What holds
@@ -115,6 +122,12 @@ class Configuration:
 
     # The command
 
+    def answer_interrupted(self, requests: Requests) -> None:
+        """Answer the patch amid whose probation the last run has ended, if somebody waits."""
+        interrupted = self._runner.overrides.interrupted
+        if interrupted is not None and interrupted["reply_to"] is not None:
+            requests.answer_unfinished(interrupted["reply_to"], ENDED)
+
     def keep(self, pipelines: Mapping[str, Any]) -> Later:
         """Judge settings that are to hold for good; the thread of requests.
 
@@ -124,12 +137,14 @@ class Configuration:
         """
         if self._runner.overrides.from_file() is None:
             raise NotNowError("the settings file has not been read yet")
-        return self.configure(Configure(pipelines, persist=True))
+        later = self.configure(Configure(pipelines, persist=True))
+        later.begin()
+        return later
 
     def configure(self, request: Configure) -> Later:
         """Judge a patch, and have it taken over; the thread of requests."""
         runner = self._runner
-        if self._probation is not None:
+        if self._latest is not None and not self._latest.told:
             raise NotNowError("another change is on probation; ask again when it is over")
         present = digest(self._tables())
         if request.if_ is not None and request.if_ != present:
@@ -140,22 +155,26 @@ class Configuration:
         held = {name: each.settings for name, each in list(runner.pipelines.items())}
         patch = read_patch(request.pipelines, held, runner.settings.remote.may)
         runner.overrides.tried(patch)
-        later = Later(
-            "the agent has ended before the probation was over; the settings before are back"
-        )
-        self._stops.call(lambda: self._begin(patch, request.persist, present, later))
+        later = Later(ENDED, lambda: self._note(patch, request.persist, present, later))
+        self._latest = later
         return later
+
+    def _note(self, patch: Patch, persist: bool, judged: str, later: Later) -> None:
+        """Have a patch applied that the next run knows of, whatever becomes of this one."""
+        names = sorted(patch.changes)
+        self._runner.overrides.note({"pipelines": names, "reply_to": later.reply_to})
+        self._stops.call(lambda: self._begin(patch, persist, judged, later))
 
     def _begin(self, patch: Patch, persist: bool, judged: str, later: Later) -> None:
         """Apply a patch; called in the main thread."""
         runner = self._runner
-        if self._probation is not None or digest(self._tables()) != judged:
-            later.tell(NotNowError("the settings have changed meanwhile; ask again"))
-            return
         expected = self._expected(patch)
         try:
+            if digest(self._tables()) != judged:
+                raise NotNowError("the settings have changed meanwhile; ask again")
             settings, before = runner.overrides.configure(patch)
         except AgentError as problem:
+            runner.overrides.note(None)
             later.tell(problem)
             return
         began, span = time.monotonic(), settings.trial.probation_s
@@ -184,6 +203,8 @@ class Configuration:
         """Decide about the patch on probation; called every second or so by the main thread."""
         probation = self._probation
         if probation is None:
+            if self._latest is None and self._runner.client.connected:
+                self._runner.overrides.note(None)  # it is told
             return
         now = time.monotonic()
         silent = [name for name in probation.expected if not self._gives(name, probation)]
@@ -238,12 +259,15 @@ class Configuration:
 
     def _end(self, probation: _Probation, outcome: str, why: str | None) -> None:
         self._probation = None
-        self._last = {
-            "outcome": outcome,
-            "pipelines": sorted(probation.patch.changes),
-            "time": payloads.iso(time.time_ns()),
-        } | ({} if why is None else {"why": why})
+        self._runner.overrides.note(None)
+        self._last = _outcome(outcome, sorted(probation.patch.changes), why)
         self.publish()
+
+
+def _outcome(outcome: str, pipelines: Sequence[str], why: str | None) -> dict[str, Any]:
+    """Describe how a patch has ended, as published."""
+    told = {"outcome": outcome, "pipelines": [*pipelines], "time": payloads.iso(time.time_ns())}
+    return told if why is None else {**told, "why": why}
 
 
 def _still(pipeline: Pipeline) -> int:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
+from io import BufferedReader
+from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any
 
@@ -65,6 +69,8 @@ class EventCommands:
         self._runner = runner
         self._events = events
         self._sending: Thread | None = None
+        self._hashed: tuple[tuple[str, int], str] = (("", 0), "")
+        """File and time of the clip that was asked for last, and its SHA-256."""
         self.commands: tuple[Command[Any], ...] = (
             Command("reset", Reset, self.reset),
             Command("picture", Picture, self.picture, changes=False),
@@ -76,36 +82,37 @@ class EventCommands:
         """Set the totals of a pipeline's lines to nothing."""
         dispatcher = self._events.dispatcher
         pipeline = find_pipeline(self._runner, request.pipeline)
-        if dispatcher is None or not dispatcher.engines.reset(pipeline.name):
+        if dispatcher is None or not dispatcher.reset(pipeline.name):
             raise RequestError(f"pipeline: {pipeline.name} has no lines")
         return {"topic": self._runner.topics.count(pipeline.name)}
 
     def picture(self, request: Picture) -> Mapping[str, Any]:
         """Publish a picture again; return its topic."""
-        pipeline, data = self._find(request.event, "picture")
-        topic = self._runner.topics.picture(pipeline, request.event)
-        self._runner.client.publish(topic, data)
+        with self._open(request.event, "picture") as file:
+            topic = self._runner.topics.picture(Path(file.name).parent.name, request.event)
+            self._runner.client.publish(topic, file.read())
         return {"topic": topic}
 
     def fetch(self, request: Fetch) -> Mapping[str, Any]:
         """Have a thread publish a clip in blocks; return their topic."""
-        pipeline, data = self._find(request.event, "clip")
-        blocks = [data[at : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES)]
-        stop = len(blocks) if request.count is None else request.first + request.count
-        topic = self._runner.topics.clip(pipeline, request.event)
-        chosen = list(enumerate(blocks))[request.first : stop]
         if self._sending is not None:
             self._sending.join(ENDING_SECONDS)
             if self._sending.is_alive():
                 raise RequestError("fetch: another clip is being sent; ask again when it has come")
-        self._sending = Thread(target=self._send, args=(topic, chosen), name="fetch", daemon=True)
+        file = self._open(request.event, "clip")
+        known = os.fstat(file.fileno())
+        clip, size = (file.name, known.st_mtime_ns), known.st_size
+        if self._hashed[0] != clip:  # a clip is asked for in parts
+            self._hashed = clip, hashlib.file_digest(file, "sha256").hexdigest()
+        blocks = -(-size // BLOCK_BYTES)
+        stop = blocks if request.count is None else min(blocks, request.first + request.count)
+        topic = self._runner.topics.clip(Path(file.name).parent.name, request.event)
+        chosen = range(request.first, stop)
+        self._sending = Thread(
+            target=self._send, args=(topic, file, chosen), name="fetch", daemon=True
+        )
         self._sending.start()
-        return {
-            "topic": topic,
-            "blocks": len(blocks),
-            "bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-        }
+        return {"topic": topic, "blocks": blocks, "bytes": size, "sha256": self._hashed[1]}
 
     def list_evidence(self, request: ListEvidence) -> Mapping[str, Any]:
         """List the kept pictures and clips of events."""
@@ -113,18 +120,22 @@ class EventCommands:
         kept = evidence.list(pipeline=request.pipeline, since=request.since, most=MOST_LISTED)
         return {"kept": kept}
 
-    def _find(self, event: str, kind: str) -> tuple[str, bytes]:
+    def _open(self, event: str, kind: str) -> BufferedReader:
         kept = self._events.open(self._runner).evidence.find(event, kind)
-        if kept is None:
-            raise RequestError(
-                f"event: there is no {kind} of {event}; "
-                "those that are kept are bounded by evidence.keep_mb"
-            )
-        return kept
+        with suppress(FileNotFoundError):  # it may just have gone
+            if kept is not None:
+                return kept.open("rb")
+        raise RequestError(
+            f"event: there is no {kind} of {event}; "
+            "those that are kept are bounded by evidence.keep_mb"
+        )
 
-    def _send(self, topic: str, blocks: Sequence[tuple[int, bytes]]) -> None:
-        for index, block in blocks:
-            if not self._runner.client.publish(f"{topic}/{index}", block, qos=1):
-                return  # whoever wants it asks again for what is missing
-            # So that results and health go between.
-            time.sleep(len(block) / BYTES_PER_SECOND)
+    def _send(self, topic: str, file: BufferedReader, blocks: range) -> None:
+        with file:
+            file.seek(blocks.start * BLOCK_BYTES)
+            for index in blocks:
+                block = file.read(BLOCK_BYTES)
+                if not self._runner.client.publish(f"{topic}/{index}", block, qos=1):
+                    return  # whoever wants it asks again for what is missing
+                # So that results and health go between.
+                time.sleep(len(block) / BYTES_PER_SECOND)

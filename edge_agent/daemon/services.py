@@ -89,6 +89,7 @@ def compose(
         EventCommands(runner, events).commands,
         *(configuration.commands, deployer.commands.commands),
     )
+    configuration.answer_interrupted(requests)
     loop = RequestLoop(
         *(runner.inbox, requests, transfers, local, deployer, inventory.catalog),
         rollouts=rollouts,

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Literal
@@ -46,6 +47,8 @@ UNACKNOWLEDGED = (
     f"has not acknowledged a message for {SILENT_SECONDS:.0f} s; what is published may be lost, "
     "look at the broker's log"
 )
+SYNC_SECONDS = 3.0
+"""After which what the spool has written outlives a power cut, too."""
 OFFLINE_SECONDS = 2.0
 """For the acknowledgment of the last status, at the end of a connection."""
 
@@ -228,14 +231,21 @@ class Client:
                 self._lock.wait(0.005 if self.connected else 0.1)
         return False
 
-    def wait_acknowledged(self, channel: Channel, seconds: float) -> bool:
-        """Return whether all on a channel is acknowledged; wait for that while connected."""
+    def wait_safe(self, channel: Channel, seconds: float) -> float:
+        """Return when what is on a channel, and neither acknowledged nor on disk, was published.
+
+        Monotonic seconds, infinite: all is acknowledged; waits for that while connected.
+        """
         deadline = time.monotonic() + seconds
         with self._lock:
             while channel.pending and self.connected and time.monotonic() < deadline:
                 self._process_events()
                 self._lock.wait(0.005)  # polled, as for credit
-            return channel.pending == 0
+            if not channel.pending:
+                return inf
+            return min(
+                self._outbox.inflight.unsaved_since(channel), time.monotonic() - SYNC_SECONDS
+            )
 
     # Connection
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from .message import Channel, Message
@@ -168,7 +169,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
 
     def enqueue(self, entry: InflightMessage) -> None:
         """Queue a message."""
-        entry.message.replayed = self._interrupted
+        entry.message.replayed = entry.message.replayed or self._interrupted
         entry.message.encode_to_wait()
         self._waiting.append(entry)
         self._waiting_bytes += entry.size
@@ -261,6 +262,12 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         """Return the messages that are in memory only, in the order of publishing."""
         unsaved = [entry for entry in self._sent.values() if entry.batch is None]
         return sorted([*unsaved, *self._waiting], key=lambda entry: entry.number)
+
+    def unsaved_since(self, channel: Channel) -> float:
+        """Return since when the oldest message of a channel is in memory only; infinite: none."""
+        entries = (*self._sent.values(), *self._waiting)
+        mine = (each for each in entries if each.batch is None and each.message.channel is channel)
+        return min((each.message.encoded_at for each in mine), default=inf)
 
     def overdue(self) -> bool:
         """Whether a message that is in memory only should have been acknowledged by now."""

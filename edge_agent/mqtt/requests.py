@@ -47,9 +47,15 @@ SetBare = Callable[[str, str, bytes], Mapping[str, Any]]
 class Later:
     """The outcome of a command that takes a while; told once, by any thread."""
 
-    def __init__(self, unfinished: str) -> None:
-        """Begin; *unfinished* is the error, should the agent end before."""
+    def __init__(self, unfinished: str, begin: Callable[[], object] = lambda: None) -> None:
+        """Set up; *unfinished* is the error, should the agent end before.
+
+        *begin* is called once `reply_to` is known.
+        """
         self.unfinished = unfinished
+        self.begin = begin
+        self.reply_to: Mapping[str, Any] | None = None
+        """For `Requests.answer_unfinished`, as JSON; None: nobody waits for a reply."""
         self._told: Mapping[str, Any] | AgentError | None = None
 
     def tell(self, outcome: Mapping[str, Any] | AgentError) -> None:
@@ -254,6 +260,12 @@ class Requests:
                 each.later.tell(RequestError(each.later.unfinished))
             self._finish(each)
 
+    def answer_unfinished(self, reply_to: Mapping[str, Any], error: str) -> None:
+        """Answer a command amid which the last run has ended; *reply_to* is from its `Later`."""
+        correlation = bytes.fromhex(reply_to["correlation"]) or None
+        message = ReceivedMessage("", b"", False, reply_to["topic"], correlation)
+        self._answer(reply_to["id"], message, error=error)
+
     def _finish(self, asked: _Waiting) -> None:
         """Carry out a command, or collect its outcome; answer it unless that takes a while."""
         later = asked.later
@@ -277,6 +289,8 @@ class Requests:
                 result = command.run(parse(command.parameters, request.body))
                 if isinstance(result, Later):
                     asked.later = result
+                    result.reply_to = _reply_to(request)
+                    result.begin()
                     return None, False
             else:
                 result = asked.later.result()
@@ -345,6 +359,12 @@ def _parse(verb: str, message: ReceivedMessage) -> _Request:
         # Nothing else of it is kept: what is refused stands in the log, too.
         return _Request(verb, {"id": request}, request, message, too_large)
     return _Request(verb, body, request, message, trouble)
+
+
+def _reply_to(request: _Request) -> dict[str, Any]:
+    message = request.message
+    correlation = (message.correlation or b"").hex()
+    return {"id": request.id, "topic": message.response_topic, "correlation": correlation}
 
 
 def _reply(

@@ -194,6 +194,13 @@ class EventDispatcher:
         for said, each in made:
             self._queue.put(Queued(each, said, next(entries) if each.qos else None, now))
 
+    def reset(self, pipeline: str) -> bool:
+        """Reset the line counts of a pipeline, durably; return False if it has none."""
+        if not self.engines.reset(pipeline):
+            return False
+        self._journal.add([], {pipeline: self._totals.of(pipeline).content()})
+        return True
+
     # The thread
 
     def run(self) -> None:
@@ -205,7 +212,7 @@ class EventDispatcher:
         self.asking.close(max(0.0, until - time.monotonic()))
         self.clips.close(END_SECONDS)
         self.evidence.close(END_SECONDS)
-        self._journal.close(delivered=self._is_delivered(END_SECONDS))
+        self._journal.close(self._safe_until(END_SECONDS))
 
     def step(self, seconds: float = 0.0) -> bool:
         """Dispatch events that wait, or come within a time; returns False if no more will come."""
@@ -218,7 +225,7 @@ class EventDispatcher:
         self._publish(events, keep_mb)
         self.engines.publish_counts(at_once=self._queue.closing)
         self.actions.flush()
-        self._journal.settle(delivered=self._is_delivered())
+        self._journal.settle(self._safe_until())
         return not closing
 
     def close(self) -> None:
@@ -226,8 +233,9 @@ class EventDispatcher:
         self.engines.close_all("stopped")
         self._queue.close()
 
-    def _is_delivered(self, seconds: float = 0.0) -> bool:
-        return not any(self._left) and self._sinks.settle(seconds)
+    def _safe_until(self, seconds: float = 0.0) -> float:
+        """Return the time before which what was published is safe; infinite: all is."""
+        return min(self._sinks.settle(seconds), time.monotonic() if any(self._left) else math.inf)
 
     def _publish_left(self) -> None:
         """Publish the messages that a killed agent has left: possible copies, and ends."""

@@ -5,10 +5,13 @@ A clip is the camera's own packets from some seconds before to some seconds afte
 
 from __future__ import annotations
 
+import heapq
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +35,9 @@ AROUND = 0.5
 QUALITY = 85
 KEPT = {"picture": ".jpg", "clip": ".mp4"}
 """Kinds of evidence kept of an event, and their suffixes."""
+SUFFIXES = tuple(KEPT.values())
+KINDS = {suffix: kind for kind, suffix in KEPT.items()}
+MINUTE_NS = 60 * 10**9
 PART = ".part"
 """Ending of half-written files."""
 FULL_SHARE = 0.9
@@ -131,27 +137,56 @@ class Evidence:
 
         If there are more, only the share *share* of the limit is left.
         """
-        found = []
+        most = keep_mb * 2**20
+        minutes: Counter[int] = Counter()
         try:
-            for path in self.folder.glob("*/*"):
-                # A clip may be completed, and be called otherwise, meanwhile.
-                with suppress(FileNotFoundError):
-                    if path.suffix == PART:
-                        self._rescue(path)
-                    elif path.suffix in KEPT.values():
-                        state = path.stat()
-                        found.append((state.st_mtime_ns, state.st_size, path))
-            self._found = sum(size for _, size, _ in found)
-            most = keep_mb * 2**20
+            for at, size, _ in self._files(rescue=True):
+                minutes[at // MINUTE_NS] += size
+            self._found = minutes.total()
             if self._found <= most:
                 return
-            for _, size, path in sorted(found):
-                path.unlink(missing_ok=True)
-                self._found -= size
+            # Not all at once: a million names would take the memory of a small device.
+            surplus = self._found - most * share
+            last = 0
+            for last in sorted(minutes):
+                surplus -= minutes[last]
+                if surplus <= 0:
+                    break
+            partly = []
+            for at, size, path in self._files():
+                if at // MINUTE_NS < last:
+                    self._remove(path, size)
+                elif at // MINUTE_NS == last:
+                    partly.append((at, size, path))
+            for _, size, path in sorted(partly):
                 if self._found <= most * share:
                     return
+                self._remove(path, size)
         except OSError as problem:
             self._report("cleared", problem)
+
+    def _remove(self, path: str, size: int) -> None:
+        Path(path).unlink(missing_ok=True)
+        self._found -= size
+
+    def _files(
+        self, pipeline: str | None = None, *, rescue: bool = False
+    ) -> Iterator[tuple[int, int, str]]:
+        """Yield time in nanoseconds since 1970, bytes and path of everything that is kept.
+
+        *rescue*: deal with what a kill has left half written.
+        """
+        folders = self.folder.glob("*") if pipeline is None else [self.folder / pipeline]
+        for folder in folders:
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+                for entry in entries:
+                    # A clip may be completed, and be called otherwise, meanwhile.
+                    with suppress(FileNotFoundError):
+                        if rescue and entry.name.endswith(PART):
+                            self._rescue(Path(entry.path))
+                        elif entry.name.endswith(SUFFIXES):
+                            state = entry.stat()
+                            yield state.st_mtime_ns, state.st_size, entry.path
 
     def _rescue(self, path: Path) -> None:
         """Keep a clip that a kill has cut short, and remove a half-written picture."""
@@ -168,16 +203,11 @@ class Evidence:
             why = problem.strerror or problem
             log.warning("%s: cannot be %s: %s; pictures are not kept", self.folder, what, why)
 
-    def find(self, event: str, kind: str) -> tuple[str, bytes] | None:
-        """Return the pipeline and the picture, or clip, of an event, or None."""
+    def find(self, event: str, kind: str) -> Path | None:
+        """Return the picture, or clip, of an event in its pipeline's folder, or None."""
         if not is_name(event):
             return None
-        for path in self.folder.glob(f"*/{event}{KEPT[kind]}"):
-            try:
-                return path.parent.name, path.read_bytes()
-            except FileNotFoundError:
-                continue
-        return None
+        return next(self.folder.glob(f"*/{event}{KEPT[kind]}"), None)
 
     def list(
         self, *, pipeline: str | None = None, since: float = 0.0, most: int | None = None
@@ -186,22 +216,17 @@ class Evidence:
 
         *pipeline* None: of all, *most* None: all of these.
         """
-        found = []
-        for kind, suffix in KEPT.items():
-            for path in self.folder.glob(f"{pipeline or '*'}/[!.]*{suffix}"):
-                with suppress(OSError):
-                    state = path.stat()
-                    if state.st_mtime >= since:
-                        found.append((state.st_mtime_ns, state.st_size, kind, path))
+        found = (each for each in self._files(pipeline) if each[0] >= since * 1e9)
+        latest = sorted(found, reverse=True) if most is None else heapq.nlargest(most, found)
         return [
             {
                 "pipeline": path.parent.name,
                 "event": path.stem,
-                "kind": kind,
+                "kind": KINDS[path.suffix],
                 "bytes": size,
                 "time": payloads.iso(at),
             }
-            for at, size, kind, path in sorted(found, reverse=True)[:most]
+            for at, size, path in ((at, size, Path(name)) for at, size, name in latest)
         ]
 
 

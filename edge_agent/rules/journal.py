@@ -31,8 +31,6 @@ from ..mqtt import payloads
 
 log = logging.getLogger(__name__)
 
-SPOOLED_SECONDS = 3.0
-"""Time after which a message of QoS 1 is on the disk, if the broker has not got it."""
 ALIVE_SECONDS = 10.0
 """How often it is noted that events still last."""
 MOST = 1000
@@ -63,6 +61,8 @@ class _Left:
     fresh: list[Payload]
     open: dict[str, Payload]
     totals: dict[str, Any]
+    number: int = 0
+    """Of the last entry in it."""
 
 
 class Journal:
@@ -83,8 +83,8 @@ class Journal:
         self._known = threading.Lock()
         """Of all of the above, and what waits to be appended."""
         self._waiting: list[str] = []
-        self._latest = self._on_disk = 0
-        """Numbers of the latest line that was to be appended, and of the latest that was."""
+        self._latest = self._on_disk = self._left.number
+        """Numbers of the latest entry, and of the latest that is on the disk."""
         self._writing = threading.Lock()
         """Held by the thread that writes, for itself and others."""
         self._bytes = 0
@@ -128,9 +128,9 @@ class Journal:
                 self.totals.update(totals)
             if not (durable or totals):
                 return entries
-            self._waiting.append(json.dumps({"events": events, "totals": totals or {}}))
-            self._latest += 1
-            number = self._latest
+            self._latest = number = self._latest + 1
+            entry = {"number": number, "events": events, "totals": totals or {}}
+            self._waiting.append(json.dumps(entry))
         with self._writing:
             if self._on_disk < number:
                 self._append()
@@ -173,49 +173,50 @@ class Journal:
         self._bytes += len(data)
         self._on_disk = number
 
-    def settle(self, *, delivered: bool) -> None:
-        """Forget events that are safe; called every now and then.
-
-        *delivered*: the broker has everything of QoS 1 that was published.
-        """
+    def settle(self, safe: float) -> None:
+        """Forget events published before the time *safe*; called every now and then."""
         now = time.monotonic()
         with self._known:
-            old = math.inf if delivered else now - SPOOLED_SECONDS
-            kept = [e for e in self._fresh if e.published_at is None or e.published_at > old]
-            self._outdated |= len(kept) != len(self._fresh)
-            # Those that are not published yet are the dispatcher's, who bounds them.
-            surplus = sum(each.published_at is not None for each in kept) - MOST
-            self._fresh = kept[max(0, surplus) :]
+            self._forget(safe)
             still = bool(self._open) and now - self._written > ALIVE_SECONDS
             due = self._outdated and now - self._written > 1.0
         if still or due or self._bytes > MOST_BYTES:
             self._write()
 
-    def close(self, *, delivered: bool) -> None:
+    def close(self, safe: float) -> None:
         """Write down the events left at the end of the agent."""
-        if delivered:
-            with self._known:
-                self._fresh = [each for each in self._fresh if each.published_at is None]
+        with self._known:
+            self._forget(safe)
         self._write()
+
+    def _forget(self, safe: float) -> None:
+        kept = [e for e in self._fresh if e.published_at is None or e.published_at > safe]
+        self._outdated |= len(kept) != len(self._fresh)
+        # Those that are not published yet are the dispatcher's, who bounds them.
+        surplus = sum(each.published_at is not None for each in kept) - MOST
+        self._fresh = kept[max(0, surplus) :]
 
     def _write(self) -> None:
         """Write the whole state, replacing what was appended."""
         with self._writing:
             with self._known:
                 now = self._written = time.monotonic()
-                self._waiting, self._on_disk = [], self._latest
+                number, waiting = self._latest, len(self._waiting)
                 content = {
+                    "number": number,
                     "fresh": [each.payload for each in self._fresh],
                     # As long as they are known to last: the clock may be set meanwhile.
                     "open": [
                         {**payload, "seconds": round(now - since, 3)}
                         for since, payload in self._open.values()
                     ],
-                    "totals": self.totals,
+                    "totals": dict(self.totals),
                 }
             self._outdated = not self._file.save(content)
             if not self._outdated:
-                self._bytes = 0
+                self._bytes, self._on_disk = 0, number
+                with self._known:
+                    del self._waiting[:waiting]
                 try:
                     os.truncate(self._appended, 0)
                 except FileNotFoundError:
@@ -227,21 +228,22 @@ class Journal:
 def _read(file: StateFile, appended: Path) -> _Left:
     """Read the last whole state, and the entries appended since."""
     left = file.read(_parse) or _Left([], {}, {})
-    # The file may have been written, and the lines of before not yet cut.
-    known = {_message(payload) for payload in left.fresh}
-    for events, totals in _lines(appended):
+    for number, events, totals in _lines(appended):
+        if 0 < number <= left.number:
+            continue  # the file has been written, and the lines of before not yet cut
+        left.number = max(number, left.number)
         left.totals.update(totals)
         for payload, qos in events:
             if payload["state"] in {"begin", "update"}:
                 left.open[payload["event"]] = payload
             elif payload["state"] == "end":
                 left.open.pop(payload["event"], None)
-            if qos and _message(payload) not in known:
+            if qos:
                 left.fresh.append(payload)
     return left
 
 
-def _lines(path: Path) -> Iterator[tuple[list[tuple[Payload, int]], dict[str, Any]]]:
+def _lines(path: Path) -> Iterator[tuple[int, list[tuple[Payload, int]], dict[str, Any]]]:
     """Yield the appended entries, except for incomplete lines."""
     try:
         data = path.read_bytes()
@@ -256,20 +258,17 @@ def _lines(path: Path) -> Iterator[tuple[list[tuple[Payload, int]], dict[str, An
             content = read_own(line)
             events = [(_checked(payload), int(qos)) for payload, qos in content["events"]]
             totals = dict(content["totals"])
+            number = int(content.get("number", 0))  # 0: of a version that had none
         except DAMAGED:
             continue  # cut off by a kill, a power cut or a full disk, before it was promised
-        yield events, totals
-
-
-def _message(payload: Payload) -> tuple[Any, ...]:
-    """Name one message of an event."""
-    return tuple(payload.get(key) for key in ("event", "state", "seq", "time"))
+        yield number, events, totals
 
 
 def _parse(content: Mapping[str, Any]) -> _Left:
     fresh, lasting = ([_checked(each) for each in content[key]] for key in ("fresh", "open"))
     totals = dict(content.get("totals", {}))
-    return _Left(fresh, {payload["event"]: payload for payload in lasting}, totals)
+    ongoing = {payload["event"]: payload for payload in lasting}
+    return _Left(fresh, ongoing, totals, int(content.get("number", 0)))
 
 
 def _checked(content: Any) -> Payload:

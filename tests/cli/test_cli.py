@@ -135,6 +135,21 @@ def test_every_help_ends_with_examples_that_can_be_typed(
 
 
 @pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("evidence get --device box EV", {"action": "get", "event": "EV", "device": "box"}),
+        ("evidence --device box get EV", {"action": "get", "event": "EV", "device": "box"}),
+        ("rollout status --json ID", {"id": "ID", "json": True}),
+        ("set lamp a=1 --device box b=2", {"pipeline": "lamp", "changes": ["a=1", "b=2"]}),
+        ("bench push --json M", {"models": ["M"], "json": True}),
+    ],
+)
+def test_options_stand_before_between_and_behind(typed: str, found: dict[str, Any]) -> None:
+    """One that may be left out had counted as left out where options stood before it."""
+    assert vars(parser().parse_args(typed.split())).items() >= found.items()
+
+
+@pytest.mark.parametrize(
     ("arguments", "line"),
     [
         ([], "the following arguments are required: COMMAND"),

@@ -20,6 +20,7 @@ from edge_agent.mqtt.command_memory import CommandMemory
 from edge_agent.mqtt.retained import _parse as parse_topics
 from edge_agent.rules.journal import Journal
 from edge_agent.rules.totals import TotalsFile
+from edge_agent.runtime.pipelines.device_mode import DeviceMode
 
 EVENT = {"event": "a-1", "rule": "r", "pipeline": "p", "state": "begin", "seconds": 1.5}
 CONTENTS: dict[str, tuple[Any, Callable[[Path], object]]] = {
@@ -39,7 +40,16 @@ CONTENTS: dict[str, tuple[Any, Callable[[Path], object]]] = {
         ["edge/d/source/p", "edge/d/count/p"],
         lambda path: StateFile(path, "topics").read(parse_topics),
     ),
-    "overrides.json": ({"p": {"threshold": 0.5, "rate": 5}}, Overrides),
+    "overrides.json": (
+        {
+            "p": {"threshold": 0.5, "rate": 5},
+            "@probation": {
+                "pipelines": ["p"],
+                "reply_to": {"id": "c1", "topic": None, "correlation": "00ff"},
+            },
+        },
+        Overrides,
+    ),
     "pointers.json": (
         {"schema": 1, "history": ["3", "2"], "highest": "3", "trial": None, "used": {"3": 1.0}},
         lambda path: pointers.read(path.parent),
@@ -103,3 +113,17 @@ def test_a_wrong_value_anywhere_in_a_state_file_ends_nothing(
             assert said != whole
             json.dumps(said, allow_nan=False)
             assert path.with_name(f"{name}.damaged").exists()
+
+
+def test_a_mode_that_cannot_be_kept_holds_and_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a sentence: the mode are forgotten, it had said."""
+    (tmp_path / "mode.json").write_text("{}")
+    assert DeviceMode(tmp_path).current is None
+    mode = DeviceMode(tmp_path / "gone")
+    assert not mode.set_bare("mode", b"night")
+    assert mode.current == "night"
+    said = [each.getMessage() for each in caplog.records]
+    assert "damaged; modes of this device are forgotten; it is kept as" in said[0]
+    assert "modes of this device will be forgotten at the next start" in said[1]

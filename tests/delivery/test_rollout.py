@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -222,7 +223,16 @@ def test_what_strangers_write_makes_no_device_do_anything(fleet: Fleet) -> None:
         "all of them to be counted",
     )
     box.results_go_on("2")
-    assert fleet.listener.last(box.topic("rollout")) == word
+    told = fleet.listener.wait_for(
+        lambda _h: (now := fleet.listener.last(box.topic("rollout")) or {}).get("others") and now,
+        "why not",
+    )
+    (refused,) = told["others"]
+    assert told == {**word, "others": [refused], "time": ANY}
+    why = "it is signed by no key that is trusted here"
+    assert (refused["id"], refused["state"], refused["why"]) == ("new-000000", "waiting", why)
+    shown = fleet.roll("status", "new-000000").stdout
+    assert f"1 device waiting: {why} (edge-01)" in shown
     # What is no roll-out can be removed, and the package stays for who puts a good one there.
     assert (
         fleet.roll("finish", done.id).stdout == f"roll-out {done.id} is removed from the broker\n"
@@ -434,6 +444,7 @@ def test_settings_that_do_no_good_are_taken_back(fleet: Fleet) -> None:
 
     other = configure(fleet, fleet.make_key("stranger"), "--timeout", "2", rate=1)
     assert (other.returncode, "has not ended within" in other.stderr) == (1, True)
+    assert "waiting: it is signed by no key that is trusted here" in other.stdout
     unsigned = configure(fleet, None, rate=11)
     assert unsigned.returncode == 0
     assert "offline do not get it later: sign it with --key" in unsigned.stderr

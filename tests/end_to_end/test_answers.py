@@ -118,7 +118,9 @@ def test_large_pictures_do_not_stay_in_memory_once_they_are_answered_or_refused(
     before = psutil.Process(process.process.pid).memory_info().rss
     sent = [asker.send("light", large) for _ in range(8)]
     replies = [asker.reply(each) for each in sent]
-    assert any("retry_after_s" in each for each in replies)
+    refused = [each["error"] for each in replies if "retry_after_s" in each]
+    assert refused
+    assert all("decoded, it takes 160 MiB, and others" in error for error in refused), refused
     assert psutil.Process(process.process.pid).memory_info().rss - before < 700 * 2**20
 
 

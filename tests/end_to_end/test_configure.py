@@ -178,16 +178,21 @@ def test_what_stops_results_is_taken_back_by_itself(device: Device) -> None:
     held = device.config(hash=before)
     assert held["last"]["outcome"] == "rolled-back"
     assert "pending" not in held
-    assert not (device.agent.folder / "state" / "overrides.json").exists()
+    kept = device.agent.folder / "state" / "overrides.json"
+    assert json.loads(kept.read_text()) == {}
 
-    # A kill amid the probation brings back what was as well.
-    device.send(bad, persist=True)
+    # A kill amid the probation brings back what was as well, and both say so.
+    reply = device.send(bad, persist=True)
     device.heard.wait_state(f"{D}/source/door", state="lost")
     device.agent.signal(signal.SIGKILL)
     device.agent.wait()
     device.start_again()
     device.result("door", "person", "car")
-    assert device.config()["from"] == "file"
+    said = device.heard.wait_state(reply, ok=False)["error"]
+    assert said == "the agent has ended before the probation was over; the settings before are back"
+    told = device.config(**{"from": "file"})["last"]
+    assert (told["outcome"], told["pipelines"], told["why"]) == ("rolled-back", ["door"], said)
+    device.heard.wait_for(lambda _: json.loads(kept.read_text()) == {}, "it to be said but once")
 
 
 def test_what_is_set_amid_a_probation_is_not_lost_by_its_end(device: Device) -> None:

@@ -632,8 +632,7 @@ def test_pictures_are_kept_up_to_the_limit_and_the_oldest_go_first(tmp_path: Pat
     assert evidence.find("e-0", "picture") is None
     assert evidence.find("../../e-5", "picture") is None
     kept = evidence.find("e-5", "picture")
-    assert kept is not None
-    assert kept[0] == "p"
+    assert kept == tmp_path / "evidence" / "p" / "e-5.jpg"
     assert len(list((tmp_path / "evidence").glob("*/*"))) == 3
 
 

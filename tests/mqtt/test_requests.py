@@ -309,8 +309,8 @@ class Everything:
     ("body", "error"),
     [
         ({"version": "1"}, "name: is missing; a text is expected"),
-        ({"name": "", "version": "1"}, "name: is missing; a text is expected"),
-        ({"name": ["n"], "version": "1"}, "name: is missing; a text is expected"),
+        ({"name": "", "version": "1"}, "name: expected a text, found ''"),
+        ({"name": ["n"], "version": "1"}, "name: expected a text, found ['n']"),
         ({"name": "n", "version": "x"}, "version: 'x' is not a version (dot-separated integers)"),
         ({"name": "n", "version": "1", "sure": 1}, "sure: expected true or false, found 1"),
         ({"name": "n", "version": "1", "of": ["x" * 257]}, "of: 'xxxxx"),

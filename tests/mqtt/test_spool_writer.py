@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import threading
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_agent.mqtt.inflight import ROOM, Inflight, InflightMessage
+from edge_agent.mqtt.inflight import ROOM, Batch, Inflight, InflightMessage
 from edge_agent.mqtt.message import Channel
 from edge_agent.mqtt.spool import Kind, Row, Spool
 from edge_agent.mqtt.spool_writer import WRITE_RATE, SpoolWriter
@@ -174,6 +175,21 @@ def test_large_messages_do_not_fill_memory() -> None:
         inflight.enqueue(inflight.add(message(channel, number, filler=filler)))
     assert 10 <= inflight.waiting <= 16
     assert inflight.dropped == 40 - inflight.waiting
+
+
+def test_an_event_waits_as_what_it_is_and_is_in_memory_only_until_it_is_written() -> None:
+    """The journal keeps it until then, behind however much; a possible copy stays marked."""
+    inflight, events = Inflight(), Channel("e", 1, lossless=False)
+    others = Channel("p", 1, lossless=False)
+    copy = message(events, 1, event=True)
+    copy.replayed = True
+    inflight.enqueue(inflight.add(message(others, 0)))
+    inflight.enqueue(inflight.add(copy))
+    assert copy.replayed
+    assert inflight.unsaved_since(events) == copy.encoded_at
+    entry = inflight.unsaved()[1]
+    inflight.saved(Batch(Row(1, Kind.EVENT, "e", 1, 9), events), [entry])
+    assert inflight.unsaved_since(events) == math.inf > inflight.unsaved_since(others)
 
 
 class BusySpool(Spool):

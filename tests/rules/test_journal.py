@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge_agent.config.rules import Action, Rule
+from edge_agent.config.rules import Action, Line, Rule
 from edge_agent.config.settings import Pipeline, Settings
 from edge_agent.rules.event import Event
 from edge_agent.rules.journal import Journal
@@ -101,3 +101,36 @@ def test_what_a_power_cut_has_cut_off_takes_no_later_event_with_it(tmp_path: Pat
     Journal(path).add([(begun(event="session-2"), 1)])
     fresh, _ = Journal(path).left()
     assert [each["event"] for each in fresh] == [begun()["event"], "session-2"]
+
+
+def test_what_a_kill_leaves_between_two_writes_counts_once(tmp_path: Path) -> None:
+    """The whole state was written and the lines of before are still there: it is the newer one.
+
+    An event that had ended had been ended once more, and totals had gone back.
+    """
+    path, appended = tmp_path / "events.json", tmp_path / "events.log"
+    journal = Journal(path)
+    journal.add([(begun(), 1)], {"p": {"since": "1", "lines": {}}})
+    before = appended.read_bytes()
+    [end] = journal.add([(begun(state="end", seconds=1.0), 1)], {"p": {"since": "2", "lines": {}}})
+    end.published_at = 5.0
+    journal.close(4.0)
+    assert appended.read_bytes() == b""
+    appended.write_bytes(before)
+    again = Journal(path)
+    assert again.totals["p"]["since"] == "2"
+    fresh, ends = again.left()
+    assert ([each["state"] for each in fresh], ends) == (["begin", "end"], [])
+
+
+def test_totals_that_were_reset_stay_so_over_a_kill(tmp_path: Path) -> None:
+    """It had been answered as done a second before it was written."""
+    gate = Line(name="gate", points=((0.2, 0.5), (0.8, 0.5)))
+    settings = Pipeline(name="p", source="dir:.", model="m", lines=(gate,))
+    dispatcher = dispatcher_without_broker(tmp_path, pipelines=(settings,))
+    dispatcher.engines.open(settings, lossless=False)
+    dispatcher.engines.totals.of("p").add("gate", "in", "a")
+    dispatcher.engines.totals.save()
+    assert dispatcher.reset("p")
+    again = dispatcher_without_broker(tmp_path, pipelines=(settings,))
+    assert again.engines.totals.of("p").of(["gate"])["lines"] == {"gate": {"in": {}, "out": {}}}

@@ -38,6 +38,8 @@ MOST_KNOWN = 256
 """Roll-outs that are remembered; more than that are not followed until others have expired."""
 MOST_OTHERS = 32
 """Roll-outs that the device's word tells of, beside the latest."""
+MOST_REFUSED = 8
+"""Of those: roll-outs that it does not follow."""
 
 
 @dataclass(slots=True)
@@ -121,8 +123,10 @@ class Rollouts:
         """By id: those that lie on the broker and are for this device."""
         self._due: dict[str, float] = {}
         """By id: monotonic clock when it is to be looked at."""
+        self._refused: dict[str, dict[str, Any]] = {}
+        """By id: the word on a roll-out for this device that it does not follow."""
         self._lock = threading.Lock()
-        """Guards the known roll-outs."""
+        """Guards the known roll-outs, and what is said of any."""
         self._known: dict[str, Followed] = self._file.read(_parse) or {}
 
     # What arrives
@@ -139,8 +143,16 @@ class Rollouts:
         if not message.payload:
             self._forget(name)
             return False
+        try:
+            self._take(name, message.payload)
+        except MalformedError as problem:
+            self._refuse(name, message.payload, str(problem))
+            raise
+        return False
+
+    def _take(self, name: str, payload: bytes) -> None:
         trusted, unsigned = self._identity.trusted(), self._identity.allow_unsigned()
-        plan = read(message.payload, trusted.read(), allow_unsigned=unsigned)
+        plan = read(payload, trusted.read(), allow_unsigned=unsigned)
         if plan.id != name:
             raise MalformedError(f"is the roll-out {plan.id}")
         mine = plan.wave_of(self._identity.device, self._identity.groups())
@@ -153,7 +165,7 @@ class Rollouts:
             raise MalformedError("is older than what this device has seen of this roll-out")
         if known is None or renewed:
             if mine is None:
-                return False
+                return
             known = self._begin(name, plan, mine)
         self._plans[name] = plan
         with self._lock:
@@ -162,8 +174,25 @@ class Rollouts:
         self._follow(name, plan, known)
         if known.state != "waiting":
             with self._lock:
-                self._speak(name, known)  # the broker may have lost it
-        return False
+                self._speak(name)  # the broker may have lost it
+
+    def _refuse(self, name: str, payload: bytes, why: str) -> None:
+        """Say why a roll-out that names this device is not followed; nothing else is done."""
+        try:
+            plan = read(payload, None)
+        except MalformedError:
+            return
+        wave = plan.wave_of(self._identity.device, self._identity.groups())
+        if plan.id != name or wave is None or (name in self._known and plan.settings is None):
+            return
+        said = {"id": name, "wave": wave, "state": "waiting", "why": why, "created": plan.created}
+        with self._lock:
+            if self._refused.get(name) == said:
+                return
+            self._refused[name] = said
+            if len(self._refused) > MOST_REFUSED:
+                del self._refused[next(iter(self._refused))]
+            self._speak()
 
     def _begin(self, name: str, plan: Plan, wave: int) -> Followed:
         known = Followed(plan.serial, plan.transfer, plan.name, plan.version, plan.expires_at, wave)
@@ -179,12 +208,14 @@ class Rollouts:
             if len(self._known) >= MOST_KNOWN:
                 raise MalformedError(f"{MOST_KNOWN} roll-outs are followed already")
             self._known[name] = known
+            self._refused.pop(name, None)
         return known
 
     def _forget(self, name: str) -> None:
         """Forget a roll-out that was removed from the broker: it installs nothing more."""
         plan, known = self._plans.pop(name, None), self._known.get(name)
         self._due.pop(name, None)
+        self._refused.pop(name, None)
         if plan is not None and known is not None and not known.ended:
             self._transfers.suspend(plan.transfer)
 
@@ -372,17 +403,19 @@ class Rollouts:
                 log.info("roll-out %s: %s%s", name, what, state)
             known.state, known.why = state, why
             self._save()
-            self._speak(name, known)
+            self._speak(name)
 
-    def _speak(self, name: str, known: Followed) -> None:
-        """Publish the word on a roll-out, and those on others; with the lock held."""
+    def _speak(self, name: str | None = None) -> None:
+        """Publish the word on a roll-out first, and those on others; with the lock held."""
         others = [
             {"id": other, **each.word()}
             for other, each in self._known.items()
             if other != name and other in self._plans and each.state != "waiting"
         ]
+        others += self._refused.values()
+        word = others.pop(0) if name is None else {"id": name, **self._known[name].word()}
         more = {"others": others[-MOST_OTHERS:]} if others else {}
-        self._say({"schema": SCHEMA, "id": name, **known.word(), **more})
+        self._say({"schema": SCHEMA, **word, **more})
 
     def _save(self) -> None:
         self._file.save({name: asdict(known) for name, known in self._known.items()})

@@ -102,14 +102,13 @@ class PipelineCommands:
         """Set one key of a pipeline, or of the device, to a bare value."""
         if name == DEVICE:
             mode = self._runner.common.mode
-            mode.set_bare(key, payload)
+            kept = mode.set_bare(key, payload)
             self._changed()
             known = modes_of(self._runner.settings)
-            if mode.current in {None, *known}:
-                return {}
-            return {
-                "warnings": [f"no rule names this mode; there are {', '.join(known) or 'none'}"]
-            }
+            doubts = [] if kept else ["until the restart only: mode.json cannot be written"]
+            if mode.current not in {None, *known}:
+                doubts.append(f"no rule names this mode; there are {', '.join(known) or 'none'}")
+            return {"warnings": doubts} if doubts else {}
         return self.set(parse(Set, {"pipeline": name, key: read_bare(key, payload)}))
 
     def snapshot(self, request: Snapshot) -> Mapping[str, Any]:

@@ -22,8 +22,11 @@ class DeviceMode:
 
     def __init__(self, state: Path | None) -> None:
         """Set up the mode, which is read on first use; with *state* None, nothing is kept."""
-        self._file = None if state is None else StateFile(state / "mode.json", "the device's mode")
+        holds = "modes of this device"
+        self._file = None if state is None else StateFile(state / "mode.json", holds)
         self._known: tuple[str | None] | None = None
+        self._kept = True
+        """Whether it is on the disk."""
 
     @property
     def current(self) -> str | None:
@@ -38,8 +41,11 @@ class DeviceMode:
         """Whether a mode is set, or some rule asks for one."""
         return self.current is not None or bool(modes_of(settings))
 
-    def set_bare(self, key: str, payload: bytes) -> None:
+    def set_bare(self, key: str, payload: bytes) -> bool:
         """Set the mode from a bare value, as phones and switches send it; `null` clears it.
+
+        Returns:
+            Whether it is kept over a restart.
 
         Raises:
             RequestError: the value is not a mode.
@@ -50,11 +56,11 @@ class DeviceMode:
         mode = None if text == "null" else text
         if mode is not None and not is_name(mode):
             raise RequestError(f"mode: {shown(mode)} is not a name ({NAME_RULE})")
-        if mode == self.current:
-            return
+        if mode == self.current and self._kept:
+            return True
         self._known = (mode,)
-        if self._file is not None:
-            self._file.save(mode)
+        self._kept = self._file is not None and self._file.save(mode)
+        return self._kept
 
 
 def modes_of(settings: Settings) -> list[str]:

@@ -84,8 +84,8 @@ class MqttSink(Sink):
     def event_picture(self, pipeline: str, event: str, jpeg: bytes) -> None:
         self._client.publish(self._topics.picture(pipeline, event), jpeg)
 
-    def settle(self, seconds: float) -> bool:
-        return self._client.wait_acknowledged(self._events[1], seconds)
+    def settle(self, seconds: float) -> float:
+        return self._client.wait_safe(self._events[1], seconds)
 
     # The rest
 

@@ -104,13 +104,13 @@ class Sink:
     def health(self, health: Mapping[str, Any]) -> None:
         """Handle the health of the device."""
 
-    def settle(self, seconds: float) -> bool:
-        """Return whether every event has arrived where it must not get lost on the way.
+    def settle(self, seconds: float) -> float:
+        """Return the time before which every event that it was given outlives a kill.
 
-        It may wait so many seconds for that, where it can be waited for.
+        Monotonic seconds; infinite: of all. It may wait *seconds* for that.
         """
         del seconds
-        return True
+        return math.inf
 
 
 class Sinks:
@@ -173,9 +173,9 @@ class Sinks:
                 self._record(sink, problem)
         return True
 
-    def settle(self, seconds: float = 0.0) -> bool:
-        """Return whether every event has arrived; each sink may wait *seconds* for that."""
-        return all(sink.settle(seconds) for sink in self.all)
+    def settle(self, seconds: float = 0.0) -> float:
+        """Return the time before which no sink can lose an event; each may wait *seconds*."""
+        return min((sink.settle(seconds) for sink in self.all), default=math.inf)
 
     def problems(self) -> list[str]:
         """Return why the device is degraded."""
