@@ -90,7 +90,8 @@ class CsvRows:
             rows, self._block = self._block[:limit], self._block[limit:]
             return rows
         self._latest, self._ahead = self._ahead[:limit], self._ahead[limit:]
-        self._latest += islice(self._records, limit - len(self._latest))
+        if not self._latest:
+            self._latest = list(islice(self._records, limit))
         if not self._latest:
             return None
         # Of empty lines, the row behind them has been read already. Where spaces separate cells,
@@ -273,6 +274,8 @@ class CsvRows:
             self._refused = io.StringIO(text, newline="")
             return self._block
         self._line += len(values)
+        if len(numbers) == self._width:
+            return values
         rows = np.full((len(values), self._width), _NAN)
         rows[:, numbers] = values
         return rows

@@ -13,7 +13,7 @@ from typing import Any
 from ...core.errors import AgentError
 from ...mqtt.loopback import Loopback
 from ..common.child import call
-from ..common.programs import Line, Program, Window, agent, endless
+from ..common.programs import SETTLE_SECONDS, Line, Program, Window, agent, endless
 from ..common.report import Progress, p99
 from .pipeline_figures import PipelineSetup, Turn
 
@@ -177,11 +177,15 @@ def most_served(served: Callable[[int], bool], guess: int, limit: int = MOST) ->
             count = min(limit, 2 * most)
 
 
-def watched(program: AbstractContextManager[Program], seconds: float) -> Window | str:
-    """Watch a program for *seconds*, or return why that is not possible."""
+def watched(
+    program: AbstractContextManager[Program],
+    seconds: float,
+    settled_for: float = SETTLE_SECONDS,
+) -> Window | str:
+    """Watch a program for *seconds* once it has settled, or return why that is not possible."""
     try:
         with program as player:
-            player.settle()
+            player.settle(settled_for)
             window = player.watch(seconds)
     except AgentError as problem:
         return str(problem)

@@ -104,6 +104,9 @@ class Windower:
             yield reading
             return
         missing = np.isnan(self._channels.pick(reading))
+        if not missing.any():
+            yield reading
+            return
         begin = 0
         for row in map(int, np.flatnonzero(missing.any(axis=1))):
             if row > begin:
