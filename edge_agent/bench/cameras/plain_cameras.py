@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
 
 import av
 import cv2
@@ -31,7 +33,10 @@ def by_pyav(address: str, rate: float, _shape: tuple[int, int, int]) -> Frames:
     """Read and decode all frames, convert those due; a file is played forever at its own rate."""
     seq, slot, begun = 0, -1, time.monotonic()
     while True:
-        with av.open(address, options={"rtsp_transport": "tcp"}, timeout=10) as container:
+        with (
+            suppress(av.FFmpegError),  # a server that stands still for one client answers the next
+            av.open(address, options={"rtsp_transport": "tcp"}, timeout=10) as container,
+        ):
             first = time.monotonic()
             for frame in container.decode(video=0):
                 if not address.startswith(RTSP):
@@ -46,20 +51,18 @@ def by_pyav(address: str, rate: float, _shape: tuple[int, int, int]) -> Frames:
 def by_ffmpeg(address: str, rate: float, shape: tuple[int, int, int]) -> Frames:
     """Read a child's output, YUV 4:2:0 as Frigate has it, and convert that."""
     width, height, fps = shape
-    given = (
-        ["-rtsp_transport", "tcp"] if address.startswith(RTSP) else ["-re", "-stream_loop", "-1"]
-    )
+    rtsp = ["-rtsp_transport", "tcp", "-timeout", "10000000"]  # microseconds
+    given = rtsp if address.startswith(RTSP) else ["-re", "-stream_loop", "-1"]
     command = ["ffmpeg", "-nostdin", "-loglevel", "error", *given, "-i", address]
     wanted = ["-an", "-r", f"{rate:g}", "-pix_fmt", "yuv420p", "-f", "rawvideo", "pipe:1"]
-    with subprocess.Popen([*command, *wanted], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None  # noqa: S101 - it was started with a pipe
-        for number in range(sys.maxsize):
-            data = child.stdout.read(width * height * 3 // 2)
-            if len(data) < width * height * 3 // 2:
-                return
-            planes = np.frombuffer(data, np.uint8).reshape(height * 3 // 2, width)
-            picture = cv2.cvtColor(planes, cv2.COLOR_YUV2BGR_I420)
-            yield int(number * fps / rate), time.time(), picture
+    size, numbers = width * height * 3 // 2, count()
+    while True:
+        with subprocess.Popen([*command, *wanted], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None  # noqa: S101 - it was started with a pipe
+            while len(data := child.stdout.read(size)) == size:
+                planes = np.frombuffer(data, np.uint8).reshape(height * 3 // 2, width)
+                picture = cv2.cvtColor(planes, cv2.COLOR_YUV2BGR_I420)
+                yield int(next(numbers) * fps / rate), time.time(), picture
 
 
 WAYS = {"loop": by_pyav, "ffmpeg": by_ffmpeg}
@@ -67,7 +70,7 @@ WAYS = {"loop": by_pyav, "ffmpeg": by_ffmpeg}
 
 def main(way: str, model: str, rate: str, address: str, *rest: str) -> None:
     """Play every camera through the model and publish every result, for ever."""
-    *shape, count, port, topic = rest
+    *shape, cameras, port, topic = rest
     width, height, fps = map(int, shape)
     script, client = Script(model), connect(port)
 
@@ -77,7 +80,7 @@ def main(way: str, model: str, rate: str, address: str, *rest: str) -> None:
             found = script.find(tensor, placed, script.infer(tensor))
             client.publish(f"{topic}{number}", script.payload(seq, taken, found))
 
-    threads = [threading.Thread(target=play, args=(number,)) for number in range(int(count))]
+    threads = [threading.Thread(target=play, args=(number,)) for number in range(int(cameras))]
     for thread in threads:
         thread.start()
     for thread in threads:
