@@ -52,8 +52,15 @@ def main(port: str, fps: str, *folders: str) -> None:
 
 
 def _begin(_factory: Any, media: Any, frames: list[bytes], pause: float) -> None:
+    """Push frames as soon as they are asked for: before, the source refuses them."""
     source = media.get_element().get_by_name("source")
-    threading.Thread(target=_push, args=(source, frames, pause), daemon=True).start()
+    pushing = threading.Thread(target=_push, args=(source, frames, pause), daemon=True)
+
+    def begin(*_: object) -> None:
+        source.disconnect(asked)
+        pushing.start()
+
+    asked = source.connect("need-data", begin)
 
 
 def _push(source: Any, frames: list[bytes], pause: float) -> None:
