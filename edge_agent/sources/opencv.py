@@ -10,6 +10,15 @@ from ..core.types import Array
 
 MAX_PIXELS = 64 * 2**20
 """Of a picture; 100 kB of PNG can hold a gigapixel of nothing, which is 3 GB to decode."""
+_UNREAD = {
+    "HEIC, as phones write it": (b"ftyphei", b"ftyphev", b"ftypmif1", b"ftypmsf1"),
+    "JPEG XL": (b"\xff\x0a", b"JXL "),
+    "JPEG 2000": (b"jP  ", b"\xff\x4f\xff\x51"),
+    "OpenEXR": (b"\x76\x2f\x31\x01",),
+    "SVG or a web page": (b"<svg", b"<?xml", b"<!DOCTYPE", b"<html"),
+    "PDF": (b"%PDF",),
+}
+"""Pictures of other kinds, by how their files begin, or go on behind four bytes."""
 _DEFAULTS = {"OPENCV_LOG_LEVEL": "SILENT", "OPENCV_IO_MAX_IMAGE_PIXELS": str(MAX_PIXELS)}
 
 
@@ -41,8 +50,16 @@ def decode(data: Array) -> Array:
         why = f"has more than {MAX_PIXELS // 2**20} megapixels" if large else problem.err
         raise SampleError(f"cannot be decoded: {why}") from None
     if picture is None:
-        raise SampleError("cannot be decoded: damaged, cut short or no picture")
+        raise SampleError(f"cannot be decoded: {_trouble(data[:12].tobytes())}")
     return picture
+
+
+def _trouble(head: bytes) -> str:
+    """Return why a file that begins so is no picture that OpenCV reads."""
+    for name, marks in _UNREAD.items():
+        if head.startswith(marks) or head[4:].startswith(marks):
+            return f"it is {name}, which is not read here; convert it to JPEG or PNG"
+    return "damaged, cut short or no picture"
 
 
 def check_size(name: str, width: int, height: int) -> None:

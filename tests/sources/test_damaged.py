@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,24 @@ def test_the_account_of_damaged_sources(
     assert len(lines) == 2
     assert re.search(r"\(again, 3 times, last at \d\d:\d\d:\d\d\)$", lines[1])
     assert "the file is damaged: frames of it cannot be decoded, the first is number 9" in words
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("HEIC", b"\0\0\0\x18ftypheic"),
+        ("JPEG XL", b"\0\0\0\x0cJXL \r\n\x87\n"),
+        ("JPEG 2000", b"\0\0\0\x0cjP  \r\n\x87\n"),
+        ("web page", b"<!DOCTYPE html>"),
+    ],
+)
+def test_a_healthy_picture_of_another_kind_is_not_called_damaged(
+    name: str, head: bytes, tmp_path: Path
+) -> None:
+    """A phone's HEIC under the name of a JPEG, as uploads and photo folders have it."""
+    picture = tmp_path / "IMG_0042.jpg"
+    picture.write_bytes(head + bytes(500))
+    with closing(open_source(parse_source(f"dir:{picture}", tmp_path))) as source:
+        assert source.grab()
+        with pytest.raises(SampleError, match=f"{name}.*convert it to JPEG"):
+            source.retrieve()
