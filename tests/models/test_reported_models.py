@@ -25,7 +25,7 @@ from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.files.finite import ensure_finite
 from edge_agent.models.importing import import_model
 from edge_agent.models.manifest import load
-from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
+from tests.helpers.tiny_networks import constant_outputs, node, save_onnx, to_ir
 from tests.helpers.tiny_tflite import Tensor, metadata, save_tflite
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "models"
@@ -465,4 +465,23 @@ def test_opencv_zoo_a_pointer_or_a_web_page_is_no_damaged_model(
     path = tmp_path / f"m{suffix}"
     path.write_text(start)
     with pytest.raises(ModelError, match=f"m{suffix}: {why}"):
+        inspect(path)
+
+
+@pytest.mark.parametrize("weights", ["m.bin", "m.onnx_data"])
+def test_open_model_zoo_weights_that_are_a_pointer_are_no_cut_ones(
+    tmp_path: Path, weights: str
+) -> None:
+    """The network is there, its weights beside it are not: a checkout without Git LFS."""
+    add = node("Add", ["x", "w"], ["y"])
+    values = {"w": np.ones((1, 256), np.float32)}
+    value = ("float32", [1, 256])
+    external = None if weights == "m.bin" else weights
+    path = save_onnx(
+        tmp_path / "m.onnx", [add], [("x", *value)], [("y", *value)], values, external=external
+    )
+    if external is None:
+        path = to_ir(path, tmp_path / "m.xml")
+    (tmp_path / weights).write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
+    with pytest.raises(ModelError, match=f"{weights}: a Git LFS pointer, .*: git lfs pull"):
         inspect(path)

@@ -7,6 +7,7 @@ complete, refers to nothing outside its folder and computes with nothing but kno
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from glob import escape
 from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,11 +104,20 @@ def inspect(network: Path, data: bytes | mmap | None = None) -> NetworkFacts:
     except OSError as problem:
         raise ModelError(f"{network}: cannot be read: {problem.strerror}") from None
     except ModelError as problem:
-        with network.open("rb") as file:
-            start = file.read(1024).lstrip().lower()
-        why = next((why for begin, why in _DOWNLOADS.items() if start.startswith(begin)), None)
-        raise problem if why is None else ModelError(f"{network}: {why}") from None
+        raise _given_instead(network) or problem from None
     raise ModelError(f"{network}: is neither .onnx nor .xml nor .tflite")
+
+
+def _given_instead(network: Path) -> ModelError | None:
+    """Return what a host gave in place of a network, or of the weights beside it, if it did."""
+    for path in sorted(network.parent.glob(f"{escape(network.stem)}*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                start = file.read(1024).lstrip().lower()
+            for begin, why in _DOWNLOADS.items():
+                if start.startswith(begin):
+                    return ModelError(f"{path}: {why}")
+    return None
 
 
 def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
