@@ -18,6 +18,7 @@ from ..inference.engines.registry import engine_words, installed
 from ..inference.prepared.fallback import is_streaming
 from ..models.packages.blocks import MAX_BLOCK
 from ..mqtt import payloads
+from ..mqtt.paho_client import largest_packet
 from ..runtime.pipelines.commands import states
 from ..runtime.pipelines.device_mode import DEVICE
 
@@ -142,7 +143,10 @@ class Announcements:
             "subscriptions": sorted(
                 {p.spec.name for p in runner.pipelines.values() if p.spec.scheme.name == "mqtt"}
             ),
-            "limits": {"max_block_bytes": MAX_BLOCK},
+            "limits": {
+                "max_block_bytes": MAX_BLOCK,
+                "max_message_bytes": largest_packet(),
+            },
         }
 
     # Pipelines

@@ -104,7 +104,7 @@ class Outbox:
         connection = self.connection
         # Retained state of QoS 1 is small, rare, and must not be missing: no bound for it.
         bounded = not (retain and qos)
-        if connection is None or self._too_large(connection, topic, payload):
+        if connection is None or self._too_large(connection, topic, len(payload)):
             return
         if bounded and self._too_many():
             return
@@ -130,7 +130,7 @@ class Outbox:
         connection = self.connection
         if connection is None:
             self._replies.append((topic, payload, correlation, foreign))
-        elif not self._too_large(connection, topic, payload):
+        elif not self._too_large(connection, topic, len(payload) + len(correlation or b"")):
             receipt = self._pass(connection, topic, payload, 1, correlation=correlation)
             if foreign:
                 self._flight.foreign.add(receipt.mid)
@@ -272,7 +272,9 @@ class Outbox:
         channel = message.channel
         payload = message.payload()
         bounded = channel.delivery == "live"
-        if self._too_large(connection, message.topic, payload) or (bounded and self._too_many()):
+        if self._too_large(connection, message.topic, len(payload)) or (
+            bounded and self._too_many()
+        ):
             if entry is not None:
                 self.inflight.drop(entry)
             else:
@@ -303,9 +305,9 @@ class Outbox:
         while unwritten and is_acknowledged(unwritten[0]):
             unwritten.popleft()
 
-    def _too_large(self, connection: Connection, topic: str, payload: bytes) -> bool:
+    def _too_large(self, connection: Connection, topic: str, size: int) -> bool:
         limit = connection.max_packet
-        if limit is None or len(payload) + len(topic) + 64 <= limit:
+        if limit is None or size + len(topic.encode()) + 64 <= limit:
             return False
         self.refused += 1
         if topic not in self._flight.too_large:
@@ -314,7 +316,7 @@ class Outbox:
                 "%s: not published: %d bytes are more than the broker accepts (%d); "
                 "raise its max_packet_size (logged once per topic and connection)",
                 topic,
-                len(payload),
+                size,
                 limit,
             )
         return True

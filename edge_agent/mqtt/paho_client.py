@@ -12,12 +12,14 @@ import socket
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Broker
 from ..core.errors import UsageError
 from ..core.parameters import shown
+from ..device.resources import ROOT, usable_memory
 
 if TYPE_CHECKING:
     import ssl
@@ -32,6 +34,8 @@ RECEIVE_MAXIMUM = 64
 """Unacknowledged messages that the broker may send to us: bounds memory during a push."""
 COMMAND_RECEIVE_MAXIMUM = 65535
 """To a command: mosquitto drops what a subscription brings beyond this and its queue of 1000."""
+MOST_PACKET = 256 * 2**20 - 1
+"""Bytes of the largest message that there is."""
 SESSION_EXPIRY = 3600
 """Seconds for which the broker keeps messages for us after a disconnect."""
 
@@ -186,11 +190,21 @@ def properties(packet: str, **values: Any) -> Any:
     return made
 
 
+def largest_packet(root: Path = ROOT) -> int:
+    """Return the bytes of the largest message that a broker of MQTT 5 may send to the agent.
+
+    While paho reads one, it takes four times its size (measured): one of a stranger's is not to
+    take all memory.
+    """
+    return min(MOST_PACKET, usable_memory(root) // 8 or MOST_PACKET)
+
+
 def session_options(*, keep: bool) -> dict[str, Any]:
     """Return the session options of an MQTT 5 CONNECT; *keep*: it outlives the connection."""
     limits = {"ReceiveMaximum": RECEIVE_MAXIMUM if keep else COMMAND_RECEIVE_MAXIMUM}
     if keep:
         limits["SessionExpiryInterval"] = SESSION_EXPIRY
+        limits["MaximumPacketSize"] = largest_packet()
     return {"clean_start": not keep, "properties": properties("CONNECT", **limits)}
 
 

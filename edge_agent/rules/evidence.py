@@ -37,7 +37,8 @@ KEPT = {"picture": ".jpg", "clip": ".mp4"}
 """Kinds of evidence kept of an event, and their suffixes."""
 SUFFIXES = tuple(KEPT.values())
 KINDS = {suffix: kind for kind, suffix in KEPT.items()}
-MINUTE_NS = 60 * 10**9
+SLOT_NS = 10 * 10**9
+"""Times in which files are counted together, so that not all names of a million are in memory."""
 PART = ".part"
 """Ending of half-written files."""
 FULL_SHARE = 0.9
@@ -138,25 +139,24 @@ class Evidence:
         If there are more, only the share *share* of the limit is left.
         """
         most = keep_mb * 2**20
-        minutes: Counter[int] = Counter()
+        slots: Counter[int] = Counter()
         try:
             for at, size, _ in self._files(rescue=True):
-                minutes[at // MINUTE_NS] += size
-            self._found = minutes.total()
+                slots[at // SLOT_NS] += size
+            self._found = slots.total()
             if self._found <= most:
                 return
-            # Not all at once: a million names would take the memory of a small device.
             surplus = self._found - most * share
             last = 0
-            for last in sorted(minutes):
-                surplus -= minutes[last]
+            for last in sorted(slots):
+                surplus -= slots[last]
                 if surplus <= 0:
                     break
             partly = []
             for at, size, path in self._files():
-                if at // MINUTE_NS < last:
+                if at // SLOT_NS < last:
                     self._remove(path, size)
-                elif at // MINUTE_NS == last:
+                elif at // SLOT_NS == last:
                     partly.append((at, size, path))
             for _, size, path in sorted(partly):
                 if self._found <= most * share:

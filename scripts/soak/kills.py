@@ -208,14 +208,17 @@ def _stored(folder: Path) -> str:
 
 
 def _turns(results: list[dict[str, Any]]) -> Iterator[tuple[str, int, str]]:
-    """Yield what began or ended by the results that were heard: k of n is two of two."""
+    """Yield what began or ended by the results that were heard: k of n is two of three.
+
+    Before that it had been otherwise for two at least: one result alone begins nothing to be ended.
+    """
     sessions: dict[str, dict[int, bool]] = {}
     for each in results:
         sessions.setdefault(each["session"], {})[each["seq"]] = each["values"]["light"] > LIGHT
     for session, told in sessions.items():
         for seq, light in told.items():
-            before = (told.get(seq - 1), told.get(seq - 2))
-            if before == (light, not light):
+            before = tuple(told.get(seq - n) for n in (1, 2, 3))
+            if before == (light, not light, not light):
                 yield session, seq, "begin" if light else "end"
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.flight_recorder import FILE
+from edge_agent.models.store.pointers import read
 from tests.helpers.push import (
     Box,
     PlainPackage,
@@ -286,7 +287,8 @@ def test_a_power_cut_within_probation_does_not_roll_a_good_model_back(
 ) -> None:
     """Killed or stopped the new version stays, watched anew; not for ever, should it be to blame.
 
-    The third end within one probation that is not orderly brings the one before back.
+    The third end within one probation that is not orderly brings the one before back, which is
+    said though the start that does so is killed amid it.
     """
     one = on_probation(box, tmp_path)
     assert one.agent.stop() == 0
@@ -299,9 +301,14 @@ def test_a_power_cut_within_probation_does_not_roll_a_good_model_back(
         one.listener.wait_state(one.topic("model", "level"), live="2", candidate=watched)
     one.agent.signal(signal.SIGKILL)
     one.agent.wait()
+    one.agent.environ["EDGE_AGENT_FAULT"] = "rollback.done"
+    one.agent.restart()
+    assert one.agent.wait() == -signal.SIGKILL
+    del one.agent.environ["EDGE_AGENT_FAULT"]
     assert started_again(one) == "level@1"
     state = one.wait_settled(outcome="rolled-back", version="2")
     assert state["last"]["why"] == "the agent ended 3 times during its probation"
+    assert read(one.state / "models" / "level").trial is None
 
 
 def test_crash_in_probation_rolls_back(box: Boxes, tmp_path: Path) -> None:

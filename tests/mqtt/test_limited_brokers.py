@@ -25,6 +25,7 @@ from edge_agent.mqtt.connection import (
     Will,
     is_acknowledged,
 )
+from edge_agent.mqtt.paho_client import MOST_PACKET, largest_packet, session_options
 from tests.helpers.mqtt_client import STATUS, make_client
 from tests.helpers.support import Listener, Mosquitto, Relay, run_cli, wait_until
 
@@ -393,3 +394,12 @@ def test_it_is_closed_though_the_broker_has_just_gone(tmp_path: Path) -> None:
     receipt = connection.publish("edge/box/status", b"{}", 1, retain=True)
     assert not is_acknowledged(receipt)
     connection.close()
+
+
+def test_a_message_does_not_take_all_memory_of_a_small_device(tmp_path: Path) -> None:
+    """One of 256 MB had taken 1.2 GB while it was read; a broker of MQTT 5 is told the limit."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal:  1048576 kB\n")
+    assert largest_packet(tmp_path) == 2**27
+    asked = session_options(keep=True)["properties"].MaximumPacketSize
+    assert asked == largest_packet() <= MOST_PACKET

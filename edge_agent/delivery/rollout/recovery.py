@@ -15,6 +15,7 @@ from dataclasses import replace
 from ...core.errors import ModelError
 from ...core.files import fault
 from ...core.flight_recorder import PreviousCrash
+from ...models.store.pointers import ROLLED_BACK
 from ...models.store.pointers import Trial as Mark
 from .acceptance import bounds_of
 from .ledger import Candidate
@@ -44,6 +45,8 @@ class Recovery:
                     versions = self._swap.store.versions(name)
                     untried = [v for v in versions if not self._swap.store.accepted(name, v)]
                     found += [self._stored(name, version) for version in untried[-1:]]
+                elif mark.phase == ROLLED_BACK:
+                    self._record_undone(name, mark.version, mark.why or "by an earlier run")
                 elif mark.phase != "probation":
                     found += self._try_again(name, mark)
                 elif (why := _reason_against(name, mark, last)) is not None:
@@ -87,14 +90,21 @@ class Recovery:
             previous = self._swap.store.pointers(name).previous
             if previous is not None:
                 self._swap.library.find_unchanged(name, previous)
-            self._swap.library.rollback(name)
+            self._swap.library.rollback(name, why)
         except ModelError as problem:
             self._swap.store.set_trial(name, None)
             self._swap.keep_live(candidate, why, problem)
             return
         fault("rollback.done")
+        self._record_undone(name, mark.version, why)
+
+    def _record_undone(self, name: str, version: str, why: str) -> None:
+        """Record that a version was rolled back, be it by a run that was killed meanwhile."""
+        candidate = self._stored(name, version)
+        candidate.phase = "probation"
         log.warning("%s: rolled back: %s", candidate.id, why)
-        self._swap.ledger.record_last(name, candidate.version, "rolled-back", why)
+        self._swap.ledger.record_last(name, version, "rolled-back", why)
+        self._swap.ledger.clear_mark(name, version)
         self._swap.ledger.finish(candidate, "rolled-back", why)
 
     def _stored(self, name: str, version: str) -> Candidate:

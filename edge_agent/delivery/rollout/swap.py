@@ -240,7 +240,7 @@ class Swap:
             )
         folder, models = self.reopen(name, pointers.previous)
         try:
-            self.library.rollback(name)
+            self.library.rollback(name, why)
         except ModelError:
             close_all(models)
             raise
@@ -249,6 +249,7 @@ class Swap:
             self.ledger.remove(candidate)
         details = exchange_details(self.exchange(name, models))
         self.ledger.record_last(name, pointers.live, "rolled-back", why, details)
+        self.ledger.clear_mark(name, pointers.live)
         log.info("%s@%s: rolled back: %s", name, pointers.live, why)
         log_live(name, folder.manifest.version, pointers.live, details)
         self.ledger.changed()

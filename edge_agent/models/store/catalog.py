@@ -169,8 +169,8 @@ class Library:
         self.store.activate(name, folder.manifest.version, before=self._running(name))
         return folder
 
-    def rollback(self, name: str) -> ModelFolder:
-        """Make the previous version live.
+    def rollback(self, name: str, why: str | None = None) -> ModelFolder:
+        """Make the previous version live; for *why* see `Store.rollback`.
 
         Raises:
             ModelError: there is none, or it no longer loads; nothing has changed then.
@@ -178,7 +178,7 @@ class Library:
         previous = self.store.pointers(name).previous
         if previous is not None:
             self.find(name, previous)
-        return self.find(name, self.store.rollback(name))
+        return self.find(name, self.store.rollback(name, why))
 
     def problems(self) -> tuple[str, ...]:
         """List the problems in all of the places, one line each."""

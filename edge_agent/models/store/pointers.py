@@ -22,6 +22,8 @@ from ...core.state_file import DAMAGED
 
 FILE = "pointers.json"
 SCHEMA = 1
+ROLLED_BACK = "rolled-back"
+"""Phase of a version that serves no longer, until that outcome is recorded."""
 
 
 def same_version(one: str, other: str) -> bool:
@@ -35,11 +37,13 @@ class Trial:
 
     version: str
     phase: str
-    """preparing, trial, shadow or probation, as the model topic has it."""
+    """preparing, trial, shadow or probation, as the model topic has it; or ROLLED_BACK."""
     since: float
     """Wall clock, seconds since 1970."""
     starts: int = 0
     """How often the agent has started while this was so: a crash in between counts."""
+    why: str | None = None
+    """It was rolled back."""
 
 
 @record
@@ -133,6 +137,7 @@ def _parse(data: Any) -> Pointers:
             str(trial["phase"]),
             float(trial["since"]),
             int(trial.get("starts", 0)),
+            None if trial.get("why") is None else str(trial["why"]),
         ),
         None if highest is None else _version(highest),
         {_version(version): float(time) for version, time in dict(used).items()},

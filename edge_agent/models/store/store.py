@@ -251,8 +251,10 @@ class Store:
             self._accept(name, version)
             return self._change(name, change)
 
-    def rollback(self, name: str) -> str:
+    def rollback(self, name: str, why: str | None = None) -> str:
         """Make the previous version live; the live one leaves the history.
+
+        With a reason its mark stays, for the caller to clear once that is recorded.
 
         Returns:
             The version that is live now.
@@ -266,11 +268,12 @@ class Store:
                 raise ModelError(
                     f"{name}: there is no version before {old.live or 'the one'} to go back to"
                 )
-            on_trial = old.trial is not None and same_version(old.trial.version, old.live)
+            on_trial = old.trial is None or same_version(old.trial.version, old.live)
+            mark = why and Trial(old.live, pointing.ROLLED_BACK, time.time(), why=why)
             return replace(
                 old,
                 history=old.history[:-1],
-                trial=None if on_trial else old.trial,
+                trial=(mark or None) if on_trial else old.trial,
                 used={**old.used, old.previous: time.time()},
             )
 
