@@ -1,12 +1,10 @@
 """Fifty events a second with their pictures, beside a million that are kept already.
 
-    python scripts/soak/evidence.py [--files N] [--seconds S] [--keep DIR]
+    python scripts/soak/evidence.py [--files N] [--seconds S]
 
-One agent with 200 rules, in four pipelines, on the brightness of a lamp that rises and falls: each
-frame begins or ends two of them, and each event has a picture. The folder of evidence is a tenth
-above its limit, so that the oldest go meanwhile. Prints how late the events came and how long the
-stop took; exit status 1 where they are later than a second (p99), the stop takes 5 s, or an event
-is lost.
+One agent with 200 rules on the brightness of a lamp: each frame begins or ends two events, with a
+picture each. The folder of evidence is above its limit, so that the oldest go meanwhile. Exit
+status 1: events come later than a second (p99), the stop takes 5 s, or an event is lost.
 """
 
 from __future__ import annotations
@@ -28,10 +26,8 @@ from tests.helpers.small_models import Picture, brightness, plain, write_clip
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings
 
 RULES, PIPELINES = 200, 4
-LEAST = 30
-"""Gray level of the first rule; each next one is a level higher."""
-STEP = 2
-"""Levels from frame to frame, at 25 frames a second."""
+LEAST, STEP = 30, 2
+"""Gray level of the first rule, each next one is one higher; levels from frame to frame."""
 FILE_BYTES = 20_000
 
 
@@ -116,10 +112,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="where all of it is left")
     options = parser.parse_args()
-    if options.keep is not None:
-        return 0 if measure(options.keep, options.files, options.seconds) else 1
     with tempfile.TemporaryDirectory() as folder:
         return 0 if measure(Path(folder), options.files, options.seconds) else 1
 

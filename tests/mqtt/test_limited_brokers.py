@@ -360,10 +360,14 @@ def test_a_small_packet_size_is_said_once_for_a_topic(
     wait_until(lambda: client.connected, "a connection")
     for _ in range(5):
         client.publish("edge/box/health", json.dumps({"x": "x" * 3000}).encode(), retain=True)
+    # What a requester wants back counts as well: each such reply had cost the connection.
+    client.publish_reply("callers/me", b"{}", bytes(1950), foreign=True)
+    client.publish_reply("callers/me", b"{}", bytes(1900), foreign=True)
+    wait_until(lambda: not client._outbox._flight.foreign, "the reply that fits")
     broker.stop()
-    assert client.counters().refused == 5
-    (line,) = [r.message for r in caplog.records if "not published" in r.message]
-    assert line.startswith("edge/box/health: not published: ")
+    assert client.counters().refused == 6
+    lines = [r.message for r in caplog.records if "not published" in r.message]
+    assert [line.partition(":")[0] for line in lines] == ["edge/box/health", "callers/me"]
 
 
 def test_a_refused_reply_is_no_problem_of_the_device(
