@@ -485,3 +485,34 @@ def test_open_model_zoo_weights_that_are_a_pointer_are_no_cut_ones(
     (tmp_path / weights).write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
     with pytest.raises(ModelError, match=f"{weights}: a Git LFS pointer, .*: git lfs pull"):
         inspect(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "asked"),
+    [((1, 49, 10, 1), True), ((1, 30, 1, 40), True), ((1, 28, 28, 1), False), ((1, 9, 3), False)],
+)
+def test_mlperf_tiny_features_of_a_sound_are_asked_about(
+    tmp_path: Path, shape: tuple[int, ...], asked: bool
+) -> None:
+    """Its keyword spotter was drafted as a classifier of gray pictures of 10 by 49 pixels."""
+    path = save_tflite(
+        tmp_path / "m.tflite", [Tensor("x", shape, 9, (0.1,)), Tensor("y", (1, 12), 9, (0.1,))]
+    )
+    drafted = "\n".join(describe(path).missing)
+    assert ("features of a sound" in drafted) == asked
+
+
+def test_tflite_micro_hello_world_one_number_in_and_out_is_no_autoencoder(tmp_path: Path) -> None:
+    """A sine's network predicts; nothing that is one number is reconstructed."""
+    path = save_tflite(tmp_path / "m.tflite", [Tensor("x", (1, 1)), Tensor("y", (1, 1))])
+    assert "autoencoder" not in "\n".join(describe(path).missing)
+
+
+def test_mlperf_tiny_an_integer_autoencoder_has_a_window(tmp_path: Path) -> None:
+    """Quantized samples are numbers, not the indices of words."""
+    path = save_tflite(
+        tmp_path / "m.tflite", [Tensor("x", (1, 640), 9, (0.1,)), Tensor("y", (1, 640), 9, (0.1,))]
+    )
+    drafted = "\n".join(describe(path).missing)
+    assert "autoencoder" in drafted
+    assert "input.window" not in drafted

@@ -385,7 +385,7 @@ def _metadata(model: Table, data: Buffer, constants: Sequence[tuple[int, int]]) 
         if name == "TFLITE_METADATA":
             said[name] = f"{start} {length}"
         elif length <= 256:
-            said[name] = (
-                bytes(data[start : start + length]).rstrip(b"\0").decode("utf-8", "replace")
-            )
+            text = bytes(data[start : start + length]).rstrip(b"\0").decode("utf-8", "replace")
+            if text.isprintable():  # the converter's own record is bytes
+                said[name] = text
     return said

@@ -20,7 +20,7 @@ from . import infer_layout
 from .facts import Draft, NetworkFacts
 from .guess_exports import finished, heads, scrfd, unread
 from .guess_picture import COLORS, LABELS, RESIZE, Picture, detector
-from .guess_signals import output_words, signal_draft, unusual_draft
+from .guess_signals import SOUND, output_words, signal_draft, sounds_like, unusual_draft
 
 COCO = 80
 _VECTOR = 64
@@ -339,6 +339,8 @@ def _classifier(picture: Picture) -> Draft | None:
     how = " (scores as they come)" if decoder == "softmax" else ""
     output: dict[str, Any] = {"decoder": decoder}
     left = [LABELS, COLORS, RESIZE]
+    if sounds_like(picture.input):
+        left.insert(0, SOUND)
     if _length(vectors[0]) == 1:
         left[0] = "output.labels: of one of two classes both names, that of a 0 first; else task "
         left[0] += "anomaly or regression with decoder score"

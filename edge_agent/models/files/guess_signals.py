@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...core.text import counted, printable
+from ...core.types import TensorSpec
 from .facts import Draft, NetworkFacts
 
 WAKE_WORDS = "one of openWakeWord's chain of three networks"
@@ -12,6 +13,13 @@ NO_CHAIN = (
     "a chain is not run here; train a keyword classifier of one network on [input] transform = "
     '"logmel" (docs/models.md, Sound), or run openWakeWord beside the agent'
 )
+
+SOUND = (
+    'input.transform: if these are features of a sound, "mfcc" or "logmel" with the parameters of '
+    "the training code (docs/models.md, Sound); window and rate_hz are then those of the sound"
+)
+_FEATURES = frozenset({10, 12, 13, 20, 26, 32, 39, 40, 64, 80, 128})
+"""Coefficients and bands that are usual."""
 
 _TOKENS = 64
 """Integers of a row from which on they are a text's tokens rather than a table's columns."""
@@ -68,7 +76,10 @@ def signal_draft(facts: NetworkFacts) -> Draft:
     else:
         how = "input.channels, in order, and input.rate_hz"
     questions = [how, "input.mean and input.scale: as in training"]
-    if len(inputs) == len(outputs) == 1 and inputs[0].shape == outputs[0].shape:
+    if any(sounds_like(one) for one in inputs):
+        questions.append(SOUND)
+    same = len(inputs) == len(outputs) == 1 and inputs[0].shape == outputs[0].shape
+    if same and inputs[0].shape[1:] != (1,):
         return Draft(
             "an autoencoder: what comes out has the shape of what goes in",
             {"task": "anomaly", "input": window, "output": {"decoder": "reconstruction"}},
@@ -93,7 +104,7 @@ def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
     shape = facts.inputs[0].shape if len(facts.inputs) == 1 else ()
     shape = shape[1:] if len(shape) > 1 else shape
     sizes = [size for size in shape if size is not None]
-    if shape and not facts.inputs[0].dtype.startswith("float"):
+    if shape and facts.inputs[0].dtype in {"int32", "int64", "bool"}:
         return {}, ()  # indices, such as words
     if not sizes or len(sizes) != len(shape) or len(sizes) > 2:
         return {}, ()
@@ -107,6 +118,13 @@ def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
     said = {"channels": list(range(channels)), "window": window, "layout": layout}
     size = f"{counted(window, 'sample')} of {counted(channels, 'channel')}"
     return said, (f"window: {size} ({layout}), by the shape of the input",)
+
+
+def sounds_like(spec: TensorSpec) -> bool:
+    """Whether an input has the shape of a sound's spectrum: frames by few features, one channel."""
+    sizes = [size for size in spec.shape[1:] if size != 1]
+    # As wide as high is a picture.
+    return len({*sizes}) == 2 and None not in sizes and bool({*sizes} & _FEATURES)
 
 
 def output_words(facts: NetworkFacts) -> str:
