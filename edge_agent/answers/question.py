@@ -19,7 +19,7 @@ from ..inference.engines.generator import PICTURE_TAG
 from ..inference.model import Model
 from ..inference.preprocess.windowing import Windower
 from ..models.manifest import InputSpec
-from ..sources.opencv import decode
+from ..sources.opencv import decode, refusal
 
 PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 """How a JPEG and a PNG begin: no other decoder is given a stranger's bytes."""
@@ -74,13 +74,21 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
     if kind == "generate":
         return _in_words(payload, body)
     if not isinstance(body, dict) or ("tensors" in body) == ("readings" in body):
-        raise SampleError(f"expected {EXPECTED}")
+        raise SampleError(f"expected {EXPECTED}{_instead(payload)}")
     if "tensors" in body:
         tensors = _tensors(body["tensors"], model.engine.inputs)
         return Question(next(iter(tensors.values())), tensors)
     if kind == "picture":
         raise SampleError(f"{model.id} takes a JPEG or a PNG, not readings")
     return _window(body["readings"], body.get("columns", ()), model.manifest.input)
+
+
+def _instead(payload: bytes) -> str:
+    """Return what came instead of a question, as far as it is known, behind a semicolon."""
+    why = refusal(payload[:12])
+    if payload.startswith(b"--") and b"form-data" in payload[:1024]:
+        why = "a form came; send the file itself as the body, as `curl -T FILE` does"
+    return f"; {why}" if why else ""
 
 
 def _in_words(payload: bytes, body: Any) -> Question:

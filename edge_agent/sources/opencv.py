@@ -50,16 +50,17 @@ def decode(data: Array) -> Array:
         why = f"has more than {MAX_PIXELS // 2**20} megapixels" if large else problem.err
         raise SampleError(f"cannot be decoded: {why}") from None
     if picture is None:
-        raise SampleError(f"cannot be decoded: {_trouble(data[:12].tobytes())}")
+        why = refusal(data[:12].tobytes()) or "damaged, cut short or no picture"
+        raise SampleError(f"cannot be decoded: {why}")
     return picture
 
 
-def _trouble(head: bytes) -> str:
-    """Return why a file that begins so is no picture that OpenCV reads."""
+def refusal(head: bytes) -> str | None:
+    """Return why a file that begins so is not read, if it is a picture of another kind."""
     for name, marks in _UNREAD.items():
         if head.startswith(marks) or head[4:].startswith(marks):
             return f"it is {name}, which is not read here; convert it to JPEG or PNG"
-    return "damaged, cut short or no picture"
+    return None
 
 
 def check_size(name: str, width: int, height: int) -> None:

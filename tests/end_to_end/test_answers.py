@@ -181,6 +181,16 @@ HOSTILE: dict[str, tuple[str, bytes | dict[str, Any], str]] = {
     "nothing": ("light", b"", "expected a JPEG, a PNG, or JSON"),
     "half a picture": ("light", GRAY[:20], "cannot be decoded"),
     "no picture": ("light", b"GIF89a", "expected a JPEG"),
+    "HEIC": (
+        "light",
+        b"\0\0\0\x18ftypheic" + bytes(99),
+        "it is HEIC, as phones write it, which is not read here; convert it to JPEG",
+    ),
+    "a form": (
+        "light",
+        b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n\xff\xd8\r\n--x--\r\n',
+        "send the file itself as the body",
+    ),
     "not JSON": ("rows", b'{"tensors": ', "expected a JPEG"),
     "deep": ("rows", b'{"tensors": ' + b"[" * 100_000, "expected a JPEG"),
     "both": ("rows", {"tensors": {}, "readings": []}, "expected a JPEG"),
