@@ -55,7 +55,10 @@ def explain_unreachable(problem: BaseException, broker: Broker) -> str:
         return f"its certificate is not trusted ({distrust}); see broker.ca_file"
     alert = getattr(problem, "reason", None)
     if isinstance(alert, str):
-        return f"{alert.lower().replace('_', ' ')}{hang_up_hint(broker)}"
+        # Only an alert is the broker's word on us; else it has not even spoken TLS.
+        hint = hang_up_hint(broker) if "ALERT" in alert else "; is this its port for TLS?"
+        hint = "; it wants TLS of another age" if "PROTOCOL_VERSION" in alert else hint
+        return f"{alert.lower().replace('_', ' ')}{hint}"
     if isinstance(problem, OSError) and problem.strerror:
         return problem.strerror.lower()
     return str(problem) or type(problem).__name__

@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from edge_agent.config.settings import Broker
 from edge_agent.core.errors import BrokerError
 from edge_agent.mqtt.connecting import connect
 from edge_agent.mqtt.connection import Hooks
+from edge_agent.mqtt.diagnose import explain_unreachable
 from tests.helpers.certificates import Issued, issue
 from tests.helpers.mqtt_client import make_client
 from tests.helpers.small_models import brightness, plain, write_pictures
@@ -686,3 +688,21 @@ def test_an_access_list_that_refuses_us_shows_in_health(
     assert "see its access list" in running.words()
     is_served(listener)
     assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        ("UNEXPECTED_MESSAGE", "unexpected message; is this its port for TLS?"),
+        ("WRONG_VERSION_NUMBER", "wrong version number; is this its port for TLS?"),
+        ("TLSV1_ALERT_PROTOCOL_VERSION", "tlsv1 alert protocol version; it wants TLS of another"),
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "it may want a client certificate: set broker.cert"),
+    ],
+)
+def test_a_client_certificate_is_asked_for_where_the_broker_may_want_one(
+    reason: str, hint: str
+) -> None:
+    """A plain port had been said to want one."""
+    problem = ssl.SSLError()
+    problem.reason = reason
+    assert hint in explain_unreachable(problem, Broker(url="mqtts://box"))
