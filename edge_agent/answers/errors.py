@@ -18,7 +18,7 @@ class UnknownModelError(RequestError):
 
 
 class StoppingError(RefusedError):
-    """Nothing is answered any more: the agent stops, or the model may not be asked now."""
+    """No more answers: the agent is stopping, or the model may not be asked now."""
 
 
 class TooLargeError(RequestError):

@@ -81,7 +81,7 @@ class _Server:
 
 
 def bind(endpoint: Endpoint) -> socket.socket:
-    """Listen at an endpoint; a socket file that nobody listens on any more is replaced."""
+    """Listen at an endpoint; a socket file that nobody listens on anymore is replaced."""
     if endpoint.port is not None:
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         server = socket.create_server(

@@ -23,7 +23,7 @@ from .terminal import say
 
 @dataclass(eq=False)
 class _Comparison:
-    """The state of comparing a model's engines, which are tried one after the other."""
+    """The state of comparing a model's engines, which are tried one after another."""
 
     imported: ImportedModel
     spec: SourceSpec

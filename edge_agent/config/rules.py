@@ -119,7 +119,7 @@ class CombinedRule:
 
     @property
     def members(self) -> tuple[tuple[str, str], ...]:
-        """Pipeline and rule, or kind, of each."""
+        """The pipeline of each member, and its rule or kind of event."""
         parts = [member.partition("/") for member in self.all]
         return tuple((pipeline, rule) for pipeline, _, rule in parts)
 

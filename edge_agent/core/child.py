@@ -86,7 +86,7 @@ class Child:
 
         Args:
             timeout_s: after which the child counts as hung and is killed; None: never.
-            stopped: returns why the answer is not wanted any more, or None; called often.
+            stopped: returns why the answer is not wanted anymore, or None; called often.
             yields: returns whether the child is to pause for others; called often.
 
         Raises:
@@ -215,7 +215,7 @@ def answer_question(work: Callable[[Any], Any], *, background: bool = False) -> 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when the thread that started it ends.
 
-    Where it has ended already, nobody reads our stdout any more, and we end here.
+    Where it has ended already, nobody reads our stdout anymore, and we end here.
     """
     import ctypes
     import select

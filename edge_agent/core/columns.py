@@ -19,7 +19,7 @@ else:
 
 
 class WayBack(Protocol):
-    """Maps coordinates of a network's input to the frame that the input was made of."""
+    """Maps coordinates of a network's input to the frame that the input was made from."""
 
     def back(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return boxes (n, 4) x1, y1, x2, y2 in pixels of the frame, clipped there."""

@@ -126,7 +126,7 @@ def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
 def append_lines(path: Path, lines: bytes, mode: int = 0o644) -> None:
     """Append whole lines to a file of the state folder, durably.
 
-    What an append that was cut off has left stays a line of its own, for the reader to pass over.
+    The remains of an interrupted append stay a line of their own, which the reader skips.
 
     Raises:
         OSError: they cannot be written, or not all of them.

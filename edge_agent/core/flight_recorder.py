@@ -134,7 +134,7 @@ class Recorder:
     # Calls in flight
 
     def enter(self, kind: str, target: str) -> int:
-        """Record that a call begins; return the number of its entry, -1 where all are taken."""
+        """Record that a call begins; return the index of its entry, or -1 if none is free."""
         try:
             number = self._free.pop()
         except IndexError:

@@ -1,6 +1,6 @@
 """Temporary folders that do not stay for ever where the process that made them was killed.
 
-Whoever makes one removes those that nobody uses any more. A folder is in use as long as its process
+Whoever makes one removes those that nobody uses anymore. A folder is in use as long as its process
 holds a lock on it, which ends with the process, however that ends.
 """
 

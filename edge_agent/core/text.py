@@ -77,7 +77,7 @@ def label_trouble(text: str) -> str | None:
 
 
 def one_line(text: str) -> str:
-    """Make a message fit for a line: `printable`, and `redact_urls` of whatever it quotes."""
+    """Make a message safe for one line: apply `printable`, and `redact_urls` to what it quotes."""
     return printable(redact_urls(text))
 
 

@@ -45,7 +45,7 @@ class ShutdownQueue:
         self.signaled: Stop | None = None
         """The end that a signal has asked for; it wins over all that is queued."""
         self.begun = False
-        """There is a reason to stop: nothing that takes long is begun any more. No event, whose
+        """There is a reason to stop: nothing that takes long is begun anymore. No event, whose
         lock a signal handler could find held by the thread that it interrupts."""
 
     def put(self, stop: Stop) -> None:

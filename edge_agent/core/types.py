@@ -191,7 +191,7 @@ class Detections(Findings):
     zones: tuple[tuple[str, ...], ...] | None = None
     """(n,) the names of the zones that each is in; None: there are no zones."""
     corners: NDArray[np.float32] | None = None
-    """(n, 4, 2) of oriented boxes, in pixels, one after the other; `boxes` lie around them."""
+    """(n, 4, 2) of oriented boxes, in pixels, one after another; `boxes` lie around them."""
     masks: Masks | tuple[Mask, ...] | None = None
     """Of each, which pixels are its."""
     texts: tuple[str, ...] | None = None
@@ -437,7 +437,7 @@ class Second:
     took_ms: float
     """… in this many milliseconds, preparing and decoding included."""
     then: Mapping[str, Second] = field(default_factory=dict)
-    """Findings of the stages below, by name: in all detections of `found`, one after the other."""
+    """Findings of the stages below, by name, for all detections of `found` in order."""
 
 
 @record(quick=True, eq=False)

@@ -64,7 +64,7 @@ class _Probation:
 
 
 class Configuration:
-    """Applies patches, one after the other, and publishes the pipelines in effect."""
+    """Applies patches, one after another, and publishes the pipelines in effect."""
 
     def __init__(
         self,

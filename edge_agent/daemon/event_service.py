@@ -107,5 +107,5 @@ class EventService:
         return [] if self.dispatcher is None else self.dispatcher.problems()
 
     def health(self) -> dict[str, Any]:
-        """Return the part of health about events, by key."""
+        """Return the keys of health that concern events."""
         return {} if self.dispatcher is None else self.dispatcher.health()

@@ -1,7 +1,7 @@
 """Detects calls into an engine that do not return, logs them once, and ends them by a restart.
 
 Nothing within a process can end such a call. The service manager ends the process once it is not
-fed any more; where there is none, the process ends itself.
+fed anymore; where there is none, the process ends itself.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def identifier(topics: Topics) -> str:
 
 
 def object_id(topics: Topics) -> str:
-    """Return this device's level of the discovery topic; Home Assistant ignores one with dots."""
+    """Return this device's level of the discovery topic; Home Assistant ignores dotted ones."""
     name = identifier(topics)
     safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)
     if safe == name:

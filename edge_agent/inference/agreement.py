@@ -260,11 +260,11 @@ def _compare_classes(expected: Classes, found: Classes, margin: Margin) -> Agree
 def unmatched(
     expected: Detections, found: Detections, least: float
 ) -> tuple[list[int], list[int], int]:
-    """Match boxes by label, overlap and their other properties, each once.
+    """Match boxes one to one, by label, overlap, and their other properties.
 
     Returns:
-        The numbers of the boxes, of scores from *least* on, that only the first has; of those that
-        only the second has; how many both have, whatever their scores.
+        The indices of boxes with scores of at least *least* that only the first has; the same for
+        the second; and the number of matches, whatever their scores.
     """
     pairs = match_boxes(expected.boxes, expected.labels, found.boxes, found.labels)
     pairs = [

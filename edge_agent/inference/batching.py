@@ -30,7 +30,7 @@ from .probe import probe_input, race
 log = logging.getLogger(__name__)
 
 ROUNDS = 5
-"""Of which the quickest counts."""
+"""Of which the fastest counts."""
 COMPARED = 8
 """Of so many samples at most, of those inferred together, it is seen what they give alone: a large
 network would take minutes for all."""
@@ -157,7 +157,7 @@ class Batch:
                     )
 
     def pays(self, alone_s: float = float("inf")) -> bool:
-        """Whether samples together take no more time than one after the other.
+        """Whether samples together take no more time than one after another.
 
         Or than *alone_s*, seconds that a sample took before the model was loaded for several.
 
@@ -182,7 +182,7 @@ class Batch:
 
 
 def seconds_alone(model: Model) -> float:
-    """Measure a model's time for a sample, as frames come to it: the quickest of some."""
+    """Return the seconds that a single sample takes: the minimum of several runs."""
     ready = _ready(model)
     return min(race([lambda _: model.run(ready)], ROUNDS)[0]) / 1e3
 

@@ -116,7 +116,7 @@ class Readings(Model):
 
 
 def folder_of(spec: InputSpec, names: tuple[str, ...] = ()) -> ModelFolder:
-    """Return a stand-in for a model folder; its labels are the names of the values."""
+    """Return the model folder that stands for no model; its labels are the names of the values."""
     manifest = Manifest(name=READINGS, version="", task="regression", file="", input=spec)
     return ModelFolder(Path(), manifest, names)
 

@@ -95,7 +95,7 @@ each frame took (second stages) pays it in full."""
 
 
 _FIRST = 8
-"""So many frames at first are slower than those to come: the quickest of them counts."""
+"""Number of first frames that are slower than later ones; the fastest of them counts."""
 
 
 class Cost:

@@ -1,6 +1,6 @@
 """Makes connections: to which address, with which version of MQTT and last will.
 
-And one after the other: when to try again, and why a connection was lost. Knows nothing of what is
+And one after another: when to try again, and why a connection was lost. Knows nothing of what is
 published.
 """
 
@@ -285,9 +285,9 @@ class Reconnect:
     # For other threads
 
     def change(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
-        """Use other settings, for a connection that is to be made at once.
+        """Change the settings and have a new connection made at once.
 
-        The user of the present connection sees `changed`, and has to close it.
+        Whoever uses the present connection sees `changed` and must close it.
         """
         self._next.append((broker, tls))
         self._interrupted.set()

@@ -110,8 +110,8 @@ class Refusal:
 class Hooks:
     """Called by paho's thread, which holds locks of its own meanwhile.
 
-    A hook must only put what happened into a queue: it must neither raise nor wait for a lock under
-    which something is published.
+    A hook may only queue what happened: it must neither raise nor wait for a lock that is held
+    while publishing.
     """
 
     message: Callable[[ReceivedMessage], None] = lambda _message: None

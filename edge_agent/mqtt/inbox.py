@@ -1,6 +1,6 @@
 """The bounded queue of received messages.
 
-The broker sends as fast as the network goes; messages are handled one after the other, and a
+The broker sends as fast as the network goes; messages are handled one after another, and a
 package takes a while. Beyond the bounds messages are dropped and counted.
 """
 

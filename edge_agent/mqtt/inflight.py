@@ -84,7 +84,7 @@ class Batch:
         self.in_memory -= 1
 
     def finish(self, index: int) -> None:
-        """Record that a message is acknowledged."""
+        """Record that a message was acknowledged."""
         self.in_memory -= bool(self.marks[index] & IN_MEMORY)
         self.marks[index] = DONE
         self.left -= 1

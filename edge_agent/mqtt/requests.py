@@ -116,7 +116,7 @@ class _Waiting:
 
 
 class Requests:
-    """Takes messages off the inbox, one after the other. `run` by one thread."""
+    """Takes messages off the inbox, one after another. `run` by one thread."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 Its own inbox and those of its groups are always there; others register a prefix of their own.
 Readings on topics of others are handed over as they come, past the inbox: that is for
-requests, one after the other, and a package that is checked there must not hold a sensor up.
+requests, one after another, and a package that is checked there must not hold a sensor up.
 """
 
 from __future__ import annotations

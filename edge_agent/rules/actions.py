@@ -1,7 +1,7 @@
 """Actions of rules: messages on other topics, and posts to web servers.
 
 Bounded and retried, in threads of its own: nothing here waits on the way of a frame. Work for
-servers is done for each of them one after the other, for different ones side by side: a server that
+servers is done for each of them one after another, for different ones side by side: a server that
 hangs keeps no other waiting.
 """
 
@@ -151,7 +151,7 @@ class Actions:
     def problem(self, to: Container[str]) -> str | None:
         """Return why an action was given up last, of those that none like it has followed since.
 
-        *to* has the URLs that are posted to, and `MESSAGES`: what no rule does any more is no
+        *to* has the URLs that are posted to, and `MESSAGES`: what no rule does anymore is no
         problem.
         """
         with self._changed:

@@ -102,7 +102,7 @@ class EventQueue:
         return events
 
     def close(self) -> None:
-        """Let no `take` wait any more."""
+        """Wake every waiting `take`; later ones do not wait."""
         with self._changed:
             self.closing = True
             self._changed.notify()

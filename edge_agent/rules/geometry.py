@@ -63,7 +63,7 @@ def _within(values: Floats, size: int) -> Floats:
 
 
 class Edges:
-    """The sides of several shapes, one after the other, in pixels of the frame.
+    """The sides of several shapes, concatenated, in pixels of the frame.
 
     Arrays are (sides, n), coordinates each in one of their own: what is done to all boxes at a time
     then lies together in memory.

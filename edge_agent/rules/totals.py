@@ -79,7 +79,7 @@ class LineTotals:
 
 
 class TotalsFile:
-    """The totals of all pipelines, in a file."""
+    """The file that keeps the totals of all pipelines."""
 
     def __init__(self, path: Path, journaled: Mapping[str, Any] | None = None) -> None:
         """Read the kept totals; *journaled*, by pipeline: written with events, and may be newer."""

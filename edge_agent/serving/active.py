@@ -51,7 +51,7 @@ class Lanes(Protocol):
 
 
 class Shadow(Protocol):
-    """A candidate that infers the same frames as the serving model, and compares the outcomes."""
+    """A candidate that infers the serving model's frames too, and compares the outcomes."""
 
     def compare(
         self,
@@ -68,7 +68,7 @@ class Exchange:
     """The replacement of one version by another."""
 
     retired: list[Model]
-    """Models that serve nothing any more; for `retire`."""
+    """Models that serve nothing anymore; for `retire`."""
     swap_ms: float
     frames_dropped: int
 
@@ -258,7 +258,7 @@ class ActiveModels:
         """Serve with a model loaded from the same files, and retire the old one.
 
         Returns:
-            False, and nothing is done, where the old one does not serve any more.
+            False, and nothing is done, where the old one does not serve anymore.
         """
         with self._lanes.boundary():
             servings = [serving for serving in self._all.values() if serving.model is old]
@@ -278,7 +278,7 @@ class ActiveModels:
         Meanwhile frames wait or are superseded.
 
         Returns:
-            False, and nothing is done, where the old one does not serve any more.
+            False, and nothing is done, where the old one does not serve anymore.
         """
         with self._loading:
             with self._lanes.boundary():
@@ -308,7 +308,7 @@ class ActiveModels:
         Callbacks are not called: the caller loads another model, or calls `on_change`.
 
         Returns:
-            The models that serve nothing any more, for `retire`.
+            The models that serve nothing anymore, for `retire`.
         """
         with self._lanes.boundary():
             servings = [s for s in self._all.values() if s.model and chosen(s, s.model)]
@@ -338,7 +338,7 @@ class ActiveModels:
         return self._lanes.lost_frames()
 
     def _unused(self, models: Iterable[Model | None]) -> list[Model]:
-        """List, each once, those that no serving has any more."""
+        """List, without duplicates, the models that no longer serve."""
         serving = {id(each.model) for each in self._all.values()}
         return [
             model

@@ -235,7 +235,7 @@ class DeviceEngines:
         return first if first is not None and prepared_kind(first) is not None else None
 
     def quick_choice(self, folder: ModelFolder) -> EngineChoice | None:
-        """Return the quickest way to a model's first right result; None: there is none quicker.
+        """Return the fastest way to a model's first right result; None: there is none quicker.
 
         Not where memory holds no second copy of a model, nor with an engine that the settings or
         the profile rule out, or that has crashed on it.
@@ -255,7 +255,7 @@ class DeviceEngines:
     def at_start(
         self, folder: ModelFolder, prepared: EngineChoice | None
     ) -> EngineCandidate | None:
-        """Return the quickest way to a model's first result; None: only `candidates` applies.
+        """Return the fastest way to a model's first result; None: only `candidates` applies.
 
         A prepared form that nothing was compared with yet needs a check, which the quick way does
         not.
@@ -371,7 +371,7 @@ class DeviceEngines:
     def unverified_alone(self, folder: ModelFolder, choice: EngineChoice) -> bool:
         """Whether an engine has yet to be compared on a model that memory holds only once.
 
-        A session without optimization serves then until both have been, one after the other. Not
+        A session without optimization serves then until both have been, one after another. Not
         for a model that exceeds the budget: no session could load it.
         """
         alone = self.profile.swap == "replace" and not self.exceeds_budget(folder)

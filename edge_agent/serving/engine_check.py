@@ -195,7 +195,7 @@ class EngineCheck:
             wrong.append(f"model {model.id}: {model.engine.label} computes it wrongly: {why}")
             model.close()
             if verdicts.why_wrong(path, choice) is None:
-                raise ModelError(wrong[-1])  # its files cannot be read any more
+                raise ModelError(wrong[-1])  # its files cannot be read anymore
 
     def _conclude(
         self, verdicts: Verdicts, serving: Serving, model: Model, why: str | None

@@ -3,7 +3,7 @@
 A start loads what gives the first result soonest: the prepared form, or the network itself in the
 quick way. Beside it the preferred engine is built, and serves from then on if it agrees and is
 faster. For a model that was loaded the quick way, which is slow in the long run, all engines of the
-profile are tried, one after the other, until one takes over.
+profile are tried, one after another, until one takes over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ not built again and again."""
 
 
 class EngineUpgrade:
-    """Gives each model that a start has loaded in haste the engine that it keeps."""
+    """Replaces the engine that a start loaded for speed with the one that the model keeps."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class FormUpgrade:
         try:
             form = self._loader.prepared_form(model.folder, serving.kind)
         except ModelError:
-            return None  # its files cannot be read any more
+            return None  # its files cannot be read anymore
         together = max(self._loader.engines.max_batch(model.folder), serving.crops)
         # A form takes one sample at a time.
         if form is None or (together > 1 and accepts_batches(form)):

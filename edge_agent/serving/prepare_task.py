@@ -43,7 +43,7 @@ POLL_SECONDS = 0.1
 
 
 class PrepareTask:
-    """Prepares each model that serves, and again where its form turns out damaged."""
+    """Prepares each serving model, and does so again if its prepared form turns out damaged."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class PrepareTask:
         return POLL_SECONDS if self._making is not None else DAMAGE_SECONDS
 
     def close(self) -> None:
-        """Wait until nothing is being made any more; it has been told to stop."""
+        """Wait until nothing is being made; it has been told to stop."""
         self._maker.shutdown()
 
     def _discard(self, model: Model, damaged: PreparedForm) -> None:

@@ -146,7 +146,7 @@ def attach_check(model: Model, kind: Kind) -> None:
 
 @record(eq=False)
 class Statement:
-    """The answer of a session without optimization to an input."""
+    """What a session without optimization returned for an input."""
 
     tensors: Tensors
     """Of the network, unfolded."""

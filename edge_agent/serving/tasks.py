@@ -1,6 +1,6 @@
 """All upkeep of the models that serve, in its order: two threads.
 
-"upkeep" does what may take long: it builds engines and makes prepared forms, one after the other.
+"upkeep" does what may take long: it builds engines and makes prepared forms, one after another.
 "failover" does what must not wait for that. Within a sequence a task waits until the one before it
 is done with the model; a new task is one line here.
 """

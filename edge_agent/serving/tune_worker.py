@@ -68,7 +68,7 @@ def measure(question: Question) -> list[Way]:
             for choice in question.choices
             if choice.engine == form.engine and choice.device.upper() == "CPU"
         ]
-    # Large ones one after the other: all at once may be more than there is memory for.
+    # Large ones one after another: all at once may be more than there is memory for.
     alone = size_of(folder.path) > LARGE
     problems: list[str] = []
     found: dict[Way, Way] = {}

@@ -34,7 +34,7 @@ FILE = "engines.json"
 MOST = 200
 """Entries of each kind; the oldest go first."""
 LIMIT = 3
-"""Crashes in a row, after which a model is not loaded on that engine any more."""
+"""Crashes in a row, after which a model is not loaded on that engine anymore."""
 GOOD_SECONDS = 300.0
 """A run that has lasted this long is a good one."""
 NOT_FASTER = "not faster"
@@ -229,7 +229,7 @@ class Verdicts:
                 "schema": 2,
                 "found": self._known.wrong,
                 "races": {key: asdict(each) for key, each in self._known.races.items()},
-                # Another version of this program may not crash any more.
+                # Another version of this program may not crash anymore.
                 "crashes": {"agent": __version__, "counts": self._known.crashes},
             }
         )

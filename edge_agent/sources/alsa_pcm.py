@@ -38,7 +38,7 @@ _be_silent = _Handler(lambda *_: None)
 
 
 class Microphone:
-    """An open capture PCM."""
+    """A microphone: an ALSA PCM device open for capture."""
 
     def __init__(self, spec: SourceSpec) -> None:
         """Open it and begin to record."""

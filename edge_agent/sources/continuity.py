@@ -170,7 +170,7 @@ class Continuity:
             new = times > self._last
             self.counts.late += int((~new).sum())
             data, times = data[new], times[new]
-        # Each row has its own time: one after the other, as if each had come alone.
+        # Each row has its own time: one after another, as if each had come alone.
         return data, times, self._too_long((int(times[0]) - self._last) / 1e9, 1, 0.0)
 
     def _within_unit(self, rows: Rows, said: int) -> NDArray[np.int64]:

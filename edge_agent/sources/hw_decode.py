@@ -61,7 +61,7 @@ class Hardware:
     def decoder(self, software: Any, name: str, decode: str) -> Any:
         """Return a hardware decoder in place of the software one, or None.
 
-        *decode*: auto, software, or hardware of this name, whether there is a device or not.
+        *decode*: `auto`, `software`, or a kind of hardware, which is tried even without a device.
         """
         if not self.wanted(name, decode):
             return None

@@ -116,7 +116,7 @@ class PacketRing:
             self._bytes = 0
 
     def _trim(self, now: float) -> None:
-        """Drop whole groups of pictures from the front that nobody wants any more."""
+        """Drop whole groups of pictures from the front that nobody wants anymore."""
         while True:
             keys = [n for n, packet in enumerate(self._packets) if packet.key][:2]
             if len(keys) < 2:

@@ -44,10 +44,10 @@ class Rows(Protocol):
     """Rows a second when they were recorded, where the file says it."""
 
     def read(self, limit: int) -> Array | None:
-        """Read up to *limit* further rows, float32 or float64; NaN: what `flaw` tells of.
+        """Read up to *limit* more rows, float32 or float64; NaN marks what `flaw` describes.
 
         Returns:
-            (n, channels), or (n, …) of ready model inputs, n ≥ 1; None at the end.
+            (n, channels), or (n, …) for ready model inputs, with n ≥ 1; None at the end.
 
         Raises:
             SampleError: the next row cannot be used; it has been passed over.

@@ -1,7 +1,7 @@
 """Which V4L2 device is which: a camera is found again after it came back under another number.
 
 The kernel numbers /dev/videoN as devices come, and a number is only free again when no process
-holds the old device open any more. What a camera is stands in sysfs, and is remembered from when it
+holds the old device open anymore. What a camera is stands in sysfs, and is remembered from when it
 ran. Knows nothing of pictures.
 """
 

@@ -179,7 +179,7 @@ class Recipe:
     float_nodes: tuple[str, ...] = ()
     """Heavy operators that stay float."""
     stepwise: bool = False
-    """Whether NNCF corrects biases one after the other, each with those before it corrected."""
+    """Whether NNCF corrects biases one after another, each with those before it corrected."""
 
     def __str__(self) -> str:
         words = [self.tool]

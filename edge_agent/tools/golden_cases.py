@@ -108,9 +108,9 @@ def write_golden(folder: Path, inputs: Sequence[Tensors], outputs: Sequence[Tens
 
 
 def clearest(model: Model, inputs: Sequence[Tensors], outputs: Sequence[Tensors]) -> list[int]:
-    """Return the numbers of the cases to keep: the first `CASES` that are clear, else the clearest.
+    """Return the indices of the cases to keep: the first `CASES` clear ones, else the clearest.
 
-    The model decodes *outputs*, which the network gives for *inputs*, one for each case.
+    *outputs* are what the network returns for *inputs*, one entry per case.
     """
     threshold = model.threshold
     model.threshold = max(threshold - 2 * CLEAR, 0.0)

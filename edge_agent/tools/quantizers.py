@@ -177,7 +177,7 @@ def quantize_nncf(
 ) -> None:
     """Write a float network in eight bits with NNCF; operators named in *exclude* stay float.
 
-    *stepwise*: correct biases one after the other, each with those before it corrected: takes
+    *stepwise*: correct biases one after another, each with those before it corrected: takes
     longer, and comes nearer to the float network.
     """
     import nncf

@@ -64,7 +64,7 @@ def _begin(_factory: Any, media: Any, frames: list[bytes], pause: float) -> None
 
 
 def _push(source: Any, frames: list[bytes], pause: float) -> None:
-    """Push frames when they are due, until nobody watches any more."""
+    """Push frames when they are due, until nobody watches anymore."""
     buffer = import_module("gi.repository.Gst").Buffer
     begun = time.monotonic()
     for number, frame in enumerate(itertools.cycle(frames)):

@@ -76,7 +76,7 @@ def prepare(frame: Any, how: dict[str, Any]) -> tuple[Any, Way]:
         frame = frame.transpose(2, 0, 1)
     if how["type"] == "uint8":
         return np.ascontiguousarray(frame[None]), way
-    # Of the usual ways the quickest: planes first, and what is done to floats in place. Colors
+    # Of the usual ways the fastest: planes first, and what is done to floats in place. Colors
     # side by side, with a mean for each, take three times as long.
     tensor = frame.astype(np.float32, order="C")
     tensor -= _for_each(how["mean"], planes)

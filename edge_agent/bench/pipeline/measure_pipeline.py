@@ -129,7 +129,7 @@ def prepare(place: Place, source: str) -> None:
 
 
 def _quickest(place: Place, setup: PipelineSetup, report_progress: Progress) -> str:
-    """Find the engine and threads with which the script pipelined by hand runs quickest."""
+    """Find the engine and threads with which the script pipelined by hand runs fastest."""
     found: dict[str, float] = {}
     for engine in ("onnxruntime", "openvino"):
         for threads in sorted({1, usable_cpus()}):

@@ -3,9 +3,9 @@
 One is what anyone would write first: ONNX Runtime with its default session, one step after the
 other. The other is what a good engineer would write by hand: a thread decodes and prepares beside
 the one that infers, on the engine and number of threads that `bench pipeline` has found to be the
-quickest. Neither has health, reconnecting, a second camera or another model. Run as
+fastest. Neither has health, reconnecting, a second camera or another model. Run as
 `python -m edge_agent.bench.pipeline.plain CLIP MODEL ENGINE THREADS AHEAD PORT TOPIC`, AHEAD being
-the frames that are decoded ahead, 0 for one after the other; plays until it is terminated.
+the frames that are decoded ahead, 0 for one after another; plays until it is terminated.
 """
 
 from __future__ import annotations

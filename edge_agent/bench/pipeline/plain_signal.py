@@ -1,7 +1,7 @@
 """The script that anyone would write first for a sensor: NumPy, ONNX Runtime, paho.
 
 What the agent is measured against, as `plain` for pictures: reads the recording as a whole, cuts
-windows, normalizes, infers and publishes, one after the other. Features of sound are computed by
+windows, normalizes, infers and publishes, one after another. Features of sound are computed by
 the agent's own code, as the usual libraries for it take longer. Run as
 `python -m edge_agent.bench.pipeline.plain_signal SOURCE MODEL PORT TOPIC`; plays until it is
 terminated.

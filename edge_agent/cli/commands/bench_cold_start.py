@@ -162,7 +162,7 @@ def _drawn(report: ColdStartReport) -> list[bars.Chart]:
 def parts(steps: Mapping[str, float], whole: float) -> list[float]:
     """Return the length of each of `PARTS`, which add up to the whole.
 
-    Steps that ran at the same time are more than the whole together; then all are shortened alike.
+    Steps that overlapped add up to more than the whole; all are then scaled down alike.
     """
     from ...bench.cold_start.starts import WHOLE
 

@@ -48,13 +48,13 @@ except UsageError as problem:
 
 
 def check(config: Path, settings: Path, python: Path, code: Path | None = None) -> None:
-    """Check that a file is valid in the place of *settings*, or would be, if that can be told."""
+    """Check that a file is valid in place of *settings*, or would be, if that can be told."""
     with _laid_out(config, settings) as taken:
         _judge(config, taken, python, code)
 
 
 def take(config: Path, settings: Path, python: Path) -> None:
-    """Put a file in the place of *settings*, which stay beside it as `.toml.before`."""
+    """Put a file in place of *settings*, which stay beside it as `.toml.before`."""
     with _laid_out(config, settings) as taken:
         if not _judge(config, taken, python):
             raise UsageError(f"{config}: cannot be checked by {python}")

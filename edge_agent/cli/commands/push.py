@@ -184,7 +184,7 @@ def _next(fleet: Fleet, devices: list[str], name: str) -> str:
 def _send(
     sender: Sender, client: OneShotClient, timeout: float, retained: RetainedPackage | None
 ) -> None:
-    """Send until everybody has ended, or nothing moves any more; through losses of the broker."""
+    """Send until everybody has ended, or nothing moves anymore; through losses of the broker."""
     bars = _Bars(sender)
     moved = time.monotonic()
     before: list[tuple[str, float]] = []

@@ -70,7 +70,7 @@ def main(options: Options) -> int:
             case "finish" if plan.state == "aborted":
                 print("devices that have not heard that it was aborted will find nothing")
             case _:
-                # Of `finish`, too: who leads it ends, and no device begins any more.
+                # Of `finish`, too: who leads it ends, and no device begins anymore.
                 plan = changed(plan, state="paused", why=f"by {who()}")
         plan = put(client, root, plan, key)
         if options.rollout != "finish":

@@ -50,7 +50,7 @@ class Written:
     gate: Gate = field(default_factory=Gate)
     on_failure: Literal["stop", "back"] = "stop"
     expires: str = "14d"
-    """Age after which no device starts it any more."""
+    """Age after which no device starts it."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

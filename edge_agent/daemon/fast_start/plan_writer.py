@@ -132,7 +132,7 @@ class PlanWriter:
                 forget(state)
                 return
             if any(serving.stands_in for serving in self._runner.active.all()):
-                # What serves in the place of another is checked at each start, and reported.
+                # What serves in place of another is checked at each start, and reported.
                 forget(state)
                 return
             urgency = self._runner.settings.urgency

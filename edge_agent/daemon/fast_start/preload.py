@@ -52,7 +52,7 @@ class Preload:
         """Import the libraries that the first result needs, and start to load the plan's models.
 
         Raises:
-            ImportError: a library is not installed any more.
+            ImportError: a library is not installed anymore.
             RuntimeError: the system allows no further thread.
         """
         self._reading = start_read_ahead(plan.state, plan.origins)
@@ -70,7 +70,7 @@ class Preload:
         if formed and self._reading is None and not cached(f"{formed[0].form}/{WEIGHTS}", 0):
             # The libraries are in memory, the model is not: the disk need not wait for Python.
             threading.Thread(target=_warm, args=(formed,), daemon=True).start()
-        # In this order, one after the other: what the loader waits for comes first. By one thread:
+        # In this order, one after another: what the loader waits for comes first. By one thread:
         # two that import NumPy at a time get half of it (seen).
         self._import_numpy()
         if begun:

@@ -233,7 +233,7 @@ class BlockReceiver:
     def _install(self, transfer: Transfer, incoming: Incoming) -> ModelFolder:
         """Install a complete transfer; in the deployer's thread."""
         try:
-            # A key that was removed meanwhile is not trusted any more.
+            # A key that was removed meanwhile is not trusted anymore.
             self._admission.check(transfer.header_bytes, transfer.signature)
             return install_incoming(self._admission.store, incoming)
         except ModelError:
@@ -281,7 +281,7 @@ class BlockReceiver:
             self._suspend(transfer)
 
     def _suspend(self, transfer: Transfer) -> None:
-        """Close a transfer until it is offered again; nothing of it is being written any more."""
+        """Close a transfer until it is offered again; nothing of it is being written anymore."""
         transfer.end_drawing()
         transfer.candidate.close_early_trial()
         self._ledger.remove(transfer.candidate)

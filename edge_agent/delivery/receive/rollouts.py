@@ -198,7 +198,7 @@ class Rollouts:
         known = Followed(plan.serial, plan.transfer, plan.name, plan.version, plan.expires_at, wave)
         if plan.settings is not None:
             known.created = plan.created
-            self._changing.pop(name, None)  # how those before end is of no interest any more
+            self._changing.pop(name, None)  # how those before end is of no interest anymore
         with self._lock:
             for other, each in list(self._known.items()):
                 # What has expired is refused by its time.
@@ -235,7 +235,7 @@ class Rollouts:
             self._due[name] = begin if plan.settings is None else begin + GATHER_SECONDS
 
     def _abort(self, name: str, plan: Plan, known: Followed) -> None:
-        """Install nothing of it any more; go back where that is wanted."""
+        """Install nothing more of it; go back if requested."""
         if known.installed and known.state in {"probation", "live"}:
             if plan.back:
                 self._go_back(name, plan, known)

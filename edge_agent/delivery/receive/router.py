@@ -104,7 +104,7 @@ class Router:
     # Of a roll-out
 
     def draw(self, transfer: str) -> None:
-        """Draw a package that lies on the broker, unless it is here or on its way."""
+        """Download a package that the broker retains, unless it is already here or arriving."""
         if transfer in self._blocks:
             self._blocks.answer_offer(transfer, self._drawing)
         elif self._ledger.by_transfer(transfer) is None:
@@ -157,7 +157,7 @@ class Router:
             header, signature, sent, lies_retained = _parse(transfer, payload)
             age = 0.0 if sent is None else time.time() - sent
             if age > MOST_OFFER_SECONDS and self.admission.identity.credible():
-                # A broker has kept it while this device was away: nobody sends its blocks any more,
+                # A broker has kept it while this device was away: nobody sends its blocks anymore,
                 # and it may be withdrawn.
                 raise ModelError(
                     f"offer: is {age:.0f} s old, and at most {MOST_OFFER_SECONDS} s are accepted; "

@@ -116,7 +116,7 @@ class Transfer:
             self.drawing.ask(self.id, kind, wanted)
 
     def came(self, kind: str, number: int) -> None:
-        """Record that a part or a block needs not be drawn any more."""
+        """Record that a part or a block need no longer be downloaded."""
         self.requested.discard(number)
         if self.drawing is not None:
             self.drawing.came(self.id, kind, str(number))

@@ -1,6 +1,6 @@
 """From a complete package to the version that serves, and back if it fails on probation.
 
-One thread takes candidates one after the other through all steps; commands come from another. This
+One thread takes candidates one after another through all steps; commands come from another. This
 module has the steps and their order, and the trial in a child process for every kind of sample that
 a candidate gets; the other steps have modules of their own.
 """
@@ -117,7 +117,7 @@ class Deployer:
     def suspend(self) -> None:
         """Record, at an orderly end, that the candidates are not to blame for it."""
         self._closing.set()
-        with self._swap.changing:  # after this nothing goes live any more
+        with self._swap.changing:  # after this nothing goes live anymore
             self._ledger.suspend()
 
     def close(self) -> None:

@@ -147,7 +147,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         self._candidates: list[Candidate] = []
         """Replaced, never changed: read without the lock."""
         self._current: Candidate | None = None
-        """In the deployer's hands; it takes one after the other."""
+        """Being processed by the deployer, which takes one candidate at a time."""
         self._file = StateFile(store.root / "deployments.json", "outcomes of earlier pushes")
         self._last = self._file.read(_parse) or {}
 

@@ -155,7 +155,7 @@ class Swap:
         return exchange
 
     def retire(self, exchange: Exchange) -> None:
-        """Close models that serve nothing any more, after their last frame; needs no lock."""
+        """Close models that serve nothing anymore, after their last frame; needs no lock."""
         for old in exchange.retired:
             self.active.retire(old)
 

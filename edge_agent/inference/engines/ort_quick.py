@@ -1,4 +1,4 @@
-"""The quickest way to a right result of an ONNX file: lightly optimized, on ONNX Runtime's CPU.
+"""The fastest way to a right result of an ONNX file: lightly optimized, on ONNX Runtime's CPU.
 
 A full optimization takes longer than the first inference gains by it, and any other engine longer
 to import. The file is read once: what has been checked is what is run, and what becomes of the file

@@ -1,7 +1,7 @@
 """Sessions of ONNX Runtime: their options, as plain words that a form keeps, and runs in stages.
 
 Lies on the way to the first result: ONNX Runtime is imported when the first session is opened. A
-network may run in stages, sessions one after the other with tensors passed between.
+network may run in stages, sessions one after another with tensors passed between.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The results of asking all engines."""
+    """What probing every engine found."""
 
     engines: Mapping[str, EngineFacts]
 

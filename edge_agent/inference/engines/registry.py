@@ -240,12 +240,12 @@ def open_engine(
 
 
 def readers(suffix: str) -> list[EngineName]:
-    """List the engines that read network files of a suffix, as ".onnx"."""
+    """List the engines that read network files with a suffix, such as ".onnx"."""
     return [name for name in ENGINES if suffix in capabilities(name).formats]
 
 
 def plain_choice(suffix: str) -> EngineChoice | None:
-    """Return the choice that others are compared with: a session that optimizes least.
+    """Return the choice that others are compared with: the session that optimizes least.
 
     Returns:
         None if no engine has such a session.

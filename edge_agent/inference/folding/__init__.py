@@ -9,7 +9,7 @@ engines do with the colors last, the picture is not taken apart into planes eith
 What was tried and left out, on two x86 cores, rfb320: the order of colors in the first weights (it
 costs nothing where planes are taken apart, and 0.006 ms where not); a float network's mean and
 scale in OpenVINO's preprocessing (0.05 ms of 2.3 gained, but such a network takes nothing but
-pictures any more, and so no golden tensors); buffers bound to ONNX Runtime, and outputs bound to
+pictures anymore, and so no golden tensors); buffers bound to ONNX Runtime, and outputs bound to
 OpenVINO (nothing gained: see `engines`).
 
 `fold` lies on the way to the first result and imports next to nothing; `find` and `cut` are for

@@ -87,7 +87,7 @@ class InputCut:
         """Return the changed graph, and by name the mapped files that hold its weights.
 
         Raises:
-            ModelError: a file cannot be read, or the network is not an ONNX file any more.
+            ModelError: a file cannot be read, or the network is not an ONNX file anymore.
         """
         name = self.network.name
         files = {name: map_file(self.network)}

@@ -42,7 +42,7 @@ class Fold:
         with np.errstate(over="ignore"):  # what goes beyond a float goes beyond the last step, too
             steps = values / np.float32(self.scale)
         np.rint(steps, out=steps)
-        # Before the zero point comes to it: there a sum could not be held any more.
+        # Before the zero point comes to it: there a sum could not be held anymore.
         np.clip(steps, limits.min - self.zero_point, limits.max - self.zero_point, out=steps)
         steps += np.float32(self.zero_point)
         return steps.astype(self.dtype)

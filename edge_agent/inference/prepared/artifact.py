@@ -152,7 +152,7 @@ class MappedWeights:
     def __init__(self, path: str) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        # Once it is not referred to any more: a thread may still read for an engine that is closed.
+        # Once it is not referred to anymore: a thread may still read for an engine that is closed.
         finalize(self, os.close, self._file)
         size = os.fstat(self._file).st_size
         self._map = mmap.mmap(self._file, size, mmap.MAP_SHARED, mmap.PROT_READ) if size else None

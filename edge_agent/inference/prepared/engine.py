@@ -19,7 +19,7 @@ Run = Callable[[Tensors], list[Array]]
 
 
 class PreparedEngine(Engine, Protocol):
-    """An engine that was loaded from an artifact, of whichever engine that is."""
+    """An engine loaded from an artifact, whichever library runs it."""
 
     artifact: Artifact
     is_streaming: bool

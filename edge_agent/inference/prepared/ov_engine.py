@@ -72,10 +72,10 @@ class OvPreparedEngine:
     def finish_load(self, threads: int | None = None) -> bool:
         """Import the network for the other lanes; return whether there were any.
 
-        One network of several streams would not do: it has been seen to give wrong numbers.
+        One network with several streams will not do: it has been seen to compute wrong outputs.
 
         Args:
-            threads: has no effect: a blob keeps those that it was compiled for.
+            threads: has no effect: a blob keeps the number that it was compiled for.
 
         Raises:
             ArtifactError: it is refused.

@@ -79,7 +79,7 @@ class SpectralFeatures:
     bins: slice
     """Of the transform, that are given."""
     sections: tuple[tuple[float, float, float, float], ...]
-    """Of the filter, one after the other: gain, the middle of three zeros' weights, and what of
+    """Of the filter, one after another: gain, the middle of three zeros' weights, and what of
     the last two outputs is subtracted."""
     block: Spectral
 

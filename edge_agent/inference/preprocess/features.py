@@ -62,7 +62,7 @@ class Features:
 
     @property
     def words(self) -> str:
-        """The output, in words."""
+        """A description of the output."""
         return f"{self.shape[0]} frames of {self.shape[1]} features"
 
     def __call__(self, samples: Floats) -> Floats:

@@ -94,9 +94,9 @@ def _needs_a_constant(spec: InputSpec, tensor: TensorSpec, picture: TensorSpec) 
 
 
 def constants(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> dict[str, Array]:
-    """Make the arrays of `input.fixed`, of the shapes and types that the network asks for.
+    """Return the arrays of `input.fixed`, with the shapes and types that the network expects.
 
-    Those of `input.state` are zeros, as before the first window.
+    Inputs of `input.state` are zeros, as before the first window.
 
     Raises:
         ModelError: a value is not numbers, or does not fit its input.

@@ -17,7 +17,7 @@ from .facts import CONVERSION, JOINED, OPENVINO_TYPES, PUT_INSIDE, NetworkFacts,
 from .finite import ensure_finite
 
 LEAST_VERSION = 10
-"""Of OpenVINO 2020 and later; nothing reads older ones any more."""
+"""Of OpenVINO 2020 and later; nothing reads older ones anymore."""
 MAX_XML_BYTES = 64 * 1024 * 1024
 MAX_LAYERS = 200_000
 MAX_REMEMBERED = 500_000

@@ -55,10 +55,10 @@ class Table:
 
     @classmethod
     def root(cls, data: Buffer) -> Table:
-        """Return the table that a file begins with.
+        """Return a file's root table.
 
         Raises:
-            DamagedError: as everywhere here: the requested part is not completely in the file.
+            DamagedError: the file ends before the end of what was asked for.
         """
         return cls._at(data, _unsigned(data, 0), Budget(len(data)))
 

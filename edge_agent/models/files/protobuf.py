@@ -122,7 +122,7 @@ def replace_fields(
 
 
 def message(number: int, content: bytes) -> bytes:
-    """Encode a field of bytes: a message, a text."""
+    """Encode a length-delimited field: a message or text."""
     return varint(number << 3 | LENGTH) + varint(len(content)) + content
 
 

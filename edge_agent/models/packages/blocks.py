@@ -169,8 +169,8 @@ def verified(
     """Iterate over the blocks, each only after its digest has been checked.
 
     Args:
-        blocks: of the stream.
-        read: returns the bytes at an offset, of a length.
+        blocks: the signed list of the stream's blocks.
+        read: returns bytes, given an offset and a length.
         taken: whether a block exists; zeros stand for one that does not.
 
     Raises:

@@ -28,7 +28,7 @@ class Piece:
 
 
 class Stream:
-    """The bytes of several pieces one after the other, any part of which can be read."""
+    """The bytes of several pieces one after another, any part of which can be read."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = tuple(pieces)

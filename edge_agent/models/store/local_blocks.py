@@ -63,7 +63,7 @@ def write_front(folder: Path, front: Front, *, sync: bool = True) -> None:
 
 
 def read_front(folder: Path) -> Front:
-    """Read them back; they are as unverified as when they arrived.
+    """Read the front back; it is as unverified as when it arrived.
 
     Raises:
         OSError: they are not there.

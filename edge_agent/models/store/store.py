@@ -281,7 +281,7 @@ class Store:
             return self._change(name, change).history[-1]
 
     def set_trial(self, name: str, trial: Trial | None) -> Pointers:
-        """Record which version is on trial and its phase; None: none is any more."""
+        """Record which version is on trial and its phase; None: no longer any."""
         with disk_errors(f"{name}: noting the trial"), self.locked():
             return self._change(name, lambda old: replace(old, trial=trial))
 

@@ -105,7 +105,7 @@ class SourceStatus:
             log.info("source of %s: switched on", self._name)
 
     def set(self, state: str, error: str | None) -> None:
-        """Record a state; publish it if it is another one."""
+        """Record a state; publish it if it has changed."""
         if not self.enabled or (state, error) == (self.state, self.error):
             return
         self.state, self.error = state, error

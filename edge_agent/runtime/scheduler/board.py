@@ -332,7 +332,7 @@ class Board(Generic[M]):
         return sum(each.dropped["superseded"] + each.dropped["error"] for each in accounts)
 
     def close(self) -> None:
-        """Wake every thread that waits; nothing is taken any more."""
+        """Wake every thread that waits; nothing is taken anymore."""
         self.settled.set()
         # Before the lock: where many captures wait, lanes that go on would hardly let go of it.
         self._closed = True

@@ -256,7 +256,7 @@ class FrameQueue(Generic[M]):
         return self.route.choose() is not None
 
     def usual(self) -> tuple[float, int]:
-        """Return the usual lane time of a frame, and how many frames go together at most.
+        """Return the usual lane time of a frame, and the largest number of frames per batch.
 
         The time is in seconds, 0 if not known yet.
         """

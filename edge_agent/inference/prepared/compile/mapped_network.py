@@ -31,7 +31,7 @@ _EXTERNAL = 1
 
 
 class MappedNetwork:
-    """The graph of a network, and the mapped files that it refers to."""
+    """A network's graph, and the mapped files that it refers to."""
 
     def __init__(self, network: Path) -> None:
         """Open a network.
@@ -146,7 +146,7 @@ class Constants:
         return np.frombuffer(data, kind, count, offset).reshape(tensor.dims)
 
     def replace(self, name: str, by: str, data: Array) -> None:
-        """Add a constant in the place of another, which goes when no node takes it any more."""
+        """Replace a constant; the old one is removed once no node uses it."""
         from onnx.helper import np_dtype_to_tensor_dtype
 
         tensor = self._graph.initializer.add()

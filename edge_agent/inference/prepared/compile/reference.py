@@ -75,10 +75,10 @@ class Reference:
             plain.close()
 
     def check_identical(self, artifact: Artifact) -> None:
-        """Check that an artifact gives the network's numbers bit for bit.
+        """Check that an artifact computes the network's outputs bit for bit.
 
         Raises:
-            ArtifactError: it does not, or it does not load or run.
+            ArtifactError: the outputs differ, or the artifact does not load or run.
         """
         engine = OrtPreparedEngine(Load(artifact))
         try:

@@ -37,7 +37,7 @@ FILES = (SIGNED_FILE, zero_point.FILE)
 _TAKES_WEIGHTS_SECOND = frozenset({"Conv", "Gemm", "MatMul"})
 _UINT8 = 2
 _RUNS = 7
-"""Of each network; the quickest counts."""
+"""Runs of each network; the fastest counts."""
 _MARGIN = 0.05
 """Share by which a rewritten network must be faster: less is noise."""
 

@@ -3,7 +3,7 @@
 A converter that spreads 256 steps over the range of a layer's weights leaves them with a zero
 point (TensorFlow's, and ONNX Runtime's own with weights of type uint8). ONNX Runtime has its quick
 kernels for weights without one. With its zero point taken off, a layer has one or two weights, at
-the end of the range, that eight bits do not hold any more. The channel which such a weight
+the end of the range, that eight bits do not hold anymore. The channel which such a weight
 multiplies is repeated, and the weight is shared out between the two: every sum stays as it is,
 to the last bit. The second of the channels is made by the layer before, of which a row is repeated,
 and comes the same way as the first.
