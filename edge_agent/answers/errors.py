@@ -14,7 +14,7 @@ class RefusedError(RequestError):
 
 
 class UnknownModelError(RequestError):
-    """A model, or version of it, in whose name nothing is answered here."""
+    """A model, or a version of it, that this device does not answer for."""
 
 
 class StoppingError(RefusedError):

@@ -19,7 +19,7 @@ from ..models.manifest import ModelFolder
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """How a model has run."""
+    """The outcome of running a model once."""
 
     engine: str
     """As results name it."""

@@ -161,7 +161,7 @@ class SecondStage:
 
     @property
     def whole(self) -> tuple[SecondStage, ...]:
-        """Itself and all stages below, each before those below it."""
+        """The stage itself and all stages below it, parents first."""
         return (self, *(each for stage in self.then for each in stage.whole))
 
 

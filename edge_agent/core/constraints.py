@@ -49,7 +49,7 @@ def MinLength(limit: int) -> Bound:  # noqa: N802
 
 
 class Plain:
-    """Strict type: nothing is converted, so that "yes" and 1 are no boolean."""
+    """Strict type: nothing is converted, so "yes" and 1 are not booleans."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         return {**handler(source), "strict": True}

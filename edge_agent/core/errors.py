@@ -78,7 +78,7 @@ class WebError(AgentError):
 
 
 class SpoolError(AgentError):
-    """A disk that does not accept or return messages that wait for the broker."""
+    """The disk failed to write or read messages that wait for the broker."""
 
 
 class SpoolDamagedError(SpoolError):

@@ -123,7 +123,7 @@ def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     sync_folder(path.parent)
 
 
-def append_lines(path: Path, lines: bytes, mode: int = 0o644) -> None:
+def append_lines(path: Path, lines: bytes) -> None:
     """Append whole lines to a file of the state folder, durably.
 
     The remains of an interrupted append stay a line of their own, which the reader skips.
@@ -133,7 +133,7 @@ def append_lines(path: Path, lines: bytes, mode: int = 0o644) -> None:
     """
     is_new = not path.exists()
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, mode)
+    descriptor = os.open(path, flags, 0o644)
     with os.fdopen(descriptor, "ab") as file:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":

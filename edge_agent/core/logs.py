@@ -45,12 +45,10 @@ def set_up(*, verbose: bool, steady: bool) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
-def handler_for(
-    stream: TextIO, environ: Mapping[str, str], place: Path = SOCKET
-) -> logging.Handler:
+def handler_for(stream: TextIO, environ: Mapping[str, str]) -> logging.Handler:
     """Return a handler: of the journal where *stream* leads there, else of lines on *stream*."""
     if _is_journal(stream, environ):
-        return Journal(stream, place)
+        return Journal(stream)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     return handler

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 NAMED = 5
 """Threads that are left behind and named in the log."""
+_PATIENCE_S = 2.0
 
 
 @record
@@ -77,9 +78,8 @@ class ThreadGroup:
     systemd restarts a dead daemon, but nothing restarts half of a live one.
     """
 
-    def __init__(self, stops: ShutdownQueue, patience: float = 2.0) -> None:
+    def __init__(self, stops: ShutdownQueue) -> None:
         self._stops = stops
-        self._patience = patience
         self._threads: list[threading.Thread] = []
         self.left_behind = False
         """Whether a thread did not return from native code in time."""
@@ -113,7 +113,7 @@ class ThreadGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + _PATIENCE_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         left = [thread.name for thread in self._threads if thread.is_alive()]

@@ -442,7 +442,7 @@ class Second:
 
 @record(quick=True, eq=False)
 class Outcome:
-    """Findings of one model in one sample."""
+    """What one model found in one sample."""
 
     model: str
     """name@version"""

@@ -49,7 +49,7 @@ class SettingsReload:
     """The error in the settings when they were last read again."""
 
     def problems(self) -> list[str]:
-        """Return the warning that other settings run than those of the file, and why."""
+        """Return a warning if the settings in effect differ from the file's, with the reason."""
         ignored = self.runner.overrides.ignored
         if self._refused is None or self.plan_writer.is_put_back():
             return list(ignored)

@@ -210,7 +210,7 @@ class Model:
         return self.conclude(request, prepared, outputs, took, by=by)
 
     def prepare(self, request: Request) -> PreparedSample:
-        """Make the network's inputs of a sample.
+        """Make the network's inputs from a sample.
 
         Raises:
             SampleError: the sample does not fit.

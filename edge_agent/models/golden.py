@@ -29,7 +29,7 @@ MOST_TOKENS = 256
 
 
 def check_file(folder: ModelFolder, facts: NetworkFacts) -> None:
-    """Check that the golden file of a model, if it has one, is one of its network.
+    """Check that a model's golden file, if there is one, fits its network.
 
     Raises:
         ModelError: it is damaged, or its arrays do not fit; begins with the file's path.

@@ -22,7 +22,7 @@ def read_npz(path: Path, where: str) -> dict[str, Array]:
     """Read an archive of arrays as a stranger's file: bounded, and never pickled.
 
     Raises:
-        ModelError: it is damaged, too large, or holds something else than numbers.
+        ModelError: it is damaged, too large, or holds anything but numbers.
     """
     try:
         _check_listing(path, where)

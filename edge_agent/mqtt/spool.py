@@ -139,7 +139,7 @@ class Spool:
         return messages, max(0.0, waited)
 
     def sync(self) -> None:
-        """Sync the written messages, which survive a power cut from now on."""
+        """Sync what was written, so that it survives a power cut."""
         try:
             # Not the database file itself: closing it would give up SQLite's lock on it.
             descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)

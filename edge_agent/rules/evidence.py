@@ -91,7 +91,7 @@ class Evidence:
         self._pruning: threading.Thread | None = None
 
     def keep(self, pipeline: str, event: str, data: bytes, keep_mb: int) -> None:
-        """Keep a picture; the oldest are removed to make room."""
+        """Keep a picture, removing the oldest to make room."""
         folder = self.folder / pipeline
         self._writing = part = folder / f".{event}{PART}"
         try:

@@ -138,7 +138,7 @@ class ModelLoader:
         """Load a model from its prepared form, for the long run.
 
         Raises:
-            EngineError: it cannot be run so.
+            EngineError: the form does not load or run.
         """
         choice = self.engines.prepared_choice(folder)
         if choice is None:

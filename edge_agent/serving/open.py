@@ -117,10 +117,10 @@ def begin_quick(checked: CheckedNetwork) -> Any:
     """Load a network that `check_quick` has checked.
 
     Returns:
-        For `open_quick`.
+        What `open_quick` takes.
 
     Raises:
-        EngineError: it has to be loaded in another way.
+        EngineError: the network cannot be loaded this way.
     """
     with contained(checked.path.name):
         return import_module(capabilities(checked.choice.engine).quick_module).QuickLoad(checked)

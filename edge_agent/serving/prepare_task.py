@@ -225,7 +225,7 @@ class PrepareTask:
         return "preparing" if why is None else f"no: {why}"
 
     def planned(self) -> list[PlannedModel]:
-        """List the serving models in the way that the next start can load them at once."""
+        """List the serving models as the next start can load them fastest."""
         found = []
         for serving in self._active.all():
             model = serving.model

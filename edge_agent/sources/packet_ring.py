@@ -92,7 +92,7 @@ class PacketRing:
             return [packet for packet in self._packets if packet.number >= number]
 
     def start(self, at: float) -> int | None:
-        """Return the number of the last key frame before a time, monotonic seconds.
+        """Return the index of the last key frame before a time, in monotonic seconds.
 
         If that is gone, the oldest key frame; None if there is none.
         """

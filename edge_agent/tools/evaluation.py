@@ -142,7 +142,7 @@ def network_inputs(
 
 
 def usual_findings(folder: ModelFolder, samples: Sequence[Sample], advance: Advance) -> Usual:
-    """Return the usual values of samples and of a network's findings in them, computed exactly."""
+    """Return the exact usual values of samples, and of a network's findings in them."""
     manifest = folder.manifest
 
     def results(model: Model) -> Iterator[tuple[Sample, Findings]]:

@@ -47,10 +47,10 @@ ONNX_RUNTIME, NNCF = "ONNX Runtime", "NNCF"
 
 
 def best_of(good: Sequence[Candidate]) -> Candidate | None:
-    """Return the one to take of networks that lose little enough, or None.
+    """Choose from the networks that lose little enough; returns None if there are none.
 
-    Of those that are about as fast as the fastest, the one that loses least; of those that lose
-    the same, the fastest over all engines: a box may have the other one.
+    Among those about as fast as the fastest, the one that loses least wins; ties go to the one
+    that is fastest over all engines, since a box may have only one of them.
     """
     fastest = min((each.fastest_ms for each in good), default=0.0)
     near = [each for each in good if each.fastest_ms <= fastest * SAME_SPEED]

@@ -153,10 +153,10 @@ def serve(
     """Serve the page until Ctrl-C.
 
     Args:
-        broker: is read.
-        listening: where the page is.
-        password: that browsers have to give; None: none.
-        local: it listens on loopback only.
+        broker: the broker that feeds the page.
+        listening: the bound socket.
+        password: what browsers must send; None: no password.
+        local: whether only loopback is listened on.
         push: as `Operator` takes it; None: the page is read-only.
     """
     page = Page(broker, push)

@@ -234,7 +234,7 @@ class ColdStartReport:
 
     @property
     def read(self) -> float:
-        """Milliseconds that the device takes to give the model's bytes."""
+        """Milliseconds that the disk takes to read the model's bytes."""
         return self.size / self.device * 1e3
 
     @property

@@ -131,11 +131,11 @@ def overhead(url: str, protocol: int) -> float:
 
 
 def following_ms() -> dict[str, float]:
-    """Measure frames with few and with many objects, 8 zones, 8 lines and 16 rules, and without.
+    """Time frames with few and many objects, with 8 zones, 8 lines, and 16 rules, and without any.
 
     Returns:
-        The median of each, ms a frame. Without anything to follow a pipeline has no engine: what is
-        left is asking for it, and the clock.
+        The median of each, in ms per frame. Without rules a pipeline has no rule engine: what
+        remains is the check for it, and the clock.
     """
     figures = {f"{count} objects": _measure(_followed(), count) for count in (FEW, MANY)}
     return {**figures, f"{MANY} objects without any": _measure(PIPELINE(), MANY)}

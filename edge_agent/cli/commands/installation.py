@@ -208,7 +208,7 @@ def own_source(folder: Path) -> Path:
 
 
 def wheel_of(own: Distribution, folder: Path) -> Path:
-    """Pack an installed distribution into a wheel again, from its own list of files (PEP 376)."""
+    """Repack an installed distribution as a wheel, from its own list of files (PEP 376)."""
     site = Path(sysconfig.get_path("purelib"))
     wheel = folder / f"edge_agent-{own.version}-py3-none-any.whl"
     record: list[str] = []

@@ -136,9 +136,9 @@ class ServiceUser:
         return acting_as(User(self.uid, self.gid, self.groups))
 
 
-def service_user(unit: Path = UNIT) -> ServiceUser | None:
+def service_user() -> ServiceUser | None:
     """Return the user of the installed service, or None if it is root or none is installed."""
-    keys = _keys(unit)
+    keys = _keys(UNIT)
     try:
         user = pwd.getpwnam(keys.get("User", ""))
         gid = grp.getgrnam(keys["Group"]).gr_gid if keys.get("Group") else user.pw_gid

@@ -75,7 +75,7 @@ def start_read_ahead(state: str, origins: str) -> ReadAhead | None:
     """Start to read ahead.
 
     Returns:
-        None if there is no list, or the files are in memory already.
+        The running readahead; None if there is no list or the files are in memory already.
     """
     try:
         with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - before pathlib is needed

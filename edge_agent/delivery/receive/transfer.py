@@ -73,7 +73,7 @@ class Transfer:
         return b"".join(self.parts[n] for n in range(self.list_parts))
 
     def arrived(self) -> None:
-        """Record that a part or a block has come."""
+        """Record that a part or a block has arrived."""
         now = time.monotonic()
         if self.arrived_at:
             # A break of the connection says nothing about its speed.

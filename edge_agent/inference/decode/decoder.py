@@ -226,8 +226,8 @@ def judged(score: float, threshold: float, label: str = "") -> Anomaly:
 def ensure_finite(name: str, *parts: Array) -> None:
     """Check that the numbers read from an output are finite.
 
-    One sum for each part: a NaN or an infinity anywhere makes the sum one, and comparing with a
-    threshold would drop it silently.
+    Each part is summed: a NaN or infinity anywhere makes the sum non-finite, whereas comparing
+    with a threshold would drop it silently.
 
     Raises:
         SampleError: it is not; names the output.
@@ -298,7 +298,7 @@ class Labels:
         return indices >= max(self.first, 0)
 
     def of(self, indices: NDArray[np.intp]) -> tuple[str, ...]:
-        """Return the labels of classes (n,) that all have one.
+        """Return the labels of class indices (n,), each of which must have one.
 
         Raises:
             SampleError: the network found a class beyond the last label.

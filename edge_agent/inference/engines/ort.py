@@ -115,7 +115,7 @@ class OrtEngine:
     def widened(self) -> OrtEngine:
         """Return the same session as an engine that takes any number of samples at a time.
 
-        That is in the first axis of those inputs that leave it open; others are as they were.
+        Only inputs with an open first axis change; others stay as they were.
 
         Raises:
             EngineError: the network has been closed.

@@ -132,7 +132,7 @@ def join(model: ov.Model) -> int:
     """Rewrite a model in place; return the number of rewrites.
 
     Args:
-        model: as it was read, of settled shapes; for the CPU, in f32.
+        model: as read, with fixed shapes; for the CPU, in f32.
     """
     joined = 0
     for node in model.get_ordered_ops():

@@ -327,5 +327,5 @@ def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) ->
 
 
 def engine_words(text: str) -> str:
-    """Write each label of an engine in a text as a reader knows it: "onnxruntime:CPU"."""
+    """Replace each engine label in a text with the form that readers know: "onnxruntime:CPU"."""
     return re.sub(r"\b(onnxruntime:\w+?)ExecutionProvider\b", r"\1", text)

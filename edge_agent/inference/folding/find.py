@@ -191,9 +191,6 @@ class _Way:
             raise UnfoldableError(f"{name} is used within {self._within[name]}")
         return [(position, self._nodes[position]) for position in self._positions.get(name, ())]
 
-    def _operators(self, name: str) -> list[str]:
-        return [node.op_type for _, node in self._users(name)]
-
     def convolved(self) -> bool:
         """Whether the steps are at once convolved, in eight bits, and nothing else is done."""
         if self._shape_is_read or len(self.passed) > 1 or len(self.quantizers) != 1:
@@ -242,7 +239,9 @@ class _Way:
         # Two quantizations one behind the other are made one by ONNX Runtime, with other numbers.
         for place, user in self._users(steps):
             back = user.op_type == "DequantizeLinear"
-            if back and "QuantizeLinear" in self._operators(user.output[0]):
+            if back and any(
+                after.op_type == "QuantizeLinear" for _, after in self._users(user.output[0])
+            ):
                 raise UnfoldableError("it is quantized twice")
             if not (back and len(user.input) > 2 and user.input[1:] == node.input[1:]):
                 self.back = None

@@ -49,11 +49,8 @@ class Features:
     def shape(self) -> tuple[int, int]:
         """Frames and features of a frame."""
         width = self.mel.shape[1] if self.dct is None else self.dct.shape[1]
-        return 1 + (self._padded - self.frame) // self.step, width
-
-    @property
-    def _padded(self) -> int:
-        return self.samples + (2 * (self.fft // 2) if self.spec.center else 0)
+        padded = self.samples + (2 * (self.fft // 2) if self.spec.center else 0)
+        return 1 + (padded - self.frame) // self.step, width
 
     @property
     def window(self) -> tuple[int, int]:

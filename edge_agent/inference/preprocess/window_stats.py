@@ -38,7 +38,7 @@ class WindowStats:
 
     @property
     def words(self) -> str:
-        """The output, in words."""
+        """A description of the output."""
         return f"{len(self.of)} statistics of {counted(self.window[1], 'channel')}"
 
     def __call__(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -142,7 +142,8 @@ class Windower:
         time_ns, since = reading.time_ns, reading.since
         window = self._spec.window
         if window is None:
-            return [Window(_own(row), time_ns, since, None, True) for row in kept]
+            # Copies: a view would keep the whole piece alive while one row waits.
+            return [Window(np.array(row, np.float32), time_ns, since, None, True) for row in kept]
         names = self._channels.names
         clocks = np.full(len(kept), time_ns, np.int64) if times is None else times
         return [
@@ -209,11 +210,6 @@ class Windower:
         # Copies: a view would keep the whole piece alive while a few rows wait.
         self._held.append((np.array(rows, np.float32), np.array(times)))
         self._count += len(rows)
-
-
-def _own(row: Array) -> NDArray[np.float32]:
-    # A copy: a view would keep the whole piece alive while one row waits.
-    return np.array(row, np.float32)
 
 
 ODD = 3

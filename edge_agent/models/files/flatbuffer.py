@@ -76,7 +76,7 @@ class Table:
         return cls(data, at, vtable, (length - 4) // 2, size, budget)
 
     def place(self, field: int, size: int) -> int | None:
-        """Return where a field of this many bytes lies, or None if it is left out."""
+        """Return the offset of a field of *size* bytes, or None if the field is absent."""
         if field >= self.fields:
             return None
         offset = int(_read(self.data, "<H", self.vtable + 4 + 2 * field))
@@ -87,7 +87,7 @@ class Table:
         return self.at + offset
 
     def number(self, field: int, form: str) -> int:
-        """Return a whole number, of a form of `struct`; 0 where it is left out."""
+        """Return an integer field in a `struct` format; 0 if the field is absent."""
         at = self.place(field, struct.calcsize(form))
         return 0 if at is None else int(_read(self.data, form, at))
 

@@ -84,7 +84,7 @@ def _custom_vision(picture: Picture, output: dict[str, Any], *left: str) -> Draf
 
 
 def heads(picture: Picture) -> Draft | None:
-    """Draft a network with numbers for each cell, whose anchors it does not hold, or has none."""
+    """Draft a network with outputs per grid cell that holds no anchors or needs none."""
     levels = [_level(picture, one) for one in picture.facts.outputs]
     found = [level for level in levels if level is not None]
     if len(found) != len(levels) or len({stride for stride, _, _ in found}) != len(found):

@@ -103,11 +103,10 @@ def detector(
 
 def _inside(facts: NetworkFacts) -> list[str]:
     """List the pixel preprocessing that the converter built into an IR."""
-    return [key for key in PUT_INSIDE if _said_of(facts, key) not in _NOT_PUT]
-
-
-def _said_of(facts: NetworkFacts, key: str) -> str:
-    return facts.metadata.get(f"{CONVERSION} {key}", "").strip()
+    said = facts.metadata
+    return [
+        key for key in PUT_INSIDE if said.get(f"{CONVERSION} {key}", "").strip() not in _NOT_PUT
+    ]
 
 
 def _before(input_: Mapping[str, Any], inside: list[str]) -> dict[str, Any] | None:

@@ -137,7 +137,7 @@ def _read(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Keyring:
-    """The public keys found at one moment."""
+    """The public keys found when the ring was loaded."""
 
     keys: Mapping[str, Ed25519PublicKey]
     """By file name."""

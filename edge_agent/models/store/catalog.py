@@ -28,7 +28,7 @@ Place = Literal["store", "models_dirs", "bundled"]
 
 @record
 class Entry:
-    """One version of a model, in one place."""
+    """A version of a model in one location."""
 
     name: str
     version: str | None

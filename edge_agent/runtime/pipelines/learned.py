@@ -75,7 +75,7 @@ class Learned(Generic[T]):
 
 
 class LearnedValues:
-    """All that pipelines learn and keep."""
+    """Everything that pipelines learn and keep across restarts."""
 
     def __init__(self, folder: Path) -> None:
         """Keep it in this folder."""

@@ -204,7 +204,7 @@ class FrameQueue(Generic[M]):
 
     @property
     def full(self) -> bool:
-        """Whether as many wait as may."""
+        """Whether the queue has reached its limit."""
         return len(self.frames) >= self.room
 
     @property

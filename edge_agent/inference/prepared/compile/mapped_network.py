@@ -130,7 +130,7 @@ class Constants:
         return None if tensor is None else int(tensor.data_type)
 
     def array(self, name: str) -> Array:
-        """Return a constant's numbers, in its own shape."""
+        """Return a constant's values, in its shape."""
         tensor = self._known[name]
         file, offset, length = location(tensor)
         if not file:
