@@ -276,9 +276,11 @@ def running(
 ) -> Iterator[Program]:
     """Run a program inside the `with` block, then end it; its output is kept for errors."""
     with TemporaryFile() as output:
+        # An installed program is compiled; one in a checkout would be at every start.
+        env = {key: text for key, text in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         begun = time.monotonic()
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd, env=env
         )
         program = Program(name, process, client, output)
         program.begun = begun
