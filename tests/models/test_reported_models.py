@@ -412,6 +412,20 @@ def test_deeplabv3_labels_in_the_metadata_make_a_segmentation(tmp_path: Path) ->
         bring_in(path)
 
 
+def test_yamnet_labels_in_the_metadata_are_in_the_draft(tmp_path: Path) -> None:
+    """A network of sounds is a classifier by its labels; its channels and rate stay questions."""
+    tensors = [Tensor("x", (1, 15600)), Tensor("y", (1, 3))]
+    path = save_tflite(tmp_path / "m.tflite", tensors, metadata=metadata("names.txt"))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("names.txt", "speech\nbark\nsiren\n")
+    told = describe(path)
+    assert told.manifest is None
+    assert 'task = "classification"' in told.draft
+    assert '"bark"' in told.draft
+    assert any(line.startswith("input.channels") for line in told.missing)
+    assert not any(line.startswith("task") for line in told.missing)
+
+
 def bring_in(path: Path) -> None:
     """Import a bare file."""
     with import_model(path):

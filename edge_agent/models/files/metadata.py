@@ -43,7 +43,8 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
         try:
             described, assumed = tflite_metadata.describe(network, facts, where)
         except ModelError as problem:
-            raise _undecided(guess.draft_of(facts), where, str(problem)) from None
+            draft = tflite_metadata.draft_with_labels(network, facts)
+            raise _undecided(draft, where, str(problem)) from None
     elif (info := model_api.info_of(facts)) is not None:
         described, assumed = model_api.describe(info, facts, where)
     elif (config := huggingface.config_of(network)) is not None:

@@ -18,7 +18,7 @@ from ...core.errors import ModelError
 from ...core.types import TensorSpec
 from ..manifest import MAX_LABEL_BYTES, MAX_LABELS, InputSpec, Manifest
 from . import infer_layout
-from .facts import NetworkFacts
+from .facts import Draft, NetworkFacts
 from .flatbuffer import Table
 from .guess import draft_of
 from .protobuf import DamagedError
@@ -111,6 +111,33 @@ def _describe(
         "input": picture,
         "output": output,
     }, assumed
+
+
+def draft_with_labels(network: Path, facts: NetworkFacts) -> Draft:
+    """Guess a network as `draft_of`; its metadata's labels make a classifier of a signal's."""
+    draft = draft_of(facts)
+    signal = draft.keys.get("task") == "raw" and "window" in draft.keys.get("input", ())
+    if facts.kind != "tflite" or not signal:
+        return draft
+    try:
+        about = _root(network, facts)
+        outputs = [one for graph in about.tables(3)[:1] for one in graph.tables(3)] if about else []
+        if not len(outputs) == len(facts.outputs) == 1:
+            return draft
+        labels = _labels(outputs[0], network, str(network))
+        output, made = _output(facts.outputs[0], labels, facts, str(network))
+    except (DamagedError, ModelError):
+        return draft  # the refusal that comes with a draft says what its metadata lack
+    left = draft.questions[1:]
+    if output["decoder"] == "logits":
+        left = ("output.decoder: softmax where its outputs are chances already", *left)
+    return replace(
+        draft,
+        family="a classifier of signals, by the labels in its metadata",
+        keys={**draft.keys, "task": "classification", "output": output},
+        assumed=(*draft.assumed, made),
+        questions=left,
+    )
 
 
 def _output(
