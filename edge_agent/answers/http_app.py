@@ -324,6 +324,7 @@ async def _body(request: Request, most: int) -> bytes:
 
 def _inflated(body: bytes, coding: str, most: int) -> bytes:
     """Return a body as it was before it was compressed."""
+    coding = coding.lower().removeprefix("x-")
     if coding in {"", "identity"}:
         return body
     if coding not in {"gzip", "deflate"}:
@@ -337,6 +338,8 @@ def _inflated(body: bytes, coding: str, most: int) -> bytes:
         raise TooLargeError(f"larger than {most} bytes, which infer.max_mb allows")
     if not inflater.eof:
         raise SampleError("the body is cut short")
+    if inflater.unused_data:
+        raise SampleError("more follows the compressed body; compress it in one piece")
     return made
 
 

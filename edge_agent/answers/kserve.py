@@ -111,7 +111,7 @@ class Inference:
             raise SampleError("outputs: expected a list")
         for each in wanted:
             name = each.get("name") if isinstance(each, dict) else None
-            if name not in known:
+            if not isinstance(name, str) or name not in known:
                 raise SampleError(
                     f"there is no output {name!r}; there is {', '.join(sorted(known))}"
                 )

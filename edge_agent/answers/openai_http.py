@@ -40,6 +40,7 @@ NEUTRAL: Mapping[str, Any] = {
     "suffix": "",
     "tools": [],
     "tool_choice": "none",
+    "modalities": ["text"],
 }
 """Keys that are supported with this value only."""
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
@@ -119,7 +120,7 @@ class TextRequest:
 
     def _embedding(self, given: dict[str, Any]) -> dict[str, Any]:
         coding = given.pop("encoding_format", "float")
-        if coding not in {"float", "base64"}:
+        if coding not in ("float", "base64"):  # it may be of any type
             raise SampleError("encoding_format: expected float or base64")
         self._base64 = coding == "base64"
         if "dimensions" in given:

@@ -181,7 +181,7 @@ def test_pictures_and_tensors_are_answered(
         binary = ask(
             "/v2/models/rows/versions/1/infer",
             gzip.compress(head + rows.tobytes()),
-            Content_Encoding="gzip",
+            Content_Encoding="X-GZIP",
             Inference_Header_Content_Length=str(len(head)),
         )
         size = int(binary.headers["inference-header-content-length"])
@@ -211,6 +211,16 @@ WRONG: dict[str, tuple[str, bytes | dict[str, Any] | None, int]] = {
     "no data": (
         "/v2/models/rows/infer",
         {"inputs": [{"name": "row", "shape": [1, 4], "datatype": "FP32"}]},
+        400,
+    ),
+    "an output whose name is a list": (
+        "/v2/models/rows/infer",
+        {"inputs": [ROW], "outputs": [{"name": []}]},
+        400,
+    ),
+    "a coding that is a list": (
+        "/v1/embeddings",
+        {"model": "rows", "input": "a", "encoding_format": []},
         400,
     ),
     "an input given twice": ("/v2/models/rows/infer", {"inputs": [ROW, ROW]}, 400),
@@ -280,6 +290,8 @@ def test_what_strangers_send_gets_a_clear_status_and_costs_nobody_else(
         burst = ask("/v2/models/rows/infer", bomb, Content_Encoding="gzip")
         assert burst.status == 413, burst.body
         assert ask("/predict/light", GRAY, Content_Encoding="br").status == 400
+        pieces = gzip.compress(GRAY) + gzip.compress(GRAY)
+        assert ask("/predict/light", pieces, Content_Encoding="gzip").status == 400
         for name, future in sent.items():
             found = future.result(PATIENCE)
             assert found.startswith(b"HTTP/1.1 " + HOSTILE[name][1]), (name, found[:80])

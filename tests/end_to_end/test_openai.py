@@ -42,7 +42,8 @@ def test_texts_are_answered_as_openai_does(
     with running(broker, listen, agent, tmp_path, **tables) as (ask, heard, _process):
         assert [each["id"] for each in ask("/v1/models").json["data"]] == ["tiny", "texts"]
         assert ask("/v1/models/tiny").json["object"] == "model"
-        said = ask(CHAT, {"model": "tiny", **HELLO, "max_completion_tokens": 5, "user": "me"}).json
+        few = {"max_completion_tokens": 5, "user": "me", "modalities": ["text"]}
+        said = ask(CHAT, {"model": "tiny", **HELLO, **few}).json
         assert (said["object"], said["model"]) == ("chat.completion", "tiny@1")
         choice = said["choices"][0]
         assert choice["message"]["role"] == "assistant"
