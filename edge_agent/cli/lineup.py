@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def engines_for(network: Path) -> list[EngineChoice]:
-    """Return them in the profile's order."""
+    """Return the engines for a network, in the profile's order."""
     from ..config.device_profile import choose, default_dirs, lineup, load_profiles
     from ..device.hardware import read_facts
     from ..inference.engines.probe import probe

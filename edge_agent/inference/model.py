@@ -306,7 +306,7 @@ class Model:
         )
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
-        """Return the result of `answer` for each; together if the network takes a batch."""
+        """Return what `answer` returns for each request; in one batch if the network takes one."""
         if (
             self.batch is not None
             and len(requests) > 1

@@ -102,7 +102,7 @@ def layout_problems(
 
 
 def threshold_trouble(task: Task, threshold: float) -> str | None:
-    """Return why a threshold makes no sense for a task, or None if it does. `set` asks too."""
+    """Return why a threshold makes no sense for a task, or None if it does. `set` uses it too."""
     if task not in SCORED or 0 <= threshold <= 1:
         return None
     return f"expected a number from 0 to 1, as the scores of task {task} are, found {threshold:g}"

@@ -89,9 +89,9 @@ class Tracker:
     ) -> Slots:
         """Add the detections of the next result, *seconds* after the one before.
 
-        Return by detection of *found* the slot of its track; -1: it has none. *weak*: further ones
-        whose scores are below the threshold; they carry on tracks only. *size*: width and height of
-        the frame.
+        Return the slot of the track of each detection in *found*; -1: no track. *weak*: detections
+        with scores below the threshold, which only continue existing tracks. *size*: width and
+        height of the frame.
         """
         self._release(self.ended)
         frames = min(max(seconds, 1e-3) * FRAMES_PER_SECOND, LONGEST)

@@ -100,7 +100,7 @@ class Upkeep:
 
     @property
     def threads(self) -> tuple[TaskThread, TaskThread]:
-        """Those that run until they are closed, each in a thread of its own."""
+        """The slow and the prompt task thread; each runs until it is closed."""
         return self._prompt, self._slow
 
     def wake(self) -> None:

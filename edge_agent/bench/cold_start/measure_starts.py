@@ -54,7 +54,7 @@ WARM_RUNS = 3
 def measure(
     models: list[str], setup: ColdStartSetup, report_progress: Progress, config: str | None = None
 ) -> list[ColdStartReport]:
-    """Measure each model: a folder, or the name of one of the agent's or of a generated one."""
+    """Measure each model, given as a folder or as the name of an agent's or generated model."""
     if find_mosquitto() is None:
         raise UsageError(
             "bench cold-start needs a broker: install mosquitto (apt install mosquitto)"

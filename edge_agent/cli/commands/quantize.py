@@ -89,7 +89,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Quantize, or judge; 1 where more is lost than may be."""
+    """Quantize or evaluate; return 1 if more accuracy is lost than allowed."""
     needed = {"--calibration": options.calibration, "-o": options.output}
     if options.judge is not None:
         if options.output is not None:

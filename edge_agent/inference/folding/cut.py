@@ -40,7 +40,7 @@ class InputCut:
     """Whether steps are 128 more than in the network itself, to be without a sign."""
 
     def unsigned(self) -> InputCut | None:
-        """Return the same cut for unsigned steps, 128 more each, or None if it cannot be done."""
+        """Return the same cut for unsigned steps, each larger by 128, or None if there is none."""
         if not self.back:
             return None
         fold = replace(self.fold, dtype="uint8", zero_point=self.fold.zero_point + 128)

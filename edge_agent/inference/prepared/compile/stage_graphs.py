@@ -51,9 +51,9 @@ def write_files(model: ModelProto, words: Words, folder: Path, stages: int) -> W
 
     Args:
         model: the optimized network, whose files lie in *folder* and are removed.
-        words: options of sessions.
-        folder: where the files come.
-        stages: fewer come of a graph that cannot be cut so often.
+        words: session options.
+        folder: where the files are written.
+        stages: the most to make; a graph with too few places to cut yields fewer.
 
     Raises:
         EngineError: ONNX Runtime does not take a stage.
