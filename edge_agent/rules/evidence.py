@@ -214,7 +214,7 @@ class Evidence:
     ) -> list[dict[str, Any]]:
         """List the kept evidence, the latest first, as for a payload; *since*: seconds since 1970.
 
-        *pipeline* None: of all, *most* None: all of these.
+        *pipeline* None: of all pipelines; *most*: at most this many, None: all.
         """
         found = (each for each in self._files(pipeline) if each[0] >= since * 1e9)
         latest = sorted(found, reverse=True) if most is None else heapq.nlargest(most, found)

@@ -33,7 +33,7 @@ class Device(Protocol):
 
 
 class Signal:
-    """The readings of a device, whose rows follow on each other or do not."""
+    """The readings of a device, with whether their rows are contiguous."""
 
     def __init__(self, spec: SourceSpec, device: Device, counts: Counts | None) -> None:
         """Read an opened device; *counts* go on."""

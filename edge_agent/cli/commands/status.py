@@ -43,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Look; 0 if all is well."""
+    """Print the status; return 0 if all is well."""
     target: str | None = options.device
     if target is not None:
         check_target(target)

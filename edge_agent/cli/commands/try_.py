@@ -88,7 +88,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Try; 0 if there was at least one result."""
+    """Try the model; return 0 if there was at least one result."""
     spec = _source(options.source)
     path = Path(options.model)
     if options.model == READINGS and not path.exists():

@@ -132,7 +132,7 @@ class OnnxFile:
             if field.end - begin > MAX_GRAPH_BYTES:
                 raise UnfitError("much comes before its graph")
             if field.number == proto.MODEL_IR_VERSION and field.value < _OLDEST:
-                raise UnfitError("it is of an old version of ONNX")
+                raise UnfitError("its version of ONNX is too old")
             if field.number < proto.MODEL_GRAPH:
                 self.front += data.read(field.start, field.end)
         else:

@@ -37,7 +37,7 @@ class Delete:
 
 
 class VersionCommands:
-    """Carried out by the thread of requests; a candidate of the same model is canceled."""
+    """Commands about versions, run by the request thread; they cancel the model's candidate."""
 
     def __init__(self, swap: Swap) -> None:
         self._swap = swap

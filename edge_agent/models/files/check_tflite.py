@@ -379,7 +379,7 @@ def _metadata(model: Table, data: Buffer, constants: Sequence[tuple[int, int]]) 
     for entry in model.tables(6):
         place = entry.number(1, "<I")
         if place >= len(constants):
-            raise DamagedError("its metadata are not there")
+            raise DamagedError("its metadata is missing")
         start, length = constants[place]
         name = entry.text(0)
         if name == "TFLITE_METADATA":

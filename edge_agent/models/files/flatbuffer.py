@@ -69,7 +69,7 @@ class Table:
         vtable = at - int(_read(data, "<i", at))
         length, size = int(_read(data, "<H", vtable)), int(_read(data, "<H", vtable + 2))
         if length < 4 or length % 2 or size < 4 or vtable % 2:
-            raise DamagedError("a table is of a size that makes no sense")
+            raise DamagedError("a table has an impossible size")
         if vtable + length > len(data) or at + size > len(data):
             raise DamagedError("a table reaches beyond the file")
         budget.spend(length + size)

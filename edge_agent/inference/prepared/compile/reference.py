@@ -96,13 +96,13 @@ def settle_stages(artifact: Artifact, reference: Reference, shared: int, budget:
     """Run an artifact in stages; return how many of the first ones may stay in memory.
 
     Args:
-        artifact: whose table gets that number, too.
-        reference: of its network.
+        artifact: the artifact, in whose table that number is also written.
+        reference: what its network computes.
         shared: bytes that several stages need.
         budget: bytes that the model may take.
 
     Raises:
-        ArtifactError: it has not the network's numbers, or it does not load or run.
+        ArtifactError: its outputs differ from the network's, or it does not load or run.
     """
     # Nothing kept first: what is left over is known when it has run.
     least = artifact.table["kept"] = min(1, shared)
