@@ -23,6 +23,8 @@ AHEAD = 100
 """Rows that decide which columns are text."""
 # "1,5", but not "1,500.0".
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*", re.ASCII)
+# A first line that tells spreadsheets the separator.
+_SEPARATOR_LINE = re.compile(r"(?i)sep=.\r?\n?")
 _LARGEST = float(np.finfo(np.float32).max)
 _NAN = float("nan")
 BLOCK = 64 * 1024
@@ -50,6 +52,7 @@ class CsvRows:
 
     columns: tuple[str, ...] = ()
     rate_hz: float | None = None
+    trouble: str | None = None
 
     def __init__(self, path: Path, name: str, separator: str | None = None) -> None:
         """Open the file and read its first lines.
@@ -253,7 +256,7 @@ class CsvRows:
                 before = line
                 if line.startswith("#"):
                     self._comment = line.lstrip("#").strip()
-                elif not rest:
+                elif not rest and not (self._line == 1 and _SEPARATOR_LINE.fullmatch(line)):
                     yield line
         except OSError as problem:
             raise self._unreadable(problem) from None

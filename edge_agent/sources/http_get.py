@@ -210,7 +210,9 @@ def _path(parts: SplitResult) -> str:
 def _authorization(user: SplitResult, parts: SplitResult, challenges: str) -> str:
     """Answer the challenge of a camera: Digest (RFC 7616) where it offers that, else Basic."""
     name, password = unquote(user.username or ""), unquote(user.password or "")
-    _, fields = re.split(r"(?i)(?:^|, *)digest ", f"{challenges},digest ", maxsplit=1)
+    # Each has fields of its own, and a camera may offer several.
+    offers = re.split(r"(?:^|, *)(?=[\w-]+ +\w+=)", challenges)
+    fields = next((each for each in reversed(offers) if each.lower().startswith("digest ")), "")
     given = {
         key.lower(): quoted or plain
         for key, quoted, plain in re.findall(r'(\w+)=(?:"([^"]*)"|([^\s,]+))', fields)

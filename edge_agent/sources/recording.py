@@ -42,6 +42,8 @@ class Rows(Protocol):
     columns: tuple[str, ...]
     rate_hz: float | None
     """Rows a second when they were recorded, where the file says it."""
+    trouble: str | None
+    """What is wrong with the file as a whole."""
 
     def read(self, limit: int) -> Array | None:
         """Read up to *limit* more rows, float32 or float64; NaN marks what `flaw` describes.
@@ -67,8 +69,6 @@ class Rows(Protocol):
 
 class Recording:
     """Rows of a file, once or for ever."""
-
-    trouble = None
 
     def __init__(self, spec: SourceSpec, rows: Rows, closing: threading.Event) -> None:
         """Make a source of an opened file, which it owns from now on."""
@@ -117,6 +117,11 @@ class Recording:
             flaw=rows.flaw,
         )
 
+    @property
+    def trouble(self) -> str | None:
+        """The trouble with the file, whose rows have come all the same, or None."""
+        return self._rows.trouble
+
     def close(self) -> None:
         self._rows.close()
 
@@ -139,6 +144,8 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _TYPES = {(_PCM, 8): "u1", (_PCM, 16): "<i2", (_PCM, 24): "V3", (_PCM, 32): "<i4"}
 _TYPES |= {(_FLOAT, 32): "<f4", (_FLOAT, 64): "<f8"}
 _KNOWN = "PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64"
+_STREAMED = 0x7FFF0000
+"""Lengths of sound from here on stand in headers written before the end was known."""
 _CHUNKS = 1000
 """Parts before the samples that are passed over, at most."""
 _MOST_VALUES = 1 << 24
@@ -162,6 +169,8 @@ class Layout:
     rate_hz: float | None = None
     """Of sound: samples a second. Its PCM is read as -1 to 1."""
 
+    trouble: str | None = None
+
     @property
     def row_values(self) -> int:
         """How many values a row has."""
@@ -176,7 +185,7 @@ class ArrayRows:
 
     def __init__(self, file: BinaryIO, name: str, layout: Layout) -> None:
         """Make rows of an opened file, which they own from now on; *name* is for errors."""
-        self.rate_hz = layout.rate_hz
+        self.rate_hz, self.trouble = layout.rate_hz, layout.trouble
         self._file = file
         self._name = name
         self._layout = layout
@@ -365,7 +374,12 @@ def _wav_header(file: BinaryIO, name: str, size: int) -> Layout:
     count = held // (channels * bits // 8)
     if count == 0:
         raise SourceError(f"{name}: holds no samples")
-    return Layout(np.dtype(_TYPES[code, bits]), (count, channels), offset, rate_hz=float(rate))
+    dtype, promised = np.dtype(_TYPES[code, bits]), length // (channels * bits // 8)
+    short = None
+    if held < length < _STREAMED or (long is not None and held < length):
+        short = f"ended after {count} of {promised} samples; the file is damaged or cut short"
+    shape = count, channels
+    return Layout(dtype, shape, offset, rate_hz=float(rate), trouble=short)
 
 
 def _read_format(file: BinaryIO, length: int) -> tuple[int, int, int, int]:

@@ -30,7 +30,17 @@ NETWORK = {
 FILE = {
     "protocol_whitelist": "file",
     "format_whitelist": "mov,avi,matroska,mpegts,mpeg,mpegvideo,flv,h264,hevc,vvc,m4v,mjpeg,asf,"
-    "ogg,gif,ivf,obu,av1,mxf,nut,dv,vc1,rm,swf,yuv4mpegpipe,apng,mpjpeg",
+    "ogg,gif,ivf,obu,av1,mxf,nut,dv,vc1,rm,swf,yuv4mpegpipe,apng,mpjpeg,jpeg_pipe",
+}
+
+# Color spaces of H.273 that FFmpeg does not convert and PyAV has no name for.
+_SPACES = {
+    8: "YCgCo",
+    10: "BT.2020 with constant luminance",
+    11: "SMPTE ST 2085",
+    12: "derived from primaries",
+    13: "derived from primaries, with constant luminance",
+    14: "ICtCp",
 }
 
 
@@ -62,8 +72,13 @@ class Video:
         """
         import av
         from av.codec.context import Flags
+        from av.sidedata.sidedata import Type
         from av.video.reformatter import VideoReformatter
 
+        # Else no side data can be read of a frame that has one of a kind newer than PyAV's list,
+        # as EXIF. Only the display matrix is read here.
+        kinds: Any = Type
+        kinds._missing_ = classmethod(lambda known, _: known.VIDEO_HINT)
         self._error = av.FFmpegError
         self._name = name
         self._keys, self._source = keys, source
@@ -142,9 +157,10 @@ class Video:
         try:
             made = self._converter.reformat(frame, format="bgr24", threads=1)
         except self._error:
+            space = getattr(frame.colorspace, "name", frame.colorspace)
             raise SampleError(
                 f"{self._name}: pictures of format {frame.format.name} in color space "
-                f"{getattr(frame.colorspace, 'name', frame.colorspace)} cannot be converted to BGR"
+                f"{_SPACES.get(space, space)} cannot be converted to BGR"
             ) from None
         HARDWARE.works(self._name)
         height, width, plane = made.height, made.width, made.planes[0]
@@ -164,8 +180,12 @@ class Video:
 
     def _decoded(self) -> Generator[Any]:
         """Yield the frames, and a SampleError for each piece that cannot be decoded."""
-        for packet in self._container.demux(self._stream):
+        repeats = self._container.format.name == "avi"
+        for packet in self._read():
             self.packets += packet.size > 0
+            if repeats and packet.dts is not None:
+                # Frames that only repeat the one before are counted by the header, and not read.
+                self.packets = packet.dts + 1
             ring = PACKETS.ring(self._source)
             if ring is not None:
                 ring.add(self, self._stream, packet)
@@ -177,6 +197,13 @@ class Video:
                 yield SampleError(f"{self._name}: a frame cannot be decoded: {problem.strerror}")
             else:
                 yield from frames
+
+    def _read(self) -> Generator[Any]:
+        try:
+            yield from self._container.demux(self._stream)
+        except IndexError:
+            # PyAV, behind the last of our packets, where another stream has begun on the way.
+            return
 
     def _refusal(self, why: str) -> SourceError:
         self._container.close()

@@ -46,6 +46,14 @@ def read(path: Path, limit: int) -> list[str]:
     return found
 
 
+def test_a_line_that_tells_spreadsheets_the_separator_is_no_header(tmp_path: Path) -> None:
+    """The columns are named by the line below it."""
+    (tmp_path / "rows.csv").write_text("sep=;\na;b\n1;2\n")
+    rows = CsvRows(tmp_path / "rows.csv", "rows")
+    assert (rows.columns, rows.read(9).tolist()) == (("a", "b"), [[1, 2]])  # type: ignore[union-attr]
+    rows.close()
+
+
 @settings(deadline=None)
 @given(st.lists(lines, max_size=12), st.sampled_from(["\n", "\r\n"]))
 @example([["a", "b"], ["1", "2"], ["", ""], ["3", "4"]], "\n")

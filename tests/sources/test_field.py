@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import av
 import numpy as np
@@ -18,6 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_agent.core.errors import SampleError, SourceError
+from edge_agent.sources.http_get import _authorization
 from edge_agent.sources.opencv import load
 from edge_agent.sources.source import Source, SourceContext, open_source, readings
 from edge_agent.sources.spec import parse_source
@@ -211,9 +214,32 @@ def test_a_color_space_that_cannot_be_converted_is_named(tmp_path: Path) -> None
     assert source.grab()
     video = source._video  # type: ignore[attr-defined]
     video._frame.colorspace = 8  # YCgCo, which no encoder here writes
-    with pytest.raises(SampleError, match=r"yuv420p in color space \S+ cannot be converted"):
+    with pytest.raises(SampleError, match=r"yuv420p in color space YCgCo cannot be converted"):
         source.retrieve()
     source.close()
+
+
+def test_a_raw_mjpeg_recording_with_exif(tmp_path: Path) -> None:
+    """JPEGs on end, as `rpicam-vid --codec mjpeg` writes them, are a clip, turned as EXIF says."""
+    exif = b"Exif\0\0MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x112, 3, 1, 5, 0, 0)
+    segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
+    path = tmp_path / "clip.mjpeg"
+    path.write_bytes((WIDE[:2] + segment + WIDE[2:]) * 3)
+    pictures, trouble = played(path)
+    assert ([seen(each) for each in pictures], trouble) == ([[RED, BLUE, GREEN, WHITE]] * 3, None)
+
+
+def test_an_avi_whose_frames_repeat_is_whole(tmp_path: Path) -> None:
+    """Its header counts frames that are not there, as they only repeat the one before."""
+    pictures, trouble = played(write(tmp_path / "clip.avi", "mpeg4", times=range(0, 60, 3)))
+    assert (len(pictures), trouble) == (20, None)
+
+
+def test_digest_is_answered_where_basic_is_offered_behind_it() -> None:
+    """Each offer has a realm of its own."""
+    url = urlsplit("http://cam:secret@camera/stream")
+    offers = 'Digest realm="door", nonce="1", qop="auth", Basic realm="IP camera, door"'
+    assert 'realm="door", nonce="1", uri="/stream"' in _authorization(url, url, offers)
 
 
 def test_only_key_frames(tmp_path: Path) -> None:

@@ -1083,6 +1083,14 @@ def test_a_wav_that_was_written_as_a_stream(length: int, tmp_path: Path) -> None
     assert len(all_rows(opened("wav:a.wav", tmp_path))) == 100
 
 
+def test_a_wav_that_was_cut_short_says_so(tmp_path: Path) -> None:
+    """What is there is read; how much the header promised is told."""
+    (tmp_path / "a.wav").write_bytes(wav(1, 16, bytes(400), length=800))
+    source = opened("wav:a.wav", tmp_path)
+    assert len(all_rows(source)) == 100
+    assert source.trouble == "ended after 100 of 200 samples; the file is damaged or cut short"
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
