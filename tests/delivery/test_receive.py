@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -48,7 +49,11 @@ class Receiving:
         )
         library = Library(self.store)
         self.ledger = Ledger(self.store, library, self._hear, lambda: None)
-        drawing = Drawing("edge/@package", lambda _topics: None, lambda _topics: None)
+        self.asked: list[int] = []
+        """How many topics of a package it has asked for, each time."""
+        drawing = Drawing(
+            "edge/@package", lambda topics: self.asked.append(len(topics)), lambda _topics: None
+        )
         self.router = Router(
             self.store, library, recipient, self.ledger, drawing, submit=self.handed.append
         )
@@ -57,10 +62,18 @@ class Receiving:
         self.said.append((transfer, payload))
         return True
 
-    def offer(self, package: PlainPackage) -> None:
+    def offer(self, package: PlainPackage, **more: Any) -> None:
         """Offer a package."""
-        body = {"schema": 1, "package": base64.b64encode(package.header).decode()}
+        body = {"schema": 1, "package": base64.b64encode(package.header).decode(), **more}
         self.message(package, "offer", payload=json.dumps(body).encode())
+
+    def draw(self, package: PlainPackage, kind: str, number: int, payload: bytes) -> None:
+        """Give it a part of a package that lies on the broker."""
+        levels = (package.transfer, kind, str(number))
+        topic = "/".join(("edge/@package", *levels))
+        message = ReceivedMessage(topic, payload, retained=True, response_topic=None,
+                                  correlation=None, ack=lambda: None)  # fmt: skip
+        self.router.drawn(levels, message)
 
     def message(self, package: PlainPackage, *rest: str, payload: bytes) -> bool:
         """Give it a message of a transfer."""
@@ -175,3 +188,33 @@ def test_what_is_no_offer_is_said_to_be_none(
     with pytest.raises(MalformedError, match="offer"):
         receiving.message(package, "offer", payload=payload)
     assert receiving.states(package) == ["rejected"]
+
+
+def test_what_is_drawn_is_asked_for_as_fast_as_it_comes(
+    tmp_path: Path, receiving: Receiving
+) -> None:
+    """One block at first, then what comes in a second: a broker keeps what many have asked for."""
+    folder = model_folder(tmp_path / "2", "2", hidden=200)
+    package = plain_package(folder, "level", "2", cut=2_000)
+    receiving.offer(package, drawn=True)
+    receiving.draw(package, "list", 0, package.block_list)
+    assert receiving.asked[1:] == [1]
+    for number, block in enumerate(package.blocks[:16]):
+        receiving.draw(package, "block", number, block)
+    assert receiving.asked[1] < max(receiving.asked) <= 32
+    assert len(receiving.said) < len(receiving.asked)
+
+
+def test_what_is_drawn_slowly_is_asked_for_block_by_block(
+    tmp_path: Path, receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a block takes longer than a second, no more than one is on its way."""
+    package = offered(tmp_path, "2")
+    clock = itertools.count(time.monotonic(), 1.5)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    receiving.offer(package, drawn=True)
+    receiving.draw(package, "list", 0, package.block_list)
+    for number, block in enumerate(package.blocks):
+        receiving.draw(package, "block", number, block)
+    assert set(receiving.asked) == {1}
+    assert len(receiving.handed) == 1

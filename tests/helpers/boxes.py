@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 WINDOW = 32
+PACE = 1.0
+TOLD = 2.0
 SILENCE = 10.0
 PART = 64 * 1024
 ENTRY = struct.Struct(">I32s")
@@ -59,6 +61,7 @@ class Simulated:
         self._parts: dict[int, bytes] = {}
         self._missing: set[int] = set()
         self._asked: set[int] = set()
+        self._came_at = self._interval = self._told_at = 0.0
         self._ended: Callable[[str, str | None], None] = lambda _state, _why: None
         self._mid = 0
         self._inbox = bytearray()
@@ -148,6 +151,9 @@ class Simulated:
             case [_, "in", "push", transfer, "offer"]:
                 offer = json.loads(rest)
                 assert offer["drawn"] is True
+                if self._package.get("id") == transfer and self._missing:  # once more
+                    self._progress(transfer, "need", None)
+                    return
                 self._draw(transfer, lambda state, why: self._progress(transfer, state, why))
                 self._offer(rest)
             case ["@package", transfer, *what] if rest and transfer == self._package.get("id"):
@@ -165,6 +171,7 @@ class Simulated:
     def _draw(self, transfer: str, ended: Callable[[str, str | None], None]) -> None:
         self._package, self._ended = {"id": transfer}, ended
         self._parts, self._missing, self._asked = {}, set(), set()
+        self._came_at = self._interval = self._told_at = 0.0
 
     def _offer(self, offer: bytes) -> None:
         header = base64.b64decode(json.loads(offer)["package"])
@@ -186,11 +193,16 @@ class Simulated:
                 if hashlib.sha256(listed).hexdigest() == self._package["blocks_sha256"]:
                     self._package["listed"] = listed
                     self._missing = set(range(self._package["blocks"]))
+                    self._came_at = time.monotonic()
+                    self._watch(self.received)
             case ["block", number] if int(number) in self._missing:
                 at = int(number) * ENTRY.size
                 _, digest = ENTRY.unpack(self._package["listed"][at : at + ENTRY.size])
                 assert hashlib.sha256(data).digest() == digest
                 self.received += len(data)
+                gap = time.monotonic() - self._came_at
+                self._came_at += gap
+                self._interval = 0.8 * self._interval + 0.2 * gap if self._interval else gap
                 self._missing.discard(int(number))
                 self._asked.discard(int(number))
                 if not self._missing:
@@ -198,13 +210,16 @@ class Simulated:
                     self._complete()
                     return
         self.unsubscribe([topic])
-        if len(self._asked) <= WINDOW // 2 and self._missing:
-            new = sorted(self._missing - self._asked)[: WINDOW - len(self._asked)]
+        # As much as comes in a second, as a device does.
+        window = max(1, min(WINDOW, int(PACE / self._interval))) if self._interval else 1
+        if len(self._asked) <= window // 2 and self._missing:
+            new = sorted(self._missing - self._asked)[: window - len(self._asked)]
             self._asked.update(new)
             if new:
-                self._progress(transfer, "need", None)
                 self.subscribe(f"edge/@package/{transfer}/block/{n}" for n in new)
-                self._watch(self.received)
+            if time.monotonic() - self._told_at >= TOLD:
+                self._told_at = time.monotonic()
+                self._progress(transfer, "need", None)
 
     def _watch(self, received: int) -> None:
         """Ask again after a silence, as a device does."""

@@ -21,7 +21,6 @@ from ...models.store.incoming import Incoming, interrupted_transfers, other_tran
 from ...models.store.install import install_incoming
 from ...models.store.local_blocks import plain_folders, stored_versions
 from ...mqtt.connection import ReceivedMessage
-from ..protocol import WINDOW
 from ..rollout.ledger import Candidate, Ledger
 from ..trial.early_trial import EarlyTrial
 from .admission import Admission
@@ -154,7 +153,7 @@ class BlockReceiver:
         active.came("block", number)
         active.candidate.percent = _percent(active.incoming)
         self._flusher.put(active.incoming, message)
-        if len(active.requested) <= WINDOW // 2:
+        if len(active.requested) <= active.window // 2:
             self._continue(active)
         return True
 

@@ -23,6 +23,9 @@ longer by the time that four blocks take. What is on its way there must not be s
 FIRST_SECONDS = 10.0
 """The same while the speed of the link is not known."""
 LONGEST_SECONDS = 30.0
+DRAWN_SECONDS = 1.0
+"""Worth of blocks that are drawn at a time, by the speed at which they come: a broker that a
+thousand devices draw from at once keeps in memory what each of them has asked for."""
 STATUS_SECONDS = 2.0
 """At most between two messages to the sender, which else offers again."""
 
@@ -89,6 +92,13 @@ class Transfer:
 
     # Requests to the sender
 
+    @property
+    def window(self) -> int:
+        """Blocks to have requested at a time; of those drawn, one until the speed is known."""
+        if self.drawing is None:
+            return WINDOW
+        return max(1, min(WINDOW, int(DRAWN_SECONDS / self.interval))) if self.interval else 1
+
     def request(self, status: StatusTopic) -> None:
         """Request blocks that are missing and not requested yet, up to a window."""
         self.requested_at = time.monotonic()
@@ -100,11 +110,18 @@ class Transfer:
         else:
             self.update_early_trial()  # what it wishes for is requested now
             kind, have, total = "block", incoming.have, incoming.total
-            missing = incoming.missing(WINDOW + len(self.requested))
-            wanted = [n for n in missing if n not in self.requested][: WINDOW - len(self.requested)]
+            room = max(0, self.window - len(self.requested))
+            missing = incoming.missing(room + len(self.requested))
+            wanted = [n for n in missing if n not in self.requested][:room]
             if not wanted:
                 return
             self.requested.update(wanted)
+        if self.drawing is not None:
+            self.drawing.ask(self.id, kind, wanted)
+            # Nobody answers, and a thousand devices would say as much as they draw.
+            few = len(wanted) < WINDOW // 2
+            if few and self.requested_at - self.published_at < STATUS_SECONDS:
+                return
         self.published_at = self.requested_at
         asked = {"list" if incoming is None else "need": [list(each) for each in ranges(wanted)]}
         # A sender is told that it is not asked where the package lies on the broker.
@@ -112,8 +129,6 @@ class Transfer:
         self.unpublished = not status.publish(
             self.id, "need", have=have, total=total, drawn=drawn, **asked
         )
-        if self.drawing is not None:
-            self.drawing.ask(self.id, kind, wanted)
 
     def came(self, kind: str, number: int) -> None:
         """Record that a part or a block need no longer be downloaded."""
