@@ -25,6 +25,8 @@ SLOWER = 4.0
 """Times as long, over MQTT 3.1.1: clusters that speak no other look filters up on their disks."""
 MOST_SECONDS = 30.0
 """For all of them, over a slow link."""
+AGAIN_SECONDS = 2.0
+"""Before a look that a node has refused."""
 KINDS = ("status", "info", "health", "rollout", "model/+", "source/+")
 """Kinds of topics that devices leave retained and a look may be at."""
 SMALL = 100
@@ -64,7 +66,21 @@ class Fleet:
         self._asked: set[str] = set()
 
     def look(self) -> None:
-        """Collect retained messages until no more arrive, and find topics that were left out."""
+        """Collect retained messages until no more arrive, and find topics that were left out.
+
+        A cluster refuses subscriptions while it does without a node that was lost: once more, then,
+        over another node.
+        """
+        until = time.monotonic() + MOST_SECONDS
+        self._look()
+        while self._client.refused and self._client.has_nodes and time.monotonic() < until:
+            time.sleep(AGAIN_SECONDS)
+            self._client.reconnect()
+            self.gap = ""
+            self._asked.clear()
+            self._look()
+
+    def _look(self) -> None:
         heard = self._collect()
         if len(heard) < SMALL:
             kinds: set[str] = set()

@@ -316,6 +316,9 @@ class Roller:
                 self._heard_plan(heard.payload)
             elif heard is not None:
                 self._fleet.take(heard.topic, heard.payload)
+        if self._client.refused and self._client.has_nodes:
+            time.sleep(COME_BACK_SECONDS)
+            self._come_back(f"the broker has refused a subscription: {self._client.refused}")
         if self._missing is not None and time.monotonic() - self._missing > MISSING_SECONDS:
             self._put_again()
 

@@ -273,6 +273,8 @@ class Reconnect:
         self._protocol = broker.protocol
         self._abilities = ALL
         """Of the broker, as the last connection has shown them."""
+        self._took_all = False
+        """Whether the will was once taken as it is."""
         self._short_lived = 0
         """Connections in a row that did not last."""
         self._avoid: Where | None = None
@@ -315,6 +317,7 @@ class Reconnect:
                 self._broker, self._tls = self._next.pop()
                 self._protocol = self._broker.protocol
                 self._abilities = ALL
+                self._took_all = False
                 self._short_lived = 0
                 self._backoff.reset()
             try:
@@ -347,6 +350,12 @@ class Reconnect:
             avoid=self._avoid,
         )
         self._avoid = connection.where
+        if connection.abilities == ALL:
+            self._took_all = True
+        elif self._took_all and connection.protocol == 4 and len(self._broker.nodes) > 1:
+            # Guessed, of a node that was without the others at the first attempt.
+            connection.close()
+            raise BrokerError(f"{connection.address} was not ready; trying again")
         if connection.protocol == 5:
             # With 3.1.1 they were guessed: the next connection begins with all again.
             self._abilities = connection.abilities

@@ -16,6 +16,7 @@ from ..core.backoff import Backoff
 from ..core.errors import BrokerError
 from .connecting import connect
 from .connection import Connection, Hooks, ReceivedMessage, Refusal, is_acknowledged
+from .paho_client import Where
 from .subscriptions import Feeds, Put
 
 log = logging.getLogger(__name__)
@@ -49,15 +50,17 @@ class OneShotClient:
         """Subscriptions."""
         self._connection = self._connect()
 
-    def _connect(self) -> Connection:
+    def _connect(self, avoid: Where | None = None) -> Connection:
         connection = connect(
             self._broker,
             f"edge-agent-cli-{uuid.uuid4().hex[:12]}",
             hooks=Hooks(
                 message=self._received.put, published=self._published, subscribed=self._subscribed
             ),
+            avoid=avoid,
         )
         self._asked = self._answered = 0
+        self.refused = ""
         self._subscribe(connection, self._filters)
         return connection
 
@@ -84,9 +87,14 @@ class OneShotClient:
             self._received.put(_RefusedPublish(mid, refusal))
 
     def reconnect(self) -> None:
-        """Connect again, with the same subscriptions."""
+        """Connect again, with the same subscriptions; to the same node only if no other accepts."""
         self._connection.close()
-        self._connection = self._connect()
+        self._connection = self._connect(self._connection.where)
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether the broker is a cluster, of which another node may do what one refuses."""
+        return len(self._broker.nodes) > 1
 
     @property
     def gone(self) -> bool:

@@ -14,6 +14,8 @@ from queue import SimpleQueue
 
 import pytest
 
+from edge_agent.cli import fleet as looks
+from edge_agent.cli.fleet import Fleet
 from edge_agent.config.settings import Broker
 from edge_agent.mqtt import subscribing
 from edge_agent.mqtt.client import Client
@@ -25,6 +27,7 @@ from edge_agent.mqtt.connection import (
     Will,
     is_acknowledged,
 )
+from edge_agent.mqtt.one_shot import OneShotClient
 from edge_agent.mqtt.paho_client import MOST_PACKET, largest_packet, session_options
 from tests.helpers.mqtt_client import STATUS, make_client
 from tests.helpers.support import Listener, Mosquitto, Relay, run_cli, wait_until
@@ -407,3 +410,34 @@ def test_a_message_does_not_take_all_memory_of_a_small_device(tmp_path: Path) ->
     assert largest_packet(tmp_path) == 2**27
     asked = session_options(keep=True)["properties"].MaximumPacketSize
     assert asked == largest_packet() <= MOST_PACKET
+
+
+def test_a_look_that_a_node_refuses_is_taken_over_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster refuses subscriptions while it does without a node that was lost."""
+    monkeypatch.setattr(looks, "AGAIN_SECONDS", 0.0)
+    retained = bytearray(publish(b"edge/box/status", b'{"state": "online"}'))
+    retained[0] |= 1
+    one, other = ScriptedBroker(b"", grants=[0x80]), ScriptedBroker(bytes(retained))
+    with OneShotClient(Broker(url=(one.url, other.url)), ["edge/+/status"]) as client:
+        fleet = Fleet(client, "edge")
+        fleet.look()
+    one.close()
+    other.close()
+    assert (fleet.gap, fleet.online("box")) == ("", True)
+
+
+def test_a_node_that_takes_less_than_another_did_is_not_stayed_with(
+    tmp_path: Path, run: Callable[[Client], Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Over 3.1.1 a node that is not ready closes the connection as one that refuses a will."""
+    one = Mosquitto(tmp_path / "one")
+    other = Mosquitto(tmp_path / "other", "retain_available false\n")
+    client = run(make_client((one.url, other.url), protocol=4))
+    wait_until(lambda: client.connected, "the connection")
+    one.stop()
+    wait_until(lambda: "was not ready" in caplog.text, "the other to be left")
+    one.start()
+    wait_until(lambda: client.connected, "the first node")
+    assert "keeps no retained messages" not in caplog.text
+    one.stop()
+    other.stop()

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 60.0
 """After which a package that does not come is asked for again, and what serves is looked at."""
+OFFER_SECONDS = 15.0
+"""After which its offer is asked for again: a node of a cluster that is lost takes with it what
+another was asked."""
 SOON_SECONDS = 2.0
 GATHER_SECONDS = 1.0
 """For what lies on the broker to come, before the oldest of several settings is taken over."""
@@ -284,7 +287,8 @@ class Rollouts:
                 if known.state == "waiting":
                     known.before, known.was = self._live(plan.name), self._health()
                     self._set(name, known, "receiving")
-                self._transfers.draw(plan.transfer)
+                if self._transfers.draw(plan.transfer):
+                    self._due[name] = now + OFFER_SECONDS
 
     def _look_after(self, name: str, plan: Plan, known: Followed) -> None:
         """Check on a version that was live."""

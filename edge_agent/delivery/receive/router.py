@@ -103,12 +103,14 @@ class Router:
 
     # Of a roll-out
 
-    def draw(self, transfer: str) -> None:
-        """Download a package that the broker retains, unless it is already here or arriving."""
+    def draw(self, transfer: str) -> bool:
+        """Download what the broker retains, unless it is here; whether that has yet to begin."""
         if transfer in self._blocks:
             self._blocks.answer_offer(transfer, self._drawing)
         elif self._ledger.by_transfer(transfer) is None:
             self._drawing.ask_offer(transfer)
+            return True
+        return False
 
     def suspend(self, transfer: str) -> None:
         """Draw nothing more of a package for now; received blocks stay."""
