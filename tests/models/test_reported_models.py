@@ -456,6 +456,42 @@ def test_yamnet_a_draft_has_the_window_of_an_input_of_one_dimension(tmp_path: Pa
     assert "window = 15600" in describe(path).draft
 
 
+def test_openmv_a_head_without_chances_is_not_taken_for_cells_with_a_class(tmp_path: Path) -> None:
+    """A YOLO's 5 anchors of 6 numbers have the shape of FOMO's cells, but end in no softmax."""
+    tensors = [Tensor("x", (1, 192, 192, 3)), Tensor("y", (1, 12, 12, 30))]
+    assert "first_label = 1" in describe(save_tflite(tmp_path / "cells.tflite", tensors)).draft
+    path = save_tflite(tmp_path / "m.tflite", tensors, [(14, 0, (0,), (1,))])
+    assert 'decoder = "raw"' in describe(path).draft
+
+
+def test_silero_vad_its_own_export_is_read_bare(tmp_path: Path) -> None:
+    """Its state, its rate, and the 64 samples before a window follow from its inputs' names."""
+    network = save_onnx(
+        tmp_path / "m.onnx",
+        [
+            node("ReduceMean", ["input"], ["output"], axes=[1], keepdims=1),
+            node("Identity", ["state"], ["stateN"]),
+        ],
+        [
+            ("input", "float32", (None, None)),
+            ("state", "float32", (2, None, 128)),
+            ("sr", "int64", ()),
+        ],
+        [("output", "float32", (None, 1)), ("stateN", "float32", (None, None, None))],
+    )
+    made = describe(network).manifest
+    assert made is not None
+    assert (made.task, made.decoder, made.input.lead) == ("anomaly", "score", 64)
+    assert made.input.fixed == {"sr": 16000}
+
+
+def test_movenet_maps_of_points_may_be_no_classes(tmp_path: Path) -> None:
+    """A quarter of the pixels with a number for each of 17: points as well as classes."""
+    tensors = [Tensor("x", (1, 192, 192, 3)), Tensor("y", (1, 48, 48, 17))]
+    told = describe(save_tflite(tmp_path / "m.tflite", tensors))
+    assert any("map of a point rather than a class" in line for line in told.missing)
+
+
 def test_openwakeword_a_tflite_of_its_chain_is_refused_as_describe_says(tmp_path: Path) -> None:
     """A chain is not run, and no manifest would help: no draft is promised."""
     path = save_tflite(tmp_path / "m.tflite", [Tensor("x", (1, 16, 96)), Tensor("y", (1, 1))])

@@ -226,7 +226,8 @@ def _check_operator(node: NodeProto, own: set[tuple[str, str]], network: Path) -
     if node.domain not in DOMAINS:
         raise ModelError(
             f"{network}: operator {node.domain}.{node.op_type} is a custom one; libraries of "
-            "custom operators are not loaded"
+            "custom operators are not loaded; export it with ONNX's own operators only, without "
+            "what comes before and after the network"
         )
     if node.op_type in _REFUSED:
         raise ModelError(f"{network}: operator {node.op_type} is refused: it is not portable")

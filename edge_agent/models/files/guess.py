@@ -241,10 +241,12 @@ def _areas(picture: Picture) -> Draft | None:
         return Draft("a number for each pixel", made, questions=(question, COLORS, RESIZE))
     if numbers and floats:
         return None
+    points = "task: raw with decoder raw, if each channel is a map of a point rather than a class"
+    quarter = (points,) if floats and found == tuple((side or 0) // 4 for side in size) else ()
     return Draft(
         "what each pixel is: segmentation",
         {"task": "segmentation", "input": picture.said, "output": {"decoder": "semantic"}},
-        questions=(LABELS, COLORS, RESIZE),
+        questions=(*quarter, LABELS, COLORS, RESIZE),
     )
 
 
@@ -306,7 +308,8 @@ def _queries(picture: Picture) -> Draft | None:
     family = "a set of boxes with scores (DETR and its like, or UltraFace's and SSD's)"
     how = (
         f"output.decoder: detr where {printable(boxes[0].name)} are middles and sizes and "
-        f"{printable(others[0].name)} logits; ultraface or ssd where they are corners and scores"
+        f"{printable(others[0].name)} logits; ultraface or ssd where they are corners and scores; "
+        "none reads offsets from anchors"
     )
     return detector(picture, family, {}, {"threshold": 0.5}, how, LABELS, COLORS, RESIZE)
 

@@ -122,7 +122,8 @@ def _single(picture: Picture, count: int, *, last: bool) -> Draft | None:
         output |= {"anchors": _CUSTOM_VISION, "threshold": 0.1, "iou": 0.45, "agnostic": True}
         how = "output.layout: custom-vision, or yolov2 if its own code has a sigmoid of x and y"
         return _custom_vision(picture, output, how)
-    if not last or picture.given["layout"] != "nhwc":
+    # A YOLO's only head has the same shape, but its numbers are no chances that add up to 1.
+    if not last or picture.given["layout"] != "nhwc" or picture.facts.makers[name] != "Softmax":
         return None
     return detector(
         picture,

@@ -62,6 +62,8 @@ def unusual_draft(facts: NetworkFacts) -> Draft | None:
 def signal_draft(facts: NetworkFacts) -> Draft:
     """Draft a network that takes no picture."""
     inputs, outputs = facts.inputs, facts.outputs
+    if (speech := _silero(facts)) is not None:
+        return speech
     window, assumed = _window(facts)
     if not window:
         names = ", ".join(map(str, inputs)) or "no input"
@@ -96,6 +98,29 @@ def signal_draft(facts: NetworkFacts) -> Draft:
         {"task": "raw", "input": window, "output": {"decoder": "raw"}},
         assumed,
         questions=("task and output.decoder: " + output_words(facts), *questions),
+    )
+
+
+def _silero(facts: NetworkFacts) -> Draft | None:
+    """Draft Silero VAD from version 5 on, which takes 64 samples of the window before."""
+    names = {one.name for one in facts.inputs}
+    states = [one.shape for one in facts.inputs if one.name == "state"]
+    if names - {"sr"} != {"input", "state"} or states[0][::2] != (2, 128):
+        return None
+    if {one.name for one in facts.outputs} != {"output", "stateN"}:
+        return None
+    input_: dict[str, Any] = {"channels": [0], "window": 576, "hop": 512, "lead": 64}
+    input_ |= {"rate_hz": 16000, "layout": "flat-tc", "state": {"state": "stateN"}}
+    if "sr" in names:
+        input_["fixed"] = {"sr": 16000}
+    return Draft(
+        "Silero VAD",
+        {"task": "anomaly", "input": input_, "output": {"decoder": "score", "threshold": 0.5}},
+        (
+            "family: Silero VAD, by the inputs input and state, the outputs output and stateN",
+            "window: 512 samples at 16 kHz with 64 before them, as its own code has it",
+            "threshold: 0.5, above which a window is speech, as its own code has it",
+        ),
     )
 
 
