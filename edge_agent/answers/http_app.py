@@ -165,7 +165,8 @@ class _Site:
         answers, most = self._answers, self._answers.most_bytes
         length = request.headers.get("content-length", "0")
         answers.check_size(int(length) if length.isdecimal() else 0)
-        coding, path = request.headers.get("content-encoding", ""), request.url.path[len("/v1/") :]
+        coding = request.headers.get("content-encoding", "")
+        path = request.scope["path"].removeprefix("/v1/")
         if self._reading >= MOST:
             raise RefusedError(FULL, 1.0)
         self._reading += 1
@@ -349,7 +350,7 @@ def _wrong(path: str, status: int, text: str, **more: Any) -> dict[str, Any]:
 
 
 async def _refused(request: Request, problem: HTTPException) -> Response:
-    body = _wrong(request.url.path, problem.status_code, problem.detail)
+    body = _wrong(request.scope["path"], problem.status_code, problem.detail)
     return JSONResponse(body, problem.status_code, problem.headers)
 
 
@@ -359,7 +360,7 @@ async def _failed(request: Request, problem: AgentError) -> Response:
     headers: dict[str, str] = {}
     match problem:
         case RefusedError():
-            busy = 503 if request.url.path.startswith("/v2/") else 429
+            busy = 503 if request.scope["path"].startswith("/v2/") else 429
             status = 503 if isinstance(problem, StoppingError) else busy
             headers["Retry-After"] = str(ceil(problem.retry_after_s))
             more["retry_after_s"] = round(problem.retry_after_s, 3)
@@ -373,5 +374,5 @@ async def _failed(request: Request, problem: AgentError) -> Response:
             status = 503
         case _:
             status = 500
-    body = _wrong(request.url.path, status, one_line(str(problem)), **more)
+    body = _wrong(request.scope["path"], status, one_line(str(problem)), **more)
     return JSONResponse(body, status, headers)

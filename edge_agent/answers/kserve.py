@@ -34,6 +34,8 @@ DATATYPES: Mapping[str, str] = {
 _NAMES = {dtype: datatype for datatype, dtype in DATATYPES.items()}
 MOST_ROWS = 256
 """Of one request to a network that takes one at a time."""
+MOST_AXES = 32
+"""Of a tensor, as NumPy 1 has them."""
 
 
 def metadata(name: str, versions: list[str], model: Model) -> dict[str, Any]:
@@ -107,8 +109,8 @@ class Inference:
     def _check_outputs(self, model: Model) -> None:
         wanted = self._asked.get("outputs", [])
         known = {spec.name for spec in model.engine.outputs}
-        if not isinstance(wanted, list):
-            raise SampleError("outputs: expected a list")
+        if not isinstance(wanted, list) or len(wanted) > len(known):  # one twice costs its size
+            raise SampleError("outputs: expected a list that names each once")
         for each in wanted:
             name = each.get("name") if isinstance(each, dict) else None
             if not isinstance(name, str) or name not in known:
@@ -166,7 +168,8 @@ def _check_in_request(what: str, given: Mapping[str, Any]) -> None:
 def _tensor(given: dict[str, Any], spec: TensorSpec, rest: memoryview) -> tuple[Array, memoryview]:
     """Return one input, and the binary data behind it."""
     shape, datatype = given.get("shape"), given.get("datatype")
-    if not isinstance(shape, list) or not all(type(n) is int and 0 < n < 2**31 for n in shape):
+    sizes = isinstance(shape, list) and all(type(n) is int and 0 < n < 2**31 for n in shape)
+    if not sizes or len(shape) > MOST_AXES:
         raise SampleError(f"input {spec.name}: shape: expected a list of sizes")
     if not isinstance(datatype, str) or DATATYPES.get(datatype) != spec.dtype:
         expected = _NAMES.get(spec.dtype, spec.dtype)

@@ -7,6 +7,7 @@ import time
 from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,7 @@ def to_array(value: Any, spec: TensorSpec, shape: tuple[int, ...] | None = None)
     if not exact or (wanted.kind == "f" and not np.isfinite(made).all()):
         raise SampleError(f"input {spec}: holds a number that {spec.dtype} has not")
     if shape is not None:
-        if made.size != np.prod(shape):
+        if made.size != prod(shape):
             raise SampleError(f"input {spec}: {made.size} numbers are not of shape {list(shape)}")
         made = made.reshape(shape)
     elif made.shape == spec.shape[1:] and spec.shape[0] == 1:

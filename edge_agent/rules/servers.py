@@ -78,8 +78,9 @@ def reach(server: Server, seconds: float) -> str:
         listed = _object(_get(server, f"{_base(server)}/models", seconds)).get("data")
     except WebError as problem:
         raise WebError(_hide(server, str(problem))) from None
-    names = [each.get("id") for each in listed or () if isinstance(each, dict)]
-    if not isinstance(listed, list) or server.model not in names:
+    entries = listed if isinstance(listed, list) else []
+    names = [each.get("id") for each in entries if isinstance(each, dict)]
+    if server.model not in names:
         there = ", ".join(str(name) for name in names[:10]) or "none"
         raise WebError(_hide(server, f"does not list the model {server.model!r}; it has {there}"))
     return f"{server.model} is there"

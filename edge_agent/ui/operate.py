@@ -58,7 +58,7 @@ class Operator:
         try:
             if verb == "abort" and is_name(str(body.get("transfer"))):
                 self._reader.publish(f"{inbox}/push/{body['transfer']}/abort", b"{}")
-            elif verb in VERBS:
+            elif isinstance(verb, str) and verb in VERBS:
                 sent = {**body, "id": asked["id"], "time": iso(time.time_ns())}
                 self._reader.publish(f"{inbox}/command/{verb}", json.dumps(sent).encode())
             else:

@@ -229,6 +229,21 @@ WRONG: dict[str, tuple[str, bytes | dict[str, Any] | None, int]] = {
         {"inputs": [ROW], "outputs": [{"name": "mean", **IN_SHARED_MEMORY}]},
         400,
     ),
+    "an output many times": (
+        "/v2/models/rows/infer",
+        {"inputs": [ROW], "outputs": [{"name": "mean"}] * 10},
+        400,
+    ),
+    "a hundred axes": (
+        "/v2/models/rows/infer",
+        {"inputs": [{**ROW, "shape": [1] * 98 + [1, 4]}]},
+        400,
+    ),
+    "sizes whose product is 0 in 64 bits": (
+        "/v2/models/rows/infer",
+        {"inputs": [{**ROW, "shape": [2**16] * 4, "data": []}]},
+        400,
+    ),
     "a wrong type": (
         "/v2/models/rows/infer",
         {"inputs": [{"name": "row", "shape": [1, 4], "datatype": "BYTES", "data": ["a"] * 4}]},
@@ -286,6 +301,7 @@ def test_what_strangers_send_gets_a_clear_status_and_costs_nobody_else(
             answered = ask(path, body)
             assert answered.status == status, name
             assert "error" in answered.json, name
+            assert "ValueError" not in str(answered.json), name
         bomb = gzip.compress(bytes(2**24))
         burst = ask("/v2/models/rows/infer", bomb, Content_Encoding="gzip")
         assert burst.status == 413, burst.body
