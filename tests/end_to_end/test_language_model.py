@@ -114,6 +114,10 @@ def test_a_language_model_answers_several_at_once_as_one_by_one(talk: Talk) -> N
         *({"prompt": "a", "schema": {"type": "nope"}}, {"prompt": "a " * 50_000}, {"texts": ["a"]}),
     ):
         assert talk.ask(**wrong)["ok"] is False
+    beside = talk.send(prompt=PROMPTS[1])
+    refused = talk.ask(prompt="a", schema={"type": 5})
+    assert refused["error"].startswith("schema: Type should be a string"), refused
+    assert talk.reply(beside)["text"] == alone[1], "it begins anew"
     assert talk.ask(prompt=PROMPTS[0])["text"] == alone[0], "it has recovered"
     health = talk.heard.wait_state(f"{D}/health", state="ok")
     assert health["pipelines"]["lamp"]["dropped"]["error"] == 0

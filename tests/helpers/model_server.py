@@ -103,7 +103,7 @@ class ModelServer:
     def got(self, request: Request) -> None:
         """Answer a question about the server itself; of no other model than "m"."""
         if request.path == "/v1/models":
-            request.send({"object": "list", "data": [{"id": "m"}]})
+            request.send({"object": "list", "data": self.listed})
         elif request.path == "/v2/models/m/ready":
             request.send(b"")
         elif request.path == "/v2/models/m":
@@ -111,6 +111,7 @@ class ModelServer:
         else:
             request.send({"error": "no such page"}, 404)
 
+    listed: Any = ({"id": "m"},)
     inputs: list[dict[str, Any]] = [  # noqa: RUF012
         {"name": "image", "datatype": "BYTES", "shape": [-1]},
         {"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]},

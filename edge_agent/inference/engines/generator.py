@@ -309,14 +309,27 @@ class Generator:
             if canceled:
                 self._pipeline.step()  # which gives their room back
         except Exception as problem:  # noqa: BLE001 - whatever it is, it is the model's
-            self._fail(asked, RequestError(f"{self.id}: {self._reason(problem)}"))
+            self._give_up(asked, self._reason(problem))
             # What it was of is in the pipeline still, and would fail with every step.
             self._pipeline = None
             self._load()
-            done = set(map(id, asked))
+            done = {id(each) for each in asked if each.future.done()}
         with self._changed:
             self._asked = [each for each in self._asked if id(each) not in done]
         return True
+
+    def _give_up(self, asked: list[_Asked], why: str) -> None:
+        """Fail the question whose schema cannot be kept to, which a first step says; else all.
+
+        The others begin anew, unless their callers have the beginning of an answer left to chance.
+        """
+        begun = [each for each in asked if each.handle is not None and not each.tokens]
+        wrong = [each for each in begun if each.config.structured_output_config is not None]
+        self._fail(wrong, SampleError(f"schema: {why}"))
+        lost = [each for each in asked if not wrong or (each.told and each.config.do_sample)]
+        self._fail(lost, RequestError(f"{self.id}: {why}"))
+        for each in asked:
+            each.handle, each.tokens = None, []
 
     def _advance(self, asked: list[_Asked]) -> None:
         for each in asked:
@@ -327,6 +340,8 @@ class Generator:
                     each.handle = add(self._number, *each.prompt, each.config)
                 except RuntimeError as problem:
                     self._fail([each], SampleError(f"{self.id}: {self._reason(problem)}"))
+                if each.config.structured_output_config is not None:
+                    break  # one new schema a step: whose it is if that fails
         self._pipeline.step()
         for each in asked:
             self._take(each)
@@ -335,7 +350,7 @@ class Generator:
         """Collect the tokens so far; settle the answer with the last of them."""
         import openvino_genai as genai
 
-        if each.future.done():
+        if each.future.done() or each.handle is None:
             return
         before = len(each.tokens)
         while each.handle.can_read():
