@@ -168,8 +168,9 @@ def _check_in_request(what: str, given: Mapping[str, Any]) -> None:
 def _tensor(given: dict[str, Any], spec: TensorSpec, rest: memoryview) -> tuple[Array, memoryview]:
     """Return one input, and the binary data behind it."""
     shape, datatype = given.get("shape"), given.get("datatype")
-    sizes = isinstance(shape, list) and all(type(n) is int and 0 < n < 2**31 for n in shape)
-    if not sizes or len(shape) > MOST_AXES:
+    if not isinstance(shape, list) or len(shape) > MOST_AXES:
+        raise SampleError(f"input {spec.name}: shape: expected a list of up to {MOST_AXES} sizes")
+    if not all(type(n) is int and 0 < n < 2**31 for n in shape):
         raise SampleError(f"input {spec.name}: shape: expected a list of sizes")
     if not isinstance(datatype, str) or DATATYPES.get(datatype) != spec.dtype:
         expected = _NAMES.get(spec.dtype, spec.dtype)
