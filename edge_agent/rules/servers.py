@@ -24,6 +24,8 @@ MOST_BYTES = 256 << 10
 """Of an answer."""
 MOST_TOKENS = 512
 """Of an answer, where a server counts them."""
+MOST_INPUTS = 16
+"""Of a model that is asked by KServe's protocol."""
 MOST_NUMBERS = 64
 """In an answer that has no text."""
 MOST_WORDS = 200
@@ -152,6 +154,8 @@ def _ask_kserve(server: Server, question: Question, seconds: float) -> Answer:
     inputs = _object(_get(server, _v2(server), seconds)).get("inputs")
     if not isinstance(inputs, list) or not all(isinstance(each, dict) for each in inputs):
         raise WebError(f"does not say which inputs {server.model} has", again=False)
+    if len(inputs) > MOST_INPUTS:  # each may be the picture
+        raise WebError(f"has {len(inputs)} inputs, more than {MOST_INPUTS}", again=False)
     declared, data = [], b""
     for each in inputs:
         tensor, raw = _tensor(each, question)

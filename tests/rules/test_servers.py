@@ -182,6 +182,7 @@ def test_a_question_of_kserves_kind(serve: Make) -> None:
             "wants 'x' of FP32",
         ),
         ([{"name": 7}], outputs(), "without name or shape"),
+        ([{"name": "jpeg", "datatype": "BYTES", "shape": [1]}] * 17, outputs(), "has 17 inputs"),
         (
             [{"name": "jpeg", "datatype": "UINT8", "shape": [-1, -1]}],
             lambda request: outputs(
