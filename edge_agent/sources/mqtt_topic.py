@@ -215,16 +215,20 @@ def _at(value: Mapping[str, Any], path: str) -> Any:
 
 
 def _time_ns(value: Any, name: str) -> int:
-    """Read a time: ISO 8601, or seconds, milliseconds, … since 1970, told apart by their size."""
+    """Read a time: ISO 8601, or seconds, milliseconds, … since 1970, told apart by their size.
+
+    A text that is a number counts as one, as that of a value does.
+    """
     found = None
     if isinstance(value, str):
         with suppress(ValueError, OverflowError, OSError):
             found = round(datetime.fromisoformat(value).astimezone().timestamp() * 1e9)
-    elif _is_number(value) and 0 <= value < 1e20:
+    number = _from_text(value)
+    if found is None and _is_number(number) and 0 <= number < 1e20:
         # Of 2001 to 5138 in each unit.
         for limit, unit in ((1e11, 10**9), (1e14, 10**6), (1e17, 10**3), (1e20, 1)):
-            if value < limit:
-                found = int(value * unit if isinstance(value, int) else round(value * unit))
+            if number < limit:
+                found = int(number * unit if isinstance(number, int) else round(number * unit))
                 break
     if found is not None and 0 <= found < LATEST_NS:
         return found

@@ -30,6 +30,8 @@ _LABELED = re.compile(r"([^\W\d][\w /%°.-]*?)\s*[:=]\s*([+-]?[0-9.][0-9.eE+-]*)
 """`t:3.2` or `h = 1.0`, as for Arduino's serial plotter."""
 HEADERS = 10
 """So many lines without numbers in a row are no names of channels."""
+UNREAD_SECONDS = 5.0
+"""So long may bytes come that make no reading before that is said."""
 _LINE_END = re.compile(rb"\r\n|\r(?!\n)|\n")
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_PORT = frozenset({errno.ENOTTY, errno.EISDIR})
@@ -62,6 +64,8 @@ class SerialLines:
         """Numbers have come."""
         self._missing = False
         """The next row does not follow the last one."""
+        self._unread: float | None = None
+        """When the first bytes came that have made no reading so far."""
 
     def read(self, timeout: float) -> list[Rows | SampleError]:
         try:
@@ -74,6 +78,7 @@ class SerialLines:
 
     def take(self, data: bytes, time_ns: int, since: float) -> list[Rows | SampleError]:
         """Return the rows of the lines that *data* completes."""
+        rest, headers = self._rest, self._headers
         *lines, self._rest = _LINE_END.split(self._rest + data)
         found: list[Rows | SampleError] = []
         rows: list[list[float]] = []
@@ -110,7 +115,22 @@ class SerialLines:
             if not self._too_long:
                 found.append(SampleError(f"a line of more than {MAX_LINE} bytes, expected numbers"))
             self._rest, self._too_long = b"", True
+        if found:
+            self._unread = None
+        elif (rest and not lines) or (self._headers > headers and not self._seen):
+            found += self._say_unread(self._rest or lines[-1], since)
         return found
+
+    def _say_unread(self, text: bytes, since: float) -> list[SampleError]:
+        """Say after some seconds that bytes come, but no readings: a slow line must not be mute."""
+        self._unread = since if self._unread is None else self._unread
+        if since - self._unread < UNREAD_SECONDS:
+            return []
+        self._unread = None
+        shown = text.decode("utf-8", "replace")[:60]
+        return [
+            SampleError(f"expected lines of numbers, found {shown!r}; check ?baud= and ?separator=")
+        ]
 
     def _object(self, line: bytes, time_ns: int, since: float) -> list[Rows | SampleError]:
         """Return the rows of a line of JSON, of which each names its channels."""

@@ -87,6 +87,7 @@ def lines(base: Path) -> SerialLines:
     made._name, made._separator = spec.redacted, spec.options["separator"]
     made._rest, made._first, made._too_long = b"", False, False
     made._columns, made._headers, made._seen, made._missing = (), 0, False, False
+    made._unread = None
     return made
 
 
@@ -133,6 +134,20 @@ def test_digits_of_other_scripts_are_no_numbers_of_a_serial_port(line: str, tmp_
     assert [len(each.data) for each in said if isinstance(each, Rows)] == [2, 1]
     (wrong,) = [str(each) for each in said if isinstance(each, SampleError)]
     assert wrong.endswith(f"found {line!r}")
+
+
+@pytest.mark.parametrize("text", [b"\xff\xf8", b"1;2\n", b"t:3.2C\n"])
+def test_a_slow_device_whose_bytes_make_no_reading_is_said_within_10_s(
+    text: bytes, tmp_path: Path
+) -> None:
+    """No line end, as at a wrong baud rate, or another separator: not only after many lines."""
+    reader = lines(tmp_path)
+    said = [each for second in range(10) for each in reader.take(text, 0, float(second))]
+    assert str(said[0]).endswith("check ?baud= and ?separator=")
+    # Names, and the first half of a line much later, are as they should be.
+    reader = lines(tmp_path)
+    assert [reader.take(part, 0, at) for part, at in ((b"t,h\n", 0.0), (b"1,", 60.0))] == [[], []]
+    assert isinstance(reader.take(b"2\n", 0, 60.1)[0], Rows)
 
 
 def test_lines_without_numbers_are_said(tmp_path: Path) -> None:
@@ -195,3 +210,12 @@ def test_core_48851_keys_that_come_in_some_messages_only() -> None:
     rows, columns, _ = Payload().read(b'{"temperature":20}')
     with pytest.raises(ModelError, match="'humidity' is not a column"):
         channels.pick(Reading(rows, 0, 0.0, columns=columns))
+
+
+@pytest.mark.parametrize("text", ["1700000000.5", "1700000000500"])
+def test_a_time_may_be_a_number_in_a_text(text: str) -> None:
+    """As a value may be; its unit is told by its size, as of any number."""
+    message = f'{{"v": "1", "t": "{text}"}}'.encode()
+    _, _, times = Payload(("v",), "t").read(message)
+    assert times is not None
+    assert times.tolist() == [1_700_000_000_500_000_000]
