@@ -485,6 +485,14 @@ def test_silero_vad_its_own_export_is_read_bare(tmp_path: Path) -> None:
     assert made.input.fixed == {"sr": 16000}
 
 
+def test_coral_an_extractor_of_embeddings_may_keep_its_rows_and_columns(tmp_path: Path) -> None:
+    """A vector whose numbers come last, behind rows and columns of 1, goes with a gallery."""
+    path = constant_outputs(tmp_path / "m.onnx", {"out": np.array([[[[3, 4]]]], np.float32)})
+    made = folder(path, "embedding", 'decoder = "pooled"\nthreshold = 0.9')
+    np.savez(made / "gallery.npz", cup=np.array([[0.6, 0.8]], np.float32))
+    assert "cup" in str(found(made, "onnxruntime"))
+
+
 def test_movenet_maps_of_points_may_be_no_classes(tmp_path: Path) -> None:
     """A quarter of the pixels with a number for each of 17: points as well as classes."""
     tensors = [Tensor("x", (1, 192, 192, 3)), Tensor("y", (1, 48, 48, 17))]

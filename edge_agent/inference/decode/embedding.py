@@ -21,13 +21,13 @@ def pooled(network: Network) -> Decoder:
     """One vector of length 1: the mean or the first of the tokens' vectors, or the only one.
 
     Role `vectors`: (1, tokens, n), or (1, n) where the network has pooled them itself; of pictures
-    also (1, n, 1, 1). That of a picture is compared with the vectors of a gallery.
+    also (1, n, 1, 1) or (1, 1, 1, n). That of a picture is compared with the vectors of a gallery.
     """
     network.check_roles("vectors")
     patterns: list[tuple[int | None, ...]] = [(1, None, None), (1, None)]
     if not network.manifest.input.tokenizer:
         network.picture_size()
-        patterns += [(1, None, 1, 1)]
+        patterns += [(1, None, 1, 1), (1, 1, 1, None)]
     output = network.need(
         "vectors",
         patterns,
@@ -73,7 +73,8 @@ class _Gallery:
         path, spec = network.gallery, network.manifest.output
         if path is not None and path.exists():
             sizes = output.spec.shape[1:]
-            self._vectors = self._read(path, sizes[1] if len(sizes) == 2 else sizes[0])
+            last = len(sizes) == 2 or sizes[0] == 1
+            self._vectors = self._read(path, sizes[-1] if last else sizes[0])
             if spec.threshold is None:
                 raise ModelError(
                     f"output.threshold: is missing; it is the least similarity to {path.name}, "
