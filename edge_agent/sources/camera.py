@@ -49,6 +49,7 @@ class StreamCamera:
         self._failed, self._patience = 0, 0.0
         shortest, longest = OPEN_SECONDS
         patience = min(max(shortest, spec.stall_seconds), longest)
+        began = time.monotonic()
         options = dict(NETWORK)
         transport = spec.options.get("transport")
         # Lost packets of UDP smear pictures; so it is asked for only where TCP is refused.
@@ -65,7 +66,9 @@ class StreamCamera:
                 source=spec.text,
             )
         except av.FFmpegError as problem:
-            why = _why_closed(problem, spec.text, patience)
+            # FFmpeg's RTSP calls the end of its time invalid data.
+            late = time.monotonic() - began >= patience
+            why = _why_closed(TimeoutError() if late else problem, spec.text, patience)
             raise SourceError(f"{self._name}: {why}") from None
 
     def grab(self) -> bool:
