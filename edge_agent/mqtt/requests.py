@@ -101,7 +101,11 @@ class _Request:
 
     def __str__(self) -> str:
         """Return the command in one line, cut, with control characters escaped."""
-        return _cut(f"{shown(self.verb)} {json.dumps(self.body)}")
+        try:
+            body = json.dumps(self.body)
+        except RecursionError:  # a log call is deeper in the stack than the parser was
+            body = "(nested too deep to show)"
+        return _cut(f"{shown(self.verb)} {body}")
 
 
 @dataclass(slots=True)

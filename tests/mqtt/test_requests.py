@@ -136,6 +136,19 @@ def test_an_escaped_letter_in_two_halves_is_whole(device: Device) -> None:
     assert device.replies[0]["ok"] is True
 
 
+def test_a_command_as_deep_as_the_parser_takes_is_no_error_of_the_agent(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log shows it from deeper in the stack, where the same depth is too much."""
+    bodies = [
+        b'{"id": "r%d", "name": "eve", "more": %s}' % (depth, b"[" * depth + b"]" * depth)
+        for depth in range(850, 1000)
+    ]
+    device.handle(*((TOPICS.inbox + "/command/greet", body) for body in bodies))
+    assert "nested too deep to show" in caplog.text
+    assert "cannot be handled" not in caplog.text
+
+
 def test_an_unknown_command_is_answered_with_those_there_are(device: Device) -> None:
     """Each is listed with its parameters."""
     device.handle(("edge/box/in/command/dance", b'{"id": "a"}'))
