@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from .. import __version__
+from ..config.rule_kinds import RULE_KINDS
 from ..config.settable import SETTABLE
 from ..config.settings import Settings
 from ..core.names import NAME
@@ -57,12 +58,44 @@ _OTHERS = (
 """Topics without a schema: the device's action, topic, content type, description."""
 
 
+def _points(least: int) -> dict[str, Any]:
+    point = {"items": {"type": "number", "minimum": 0, "maximum": 1}}
+    return {"items": {**point, "minItems": 2, "maxItems": 2}, "minItems": least}
+
+
+def _needs(when: str, key: str) -> dict[str, Any]:
+    return {"if": {"properties": {"when": {"const": when}}}, "then": {"required": [key]}}
+
+
+_NAMED = {"pattern": f"^{NAME}$"}
+_CHECKED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "Rule": {
+        "name": _NAMED,
+        "when": {"enum": list(RULE_KINDS)},
+        "frames": {"pattern": "^[1-9][0-9]?/[1-9][0-9]?$"},
+    },
+    "Pipeline": {
+        "name": _NAMED,
+        "roi": {"minItems": 4, "maxItems": 4},
+        "min_box": {"minItems": 2, "maxItems": 2},
+        "masks": {"items": _points(3)},
+    },
+    "Zone": {"name": _NAMED, "polygon": _points(3)},
+    "Line": {"name": _NAMED, "points": _points(2)},
+}
+"""What the settings' own checks ask for beyond types, as far as a schema can say it."""
+
+
 def schemas() -> dict[str, Any]:
     """Return the schema of each kind, and those that they refer to, by name."""
     written = json.loads(files("edge_agent.mqtt").joinpath("payloads.json").read_text("utf-8"))
     found: dict[str, Any] = written["$defs"]
     settings = json_schema(Settings, "#/$defs/{model}")
     found |= settings.pop("$defs") | {"settings": settings}
+    for name, keys in _CHECKED.items():
+        for key, narrower in keys.items():
+            found[name]["properties"][key] |= narrower
+    found["Rule"]["allOf"] = [_needs("cross", "line"), _needs("value", "value")]
     common = {"id": {"type": "string", "pattern": f"^{NAME}$"}, "time": {"type": "string"}}
     for verb, kind in COMMANDS.items():
         made = parameter_schema(kind)

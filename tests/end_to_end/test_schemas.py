@@ -219,3 +219,24 @@ def test_what_there_is_no_schema_of_is_2(words: list[str], why: str) -> None:
     said = call_cli("schema", *words)
     assert said.code == 2
     assert why in said.error
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rules": [{"name": "r", "when": "nope"}]},
+        {"rules": [{"name": "r", "when": "enter", "frames": "often"}]},
+        {"rules": [{"name": "r", "when": "cross"}]},
+        {"rules": [{"name": "r", "when": "value", "above": 1}]},
+        {"roi": [1, 2, 3]},
+        {"masks": [[[0, 0], [1, 1]]]},
+        {"lines": [{"name": "l", "points": [[0, 0]]}]},
+        {"name": "ü"},
+    ],
+)
+def test_an_editor_sees_what_the_agent_would_refuse(wrong: dict[str, Any]) -> None:
+    """Beyond types: kinds of rules, names, and how many corners there are."""
+    pipeline = {"name": "a", "source": "mqtt:x", "model": "readings"}
+    schema = Draft202012Validator(printed("settings"))
+    assert schema.is_valid({"pipelines": [pipeline]})
+    assert not schema.is_valid({"pipelines": [pipeline | wrong]})
