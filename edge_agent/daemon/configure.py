@@ -247,8 +247,10 @@ class Configuration:
     def _return(self, probation: _Probation, silent: list[str]) -> None:
         span = probation.until - probation.began
         names = ", ".join(silent)
+        known = [reason for name in silent if (reason := self._reason(name))]
         why = (
-            f"{names}: gave results before and none within {span:g} s; the settings before are back"
+            f"{names}: gave results before and none within {span:g} s"
+            f"{f' ({known[0]})' if known else ''}; the settings before are back"
         )
         log.warning("configure: %s", why)
         settings = self._runner.overrides.restore(probation.before)
@@ -256,6 +258,14 @@ class Configuration:
         self._end(probation, "rolled-back", why)
         self._changed()
         probation.later.tell(RequestError(why))
+
+    def _reason(self, name: str) -> str | None:
+        """Return why a pipeline gives nothing, where its source or a model says so."""
+        pipeline = self._runner.pipelines.get(name)
+        if pipeline is None:
+            return None
+        problems = [each.problem for each in pipeline.servings if each.problem]
+        return next(iter(problems), None) or pipeline.error
 
     def _end(self, probation: _Probation, outcome: str, why: str | None) -> None:
         self._probation = None

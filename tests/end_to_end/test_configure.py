@@ -173,7 +173,8 @@ def test_what_stops_results_is_taken_back_by_itself(device: Device) -> None:
     assert pending["pipelines"]["door"]["source"] == "v4l2:/dev/video99"
     assert "another change is on probation" in device.refused({"lamp": {"rate": 5}})
     said = device.heard.wait_state(reply, ok=False)["error"]
-    assert "door: gave results before and none within 2 s; the settings before are back" in said
+    assert "door: gave results before and none within 2 s (v4l2:/dev/video99: " in said
+    assert said.endswith("); the settings before are back")
     device.result("door", "car")
     held = device.config(hash=before)
     assert held["last"]["outcome"] == "rolled-back"
