@@ -331,7 +331,7 @@ def test_a_rate_that_is_set_holds_at_once(device: Device) -> None:
         ({"pipeline": "live", "rate": 1, "persist": 1}, "persist: expected true or false, found 1"),
         ({"pipeline": "live", "threshold": True}, "threshold: expected a number"),
         ({"pipeline": "live", "threshold": 10**400}, "threshold: expected a number"),
-        ({"pipeline": ["live"], "rate": 1}, "pipeline: is missing"),
+        ({"pipeline": ["live"], "rate": 1}, "pipeline: expected a text"),
     ],
 )
 def test_nonsense_is_refused_with_a_reason(
