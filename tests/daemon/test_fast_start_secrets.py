@@ -28,9 +28,7 @@ def guarded(tmp_path: Path) -> Iterator[Mosquitto]:
     rules.write_text("topic read edge/#\nuser box\ntopic readwrite edge/#\n")
     for path in (tmp_path, passwords, rules):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    broker = Mosquitto(
-        tmp_path / "guarded", f"user root\npassword_file {passwords}\nacl_file {rules}\n"
-    )
+    broker = Mosquitto(tmp_path / "guarded", f"password_file {passwords}\nacl_file {rules}\n")
     yield broker
     broker.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import logging
 import os
@@ -60,9 +61,10 @@ class Mosquitto:
         self.conf.write_text(
             extra
             if "listener" in extra
+            # Started by root it would become another user, who can neither read nor store here.
             # Without a bound it drops nothing for a listener that a busy machine keeps waiting.
-            else f"listener {self.port} 127.0.0.1\nallow_anonymous true\n"
-            f"max_queued_messages 0\n{extra}"
+            else f"user {getpass.getuser()}\nlistener {self.port} 127.0.0.1\n"
+            f"allow_anonymous true\nmax_queued_messages 0\n{extra}"
         )
         self.process: subprocess.Popen[bytes] | None = None
         self.start()

@@ -71,6 +71,28 @@ def all_up_to(listener: Listener, last: int) -> None:
     listener.wait_for(lambda _h: numbers(listener) >= wanted, f"all up to {last}", 60)
 
 
+def test_a_broker_that_stores_keeps_what_it_has_acknowledged(tmp_path: Path) -> None:
+    """Over a restart while the receiver is away: what these tests and the soak of kills count on.
+
+    Started by root it had stored nothing, and what it then lost was laid to the agent.
+    """
+    broker = Mosquitto(
+        tmp_path / "broker", f"persistence true\npersistence_location {tmp_path}/broker/\n"
+    )
+    try:
+        Listener(broker.port, client_id="receiver", clean_session=False).close()
+        sender = Listener(broker.port)
+        sender.publish("edge/box/event/p", "{}")
+        sender.close()
+        broker.stop()
+        broker.start()
+        receiver = Listener(broker.port, client_id="receiver", clean_session=False)
+        receiver.wait_for(lambda heard: heard, "what was sent meanwhile")
+        receiver.close()
+    finally:
+        broker.stop()
+
+
 def test_a_bridged_pair_loses_nothing_as_a_node_goes(tmp_path: Path, agent: Agents) -> None:
     """What the one had taken comes when it is back; meanwhile the agent is with the other."""
     other = Mosquitto(tmp_path / "other", "persistence false\n")
