@@ -118,10 +118,6 @@ class Transfer:
             self.requested.update(wanted)
         if self.drawing is not None:
             self.drawing.ask(self.id, kind, wanted)
-            # Nobody answers, and a thousand devices would say as much as they draw.
-            few = len(wanted) < WINDOW // 2
-            if few and self.requested_at - self.published_at < STATUS_SECONDS:
-                return
         self.published_at = self.requested_at
         asked = {"list" if incoming is None else "need": [list(each) for each in ranges(wanted)]}
         # A sender is told that it is not asked where the package lies on the broker.
