@@ -71,7 +71,8 @@ def test_ten_thousand_malformed_messages_change_nothing_but_a_counter(
     """
     brightness(tmp_path / "models" / "light")
     clip = write_clip(tmp_path / "clip.avi", [plain(i) for i in range(25)])
-    pipeline = {"name": "p", "source": f"file:{clip}?loop=1", "model": "light"}
+    # Its clip is dark on purpose.
+    pipeline = {"name": "p", "source": f"file:{clip}?loop=1", "model": "light", "camera": False}
     listener = listen(patient_broker.port, f"{D}/#")
     running = agent(
         agent_settings(
