@@ -27,7 +27,7 @@ from ..inference.engines.generator import UNLOAD_SECONDS, FullError, Generator
 from ..inference.engines.registry import engine_order
 from ..inference.model import Model
 from ..models.manifest import ModelFolder
-from ..models.store.catalog import Library
+from ..models.store.catalog import Catalog
 from ..mqtt import payloads
 from ..runtime.pipelines.runner import Runner
 from ..runtime.scheduler.requests import RequestQueue
@@ -89,13 +89,13 @@ class Answers:
     def __init__(
         self,
         runner: Runner,
-        library: Library,
+        catalog: Catalog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ready = True
         """False: the agent stops, and takes no more questions."""
         self._runner = runner
-        self.library = library
+        self.catalog = catalog
         self._clock = clock
         self._workers = Workers("infer", runner.threads)
         self._lock = threading.Lock()
@@ -279,7 +279,7 @@ class Answers:
 
     def _find(self, asked: _Asked) -> ModelFolder:
         version = asked.route.partition(":")[0].partition("@")[2]
-        return self.library.find(asked.name, version or None)
+        return self.catalog.find(asked.name, version or None)
 
     def _frames_wait(self) -> bool:
         return any(account.waiting for account in self._runner.board.accounts().values())

@@ -230,7 +230,7 @@ class _Site:
         found = {}
         for name in self._answers.names:
             with suppress(ModelError):  # nothing of it is live; health says so
-                folder = self._answers.library.live(name)
+                folder = self._answers.catalog.live(name)
                 if speaks(folder):
                     found[name] = listed(name, folder)
         return found

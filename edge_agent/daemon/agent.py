@@ -95,7 +95,7 @@ class Agent:
         self._runner = Runner(
             settings,
             lanes=(planned[0] if planned else self._take_inventory(settings).loader.engines).lanes,
-            library=lambda: self._take_inventory(self._runner.settings).catalog,
+            catalog=lambda: self._take_inventory(self._runner.settings).catalog,
             loader=lambda: self._take_inventory(self._runner.settings).loader,
             stops=self._stops,
             timeline=timeline,

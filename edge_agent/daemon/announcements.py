@@ -25,7 +25,7 @@ from ..runtime.pipelines.device_mode import DEVICE
 if TYPE_CHECKING:
     from ..delivery.rollout.ledger import Ledger
     from ..inference.model import Model
-    from ..models.store.catalog import Library
+    from ..models.store.catalog import Catalog
     from ..mqtt.client import Client
     from ..mqtt.topics import Topics
     from ..runtime.pipelines.runner import Runner
@@ -74,7 +74,7 @@ class Announcements:
         self._match = inventory.match
         self._facts = inventory.facts
         self._store = inventory.store
-        self._library = inventory.catalog
+        self._catalog = inventory.catalog
         self._ledger = ledger
         self._prepared = prepared
         self._retained = runner.client.retained
@@ -180,26 +180,26 @@ class Announcements:
             self._log_doubts()
             names = {serving.arm.name for serving in runner.active.all()}
             names |= {*self._store.names(), *self._ledger.names()}
-            library = self._library.now()
+            catalog = self._catalog.now()
             now = []
             for name in sorted(names):
                 if runner.stopping():
                     return
                 now.append(runner.topics.model(name))
-                self._retained.publish(now[-1], self._model_state(name, library))
+                self._retained.publish(now[-1], self._model_state(name, catalog))
             self._model_topics = now
             self._retained.clear_gone()
             self.info()
             self.pipelines()
 
-    def _model_state(self, name: str, library: Library) -> dict[str, Any]:
+    def _model_state(self, name: str, catalog: Catalog) -> dict[str, Any]:
         runner = self._runner
         state: dict[str, Any] = {
             "schema": payloads.SCHEMA,
             "name": name,
             "live": None,
             "previous": self._store.pointers(name).previous,
-            "versions": [entry.version for entry in library.versions(name)],
+            "versions": [entry.version for entry in catalog.versions(name)],
         }
         servings = runner.active.all()
         serving = next((s for s in servings if s.reference == name and s.model), None)
@@ -216,7 +216,7 @@ class Announcements:
                 state["cold_start"] = steps
         else:
             try:
-                state["live"] = library.live(name).manifest.version
+                state["live"] = catalog.live(name).manifest.version
             except ModelError:
                 state["live"] = None
         prepared = self._prepared(name)

@@ -11,7 +11,7 @@ from ..delivery.receive.rollouts import Rollouts
 from ..delivery.receive.router import Router
 from ..delivery.rollout.deployer import Deployer
 from ..delivery.rollout.ledger import Candidate
-from ..models.store.catalog import Library
+from ..models.store.catalog import Catalog
 from ..mqtt.inbox import Inbox
 from ..mqtt.requests import Requests
 
@@ -27,7 +27,7 @@ class RequestLoop:
     transfers: Router
     local_requests: LocalRequests
     deployer: Deployer
-    catalog: Library
+    catalog: Catalog
     rollouts: Rollouts
 
     def run(self) -> None:

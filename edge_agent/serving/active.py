@@ -27,7 +27,7 @@ from ..models.manifest import ModelFolder
 
 if TYPE_CHECKING:
     # Not on the way to the first result.
-    from ..models.store.catalog import Library
+    from ..models.store.catalog import Catalog
     from .loader import ModelLoader
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class ActiveModels:
     def __init__(
         self,
         lanes: Lanes,
-        library: Callable[[], Library],
+        catalog: Callable[[], Catalog],
         loader: Callable[[], ModelLoader],
         *,
         flows: Callable[[str], bool] = lambda _name: True,
@@ -118,7 +118,7 @@ class ActiveModels:
         is about to end: no further model is loaded then.
         """
         self._lanes = lanes
-        self._open_library = library
+        self._open_library = catalog
         self._open_loader = loader
         self.flows = flows
         self._stopping = stopping
@@ -128,7 +128,7 @@ class ActiveModels:
         """Called when another model serves, or none."""
 
     @cached_property
-    def _library(self) -> Library:
+    def _catalog(self) -> Catalog:
         return self._open_library()
 
     @cached_property
@@ -178,28 +178,28 @@ class ActiveModels:
         """Load every model that is needed and not there, until the agent is about to end."""
         wanted = [each for each in self.all() if each.model is None and not each.lazy]
         # Once: of two hundred models each would read the manifests of all.
-        library = self._library.now() if wanted else self._library
+        catalog = self._catalog.now() if wanted else self._catalog
         for serving in wanted:
             if self._stopping():
                 return
-            self.load(serving, library)
+            self.load(serving, catalog)
 
-    def load(self, serving: Serving, library: Library | None = None) -> None:
+    def load(self, serving: Serving, catalog: Catalog | None = None) -> None:
         """Load one serving's model, if it is not there; a failure is logged and kept with it."""
-        library = library or self._library
+        catalog = catalog or self._catalog
         with self._loading:
             if serving.model is not None or self._stopping():
                 return
             folder = None
             try:
                 with contained(serving.reference, ModelError):
-                    folder = library.find(serving.arm.name, serving.arm.version)
+                    folder = catalog.find(serving.arm.name, serving.arm.version)
                     pinned = serving.arm.version is not None
-                    stands_in = None if pinned else library.stands_in(folder)
+                    stands_in = None if pinned else catalog.stands_in(folder)
                     if stands_in is not None:
                         # It goes live again after long, as by a rollback: its files are compared.
-                        folder = library.stand_in(serving.arm.name)
-                        stands_in = library.stands_in(folder)
+                        folder = catalog.stand_in(serving.arm.name)
+                        stands_in = catalog.stands_in(folder)
                     model, passed = self._shared(folder, serving) or self.loader.load(
                         folder, serving.kind
                     )
@@ -353,7 +353,7 @@ class ActiveModels:
         return not any(
             entry.accepted
             and (meant is None or entry.version is None or version_key(entry.version) == meant)
-            for entry in self._library.entries(name)
+            for entry in self._catalog.entries(name)
         )
 
     def _shared(self, folder: ModelFolder, serving: Serving) -> tuple[Model, list[str]] | None:

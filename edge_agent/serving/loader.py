@@ -13,7 +13,7 @@ from ..core.errors import EngineError, ModelError
 from ..core.files import make_state_folder
 from ..core.types import Kind
 from ..inference.prepared.artifact import ArtifactError
-from ..models.store.catalog import Library
+from ..models.store.catalog import Catalog
 from ..models.store.store import Store
 from .choice import DeviceEngines, EngineCandidate
 from .open import Forms, open_prepared, open_streamed
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def open_library(settings: Settings, store: Store) -> Library:
+def open_library(settings: Settings, store: Store) -> Catalog:
     """Open the three places where models are."""
-    return Library(store, [Path(folder) for folder in settings.models_dirs], bundled("models"))
+    return Catalog(store, [Path(folder) for folder in settings.models_dirs], bundled("models"))
 
 
 def open_store(settings: Settings) -> Store:

@@ -43,7 +43,7 @@ class Microphone:
     def __init__(self, spec: SourceSpec) -> None:
         """Open it and begin to record."""
         self._name = spec.redacted
-        self._asound = _library()
+        self._asound = _catalog()
         self._rate: int = spec.options["rate"]
         self._pcm: c_void_p | None = c_void_p()
         self._check(
@@ -117,7 +117,7 @@ class Microphone:
 
 
 @cache
-def _library() -> Any:
+def _catalog() -> Any:
     """Load ALSA's library."""
     try:
         asound = ctypes.CDLL(LIBRARY)

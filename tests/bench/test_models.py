@@ -11,7 +11,7 @@ import tomli_w
 from edge_agent.bench.common.models import find_models
 from edge_agent.core.bundled import bundled
 from edge_agent.core.errors import UsageError
-from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.store import Store
 from tests.helpers.small_models import brightness
 from tests.helpers.support import run_cli
@@ -35,16 +35,16 @@ def nothing(text: str) -> None:
 def test_names_are_those_of_the_agent(tmp_path: Path) -> None:
     """The live version, a pinned one, a bundled one, a folder; the store says what is live."""
     file = config(tmp_path)
-    library = tmp_path / "library"
-    names = ["light", "light@1", "parts-inspection", str(library / "light-1")]
+    catalog = tmp_path / "library"
+    names = ["light", "light@1", "parts-inspection", str(catalog / "light-1")]
     assert find_models(names, str(file), nothing) == [
-        library / "light-2",
-        library / "light-1",
+        catalog / "light-2",
+        catalog / "light-1",
         bundled("models") / "parts-inspection",
-        library / "light-1",
+        catalog / "light-1",
     ]
-    Library(Store(tmp_path / "state"), [library]).activate("light", "1")
-    assert find_models(["light"], str(file), nothing) == [library / "light-1"]
+    Catalog(Store(tmp_path / "state"), [catalog]).activate("light", "1")
+    assert find_models(["light"], str(file), nothing) == [catalog / "light-1"]
 
 
 def test_what_is_not_there_names_what_is(tmp_path: Path) -> None:

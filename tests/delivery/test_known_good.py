@@ -15,7 +15,7 @@ import pytest
 
 from edge_agent.core.errors import ModelError
 from edge_agent.models.manifest import load
-from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.install import install_folder
 from edge_agent.models.store.store import NOTES, Store
 from tests.delivery.test_deployer import failing
@@ -95,16 +95,16 @@ def test_golden_outputs_count_when_a_version_comes_back(box: Boxes, tmp_path: Pa
 
     As long as they hold, it comes back.
     """
-    library = tmp_path / "library" / "level"
+    catalog = tmp_path / "library" / "level"
     scores = np.exp([[2.0, -2.0, -2.0]]) / np.exp([2.0, -2.0, -2.0]).sum()
-    library.mkdir(parents=True)
-    golden(library, {"scores": scores.astype(np.float32)})
+    catalog.mkdir(parents=True)
+    golden(catalog, {"scores": scores.astype(np.float32)})
     one = box(trial={"probation_s": 0})
     assert one.command("activate", "whole", model="level", version="1")["ok"]
     one.wait_live("1")
     assert one.command("activate", "back", model="level", version="3")["ok"]
     one.wait_live("3")
-    damage(library / "model.onnx")
+    damage(catalog / "model.onnx")
     reply = one.command("activate", "damaged", model="level", version="1")
     assert not reply["ok"], reply
     assert reply["error"].startswith("level@1: golden: case 0: best class mid, expected low")
@@ -156,16 +156,16 @@ def test_any_file_that_has_changed_is_found(tmp_path: Path, victim: str) -> None
     store = Store(tmp_path / "state")
     installed = install_folder(store, load(model_folder(tmp_path / "1", "1")))
     store.activate("level", "1")
-    library = Library(store)
-    assert library.find_unchanged("level", "1") == installed
+    catalog = Catalog(store)
+    assert catalog.find_unchanged("level", "1") == installed
     path = installed.path / victim
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ModelError, match=r"level@1"):
-        library.find_unchanged("level", "1")
+        catalog.find_unchanged("level", "1")
     path.unlink()
     with pytest.raises(ModelError, match=r"level"):
-        library.find_unchanged("level", "1")
+        catalog.find_unchanged("level", "1")
 
 
 def restarted(one: Box, change: Callable[[], object], words: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from edge_agent.core.errors import ModelError
 from edge_agent.delivery.rollout.ledger import PHASES, Candidate, Ledger, Outcome, Phase
-from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.pointers import Trial
 from edge_agent.models.store.store import Store
 
@@ -36,7 +36,7 @@ def ledger(store: Store, published: Published) -> Ledger:
     """Make a ledger of an empty store."""
     return Ledger(
         store,
-        Library(store),
+        Catalog(store),
         lambda transfer, status: published.append((transfer, status)),
         lambda: None,
     )
@@ -105,7 +105,7 @@ def test_a_rejection_is_recorded_and_outlives_a_restart(store: Store, ledger: Le
     ledger.finish(candidate, "rejected", "too slow")
     last = json.loads((store.root / "deployments.json").read_text())["face"]
     assert (last["version"], last["outcome"], last["why"]) == ("2", "rejected", "too slow")
-    again = Ledger(store, Library(store), lambda _transfer, _status: None, lambda: None)
+    again = Ledger(store, Catalog(store), lambda _transfer, _status: None, lambda: None)
     assert again.describe("face") == {"last": last}
 
 

@@ -20,7 +20,7 @@ from edge_agent.delivery.receive.router import Router
 from edge_agent.delivery.receive.transfer import Drawing
 from edge_agent.delivery.rollout.ledger import Candidate, Ledger
 from edge_agent.models.packages.keys import TrustedKeys
-from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.store import Store
 from edge_agent.mqtt.connection import ReceivedMessage
 from tests.helpers.push import PlainPackage, model_folder, plain_package
@@ -47,15 +47,15 @@ class Receiving:
             pinned=tuple,
             credible=lambda: self.clock_is_set,
         )
-        library = Library(self.store)
-        self.ledger = Ledger(self.store, library, self._hear, lambda: None)
+        catalog = Catalog(self.store)
+        self.ledger = Ledger(self.store, catalog, self._hear, lambda: None)
         self.asked: list[int] = []
         """How many topics of a package it has asked for, each time."""
         drawing = Drawing(
             "edge/@package", lambda topics: self.asked.append(len(topics)), lambda _topics: None
         )
         self.router = Router(
-            self.store, library, recipient, self.ledger, drawing, submit=self.handed.append
+            self.store, catalog, recipient, self.ledger, drawing, submit=self.handed.append
         )
 
     def _hear(self, transfer: str, payload: Mapping[str, Any]) -> bool:

@@ -62,7 +62,7 @@ from edge_agent.models.packages.blocks import BlockList
 from edge_agent.models.packages.build import Package, make
 from edge_agent.models.packages.keys import TrustedKeys
 from edge_agent.models.packages.package import PackageHeader
-from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.store import Store
 from edge_agent.mqtt import payloads as wire
 from edge_agent.mqtt.command_memory import CommandMemory
@@ -342,10 +342,10 @@ def _router(*, allow_unsigned: bool) -> Router:
         wire.encode(payload)
         return True
 
-    library = Library(store, [], bundled("models"))
-    ledger = Ledger(store, library, publish, lambda: None)
+    catalog = Catalog(store, [], bundled("models"))
+    ledger = Ledger(store, catalog, publish, lambda: None)
     drawing = Drawing("edge/@package", lambda _topics: None, lambda _topics: None)
-    return Router(store, library, recipient, ledger, drawing, submit=lambda _candidate: None)
+    return Router(store, catalog, recipient, ledger, drawing, submit=lambda _candidate: None)
 
 
 def check_topics(given: tuple[list[tuple[str, str, bytes, bool, str | None]], bool]) -> None:

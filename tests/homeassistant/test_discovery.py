@@ -217,7 +217,7 @@ def test_entities_stay_while_the_models_that_name_them_are_loaded(tmp_path: Path
         runner = Runner(
             settings,
             lanes=1,
-            library=nothing,
+            catalog=nothing,
             loader=nothing,
             stops=ShutdownQueue(),
             timeline=Timeline(),

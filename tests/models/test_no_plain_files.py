@@ -12,7 +12,7 @@ from edge_agent.core.errors import ModelError
 from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.importing import import_model
 from edge_agent.models.manifest import load
-from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.store import Store
 from tests.helpers.model_folders import make_model
 
@@ -65,8 +65,8 @@ def test_a_folder_with_such_a_manifest_is_reported(tmp_path: Path, kind: str) ->
     if kind == "nothing":
         manifest.unlink()
         manifest.symlink_to("nowhere")
-    library = Library(Store(tmp_path / "state"), [tmp_path / "models"], None)
-    (line,) = library.problems()
+    catalog = Catalog(Store(tmp_path / "state"), [tmp_path / "models"], None)
+    (line,) = catalog.problems()
     assert line.startswith(str(manifest))
 
 

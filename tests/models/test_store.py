@@ -24,7 +24,7 @@ from edge_agent.models.manifest import load
 from edge_agent.models.packages.archive import open_archive
 from edge_agent.models.packages.build import Package, make, open_package, pack
 from edge_agent.models.store.agent_lock import hold_agent_lock
-from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.housekeeping import clean_leftovers, make_room
 from edge_agent.models.store.incoming import Incoming, interrupted_transfers, other_transfers
 from edge_agent.models.store.install import (
@@ -244,7 +244,7 @@ def test_damaged_pointers_never_crash(store: Store, damage: bytes) -> None:
         for line in clean_leftovers(store, derived=collect.forms)
         if "pointers.json: is damaged" in line
     ]
-    assert Library(store).live("face").manifest.version == "2"
+    assert Catalog(store).live("face").manifest.version == "2"
     store.activate("face", "3")
     assert store.pointers("face").live == "3"
     assert store.pointers("face").damage is None
@@ -671,7 +671,7 @@ def test_killed_anywhere_it_is_the_old_or_the_new(
         label = f"{case['point']}:{case['nth']}"
         store = Store(Path(case["folder"]))
         clean_leftovers(store, derived=collect.forms)
-        assert Library(store).live("face").manifest.version in {"2", "3"}, label
+        assert Catalog(store).live("face").manifest.version in {"2", "3"}, label
         for version in store.versions("face"):
             assert contents(store.models / "face" / version) == whole_files[version], label
         assert not list(store.staging.iterdir()), label

@@ -30,7 +30,7 @@ class Box:
         self.runner = Runner(
             settings,
             lanes=2,
-            library=lambda: inventory.catalog,
+            catalog=lambda: inventory.catalog,
             loader=lambda: inventory.loader,
             stops=ShutdownQueue(),
             timeline=Timeline(),

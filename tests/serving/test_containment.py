@@ -21,7 +21,7 @@ from edge_agent.inference.golden import compare_golden
 from edge_agent.inference.model import Model, load_model
 from edge_agent.inference.prepared.fallback import FallbackEngine
 from edge_agent.models.manifest import load
-from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.pipelines.lane import infer
 from edge_agent.runtime.scheduler.board import Board
@@ -116,8 +116,8 @@ class Desk:
         self.loader = ModelLoader(DeviceEngines(profile, read_facts(), "auto"))
         self.loader.engines.lineup = Lineup((EngineChoice("moody"),), (), ())
         self.board: Board[Model] = Board()
-        library = Library(Store(folder / "state"), [folder / "models"], None)
-        self.active = ActiveModels(self.board, lambda: library, lambda: self.loader)
+        catalog = Catalog(Store(folder / "state"), [folder / "models"], None)
+        self.active = ActiveModels(self.board, lambda: catalog, lambda: self.loader)
         self.bad = self.active.serving_for(Arm("bad", None, 1), "picture")
         self.good = self.active.serving_for(Arm("good", None, 1), "picture")
         self.folder = folder

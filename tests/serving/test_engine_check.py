@@ -17,7 +17,7 @@ from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import WantedEngine
 from edge_agent.inference.model import Model, load_model
-from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.serving.active import ActiveModels, Serving
@@ -42,9 +42,9 @@ class Desk:
         store = Store(folder / "state")
         engines_here = DeviceEngines(profile, read_facts(), wanted, state=store.root)
         self.loader = ModelLoader(engines_here, store)
-        library = Library(store, [folder / "models"], None)
+        catalog = Catalog(store, [folder / "models"], None)
         board: Board[Model] = Board()
-        self.active = ActiveModels(board, lambda: library, lambda: self.loader)
+        self.active = ActiveModels(board, lambda: catalog, lambda: self.loader)
         self.serving: Serving = self.active.serving_for(Arm("wrapping", None, 1), "picture")
         self.active.load_all()
         self.check = EngineCheck(self.active, self.loader)

@@ -22,7 +22,7 @@ from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model
 from edge_agent.models.manifest import ModelFolder, load
-from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.serving.active import ActiveModels, Serving
@@ -134,8 +134,8 @@ class Desk:
         profile = DeviceProfile(description="a test's own", engines=engines)
         self.loader = ModelLoader(DeviceEngines(profile, read_facts(), "auto"))
         self.board: Board[Model] = Board()
-        library = Library(Store(folder / "state"), [folder / "models"], None)
-        self.active = ActiveModels(self.board, lambda: library, lambda: self.loader)
+        catalog = Catalog(Store(folder / "state"), [folder / "models"], None)
+        self.active = ActiveModels(self.board, lambda: catalog, lambda: self.loader)
         self.serving: Serving = self.active.serving_for(Arm("picky", None, 1), "picture")
         self.active.load_all()
         self.failover = Failover(self.active, self.loader, clock=self.time)

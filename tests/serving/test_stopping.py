@@ -13,7 +13,7 @@ from edge_agent.core.threads import ShutdownQueue, Stop
 from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model
-from edge_agent.models.store.catalog import Library
+from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.serving.active import ActiveModels
@@ -39,9 +39,9 @@ def active(tmp_path: Path, stops: ShutdownQueue) -> ActiveModels:
         DeviceEngines(DeviceProfile(description="a test's own", engines=()), read_facts(), "auto")
     )
     loader.engines.lineup = Lineup((EngineChoice("onnxruntime"),), (), ())
-    library = Library(Store(tmp_path / "state"), [tmp_path / "models"], None)
+    catalog = Catalog(Store(tmp_path / "state"), [tmp_path / "models"], None)
     board: Board[Model] = Board()
-    made = ActiveModels(board, lambda: library, lambda: loader, stopping=lambda: stops.begun)
+    made = ActiveModels(board, lambda: catalog, lambda: loader, stopping=lambda: stops.begun)
     for name in NAMES:
         made.serving_for(Arm(name, None, 1), "picture")
     return made

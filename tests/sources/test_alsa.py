@@ -117,7 +117,7 @@ def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert LIBRARY == "libasound.so.2"
     monkeypatch.setattr(alsa_pcm, "LIBRARY", "libasound.so.99")
-    alsa_pcm._library.cache_clear()
+    alsa_pcm._catalog.cache_clear()
     with pytest.raises(SourceError, match=r"needs libasound\.so\.99: apt install libasound2"):
         opened("alsa:default")
-    alsa_pcm._library.cache_clear()
+    alsa_pcm._catalog.cache_clear()

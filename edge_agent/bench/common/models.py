@@ -10,13 +10,13 @@ from ...config.load import find_file, load
 from ...core.bundled import bundled
 from ...core.errors import UsageError
 from ...models.manifest import MANIFEST
-from ...models.store.catalog import Library
+from ...models.store.catalog import Catalog
 from ...tools.random_networks import NAMES, generated
 from .report import cache_folder
 
 
 def find_model(
-    text: str, report_progress: Callable[[str], None], library: Library | None = None
+    text: str, report_progress: Callable[[str], None], catalog: Catalog | None = None
 ) -> Path:
     """Find the folder of a model that a user names: a folder, "face", "face@3" or one of `NAMES`.
 
@@ -25,13 +25,13 @@ def find_model(
     if text and (Path(text) / MANIFEST).is_file():
         return Path(text)
     name, at, version = text.partition("@")
-    if library is not None and library.entries(name):
-        return library.find(name, version if at else None).path
+    if catalog is not None and catalog.entries(name):
+        return catalog.find(name, version if at else None).path
     if text and (bundled("models") / text / MANIFEST).is_file():
         return bundled("models") / text
     if text in NAMES:
         return generated(text, cache_folder(), report_progress)
-    known = f" (there are {', '.join(library.names())})" if library is not None else ""
+    known = f" (there are {', '.join(catalog.names())})" if catalog is not None else ""
     raise UsageError(
         f"{text!r}: no model folder (one with {MANIFEST}; `edge-agent try … --save` makes one), "
         f"no model of the agent's{known}, and none of the generated ones: {', '.join(NAMES)}"
@@ -49,11 +49,11 @@ def find_models(
     if config is not None and file is not None:
         load(file)  # who names settings is told what is wrong with them, needed or not
     named = any(not (name and (Path(name) / MANIFEST).is_file()) for name in names)
-    known = _library(file, config) if named else None
+    known = _catalog(file, config) if named else None
     return [find_model(name, report_progress, known) for name in names]
 
 
-def _library(file: Path | None, config: str | None) -> Library | None:
+def _catalog(file: Path | None, config: str | None) -> Catalog | None:
     """Open the models of the agent with these settings, or return None if they cannot be seen."""
     from ...serving.loader import open_library, open_store
 

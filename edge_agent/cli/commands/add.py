@@ -18,7 +18,7 @@ from ..options import Options, add_config, load_settings
 if TYPE_CHECKING:
     from ...config.settings import Settings
     from ...models.manifest import ModelFolder
-    from ...models.store.catalog import Library
+    from ...models.store.catalog import Catalog
     from ...models.store.store import Store
 
 AGENT_SECONDS = 60.0
@@ -65,9 +65,9 @@ def main(options: Options) -> int:
     user = owner_of(settings.state)
     with acting_as(user, reading=True):
         store = open_store(settings)
-        library = open_library(settings, store)
+        catalog = open_library(settings, store)
         here = variants_here(settings, *match_profile(settings))
-        version = _version_of(path, options, store, library)
+        version = _version_of(path, options, store, catalog)
     # What it names may be root's alone to read.
     with import_model(path, options.name, version, here) as imported:
         for assumption in imported.assumptions:
@@ -99,14 +99,14 @@ def main(options: Options) -> int:
     return 0
 
 
-def _version_of(path: Path, options: Options, store: Store, library: Library) -> str | None:
+def _version_of(path: Path, options: Options, store: Store, catalog: Catalog) -> str | None:
     """Return the version for the model that the user names; None: its own."""
     from ...models.importing import BARE
 
     name: str | None = options.name
     version: str | None = options.model_version
     if path.suffix in BARE and version is None and (name is None or is_name(name)):
-        version = _next_version(store, library, name or safe_name(path.stem))
+        version = _next_version(store, catalog, name or safe_name(path.stem))
     return version
 
 
@@ -164,9 +164,9 @@ def _hand_over(store: Store, name: str, version: str) -> None:
         requests.forget(request)
 
 
-def _next_version(store: Store, library: Library, name: str) -> str:
+def _next_version(store: Store, catalog: Catalog, name: str) -> str:
     """Return the highest known version + 1."""
-    versions = [entry.version for entry in library.entries(name) if entry.version]
+    versions = [entry.version for entry in catalog.entries(name) if entry.version]
     # A version that was accepted once counts though its folder is gone.
     versions += [highest] if (highest := store.pointers(name).highest) else []
     if not versions:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...config.settings import Arm, Pipeline, Settings, Trust
     from ...core.types import Kind, Reading
     from ...models.manifest import ModelFolder
-    from ...models.store.catalog import Library
+    from ...models.store.catalog import Catalog
     from ...serving.choice import DeviceEngines
     from ...sources.source import Source, SourceContext
     from ..stream_size import Stream
@@ -71,7 +71,7 @@ class _Device:
     settings: Settings
     config: str | None
     """Their file, as the command line names it."""
-    library: Library
+    catalog: Catalog
     engines: DeviceEngines
     overrides: Overrides
     streams: list[Stream] = field(default_factory=list)
@@ -123,7 +123,7 @@ def main(options: Options) -> int:
     if settings.health.metrics_port:
         _metrics_port(report, settings.health.metrics_port)
     report.tried("broker", lambda: _broker(settings))
-    library = open_library(settings, store)
+    catalog = open_library(settings, store)
     for name in settings.models_dirs:
         _models_dir(report, Path(name))
     for server in settings.servers:
@@ -131,7 +131,7 @@ def main(options: Options) -> int:
     for line in [*overrides.removed(), *overrides.ignored, *lint_settings(settings)]:
         subject, _, text = line.partition(": ")
         report.line("note", subject, text)
-    device = _Device(settings, options.config, library, engines, overrides)
+    device = _Device(settings, options.config, catalog, engines, overrides)
     for pipeline in settings.pipelines:
         _PipelineCheck(report, pipeline, device).run()
     _sizes(report, device.streams)
@@ -293,8 +293,8 @@ def _model(
     from ...models.describing import inspect_network
     from ..model_check import check_model
 
-    folder = folders[arm.reference] = device.library.find(arm.name, arm.version)
-    if arm.version is None and (instead := device.library.stands_in(folder)) is not None:
+    folder = folders[arm.reference] = device.catalog.find(arm.name, arm.version)
+    if arm.version is None and (instead := device.catalog.stands_in(folder)) is not None:
         raise ModelError(instead)
     kind = kind or kind_of(folder, inspect_network(folder.network))
     checked = check_model(device.settings, device.config, folder, kind)

@@ -17,7 +17,7 @@ from ...core.codec import pack
 from ...core.errors import AgentError
 from ...core.types import Kind
 from ...inference.prepared.artifact import FOLDER
-from ...models.store.catalog import Library
+from ...models.store.catalog import Catalog
 from ...serving.planned_model import PlannedModel
 from ...sources.spec import parse_source
 from ..inventory import Inventory
@@ -65,7 +65,7 @@ def _arms(settings: Settings, *, lazy: bool) -> Iterator[tuple[Arm, Kind]]:
         yield arm, kind
 
 
-def _planned(inventory: Inventory, catalog: Library, arm: Arm, kind: Kind) -> PlannedModel | None:
+def _planned(inventory: Inventory, catalog: Catalog, arm: Arm, kind: Kind) -> PlannedModel | None:
     """Return how a model can be loaded at once; None: only in the usual way."""
     loader, engines = inventory.loader, inventory.loader.engines
     try:

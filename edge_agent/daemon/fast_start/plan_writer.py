@@ -14,7 +14,7 @@ from ...config.settings import Settings
 from ...core import codec
 from ...core.codec import pack
 from ...core.files import subfolders
-from ...models.store.catalog import Library
+from ...models.store.catalog import Catalog
 from ...models.store.pointers import FILE as POINTERS
 from ...models.store.store import Store
 from ...runtime.pipelines.runner import Runner
@@ -38,7 +38,7 @@ class PlanWriter:
         self,
         runner: Runner,
         store: Store,
-        library: Library,
+        catalog: Catalog,
         lanes: int,
         *,
         lazy: bool,
@@ -47,7 +47,7 @@ class PlanWriter:
     ) -> None:
         self._runner = runner
         self._store = store
-        self._library = library
+        self._catalog = catalog
         self._lanes = lanes
         self._lazy = lazy
         self._config, self._origins = origins
@@ -154,13 +154,13 @@ class PlanWriter:
         found: list[Path] = [self._store.models]
         for name in self._store.names():
             found += [self._store.models / name, self._store.models / name / POINTERS]
-        for folder in (*self._library.models_dirs, self._library.bundled_dir):
+        for folder in (*self._catalog.models_dirs, self._catalog.bundled_dir):
             if folder is None:
                 continue
             found.append(folder)
             if folder.is_dir():
                 found += [path / "model.toml" for path in subfolders(folder)]
-        for entry in self._library.entries():
+        for entry in self._catalog.entries():
             found += [entry.path, entry.path / "model.toml"]
         for stamps in self._served.values():
             found += stamps

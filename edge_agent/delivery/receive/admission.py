@@ -15,7 +15,7 @@ from ...inference.prepared.compile import collect
 from ...models.manifest import chosen, variant_kept, variant_words
 from ...models.packages.keys import TrustedKeys
 from ...models.packages.package import PackageHeader, check_expiry, check_targets, verify_header
-from ...models.store.catalog import Library
+from ...models.store.catalog import Catalog
 from ...models.store.housekeeping import make_room
 from ...models.store.local_blocks import read_front
 from ...models.store.pointers import same_version
@@ -42,9 +42,9 @@ class DeviceIdentity:
 class Admission:
     """Refuses by ModelError, whose text is published to the sender."""
 
-    def __init__(self, store: Store, library: Library, identity: DeviceIdentity) -> None:
+    def __init__(self, store: Store, catalog: Catalog, identity: DeviceIdentity) -> None:
         self.store = store
-        self.library = library
+        self.catalog = catalog
         self.identity = identity
 
     def check(self, header_bytes: bytes, signature: bytes | None) -> PackageHeader | None:
@@ -70,7 +70,7 @@ class Admission:
     def check_not_older(self, name: str, version: str) -> None:
         """Raise ModelError if a higher version has been accepted, in the store or elsewhere."""
         self.store.check_not_older(name, version)
-        for entry in self.library.versions(name):
+        for entry in self.catalog.versions(name):
             if (
                 entry.accepted
                 and entry.version
@@ -83,7 +83,7 @@ class Admission:
 
     def check_not_elsewhere(self, name: str, version: str) -> None:
         """Raise ModelError if another place has this version: two models would be mixed up."""
-        for entry in self.library.entries(name):
+        for entry in self.catalog.entries(name):
             if (
                 entry.place != "store"
                 and entry.version is not None

@@ -185,7 +185,7 @@ class BlockReceiver:
             self._flusher.put(incoming, None)
             folders = [
                 e.path
-                for e in self._admission.library.versions(transfer.header.name)
+                for e in self._admission.catalog.versions(transfer.header.name)
                 if e.place != "store"
             ]
             saved = incoming.fill(

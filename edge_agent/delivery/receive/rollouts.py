@@ -392,7 +392,7 @@ class Rollouts:
     def _live(self, name: str) -> str | None:
         """Return the version of a model that serves."""
         try:
-            return self._transfers.admission.library.live(name).manifest.version
+            return self._transfers.admission.catalog.live(name).manifest.version
         except ModelError:
             return None
 

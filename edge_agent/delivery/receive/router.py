@@ -21,7 +21,7 @@ from ...core.names import is_name
 from ...models.manifest import ModelFolder
 from ...models.packages.archive import Archive, open_archive
 from ...models.packages.package import PackageHeader, transfer_id
-from ...models.store.catalog import Library
+from ...models.store.catalog import Catalog
 from ...models.store.incoming import interrupted_transfers
 from ...models.store.install import install_handmade, install_package
 from ...models.store.store import Store
@@ -46,7 +46,7 @@ class Router:
     def __init__(
         self,
         store: Store,
-        library: Library,
+        catalog: Catalog,
         identity: DeviceIdentity,
         ledger: Ledger,
         drawing: Drawing,
@@ -63,7 +63,7 @@ class Router:
         self._status = ledger.status
         self._drawing = drawing
         self._deploy = submit
-        self.admission = Admission(store, library, identity)
+        self.admission = Admission(store, catalog, identity)
         self._blocks = BlockReceiver(ledger, self.admission, submit=self._submit, expect=expect)
         self._waiting: dict[str, tuple[bytes, bytes | None, Drawing | None]] = {}
         """Header and signature of those that wait for a credible clock; what draws them."""
@@ -223,7 +223,7 @@ class Router:
             )
             return True
         log.info("push %s: %s is here already", transfer, header.id)
-        found = partial(self.admission.library.find_unchanged, name, version)
+        found = partial(self.admission.catalog.find_unchanged, name, version)
         self._submit(Candidate(name, version, transfer, found), header.blocks)
         return True
 

@@ -60,9 +60,9 @@ class VersionCommands:
         """Make a version live that has been accepted before."""
         name, version = request.model, request.version
         with self._swap.changing:
-            folder = self._swap.library.find(name, version)
+            folder = self._swap.catalog.find(name, version)
             accepted = next(
-                e.accepted for e in self._swap.library.versions(name) if e.folder == folder
+                e.accepted for e in self._swap.catalog.versions(name) if e.folder == folder
             )
             if not accepted:
                 raise ModelError(f"{name}@{version} has not passed its trial; push it again")
@@ -84,7 +84,7 @@ class VersionCommands:
                     f"{name}@{version} is named by a pipeline; change the settings first"
                 )
         if not self._swap.store.versions(name):
-            self._swap.library.find(name, version)  # of a mistyped name it tells the nearest
+            self._swap.catalog.find(name, version)  # of a mistyped name it tells the nearest
         with self._swap.changing:
             if self._swap.ledger.phase(name, version) is not None:
                 raise ModelError(

@@ -25,7 +25,7 @@ from ...device.headroom import free_mb
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
 from ...models.packages.package import PackageHeader
-from ...models.store.catalog import Library
+from ...models.store.catalog import Catalog
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
 from ...serving.active import ActiveModels, Exchange
@@ -54,7 +54,7 @@ class Deployer:
     def __init__(
         self,
         store: Store,
-        library: Library,
+        catalog: Catalog,
         active: ActiveModels,
         ledger: Ledger,
         *,
@@ -71,7 +71,7 @@ class Deployer:
         self._queue: SimpleQueue[Candidate | None] = SimpleQueue()
         self._closing = threading.Event()
         self._budget_mb = memory_budget_mb
-        self._swap = Swap(store, library, active, ledger, trial, overlap=swap != "replace")
+        self._swap = Swap(store, catalog, active, ledger, trial, overlap=swap != "replace")
         self._recovery = Recovery(self._swap)
         self._early: EarlyTrial | None = None
         """The latest; there is one at a time."""

@@ -19,7 +19,7 @@ from ...core.errors import ModelError
 from ...core.files import disk_errors, fault
 from ...core.names import is_name, is_version
 from ...core.state_file import StateFile
-from ...models.store.catalog import Library
+from ...models.store.catalog import Catalog
 from ...models.store.pointers import Trial as Mark
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
@@ -132,7 +132,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
     """All candidates, in the order in which they came, and how the last of each model ended."""
 
     def __init__(
-        self, store: Store, library: Library, publish: Publish, on_change: Callable[[], None]
+        self, store: Store, catalog: Catalog, publish: Publish, on_change: Callable[[], None]
     ) -> None:
         """Read how earlier candidates ended.
 
@@ -140,7 +140,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         has changed.
         """
         self._store = store
-        self._library = library
+        self._catalog = catalog
         self.status = StatusTopic(publish)
         self.changed = on_change
         self._lock = threading.Lock()
@@ -280,7 +280,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         if any(same_version(each.version, version) for each in self.on_probation(name)):
             return "probation"
         try:
-            live = self._library.live(name).manifest.version
+            live = self._catalog.live(name).manifest.version
         except ModelError:
             return None
         return "live" if same_version(live, version) else None

@@ -89,8 +89,8 @@ class Recovery:
         try:
             previous = self._swap.store.pointers(name).previous
             if previous is not None:
-                self._swap.library.find_unchanged(name, previous)
-            self._swap.library.rollback(name, why)
+                self._swap.catalog.find_unchanged(name, previous)
+            self._swap.catalog.rollback(name, why)
         except ModelError as problem:
             self._swap.store.set_trial(name, None)
             self._swap.keep_live(candidate, why, problem)
@@ -113,7 +113,7 @@ class Recovery:
             name,
             version,
             self._swap.store.transfer(name, version),
-            lambda: self._swap.library.find_unchanged(name, version),
+            lambda: self._swap.catalog.find_unchanged(name, version),
         )
 
     def resume_probations(self) -> None:
@@ -124,7 +124,7 @@ class Recovery:
         for candidate in self._swap.ledger.interrupted():
             name = candidate.name
             try:
-                bounds = bounds_of(self._swap.library.live(name), self._swap.trial())
+                bounds = bounds_of(self._swap.catalog.live(name), self._swap.trial())
             except ModelError as problem:
                 log.error("%s: probation not resumed: %s", candidate.id, problem)  # noqa: TRY400 - one line, no traceback
                 self._swap.ledger.remove(candidate)

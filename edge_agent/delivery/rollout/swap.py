@@ -21,7 +21,7 @@ from ...device.headroom import has_room
 from ...inference.golden import check_golden
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
-from ...models.store.catalog import Library
+from ...models.store.catalog import Catalog
 from ...models.store.pointers import Trial as Mark
 from ...models.store.pointers import same_version
 from ...models.store.store import Store
@@ -41,7 +41,7 @@ class Swap:
     """Changes which version serves; a method that does so needs the lock `changing`."""
 
     store: Store
-    library: Library
+    catalog: Catalog
     active: ActiveModels
     ledger: Ledger
     trial: Callable[[], Trial]
@@ -60,7 +60,7 @@ class Swap:
         Raises:
             AgentError: it is missing, does not load, or differs from what was accepted.
         """
-        folder = self.library.find_unchanged(name, version)
+        folder = self.catalog.find_unchanged(name, version)
         models = self.open(folder, checked=False)
         try:
             if bounds_of(folder, self.trial()).golden:
@@ -114,7 +114,7 @@ class Swap:
             ModelError: the new one does not load, or the disk is full; the old one serves again.
         """
         name = candidate.name
-        incumbent = self.library.live(name)
+        incumbent = self.catalog.live(name)
         start = time.perf_counter()
         before = self.active.lost_frames()
         for old in self.active.unload(
@@ -142,7 +142,7 @@ class Swap:
         """
         name = folder.manifest.name
         try:
-            self.library.activate(name, folder.manifest.version)
+            self.catalog.activate(name, folder.manifest.version)
         except ModelError:
             close_all(models)
             raise
@@ -169,7 +169,7 @@ class Swap:
     def running(self, name: str, other: str) -> str | None:
         """Return the version that runs, also where no pointer names it; None: none but *other*."""
         try:
-            version = self.library.live(name).manifest.version
+            version = self.catalog.live(name).manifest.version
         except ModelError:
             return None
         return None if same_version(version, other) else version
@@ -232,7 +232,7 @@ class Swap:
         """
         pointers = self.store.pointers(name)
         if pointers.live is None:
-            self.library.live(name)  # of a mistyped name it tells the nearest
+            self.catalog.live(name)  # of a mistyped name it tells the nearest
         if pointers.live is None or pointers.previous is None:
             raise ModelError(
                 f"{name}: there is no version before {pointers.live or 'the one that runs'}"
@@ -240,7 +240,7 @@ class Swap:
             )
         folder, models = self.reopen(name, pointers.previous)
         try:
-            self.library.rollback(name, why)
+            self.catalog.rollback(name, why)
         except ModelError:
             close_all(models)
             raise

@@ -44,14 +44,14 @@ class Entry:
 
 
 @record
-class Library:
+class Catalog:
     """All models. Reads the folders at every call, as others change them; for many, use `now`."""
 
     store: Store
     models_dirs: Sequence[Path] = ()
     bundled_dir: Path | None = None
 
-    def now(self) -> Library:
+    def now(self) -> Catalog:
         """Return the models as of this moment, read once for any number of calls."""
         return _Snapshot(self.store, self.models_dirs, self.bundled_dir, tuple(self._all()))
 
@@ -230,7 +230,7 @@ class Library:
 
 
 @record
-class _Snapshot(Library):
+class _Snapshot(Catalog):
     """The models as they were read once; which version is live is still read from the store."""
 
     found: tuple[Entry, ...] = ()

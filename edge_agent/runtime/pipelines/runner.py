@@ -42,7 +42,7 @@ from .sinks import ResultStage, Sink, Sinks
 from .status import Common, Identity
 
 if TYPE_CHECKING:
-    from ...models.store.catalog import Library
+    from ...models.store.catalog import Catalog
     from ...serving.loader import ModelLoader
     from ..scheduler.requests import RequestQueue
 
@@ -60,7 +60,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         settings: Settings,
         *,
         lanes: int,
-        library: Callable[[], Library],
+        catalog: Callable[[], Catalog],
         loader: Callable[[], ModelLoader],
         stops: ShutdownQueue,
         timeline: Timeline,
@@ -84,7 +84,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes, starting=True
         )
         self.active = ActiveModels(
-            board, library, loader, flows=self._feeds, stopping=self.stopping
+            board, catalog, loader, flows=self._feeds, stopping=self.stopping
         )
         client = self._make_client(settings, identity)
         self.learned = LearnedValues(settings.state)
