@@ -11,23 +11,17 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.answers import Endpoint, Http, parse_listen
 from ..core.errors import UsageError
 from ..core.logs import ANSWER
+from ..core.web_server import END_SECONDS, web_server
 from .answers import Answers
-
-if TYPE_CHECKING:
-    import uvicorn
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 256
-IDLE_SECONDS = 5
-"""After which a connection without a request is closed."""
-END_SECONDS = 2
-"""For answers under way, once no more are taken."""
 
 
 class _Server:
@@ -35,28 +29,12 @@ class _Server:
 
     def __init__(self, http: Http, app: Any) -> None:
         try:
-            import uvicorn
-
             from .http_protocol import BoundedProtocol
         except ModuleNotFoundError as problem:
             raise UsageError(missing(problem.name or "uvicorn")) from None
         self.http = http
         self._endpoint = parse_listen(http.listen)
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        config = uvicorn.Config(
-            app,
-            http=BoundedProtocol,
-            loop="asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=END_SECONDS,
-        )
-        self._uvicorn: uvicorn.Server = uvicorn.Server(config)
+        self._uvicorn = web_server(app, "error", http=BoundedProtocol, loop="asyncio", ws="none")
         try:
             self._socket = bind(self._endpoint)
         except OSError as problem:

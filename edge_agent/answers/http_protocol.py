@@ -40,9 +40,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         """Whether the next byte belongs to a head."""
         self._head = self._lines = 0
-        """Bytes and headers of the head so far."""
-        self._requests = 0
-        """That have come to their end."""
+        """Bytes and lines of the head so far; trailers behind a body count, too."""
+        self._calls = self._loose = 0
+        """Of the parser; bytes since the last one: of a header or a chunk's extension."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= MOST_CONNECTIONS:
@@ -50,6 +50,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(503, "too many connections")
             return
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # what is not read is never without a deadline
         self._await(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -58,17 +59,15 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        was_in_head, requests = self._in_head, self._requests
+        calls = self._calls
         idle = self.cycle is None or self.cycle.response_complete
-        if was_in_head and idle and self._deadline is None:
+        if self._in_head and idle and self._deadline is None:
             self._await(HEAD_SECONDS)
         super().data_received(data)
-        same = was_in_head and self._in_head and requests == self._requests
-        if same and not self.transport.is_closing():
-            # A value that is still to be ended is in none of the parser's calls.
-            self._head += len(data)
-            if self._head > MOST_HEAD:
-                self._refuse(431, "the head is too large")
+        # A value that is still to be ended is in none of the parser's calls.
+        self._loose = self._loose + len(data) if calls == self._calls else 0
+        if self._head + self._loose > MOST_HEAD:
+            self._refuse(431, "the head is too large")
 
     def send_400_response(self, msg: str) -> None:
         if self._head > MOST_HEAD or self._lines > MOST_HEADERS:
@@ -78,19 +77,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # Called by the parser
 
-    def on_message_begin(self) -> None:
-        self._head = self._lines = 0
-        super().on_message_begin()
-
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         self._count(len(url), 0)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        if self._in_head:  # a trailer could pass for a header that a proxy has taken away
+            super().on_header(name, value)
         self._count(len(name) + len(value), 1)
 
     def _count(self, size: int, lines: int) -> None:
+        self._calls += 1
         self._head += size
         self._lines += lines
         if self._head > MOST_HEAD or self._lines > MOST_HEADERS:
@@ -103,9 +100,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await(min(LONGEST, BODY_SECONDS + size / SLOWEST))
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._calls += 1
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._in_head, self._head, self._lines = True, 0, 0
-        self._requests += 1
+        self._calls += 1
         self._settle()
         super().on_message_complete()
 
@@ -122,6 +123,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self._deadline = None
+        if self.pipeline:  # nothing is read while the request before it is being answered
+            self._await(BODY_SECONDS)
+            return
         answered = self.cycle is not None and self.cycle.response_started and not self._in_head
         if answered:
             self.transport.close()

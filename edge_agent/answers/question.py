@@ -20,7 +20,7 @@ from ..inference.engines.generator import PICTURE_TAG
 from ..inference.model import Model
 from ..inference.preprocess.windowing import Windower
 from ..models.manifest import InputSpec
-from ..sources.opencv import decode, refusal
+from ..sources.opencv import MAX_PIXELS, decode, refusal
 
 PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 """How a JPEG and a PNG begin: no other decoder is given a stranger's bytes."""
@@ -118,9 +118,13 @@ def _part(part: Any, pictures: list[Array]) -> str:
         raw = b""
     if not head.startswith("data:image/") or not raw.startswith(PICTURES):
         raise SampleError(f"image_url: nothing is fetched: expected a JPEG or PNG as {DATA}")
-    pictures.append(decode(np.frombuffer(raw, np.uint8)))
-    if len(pictures) > MOST_PICTURES:
+    if len(pictures) == MOST_PICTURES:
         raise SampleError(f"image_url: expected at most {MOST_PICTURES} pictures")
+    pictures.append(decode(np.frombuffer(raw, np.uint8)))
+    if sum(one.nbytes for one in pictures) > 3 * MAX_PIXELS:
+        raise SampleError(
+            f"image_url: expected pictures of at most {MAX_PIXELS // 2**20} megapixels together"
+        )
     return PICTURE_TAG.format(len(pictures) - 1)
 
 

@@ -10,6 +10,8 @@ from ..core.types import Array
 
 MAX_PIXELS = 64 * 2**20
 """Of a picture; 100 kB of PNG can hold a gigapixel of nothing, which is 3 GB to decode."""
+MOST_SCANS = 100
+"""Of a JPEG; each is a pass over the picture and takes 100 bytes, and encoders make about 10."""
 _UNREAD = {
     "HEIC, as phones write it": (b"ftyphei", b"ftyphev", b"ftypmif1", b"ftypmsf1"),
     "JPEG XL": (b"\xff\x0a", b"JXL "),
@@ -43,6 +45,8 @@ def decode(data: Array) -> Array:
         SampleError: it is damaged, too large, or no picture.
     """
     cv2 = load()
+    if data.tobytes().count(b"\xff\xda") > MOST_SCANS:
+        raise SampleError(f"cannot be decoded: has more than {MOST_SCANS} scans")
     try:
         picture: Array | None = cv2.imdecode(data, cv2.IMREAD_COLOR)
     except cv2.error as problem:

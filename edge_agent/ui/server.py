@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
@@ -22,6 +21,7 @@ from .. import __version__
 from ..config.settings import Broker
 from ..core.names import is_name
 from ..core.text import redact
+from ..core.web_server import web_server
 from .guard import Guard
 from .operate import Operator
 from .reader import Reader
@@ -32,8 +32,6 @@ FRAME_SECONDS = 0.25
 """Between two messages to a browser, at least."""
 MOST_REQUEST_BYTES = 64 * 1024
 MOST_CONNECTIONS = 256
-END_SECONDS = 2
-"""For the browsers, when the page ends."""
 
 
 class Page:
@@ -160,21 +158,15 @@ def serve(
         push: as `Operator` takes it; None: the page is read-only.
     """
     page = Page(broker, push)
-    config = uvicorn.Config(
+    server = web_server(
         Guard(page.app, password=password, loopback=local),
-        log_config=None,
-        log_level="warning",
-        access_log=False,
+        "warning",
         limit_concurrency=MOST_CONNECTIONS,
-        lifespan="off",
         ws="websockets-sansio",
         ws_max_size=MOST_REQUEST_BYTES,
         ws_per_message_deflate=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=END_SECONDS,
     )
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        server.run(sockets=[listening])
     finally:
         page.close()

@@ -271,6 +271,8 @@ WRONG: dict[str, tuple[str, bytes | dict[str, Any] | None, int]] = {
     "too large": ("/predict/light", GRAY + b"0" * 2**20, 413),
 }
 POST = b"POST /predict/light HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+POST_LAST = POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
 HOSTILE = {
     "smuggled": (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc", b"400"),
     "two lengths": (POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", b"400"),
@@ -281,6 +283,12 @@ HOSTILE = {
     "a long path": (b"GET /" + b"a" * 2**17 + b" HTTP/1.1\r\n\r\n", b"431"),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100), b"400"),
     "a bad chunk": (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n", b"400"),
+    "a trailer without an end": (CHUNKED + b"0\r\nX: " + b"a" * 2**20, b"431"),
+    "an extension without an end": (CHUNKED + b"9;x=" + b"a" * 2**20, b"431"),
+    "a trailer as a header": (
+        POST_LAST + b"%x\r\n%b\r\n0\r\nContent-Encoding: br\r\n\r\n" % (len(GRAY), GRAY),
+        b"200",
+    ),
     "half a head": (POST, b"408"),
     "silence": (b"", b"408"),
     "half a body": (POST + b"Content-Length: 100\r\n\r\nabc", b"408"),

@@ -30,6 +30,7 @@ from edge_agent.models.manifest import MAX_LABEL_BYTES, MAX_LABELS, load
 from edge_agent.models.npz import MAX_ARRAYS
 from edge_agent.serving.choice import DeviceEngines
 from edge_agent.serving.loader import ModelLoader
+from edge_agent.sources.opencv import decode
 from edge_agent.sources.source import open_source
 from edge_agent.sources.spec import parse_source
 from tests.helpers.cameras import MjpegServer
@@ -327,6 +328,15 @@ def test_a_picture_that_claims_gigapixels_is_dropped(tmp_path: Path) -> None:
     words, most = measured(script, str(tmp_path))
     assert words.endswith("huge.jpg: cannot be decoded: has more than 64 megapixels")
     assert most < 300
+
+
+def test_a_jpeg_of_many_passes_is_refused() -> None:
+    """100 bytes are another pass over the whole picture: some MB of them would take an hour."""
+    data = encode_jpeg(plain(7))
+    scan = data[data.index(b"\xff\xda") : -2]
+    assert decode(np.frombuffer(data[:-2] + scan + data[-2:], np.uint8)).shape == (48, 64, 3)
+    with pytest.raises(SampleError, match="has more than 100 scans"):
+        decode(np.frombuffer(data[:-2] + scan * 100 + data[-2:], np.uint8))
 
 
 def test_a_camera_that_claims_too_large_pictures_is_not_taken() -> None:

@@ -1,0 +1,30 @@
+"""The web servers of this program: quiet, and without what no request here needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import uvicorn
+
+END_SECONDS = 2
+"""For answers under way, once no more are taken."""
+
+
+def web_server(app: Any, log_level: str, **options: Any) -> uvicorn.Server:
+    """Return a server of an ASGI application; *options* are uvicorn's own."""
+    import uvicorn
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level=log_level,
+            access_log=False,
+            lifespan="off",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=END_SECONDS,
+            **options,
+        )
+    )
