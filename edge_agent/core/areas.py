@@ -1,4 +1,4 @@
-"""Areas as a finding: each pixel's label, the labels' shares, and masks where asked."""
+"""Areas as a finding: each pixel's label, the labels' shares, and masks on request."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FAR = 1e9
-"""Pixels that no picture has."""
+"""A coordinate outside of every picture, in pixels."""
 
 
 @record(quick=True, eq=False)
 class Areas(Classes):
-    """Labels of the pixels of a picture, the largest area first; scores are shares of it."""
+    """Labels of a picture's pixels, largest area first; scores are shares of the picture."""
 
     numbers_of: tuple[int, ...]
-    """Of each label, its number in …"""
+    """Each label's number in `grid`."""
     grid: Array
-    """… (h, w) integers, a cell for some pixels."""
+    """(h, w) integers; each cell covers some pixels."""
     ends: NDArray[np.float32]
-    """(2, 2) where the grid's corners lie in the picture: x, y."""
+    """(2, 2) x, y of the grid's corners in the picture."""
     size: tuple[int, int]
-    """Width and height of the picture; the network's input until they are `moved`."""
+    """Width and height of the picture; of the network's input before `moved`."""
     asked: bool
     """Whether masks are published."""
 
@@ -45,7 +45,7 @@ class Areas(Classes):
         )
 
     def moved(self, way: WayBack) -> Areas:
-        """Return them for the inferred part of the frame, without a letterbox's border."""
+        """Map the areas to the inferred part of the frame, without a letterbox border."""
         import numpy as np
 
         ends = way.back_points(self.ends)
@@ -58,7 +58,7 @@ class Areas(Classes):
         return replace(self, grid=grid, ends=looked_at, size=way.frame).counted()
 
     def counted(self) -> Areas:
-        """Return them with the shares of all labels present, largest first."""
+        """Return the areas with the shares of all labels present, largest first."""
         import numpy as np
 
         counts = np.bincount(self.grid.ravel(), minlength=max(self.numbers_of, default=0) + 1)

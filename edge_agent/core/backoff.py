@@ -4,14 +4,14 @@ from __future__ import annotations
 
 
 class Backoff:
-    """Pauses that double up to a limit, jittered so that many devices do not retry at once."""
+    """Pauses that double up to a limit, with jitter so that many devices do not retry at once."""
 
     def __init__(self, first: float = 0.5, most: float = 60.0) -> None:
         """Start with the shortest pause.
 
         Args:
             first: the shortest pause, seconds.
-            most: the longest.
+            most: the longest pause, seconds.
         """
         self._first = first
         self._most = most

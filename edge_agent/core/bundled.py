@@ -8,7 +8,7 @@ from .errors import UsageError
 
 
 def bundled(kind: str) -> Path:
-    """Return a bundled folder: beside the code in a wheel, at the top of a checkout."""
+    """Return a bundled folder: next to the code in a wheel, at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
     for place in (package / "_bundled" / kind, package.parent / kind):
         if place.is_dir():
@@ -17,7 +17,7 @@ def bundled(kind: str) -> Path:
 
 
 def constraints() -> Path:
-    """Return the file with the exact versions of everything that the tests have run with."""
+    """Return the file that pins the exact versions the tests ran with."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "_bundled" / "constraints.txt"
     return inside if inside.is_file() else package.parent / "scripts" / "constraints.txt"

@@ -12,7 +12,7 @@ class Callbacks:
         self._callbacks: list[Callable[[], object]] = []
 
     def add(self, *callbacks: Callable[[], object]) -> None:
-        """Call these too from now on."""
+        """Add callbacks to the end of the list."""
         self._callbacks += callbacks
 
     def __call__(self) -> None:

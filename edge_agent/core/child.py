@@ -1,8 +1,8 @@
 """One question to a child process: JSON on its stdin, the answer in the last line of its stdout.
 
-For native code that may crash, hang or keep memory for good: it takes the child down, not the
-agent. The parent uses `Child` or `ask`; the module that is run answers by `answer_question`. A
-child with more to say than one answer (`delivery.trial`) shares the parts.
+For native code that may crash, hang or never release memory: it takes the child down, not the
+agent. The parent uses `Child` or `ask`; the module that runs in the child calls `answer_question`.
+A child that sends more than one answer (`delivery.trial`) uses the lower-level functions.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from . import errors
 from .errors import AgentError
 
 POLL_SECONDS = 0.1
-"""How often it is asked whether the answer is still wanted."""
+"""Interval of the checks whether the answer is still wanted."""
 KILLED_SECONDS = 1.0
-"""To wait for a child that was killed: one that sits in a driver is left to the kernel."""
+"""Time to wait for a killed child; one that is stuck in a driver is left to the kernel."""
 PAUSE_SECONDS = 0.07
-"""For which a child that yields is stopped, after each `POLL_SECONDS`. Where all cores are in use
-it takes a sixth of the rate of what else runs, whatever its niceness (measured)."""
+"""How long a yielding child is stopped after each `POLL_SECONDS`. On a machine whose cores are all
+in use, an unstopped child costs other processes a sixth of their rate, whatever its niceness
+(measured)."""
 PR_SET_PDEATHSIG = 1
 """prctl(2)."""
 
@@ -41,12 +42,12 @@ class ChildStoppedError(ChildError):
 
 
 class Child:
-    """A child that has been given its question."""
+    """A child process that has received its question."""
 
     def __init__(
         self, module: str, question: Any, name: str, *, stderr: int | None = subprocess.PIPE
     ) -> None:
-        """Start it.
+        """Start the child.
 
         Raises:
             ChildError: it could not be started.
@@ -69,8 +70,8 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={**os.environ, "PYTHONPATH": path},
-                # A group of its own, to be killed with what it starts; but not a session: where the
-                # kernel shares the processor by session (autogroup), nice counts only within one.
+                # Its own group, to be killed with its children; but not a session: if the kernel
+                # divides the processor by session (autogroup), nice applies only within one.
                 process_group=0,
             )
         except OSError as problem:
@@ -82,17 +83,17 @@ class Child:
         stopped: Callable[[], str | None] = lambda: None,
         yields: Callable[[], bool] = lambda: False,
     ) -> Any:
-        """Wait for the answer; the child has ended then.
+        """Wait for the answer and the end of the child.
 
         Args:
-            timeout_s: after which the child counts as hung and is killed; None: never.
-            stopped: returns why the answer is not wanted anymore, or None; called often.
-            yields: returns whether the child is to pause for others; called often.
+            timeout_s: the time after which the child counts as hung and is killed; None: no limit.
+            stopped: returns why the answer is no longer wanted, or None; called often.
+            yields: returns whether the child should pause for others; called often.
 
         Raises:
-            ChildStoppedError: *stopped* gave a reason, which is the text.
-            ChildError: no answer in time, or it died.
-            AgentError: raised in the child, of the same class.
+            ChildStoppedError: *stopped* returned a reason, which is the error's text.
+            ChildError: the child did not answer in time, or it died.
+            AgentError: the child raised an error of this class.
         """
         try:
             output, words = self._talk(timeout_s, stopped, yields)
@@ -158,12 +159,12 @@ def ask(
     yields: Callable[[], bool] = lambda: False,
     stderr: int | None = subprocess.PIPE,
 ) -> Any:
-    """Return the answer of a child to one question; arguments and errors are `Child`'s."""
+    """Return a child's answer to one question; arguments and errors as in `Child`."""
     return Child(module, question, name, stderr=stderr).answer(timeout_s, stopped, yields)
 
 
 def kill_group(leader: int) -> None:
-    """Kill a child that leads a process group of its own, and its children."""
+    """Kill a child that leads its own process group, and its children."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
@@ -208,14 +209,14 @@ def answer_question(work: Callable[[Any], Any], *, background: bool = False) -> 
         said = {"problem": str(problem), "kind": type(problem).__name__}
     answers.write("\n" + json.dumps(said) + "\n")
     answers.flush()
-    # Engines may crash on their way out; that says nothing about the answer.
+    # Engines may crash during shutdown; that says nothing about the answer.
     os._exit(0)
 
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when the thread that started it ends.
 
-    Where it has ended already, nobody reads our stdout anymore, and we end here.
+    If that thread has already ended, nobody reads our stdout, and this process exits here.
     """
     import ctypes
     import select
@@ -228,10 +229,10 @@ def die_with_parent() -> None:
 
 
 def run_in_background(niceness: int = 10) -> None:
-    """Leave the processor and the memory to the agent, and no core file on its disk."""
+    """Give the agent priority for processor and memory, and write no core file."""
     import resource
 
     os.nice(niceness)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Where memory runs out all the same, the kernel is to take this process, not the agent.
+    # If memory runs out anyway, the kernel should kill this process, not the agent.
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

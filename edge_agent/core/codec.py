@@ -1,7 +1,7 @@
-"""Codec of frozen records to JSON and back, without checks of types.
+"""Codec for frozen records to JSON and back, without type checks.
 
-For files that this program itself has written, into a folder of its own. Only records that are
-`storable` are ever made; anything else is an error.
+For files that this program itself has written to its own folder. Only `storable` records are ever
+created; anything else is an error.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ C = TypeVar("C")
 
 _CLASS = "!"
 _classes: dict[str, type] = {}
-"""By name: the records that may be read back."""
+"""The records that may be read back, by name."""
 
 
 def storable(record: type[C]) -> type[C]:
-    """Register a record, so that it can be packed and unpacked: a decorator above `@record`.
+    """Register a record so that it can be packed and unpacked: a decorator above `@record`.
 
     Raises:
         TypeError: another record has the same name.
@@ -32,7 +32,7 @@ def storable(record: type[C]) -> type[C]:
 
 
 def modules() -> list[Path]:
-    """List the files that define the records: with another one of these, JSON may not fit."""
+    """List the files that define the records: if one of these changes, old JSON may not fit."""
     names = {record.__module__ for record in _classes.values()}
     return sorted(Path(str(sys.modules[name].__file__)) for name in names)
 
@@ -44,9 +44,9 @@ def pack(value: Any) -> Any:
     """Return a record as JSON: classes by name, tuples and paths marked as such.
 
     Raises:
-        TypeError: of a value that could not be read back.
+        TypeError: the value could not be read back.
     """
-    if type(value) in _PLAIN:  # most of what there is: labels
+    if type(value) in _PLAIN:  # most values: labels
         return value
     if is_dataclass(value) and _classes.get(type(value).__name__) is type(value):
         packed = {item.name: pack(getattr(value, item.name)) for item in fields(value)}
@@ -55,7 +55,7 @@ def pack(value: Any) -> Any:
         return {_CLASS: "tuple", "of": [pack(item) for item in value]}
     if isinstance(value, PosixPath):
         return {_CLASS: "path", "of": str(value)}
-    if isinstance(value, Mapping) and _CLASS in value:  # a label, say, is called so
+    if isinstance(value, Mapping) and _CLASS in value:  # for example, a label with this name
         return {_CLASS: "table", "of": [[key, pack(item)] for key, item in value.items()]}
     if isinstance(value, Mapping):
         return {str(key): pack(item) for key, item in value.items()}
@@ -71,7 +71,7 @@ def unpack(value: Any) -> Any:
 
     Raises:
         KeyError: a class that is not storable.
-        TypeError: a record has other fields by now.
+        TypeError: a record's fields have changed since.
     """
     if isinstance(value, list):
         return [unpack(item) for item in value]

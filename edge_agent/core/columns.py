@@ -1,4 +1,4 @@
-"""The optional columns of detections: each one's form in JSON, and its mapping to the frame."""
+"""The optional columns of detections: how each is written as JSON and mapped to the frame."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ class WayBack(Protocol):
 
     @property
     def frame(self) -> tuple[int, int]:
-        """Width and height of the whole frame, whatever part of it the input was made of."""
+        """Width and height of the whole frame, whichever part of it the input was made from."""
 
 
 class Masks(Protocol):
-    """A mask for each of some boxes."""
+    """One mask for each box."""
 
     def __iter__(self) -> Iterator[Mask]: ...
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the mask of a number, or the masks of several (m,)."""
+        """Return the mask at an index, or the masks at several indices (m,)."""
 
     def moved(self, way: WayBack) -> Masks:
-        """Return them in pixels of the frame."""
+        """Map the masks to pixels of the frame."""
 
 
 @record
 class Column:
-    """How an optional column of detections, with one entry a box, goes along with the boxes."""
+    """An optional column of detections, with one entry per box."""
 
     key: str
-    """In a detection's JSON."""
+    """The key in a detection's JSON."""
     entries: Callable[[Any, int], Iterable[Any]]
-    """Returns the JSON of each entry, given the digits of coordinates; empty or 0: left out."""
+    """Returns each entry as JSON, given the decimals of coordinates; empty or 0: left out."""
     moved: Callable[[Any, WayBack], Any] = lambda column, _: column
-    """Carries it back to the frame."""
+    """Maps the column to the frame."""
     numeric: bool = False
-    """Whether it holds floats, which have to be finite."""
+    """Whether it holds floats, which must be finite."""
 
 
 def _points_json(points: Array, digits: int) -> Iterable[Any]:
@@ -86,4 +86,4 @@ COLUMNS: Mapping[str, Column] = {
     "tracks": Column("track", lambda tracks, _: tracks.tolist()),
     "zones": Column("zones", lambda zones, _: map(list, zones)),
 }
-"""By field of `Detections`, in the order of the JSON's keys."""
+"""The columns by field of `Detections`, in the order of the JSON keys."""

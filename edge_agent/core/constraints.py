@@ -16,7 +16,7 @@ class Bound:
 
     def __init__(self, key: str, compare: Callable[[float, float], bool], limit: float) -> None:
         self.key = key
-        """As pydantic calls it."""
+        """Pydantic's name for it."""
         self._compare = compare
         self._limit = limit
 
@@ -24,7 +24,7 @@ class Bound:
         return {**handler(source), self.key: self._limit}
 
     def holds(self, number: float) -> bool:
-        """Whether a number is within it; NaN never is."""
+        """Whether a number is within the limit; NaN never is."""
         return self._compare(number, self._limit)
 
 

@@ -1,9 +1,9 @@
-"""The one place where whatever a model makes the program raise becomes an error of ours.
+"""The one place where any exception that a model causes is converted to an error of ours.
 
-A model is a stranger's program. Loading, warming up, running or decoding it may end in any
-exception: MemoryError, RecursionError, SystemError of a native library, an IndexError in a decoder
-that nobody has thought of. All of it costs that model, or that sample, and nothing else: wherever a
-model is touched there are handlers of the errors in `errors`.
+A model is untrusted code. Loading, warming up, running or decoding it may raise any exception:
+MemoryError, RecursionError, SystemError from a native library, an unforeseen IndexError in a
+decoder. Each costs only that model or that sample: all code that uses a model handles the errors
+in `errors`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MOST = 300
 
 @contextmanager
 def contained(where: str, error: type[AgentError] = EngineError) -> Iterator[None]:
-    """Raise whatever goes wrong inside as *error*; errors of ours pass as they are.
+    """Convert any other exception raised inside to *error*; errors of ours pass unchanged.
 
     Raises:
-        AgentError: of the class *error*.
+        AgentError: an instance of *error*.
     """
     try:
         yield
@@ -38,13 +38,13 @@ def contained(where: str, error: type[AgentError] = EngineError) -> Iterator[Non
 
 
 def converted(problem: Exception, where: str, error: type[AgentError] = EngineError) -> AgentError:
-    """Convert an exception not of ours to *error*, where a context would cost too much."""
+    """Convert a foreign exception to *error*, where a context manager would cost too much."""
     log.debug("%s", where, exc_info=problem)
     return error(f"{where}: {reason(problem)}")
 
 
 def reason(problem: Exception) -> str:
-    """Return the error in one line, with the line of code if it may be a mistake of ours."""
+    """Return the error in one line, with the code location if it may be a bug of ours."""
     said = words(problem)
     if isinstance(problem, MemoryError):
         return f"not enough memory{': ' if said else ''}{said}"

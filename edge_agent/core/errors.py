@@ -1,19 +1,19 @@
-"""The tree of errors, each with the reaction of its handler.
+"""The tree of errors, each with what its handler does.
 
 AgentError
   UsageError         wrong command line, settings, profile: exit 2, one line, no traceback
   ModelError         a model, manifest or package that must not be used: reject it, keep the old
   EngineError        this engine or device cannot load or run this model: try the next one
-    BarredError      it has crashed the agent several times in a row: do not load it again
+    BarredError      the model has crashed the agent several times in a row: do not load it again
   SourceError        the camera or sensor is gone: close it, wait, open it again
   SampleError        this one sample cannot be used: drop and count it
   BrokerError        the broker cannot be reached or refuses us: back off, try again
-  WebError           a web server that does not answer as it should: try again, or say why
-  SpoolError         the disk refuses messages that wait for the broker: memory, try again later
-    SpoolDamagedError  the file is not one that we have written: set it aside
-  RequestError       a command that cannot be carried out: answer why
-    NotNowError      it could be, at another moment: ask again
-  MalformedError     a message that makes no sense: count it, ignore it
+  WebError           a web server does not answer as it should: try again, or report why
+  SpoolError         messages waiting for the broker cannot be stored: keep in memory, try later
+    SpoolDamagedError  the file is not as we write it: set it aside
+  RequestError       a command cannot be carried out: reply with the reason
+    NotNowError      a command cannot be carried out at this moment: the sender may try again
+  MalformedError     a message cannot be parsed: count it, ignore it
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from .text import one_line
 class AgentError(Exception):
     """An error whose text is one line: where, what is wrong, and the fix.
 
-    The text may quote what comes from outside: it is made harmless here, for every log, topic and
-    terminal that it goes to.
+    The text may quote outside input; it is sanitized here for every log, topic and terminal.
     """
 
     def __init__(self, text: object = "") -> None:
@@ -55,7 +54,7 @@ class SourceError(AgentError):
     """A source that cannot be opened or has stopped delivering readings."""
 
     again_at = 0.0
-    """When it is opened again, monotonic seconds; of one that several read, the same for all."""
+    """When it is opened again, monotonic seconds; the same for all readers of a shared source."""
 
 
 class SampleError(AgentError):
@@ -72,21 +71,21 @@ class WebError(AgentError):
     def __init__(self, text: object, *, again: bool = True, pause_s: float = 0.0) -> None:
         super().__init__(text)
         self.again = again
-        """Whether it may be asked the same again, …"""
+        """Whether the same request may be sent again."""
         self.pause_s = pause_s
-        """… after the pause that it has asked for; 0: it has asked for none."""
+        """The pause that the server asked for, seconds; 0: none."""
 
 
 class SpoolError(AgentError):
-    """The disk failed to write or read messages that wait for the broker."""
+    """Messages waiting for the broker could not be written to disk or read from it."""
 
 
 class SpoolDamagedError(SpoolError):
-    """A spool file that is not as this program writes it."""
+    """A spool file that this program did not write as it is."""
 
 
 class RequestError(AgentError):
-    """A command that cannot be carried out, for the reason that the reply gives."""
+    """A command that cannot be carried out; the reply gives the reason."""
 
 
 class NotNowError(RequestError):
@@ -99,17 +98,17 @@ class MalformedError(AgentError):
     def __init__(self, words: str, *, logged: bool = False) -> None:
         super().__init__(words)
         self.logged = logged
-        """Whether the log has it already."""
+        """Whether it has been logged already."""
 
 
 def system_limit(problem: BaseException | None) -> AgentError | None:
-    """Return the error that an operator can fix, where the system allows no more of something."""
+    """Return the error of an exhausted system limit, which an operator can raise, or None."""
     return thread_limit(problem) or _file_limit(problem)
 
 
 def thread_limit(problem: BaseException | None) -> AgentError | None:
-    """Return that error if the system allows no further thread."""
-    # CPython has no class of its own for it; and on the way out, others may have tripped over it.
+    """Return the error if the system allows no further thread."""
+    # CPython has no exception class for it, and other exceptions may have followed from it.
     while problem is not None and str(problem) != "can't start new thread":
         problem = problem.__context__
     if not isinstance(problem, RuntimeError):
@@ -121,9 +120,9 @@ def thread_limit(problem: BaseException | None) -> AgentError | None:
 
 
 def _file_limit(problem: BaseException | None) -> AgentError | None:
-    """Return that error if the system allows no further open file.
+    """Return the error if the system allows no further open file.
 
-    None also where an error of ours has said already which file could not be opened.
+    None also if an error of ours already names the file that could not be opened.
     """
     while problem is not None and not isinstance(problem, AgentError):
         if _too_many_files(problem):
@@ -136,14 +135,14 @@ def _file_limit(problem: BaseException | None) -> AgentError | None:
 
 
 def _too_many_files(problem: BaseException) -> bool:
-    """Whether a limit on open files was reached, of the process or of the system."""
+    """Whether the process or the system has reached its limit on open files."""
     if isinstance(problem, ImportError):
-        # Of a shared library the loader has only a text, and none where it lacks the catalog.
+        # For a shared library the loader gives only a text: the error number if it has no catalog.
         return str(problem).endswith(("Too many open files", "Error 24", "Error 23"))
     return isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def print_error(problem: AgentError) -> int:
-    """Print the error that ended a command on stderr; return the exit status."""
+    """Print the error that ended a command to stderr; return the exit status."""
     print(f"edge-agent: {problem}", file=sys.stderr)  # noqa: T201 - a command's output
     return 2 if isinstance(problem, UsageError) else 1

@@ -1,7 +1,7 @@
 """Atomic and durable file operations: a power cut leaves the old content or the new.
 
-Knows nothing of models: files, folders, owners, locks, and the error of a full disk. The fault
-points are the steps between which tests kill the process.
+Not about models: files, folders, owners, locks, and the error for a full disk. The fault points are
+the steps at which tests kill the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _hits = 0
 
 
 def fault(point: str) -> None:
-    """Kill this process as a power cut would, where a test asks: `EDGE_AGENT_FAULT=point[:nth]`.
+    """Kill this process as a power cut would if a test asks for it: `EDGE_AGENT_FAULT=point[:nth]`.
 
     All points are listed in `tests/helpers/fault_points.py`.
     """
@@ -42,7 +42,7 @@ def fault(point: str) -> None:
 
 @contextmanager
 def disk_errors(doing: str) -> Iterator[None]:
-    """Raise disk errors as a ModelError of one line that begins with *doing*.
+    """Convert disk errors to a one-line ModelError that begins with *doing*.
 
     Raises:
         ModelError: the disk is full, or another OSError.
@@ -60,7 +60,7 @@ def disk_errors(doing: str) -> Iterator[None]:
 def make_state_folder(folder: Path) -> None:
     """Create the state folder if it does not exist.
 
-    A folder on a disk that has become read-only is used: its models run, and health reports it.
+    A folder on a disk that has become read-only is accepted: its models run, and health reports it.
 
     Raises:
         UsageError: it cannot be created, or this user may not write to it.
@@ -71,7 +71,7 @@ def make_state_folder(folder: Path) -> None:
         raise UsageError(f"state_dir: {folder}: {problem.strerror}") from None
     if os.access(folder, os.W_OK | os.X_OK) or os.statvfs(folder).f_flag & os.ST_RDONLY:
         return
-    raise UsageError(f"state_dir: {folder}: may not be written by this user")
+    raise UsageError(f"state_dir: {folder}: this user may not write to it")
 
 
 def sync_folder(folder: Path) -> None:
@@ -98,7 +98,7 @@ def sync_tree(folder: Path) -> None:
 def write_new(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = True) -> None:
     """Create a file and sync its content; its name is durable once its folder is synced.
 
-    Without *sync* nothing is durable yet: the caller calls `sync_tree`.
+    Without *sync* nothing is durable yet: the caller must call `sync_tree`.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:
@@ -126,7 +126,7 @@ def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
 def append_lines(path: Path, lines: bytes) -> None:
     """Append whole lines to a file of the state folder, durably.
 
-    The remains of an interrupted append stay a line of their own, which the reader skips.
+    The remains of an interrupted append stay on a separate line, which the reader skips.
 
     Raises:
         OSError: they cannot be written, or not all of them.
@@ -149,12 +149,12 @@ def append_lines(path: Path, lines: bytes) -> None:
 def output_file(path: Path) -> Iterator[BinaryIO]:
     """Open the file for an output that a user has named, for writing.
 
-    A file is there as a whole, durably, when the context has ended without an error, and keeps mode
-    and owner of the one before. A link to a file stays a link, as with cp(1). What is no file, as
-    /dev/stdout and named pipes, is written to.
+    The complete file appears, durably, once the context ends without an error; it keeps the mode
+    and owner of a file that it replaces. A link to a file stays a link, as with cp(1). Devices such
+    as /dev/stdout and named pipes are written to directly.
 
     Raises:
-        UsageError: it is not a kind of file that can be written.
+        UsageError: the path is not of a kind that can be written.
         OSError: it cannot be written.
     """
     try:
@@ -162,7 +162,7 @@ def output_file(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         known = None
         if path.is_symlink():
-            raise UsageError(f"{path}: is a link to what is not there: {path.readlink()}") from None
+            raise UsageError(f"{path}: is a link to a missing file: {path.readlink()}") from None
     if known is not None and not stat.S_ISREG(known.st_mode):
         if not (stat.S_ISCHR(known.st_mode) or stat.S_ISFIFO(known.st_mode)):
             raise UsageError(f"{path}: is {_kind(known.st_mode)}, expected the name of a file")
@@ -193,8 +193,8 @@ def _kind(mode: int) -> str:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder and all in it; one that is absent is no error."""
-    import shutil  # and with it all kinds of archives
+    """Remove a folder and everything in it; an absent folder is no error."""
+    import shutil  # it imports all archive formats
 
     try:
         shutil.rmtree(folder)
@@ -203,10 +203,10 @@ def remove_tree(folder: Path) -> None:
 
 
 def copy_owner(path: Path, like: Path) -> None:
-    """Change the owner of *path* and all under it to that of *like*.
+    """Change the owner of *path* and everything under it to that of *like*.
 
-    So that `sudo edge-agent add` leaves nothing that the service's own user cannot delete. Without
-    root nothing is changed: the files belong to this user.
+    So `sudo edge-agent add` leaves nothing that the service's own user cannot delete. Without root,
+    nothing is changed: the files belong to this user.
     """
     if os.geteuid() != 0:
         return
@@ -221,7 +221,7 @@ def copy_owner(path: Path, like: Path) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files under *folder*; a file that vanishes meanwhile counts 0."""
+    """Return the total size of the files under *folder*, bytes; files that vanish count as 0."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -233,7 +233,7 @@ def size_of(folder: Path) -> int:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """List the folders in a folder, by name; empty if it does not exist."""
+    """List the subfolders of a folder, sorted by name; empty if it does not exist."""
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except (FileNotFoundError, NotADirectoryError):
@@ -260,9 +260,9 @@ def read_plain_file(path: Path, limit: int, error: type[AgentError], what: str) 
 
     Args:
         path: the file, or a link to one.
-        limit: in bytes; of a larger file no more than that is read.
-        error: raised if the file is too large, or not a plain file.
-        what: the file is not, if it is larger: "labels".
+        limit: the largest accepted size, bytes; no more than that is read.
+        error: the class raised if the file is too large, or not a plain file.
+        what: what the file should be, for the error if it is too large: "labels".
 
     Raises:
         OSError: it cannot be opened or read; a folder is IsADirectoryError.
@@ -280,10 +280,10 @@ def read_plain_file(path: Path, limit: int, error: type[AgentError], what: str) 
 
 
 def path_inside(folder: Path, name: str, where: str) -> Path:
-    """Return the path of a file that a model names, checked to lie inside the model's folder.
+    """Return the path of a file that a model refers to, checked to be inside the model's folder.
 
     Raises:
-        ModelError: it leads outside, or there is no such file; begins with *where*.
+        ModelError: it leads outside, or there is no such file; the text begins with *where*.
     """
     pure = PurePosixPath(name)
     if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
@@ -321,8 +321,8 @@ def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> in
 def drop_lock(descriptor: int) -> None:
     """Release a lock from `take_lock`.
 
-    Closing it is not enough: a child that another thread is just starting has it open, too, until
-    its program runs, and would keep the lock for that long.
+    Closing it is not enough: a child that another thread is just starting also has it open until
+    its program runs, and would keep the lock until then.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)

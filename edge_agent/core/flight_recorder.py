@@ -5,8 +5,8 @@ So each call into an engine is recorded in a page of the state folder that is ma
 an entry costs 3 µs (measured) and no system call, and it is still there after the process has died.
 The next run reads the calls in flight (`previous_crash`), and its crash ledger counts them.
 
-One for each process: `recorder` writes nothing until it is opened, so that commands and trials,
-which end alone, need none. Light: it is imported before the first result.
+There is one per process: `recorder` writes nothing until it is opened, so commands and trials,
+whose crashes do not end the agent, need no page. It imports little: the start waits for it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .frozen import record
 FILE = "flight"
 STARTING = "starting"
 PAGE = 4096
-"""Bytes; behind it in the file is the report of Python's faulthandler."""
+"""Size of the page, bytes; the report of Python's faulthandler follows it in the file."""
 PLACES = 20
-"""Calls that are recorded at a time; one more is not."""
+"""Calls that can be recorded at a time; further ones are not."""
 LOAD_SECONDS = 300.0
-"""Longest load on a CPU; beyond it the engine hangs."""
+"""Longest load on a CPU; after that the engine counts as hung."""
 DEVICE_SECONDS = 900.0
-"""Longest load on a GPU or NPU, where it takes minutes (openvino#1586)."""
+"""Longest load on a GPU or NPU, which may take minutes (openvino#1586)."""
 SLOW_SECONDS = 10.0
 """An inference that takes longer is reported in health."""
 
@@ -58,20 +58,20 @@ class EngineCall:
 
 @record
 class PreviousCrash:
-    """A run that did not end in order."""
+    """A run that did not end normally."""
 
     why: str
     """How it ended, for the log: "crashed (Aborted)"."""
     calls: tuple[EngineCall, ...]
-    """In flight when it ended, and perhaps to blame; empty: none is known to be."""
+    """Calls in flight when it ended, which may be the cause; empty: none is known."""
     self_inflicted: bool = True
-    """It crashed or hung; False: it was killed, or the power failed."""
+    """Whether it crashed or hung; False: it was killed, or the power failed."""
 
 
 def call_target(model: str, engine: str, device: str, network: str | None) -> str:
-    """Return the name of a model on an engine; with another network file it is another name.
+    """Return the name of a model on an engine; it changes when the network file changes.
 
-    *network* is the path of the file; None: a prepared form.
+    *network* is the path of the network file; None: a prepared form.
     """
     if network is None:
         return f"{model} {engine}:{device} form"
@@ -91,22 +91,22 @@ class Recorder:
         self._file = -1
         self._free = deque(range(PLACES))
         self._now: dict[int, tuple[float, str, str]] = {}
-        """By number of the entry: since when, the kind of call, and its target."""
+        """Start time, kind of call and target, by number of the entry."""
 
     def open(self, state: str) -> None:
-        """Open the page for writing, clearing the notes of the last run.
+        """Open the page for writing, clearing the entries of the last run.
 
-        Where the folder cannot be written, nothing is recorded, and the agent runs all the same.
+        If the folder cannot be written, nothing is recorded, and the agent runs anyway.
         """
         path = os.path.join(state, FILE)  # noqa: PTH118 - as above
         try:
-            # Not the old file truncated: a process that still has it mapped would die of that.
+            # Not the old file truncated: that would kill a process that still has it mapped.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)  # noqa: PTH108
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._file = os.open(path, flags, 0o600)
-            # Written, not only extended: on a full disk a mapped page that has no block on the disk
-            # is SIGBUS at the first entry.
+            # Written, not only extended: on a full disk, the first entry in a mapped page without
+            # a disk block would raise SIGBUS.
             os.write(self._file, _RUNNING.ljust(PAGE, b"\0"))
             self._page = mmap.mmap(self._file, PAGE)
         except (OSError, ValueError):
@@ -115,7 +115,7 @@ class Recorder:
         faulthandler.enable(self._file)
 
     def close(self) -> None:
-        """Record that this run ends in order, unless a call hangs."""
+        """Record that this run ends normally, unless a call hangs."""
         page, self._page = self._page, None
         if page is not None:
             faulthandler.disable()
@@ -127,14 +127,14 @@ class Recorder:
             self._file = -1
 
     def remember_kills(self) -> None:
-        """Record how many processes the kernel has killed for want of memory, for the next run."""
+        """Record for the next run how many processes the kernel has killed for lack of memory."""
         if self._page is not None:
             self._page[_MEMORY : _MEMORY + 16] = f"{_memory_kills()}".encode().ljust(16, b"\0")
 
     # Calls in flight
 
     def enter(self, kind: str, target: str) -> int:
-        """Record that a call begins; return the index of its entry, or -1 if none is free."""
+        """Record that a call begins; return the index of its entry, or -1 if all are in use."""
         try:
             number = self._free.pop()
         except IndexError:
@@ -142,7 +142,7 @@ class Recorder:
         self._now[number] = (time.monotonic(), kind, target)
         page = self._page
         if page is not None:
-            with contextlib.suppress(ValueError):  # closed meanwhile: the run ends in order
+            with contextlib.suppress(ValueError):  # closed meanwhile: the run ends normally
                 words = f"{kind} {threading.get_ident():x} {target}"
                 _write(page, _FIRST + number * _WIDTH, words)
         return number
@@ -160,7 +160,7 @@ class Recorder:
 
     @contextmanager
     def call(self, kind: str, target: str) -> Iterator[None]:
-        """Record a call while it lasts."""
+        """Record a call for the duration of the context."""
         number = self.enter(kind, target)
         try:
             yield
@@ -168,7 +168,7 @@ class Recorder:
             self.leave(number)
 
     def stuck(self, seconds: float) -> EngineCall | None:
-        """Return an inference that lasts longer than *seconds*, or a load that takes too long."""
+        """Return an inference that has lasted longer than *seconds*, or a load that is too slow."""
         now = time.monotonic()
         for since, kind, target in self._calls():
             if now - since > (seconds if kind == "infer" else _load_seconds(target)):
@@ -176,7 +176,7 @@ class Recorder:
         return None
 
     def problems(self) -> list[str]:
-        """List the calls that last too long, in words for health."""
+        """List the calls that last too long, as texts for health."""
         verbs = {"load": "is being loaded", "infer": "is inside one inference"}
         now = time.monotonic()
         return [
@@ -194,7 +194,7 @@ class Recorder:
                 continue  # another thread has entered a call meanwhile
 
     def mark_hung(self, call: EngineCall | None) -> None:
-        """Record the call that hangs, in case this run ends for it; None: no call hangs."""
+        """Record the call that hangs, in case this run ends because of it; None: no call hangs."""
         if self._page is not None:
             words = f"{call.kind} {call.thread:x} {call.target}" if call is not None else ""
             _write(self._page, _HUNG, words, _MEMORY - _HUNG)
@@ -204,28 +204,28 @@ recorder = Recorder()
 
 
 def mark_starting(state: str) -> bool:
-    """Record that native work begins before this process holds the lock of the state folder.
+    """Record that native code will run before this process locks the state folder.
 
     Returns:
-        False where the run before got no further than that: the fast start may be the cause.
+        False if the previous run got no further: the fast start may be the cause.
     """
     try:
         os.close(os.open(os.path.join(state, STARTING), os.O_CREAT | os.O_EXCL, 0o600))  # noqa: PTH118
     except FileExistsError:
         return False
     except OSError:
-        return True  # a disk that cannot be written is no reason for a slow start
+        return True  # an unwritable disk is no reason for a slow start
     return True
 
 
 def clear_starting(state: str) -> None:
-    """Record that the start has come further: from here on the recorder is open."""
+    """Clear the mark of `mark_starting`: from here on the recorder is open."""
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(state, STARTING))  # noqa: PTH108, PTH118
 
 
 def previous_crash(state: str) -> PreviousCrash | None:
-    """Return how the last run ended, or None if it ended in order, or there was none."""
+    """Return how the last run ended, or None if it ended normally, or there was none."""
     try:
         with open(os.path.join(state, FILE), "rb") as file:  # noqa: PTH118, PTH123 - as above
             data = file.read(16 * PAGE)
@@ -242,7 +242,7 @@ def previous_crash(state: str) -> PreviousCrash | None:
     fatal = re.search(_FATAL, data[PAGE:])
     if fatal is not None:
         crashed = f"crashed ({fatal[1].decode('ascii', 'replace')})"
-        # An engine's own threads are none of Python's: then every call in flight is suspected.
+        # Python does not know an engine's own threads: then every call in flight is suspect.
         thread = re.search(_CURRENT, data[PAGE:])
         guilty = [each for each in calls if thread and each.thread == int(thread[1], 16)]
         return PreviousCrash(crashed, tuple(guilty[-1:] or calls))
@@ -251,7 +251,7 @@ def previous_crash(state: str) -> PreviousCrash | None:
     before = data[_MEMORY : _MEMORY + 16].rstrip(b"\0")
     loads = tuple(each for each in calls if each.kind == "load")
     if loads and before.isdigit() and _memory_kills() > int(before):
-        return PreviousCrash("was killed for want of memory", loads)
+        return PreviousCrash("was killed for lack of memory", loads)
     return PreviousCrash("was killed, or the power failed", (), self_inflicted=False)
 
 
@@ -261,7 +261,7 @@ def _write(page: mmap.mmap, at: int, text: str, width: int = _WIDTH) -> None:
 
 
 def _read(data: bytes, at: int, width: int) -> EngineCall | None:
-    """Parse an entry; returns None if it is missing or damaged."""
+    """Parse an entry; return None if it is missing or damaged."""
     words = data[at : at + width].partition(b"\0")[0].decode("utf-8", "replace")
     match = re.fullmatch(r"(load|infer) ([0-9a-f]+) (.+)", words)
     return EngineCall(match[1], match[3], int(match[2], 16)) if match else None
@@ -272,12 +272,12 @@ def _load_seconds(target: str) -> float:
 
 
 def short_name(target: str) -> str:
-    """Return a call's target without the stamp of the file."""
+    """Return a call's target without the stamp of the network file."""
     return target.rpartition(" ")[0]
 
 
 def _memory_kills() -> int:
-    """Count the processes that the kernel has killed for want of memory since it booted."""
+    """Count the processes that the kernel has killed for lack of memory since boot."""
     try:
         with open("/proc/vmstat", "rb") as file:  # noqa: PTH123 - as above
             found = re.search(rb"^oom_kill (\d+)$", file.read(), re.MULTILINE)

@@ -2,9 +2,9 @@
 
 `dataclasses` compiles six methods for each frozen class, a third of a millisecond each time the
 program starts; on the way to the first result that adds up to more than the load of a small model.
-A `record` is a dataclass in every other respect: fields, replace, slots, pydantic. For what is made
-with every frame, `record(quick=True)` compiles the constructor, the one method whose speed matters;
-that such a record is not changed is then checked by the type checker alone.
+A `record` is a dataclass in every other respect: fields, replace, slots, pydantic. For objects
+created with every frame, `record(quick=True)` compiles the constructor, the one method whose speed
+matters; only the type checker then ensures that such a record is not changed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def record(
     """Turn a class into a frozen dataclass with slots.
 
     Args:
-        cls: decorated without brackets.
+        cls: the class, if decorated without parentheses.
         kw_only: as for a dataclass.
-        quick: instances are made with every frame.
-        eq: compared by value; False: as an object, for what holds arrays.
+        quick: whether instances are created with every frame.
+        eq: whether instances are compared by value; False: by identity, for records of arrays.
     """
 
     def make(plain: Any) -> Any:

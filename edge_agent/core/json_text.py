@@ -1,4 +1,4 @@
-"""JSON of strangers: of messages, commands and variables; and of this agent's own files."""
+"""Untrusted JSON in messages, commands and variables; and JSON in this agent's own files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .text import half_letter
 
 
 class HalfLetterError(ValueError):
-    """Well-formed JSON with a text that nothing can encode: a lone surrogate."""
+    """Well-formed JSON with a string that cannot be encoded: it has a lone surrogate."""
 
     def __init__(self, half: str, content: Any) -> None:
         super().__init__(
@@ -21,15 +21,15 @@ class HalfLetterError(ValueError):
 
 
 _MOST_DIGITS = 20
-"""Of an integer that the agent writes itself, its sign included."""
+"""Most digits of an integer that the agent itself writes, including its sign."""
 
 
 def read_own(text: bytes) -> Any:
-    """Parse JSON that this agent has written: of finite numbers, and integers of 64 bits.
+    """Parse JSON that this agent has written: only finite numbers and 64-bit integers.
 
     Raises:
-        ValueError: it is not JSON, or holds other numbers; nobody would expect them further on.
-        RecursionError: it is too deep.
+        ValueError: it is not JSON, or has other numbers, which callers do not expect.
+        RecursionError: it is nested too deeply.
     """
     return json.loads(text, parse_float=_finite, parse_int=_integer, parse_constant=_refuse)
 
@@ -51,12 +51,12 @@ def read_json(text: bytes | str) -> Any:
     """Parse JSON, and refuse values that could not be written again.
 
     Raises:
-        HalfLetterError: a text or key in it holds half of a letter.
+        HalfLetterError: a string or key in it has a lone surrogate.
         ValueError: it is not JSON.
-        RecursionError: it is too deep.
+        RecursionError: it is nested too deeply.
     """
     content = json.loads(text)
-    # Without an escape, only bytes beyond ASCII can hold one: messages that are read many times a
+    # Without an escape, only non-ASCII bytes can encode one: messages that arrive many times a
     # second are not searched.
     escaped = "\\" in text if isinstance(text, str) else b"\\" in text
     if escaped or not text.isascii():

@@ -1,8 +1,8 @@
 """Log handlers: to the journal with fields, or to stderr as lines; repeated lines are held back.
 
-A broken camera may give rise to the same line for days, a flood of garbage to thousands that are
-almost the same: `RateLimit` holds them back, and logs how many they were. So code that logs need
-not remember what it has logged; where the text of a lasting condition changes, it uses a `Latch`.
+A broken camera may cause the same line for days, and a flood of garbage thousands of similar lines:
+`RateLimit` holds them back and logs their number. So code that logs need not remember what it has
+logged; if the text of a lasting condition changes, it uses a `Latch`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any, TextIO
 from .text import one_line
 
 SOCKET = Path("/run/systemd/journal/socket")
-"""Where journald takes entries with fields; systemd, docs/JOURNAL_NATIVE_PROTOCOL.md."""
+"""Where journald accepts entries with fields; systemd, docs/JOURNAL_NATIVE_PROTOCOL.md."""
 EVERY_SECONDS = 60.0
 REMEMBERED = 256
-"""Different lines that are remembered; the oldest are forgotten first."""
+"""Number of different lines that are remembered; the oldest are forgotten first."""
 OF_A_KIND = 20
-"""Different lines a minute from one place in the code."""
+"""Different lines per minute from one place in the code."""
 ALIKE = 3
-"""Lines a minute from one place that differ in nothing but what they quote."""
+"""Lines per minute from one place that differ only in what they quote."""
 _QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(?!\w)"""
 _SAME = "same"
 ANSWER: Mapping[str, bool] = {"answer": True}
-"""As `extra` of a line that answers a request: it is never held back."""
+"""The `extra` of a line that answers a request: such a line is never held back."""
 MAX_MESSAGE = 16 * 1024
-"""Characters of one message; a datagram must fit the socket's buffer."""
+"""Most characters of one message; a datagram must fit in the socket's buffer."""
 
 
 def set_up(*, verbose: bool, steady: bool) -> None:
@@ -46,7 +46,7 @@ def set_up(*, verbose: bool, steady: bool) -> None:
 
 
 def handler_for(stream: TextIO, environ: Mapping[str, str]) -> logging.Handler:
-    """Return a handler: of the journal where *stream* leads there, else of lines on *stream*."""
+    """Return a handler for the journal if *stream* leads there, or else for lines on *stream*."""
     if _is_journal(stream, environ):
         return Journal(stream)
     handler = logging.StreamHandler(stream)
@@ -55,9 +55,9 @@ def handler_for(stream: TextIO, environ: Mapping[str, str]) -> logging.Handler:
 
 
 class Formatter(logging.Formatter):
-    """One line a record, whatever the message quotes, and a traceback indented below it.
+    """One line per record, whatever the message quotes, with a traceback indented below it.
 
-    So nothing that comes from outside can pass for a line of its own.
+    So no outside input can pass for a separate line.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
@@ -69,9 +69,9 @@ class Formatter(logging.Formatter):
 
 
 def _is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether *stream* is the connection to the journal that systemd has made.
+    """Whether *stream* is the connection to the journal that systemd has opened.
 
-    The variable alone is no proof: it is inherited also where stderr is redirected (systemd.exec,
+    The variable alone is no proof: it is inherited even if stderr is redirected (systemd.exec,
     "$JOURNAL_STREAM": device and inode of the stream, in decimal).
     """
     device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
@@ -95,9 +95,9 @@ def priority_of(record: logging.LogRecord) -> int:
 class Journal(logging.Handler):
     """Entries with fields for journald.
 
-    Beside MESSAGE and PRIORITY: LOGGER, THREAD_NAME, CODE_FILE, CODE_LINE, CODE_FUNC. Where
-    journald does not take them, lines with their priority in front (sd-daemon(3)) go to stderr,
-    which leads to the same journal.
+    In addition to MESSAGE and PRIORITY: LOGGER, THREAD_NAME, CODE_FILE, CODE_LINE, CODE_FUNC. If
+    journald does not accept them, lines that begin with their priority (sd-daemon(3)) go to
+    stderr, which leads to the same journal.
     """
 
     def __init__(self, stream: TextIO, place: Path = SOCKET) -> None:
@@ -109,7 +109,7 @@ class Journal(logging.Handler):
         self._stream = stream
         self._place = str(place)
         self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        # No wait for a journal that is behind.
+        # Do not wait for a journal that lags.
         self._channel.setblocking(False)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -151,8 +151,8 @@ def _fields(record: logging.LogRecord, message: str) -> dict[str, str]:
 def encode_entry(fields: Mapping[str, str]) -> bytes:
     r"""Encode an entry as journald reads it.
 
-    A value without a line break stands as "NAME=value\n"; any other as "NAME\n", its length in 8
-    bytes little-endian, its bytes, "\n".
+    A value without a line break is written as "NAME=value\n"; any other as "NAME\n", its length in
+    8 bytes little-endian, its bytes, "\n".
     """
     parts: list[bytes] = []
     for name, value in fields.items():
@@ -165,40 +165,40 @@ def encode_entry(fields: Mapping[str, str]) -> bytes:
 
 
 class Latch:
-    """Lets the first of a row through: a condition that is checked often is logged when it begins.
+    """Passes only the first of a series: a condition that is checked often is logged once.
 
-    For lines whose text changes while the condition lasts, and for those that are not worth the
-    building of a record each time; of the same line over and over `RateLimit` takes care.
+    For lines whose text changes while the condition lasts, and for lines where creating a log
+    record each time costs too much; `RateLimit` handles identical repeated lines.
     """
 
     def __init__(self) -> None:
         self._holds = False
 
     def begins(self, holds: bool) -> bool:
-        """Return whether a condition holds that did not hold when this was last asked."""
+        """Return whether the condition holds now but did not at the previous call."""
         begins = holds and not self._holds
         self._holds = holds
         return begins
 
 
 class _Held:
-    """Lines of which some were held back: the same one, those that are alike, or of one place."""
+    """Lines of which some were held back: identical ones, similar ones, or all of one place."""
 
     def __init__(self, since: float, record: logging.LogRecord) -> None:
         self.since = since
         """When the first of them was written."""
         self.record = record
-        """The latest of them."""
+        """The latest one."""
         self.said = 0
         self.held = 0
 
 
 class RateLimit(logging.Handler):
-    """Writes the same line once a minute, and few of one kind, with the number that was held back.
+    """Writes the same line once a minute, and few of one kind, with the number of those held back.
 
-    Lines are of one kind where they come from the same place in the code: in a flood of garbage
-    each of them is a little different. Of those that differ only in what they quote even fewer are
-    written, so that another fault at that place is not held back with them.
+    Lines are of one kind if they come from the same place in the code: in a flood of garbage each
+    line is slightly different. Even fewer are written of those that differ only in what they
+    quote, so that another fault at that place is not held back with them.
     """
 
     def __init__(self, to: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:
@@ -206,7 +206,7 @@ class RateLimit(logging.Handler):
         self._to = to
         self._clock = clock
         self._held: OrderedDict[tuple[Any, ...], _Held] = OrderedDict()
-        """By the part that they have in common, the oldest first."""
+        """The lines by the part that they have in common, oldest first."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or hold it back and count it."""
@@ -235,7 +235,7 @@ class RateLimit(logging.Handler):
         self._to.handle(record)
 
     def flush(self) -> None:
-        """Write how many lines were held back, at the program's end."""
+        """Write how many lines were held back when the program ends."""
         for key, held in self._held.items():
             self._say(key, held)
         self._to.flush()
@@ -247,7 +247,7 @@ class RateLimit(logging.Handler):
         super().close()
 
     def _let_go(self, now: float) -> None:
-        """Write the counts of the last minute, and forget lines that were quiet for one."""
+        """Write the counts of the last minute, and forget lines not seen for a minute."""
         while self._held:
             key, oldest = next(iter(self._held.items()))
             if now - oldest.since < EVERY_SECONDS:
@@ -270,6 +270,6 @@ class RateLimit(logging.Handler):
             lines = "1 more line" if held.held == 1 else f"{held.held} more lines"
             text = f"{lines} of the kind: {message}"
         held.held = 0
-        # Of now, as the lines around it are: a log is read in the order of its times.
+        # With the current time, like the lines around it: a log is read in order of time.
         said = {**held.record.__dict__, "msg": text, "args": (), "created": time.time()}
         self._to.handle(logging.makeLogRecord(said))

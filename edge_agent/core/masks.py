@@ -1,4 +1,4 @@
-"""Masks: which pixels of a picture are of an object, and COCO's run lengths of them."""
+"""Masks: which pixels of a picture belong to an object, and their COCO run lengths."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 @record(quick=True, eq=False)
 class Mask:
-    """The pixels of an object, as the part of a picture that holds them all."""
+    """The pixels of an object, as the part of a picture that contains them all."""
 
     left: int
-    """Column of the picture at which the part begins …"""
+    """Column of the picture where the part begins."""
     top: int
-    """… and row."""
+    """Row of the picture where the part begins."""
     bits: Bits
     """(h, w)"""
     size: tuple[int, int]
     """Height and width of the whole picture."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the mask of the whole picture as COCO and pycocotools have it, compressed."""
+        """Return the mask of the whole picture in the compressed form of COCO and pycocotools."""
         return {"size": list(self.size), "counts": compressed(self.runs())}
 
     def runs(self) -> list[int]:
-        """Return how many pixels are off, on, off … in turn, column after column."""
+        """Return how many pixels are off, on, off … in turn, column by column."""
         import numpy as np
 
         height, width = self.size
         columns = np.pad(self.bits.T.astype(np.int8), ((0, 0), (1, 1)))
         column, row = np.nonzero(np.diff(columns, axis=1))
         turns = ((self.left + column) * height + self.top + row).tolist()
-        # A run to the lower edge goes on in the next column: it ends where the next one begins.
+        # A run to the lower edge continues in the next column: it ends where the next one begins.
         edges = [0]
         for turn in turns:
             if turn == edges[-1] and len(edges) > 1:
@@ -63,7 +63,7 @@ class Mask:
 
 
 def compressed(runs: list[int]) -> str:
-    """Write run lengths as pycocotools does: each less the one two before, in fives of bits."""
+    """Encode run lengths as pycocotools does: differences to the length two before, 5 bits each."""
     text = []
     for place, run in enumerate(runs):
         rest = run - runs[place - 2] if place > 2 else run

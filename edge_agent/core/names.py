@@ -14,17 +14,17 @@ from pathlib import Path
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 NAME_RULE = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 READINGS = "readings"
-"""Stands in place of a pipeline's model, to publish its sensor's readings; no model's name."""
+"""In place of a pipeline's model: publish its sensor's readings; no model has this name."""
 RESERVED_GROUPS = frozenset({"package", "rollout"})
-"""Names that no group may have: topics that are for all devices have them."""
+"""Names that no group may have: topics for all devices use them."""
 _NAME = re.compile(NAME)
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,8})(\.(0|[1-9][0-9]{0,8})){0,7}")
 
-# Hostnames of distribution images: two such boxes would use the same MQTT client id.
+# Default hostnames of distributions: two such boxes would use the same MQTT client id.
 COMMON_HOSTNAMES = frozenset({"localhost", "raspberrypi", "debian", "ubuntu"})
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Names of this machine that no other one reaches."""
+"""Names of this machine that other machines cannot reach."""
 
 
 def is_name(text: str) -> bool:
@@ -33,7 +33,7 @@ def is_name(text: str) -> bool:
 
 
 def name_problems(key: str, names: Sequence[str], twice: str) -> Iterator[tuple[str, str]]:
-    """Yield which entries of a list have no name, or one that another one has: key and text."""
+    """Yield the key and the error of each list entry with a bad name or another entry's name."""
     for index, name in enumerate(names):
         if not is_name(name):
             yield f"{key}[{index}].name", f"{name!r} is not a name ({NAME_RULE})"
@@ -42,7 +42,7 @@ def name_problems(key: str, names: Sequence[str], twice: str) -> Iterator[tuple[
 
 
 def safe_name(text: str, default: str = "model") -> str:
-    """Return a name made of a file's stem; *default* where nothing of it is left."""
+    """Return a name made from a file's stem; *default* if no valid character is left."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64]
     return cleaned if is_name(cleaned) else default
 
@@ -61,7 +61,7 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def default_device_id(hostname: str | None = None, machine_id: str | None = None) -> str:
-    """Return the host's name; with a piece of the machine id where many hosts share that name."""
+    """Return the host's name, with a part of the machine id if many hosts share that name."""
     host = hostname if hostname is not None else socket.gethostname()
     name = safe_name(host.split(".")[0] or "edge")
     if name.lower() not in COMMON_HOSTNAMES:
@@ -71,7 +71,7 @@ def default_device_id(hostname: str | None = None, machine_id: str | None = None
             machine_id = Path("/etc/machine-id").read_text(encoding="ascii").strip()
         except OSError:
             machine_id = ""
-    # Hashed: the machine id is confidential by its own manual page.
+    # Hashed: the machine id is confidential according to machine-id(5).
     import hashlib
 
     return f"{name}-{hashlib.sha256(machine_id.encode()).hexdigest()[:6]}"

@@ -1,7 +1,7 @@
-"""Typed parameters: the fields of a frozen record, read from the JSON object of a stranger.
+"""Typed parameters: the fields of a frozen record, read from an untrusted JSON object.
 
-The declaration is all there is: parsing, the text of each error, the usage and a JSON Schema follow
-from it. Without pydantic, which a daemon that starts from a plan never imports.
+Parsing, the text of each error, the usage and a JSON Schema follow from the declaration alone.
+Without pydantic, which a daemon that starts from a plan never imports.
 
     @record
     class Rollback:
@@ -25,9 +25,9 @@ R = TypeVar("R")
 
 
 MOST_LABEL = 256
-"""Characters of a label."""
+"""Most characters of a label."""
 CLEARED = object()
-"""The value of null where it clears an earlier value."""
+"""The value of a null that clears an earlier value."""
 
 
 @record(eq=False)
@@ -35,12 +35,12 @@ class Kind:
     """The type of a parameter."""
 
     parse: Callable[[object], Any]
-    """Returns the value as the record holds it; raises ValueError with the expected and the actual
-    value."""
+    """Returns the value as the record stores it; raises ValueError with the expected and the
+    actual value."""
     schema: Mapping[str, Any]
-    """The same as JSON Schema."""
+    """The type as JSON Schema."""
     clears: bool = False
-    """Whether it may be null, which is CLEARED."""
+    """Whether it may be null, which is read as CLEARED."""
 
 
 def _text(value: object) -> str:
@@ -84,7 +84,7 @@ def _flag(value: object) -> bool:
 
 
 def number(least: float, most: float) -> Kind:
-    """Return a finite number within bounds."""
+    """Return the kind of a finite number within bounds."""
 
     def parse(value: object) -> float:
         try:
@@ -105,7 +105,7 @@ def number(least: float, most: float) -> Kind:
 
 
 def whole(least: float, most: float) -> Kind:
-    """Return a whole number within bounds."""
+    """Return the kind of a whole number within bounds."""
     bounded = number(least, most)
 
     def parse(value: object) -> int:
@@ -118,7 +118,7 @@ def whole(least: float, most: float) -> Kind:
 
 
 def items(kind: Kind, least: int = 0, most: int = 1000) -> Kind:
-    """Return a list, of which each item is of one kind."""
+    """Return the kind of a list whose items are all of one kind."""
 
     def parse(value: object) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple) or not least <= len(value) <= most:
@@ -131,7 +131,7 @@ def items(kind: Kind, least: int = 0, most: int = 1000) -> Kind:
 
 
 def table(kind: Kind, keys: Kind, most: int = 1000) -> Kind:
-    """Return an object, of which each value is of one kind, and each key."""
+    """Return the kind of an object whose keys are of one kind and whose values are of another."""
 
     def parse(value: object) -> dict[str, Any]:
         if not isinstance(value, Mapping) or len(value) > most:
@@ -166,7 +166,7 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """Its key: without the last underscore of a field that would be a word of Python."""
+        """The key: the field's name, without the last underscore that avoids a Python keyword."""
         return self.field.removesuffix("_")
 
 
@@ -193,7 +193,7 @@ def _kind_of(hint: Any) -> Kind:
 
 
 def parse(kind: type[R], body: Mapping[str, Any]) -> R:
-    """Make a record of a JSON object; unknown keys are ignored.
+    """Build a record from a JSON object; unknown keys are ignored.
 
     Null counts as absent, except for parameters that are `clearable`.
 
@@ -225,7 +225,7 @@ def json_schema(kind: type) -> dict[str, Any]:
 
 
 def unknown(kind: type, body: Mapping[str, Any], besides: Collection[str] = ()) -> list[str]:
-    """List the keys of a JSON object that a record does not declare; a line each."""
+    """List the keys of a JSON object that a record does not declare, one line each."""
     known = [each.name for each in parameters(kind)]
     lines = []
     for key in body:
@@ -248,9 +248,9 @@ def _plain(number: float) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value of a stranger's as an error quotes it: at most 40 characters."""
+    """Return an untrusted value as an error quotes it: at most 40 characters."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of thousands of digits
+    except ValueError:  # an integer with thousands of digits
         return "a number too large to write down"
     return text if len(text) <= 40 else text[:39] + "…"

@@ -1,9 +1,9 @@
-"""Reads a record from plain data without pydantic, where it is valid beyond doubt.
+"""Reads a record from plain data without pydantic if the data is certainly valid.
 
-Importing pydantic takes 60 ms, as long as a small model takes to load, on the way to the first
-result of a start without a plan. What is of exactly the declared types and within the declared
-bounds needs nobody's judgment; whatever else there is, wrong or only unusual, `core.schema` leaves
-to pydantic, and so the errors are pydantic's alone.
+Importing pydantic takes 60 ms, as long as loading a small model, before the first result of a start
+without a plan. Data with exactly the declared types and within the declared bounds needs no
+pydantic; for anything else, wrong or only unusual, `core.schema` uses it. So all errors come from
+pydantic.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class DoubtError(Exception):
-    """The data does not match the declaration, or this module cannot tell."""
+    """The data does not match the declaration, or this module cannot tell whether it does."""
 
 
 def read_plain(kind: type[T], data: object) -> T:
     """Return the record of type *kind* that *data* describes.
 
     Raises:
-        DoubtError: pydantic has to judge.
+        DoubtError: pydantic has to decide.
     """
     try:
         made: T = _record(kind, data)
@@ -58,7 +58,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def is_key(item: Field[Any]) -> bool:
-    """Whether a record's field is one that its users may write."""
+    """Whether users may write a record's field."""
     return bool(item.metadata.get("key", True))
 
 
@@ -76,7 +76,7 @@ def _value(hint: Any, value: object) -> Any:  # noqa: PLR0911 - one for each kin
         return _record(hint, value)
     arguments = get_args(hint)
     if origin is Literal:
-        # By type too: 1 is equal to True.
+        # The type too: 1 equals True.
         for choice in arguments:
             if type(choice) is type(value) and choice == value:
                 return choice
@@ -121,7 +121,7 @@ def _bounded(hint: Any, value: object) -> Any:
 
 
 def _one_of(kinds: tuple[Any, ...], value: object) -> Any:
-    """Read a value of one of several types; more than one that fits is a doubt."""
+    """Read a value of one of several types; it is in doubt if more than one fits."""
     found = []
     for kind in kinds:
         try:

@@ -1,4 +1,4 @@
-"""Root works in folders of another user as that user: it follows no link that was laid for it."""
+"""Root works in another user's folders as that user, so that it follows no malicious link."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _READ_SEARCH = 1 << 2
 
 
 class User(NamedTuple):
-    """Who a folder belongs to."""
+    """The owner of a folder."""
 
     uid: int
     gid: int
@@ -23,7 +23,7 @@ class User(NamedTuple):
 
 
 def owner_of(folder: Path) -> User | None:
-    """Return the user who is to work in a folder; None: the user of this process."""
+    """Return the user to act as in a folder; None: the user of this process."""
     if os.geteuid() != 0 or not folder.exists():
         return None
     known = folder.stat()
@@ -38,12 +38,12 @@ def owner_of(folder: Path) -> User | None:
 
 @contextmanager
 def acting_as(user: User | None, *, reading: bool = False) -> Iterator[None]:
-    """Act with the rights of a user, for as long as the context lasts.
+    """Act with the rights of a user for the duration of the context.
 
     Args:
-        user: None: nothing changes.
-        reading: root's right to read stays with the calling thread: Python loads its own modules
-            while it works, which may lie where only root may read.
+        user: the user to act as; None: nothing changes.
+        reading: whether the calling thread keeps root's right to read: Python may load modules
+            meanwhile that only root can read.
     """
     if user is None:
         yield
@@ -63,10 +63,10 @@ def acting_as(user: User | None, *, reading: bool = False) -> Iterator[None]:
 
 
 def _keep_reading() -> None:
-    """Make CAP_DAC_READ_SEARCH effective again, where it is permitted; see capabilities(7)."""
+    """Make CAP_DAC_READ_SEARCH effective again if it is permitted; see capabilities(7)."""
     libc = ctypes.CDLL(None)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; the same of higher numbers
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; again for 32 and up
     if libc.capget(header, sets) == 0:
         sets[0] |= sets[1] & _READ_SEARCH
         libc.capset(header, sets)

@@ -1,4 +1,4 @@
-"""Checks of untrusted data by pydantic, with errors of one line: key, what is wrong, fix.
+"""Checks of untrusted data by pydantic, with one-line errors: key, what is wrong, fix.
 
 Settings, profiles, manifests, packages and commands are described by frozen standard dataclasses
 and checked here, so that reading a record back never needs pydantic.
@@ -32,17 +32,17 @@ T = TypeVar("T")
 # Limits on untrusted TOML, checked before it is parsed.
 MAX_TOML_BYTES = 256 * 1024
 MAX_KEY_PARTS = 64
-# A dotted key with more parts than that. `tomllib` keeps every beginning of one while it reads it:
-# 256 KiB of "a.a.a…" would take all memory (seen: 20 GB, and killed).
+# A dotted key with more parts than that. `tomllib` stores every prefix of a key while reading it:
+# 256 KiB of "a.a.a…" would use up all memory (seen: 20 GB, then killed).
 _PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.){0,256}"|'[^'\n]{0,256}')"""
 _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_KEY_PARTS}}}", re.ASCII)
 
 
 def read_toml(path: Path, error: type[AgentError]) -> dict[str, Any]:
-    """Read a TOML file; every failure is one line of *error*."""
+    """Read a TOML file; every failure is raised as a one-line *error*."""
     try:
         data = read_plain_file(path, MAX_TOML_BYTES, error, "a settings file")
-        # Lines of Windows, whose editors also begin a file with a mark that is no part of it.
+        # Windows line ends; editors there may also begin a file with a byte order mark.
         text = data.decode().removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
         if (long := _LONG_KEY.search(text)) is not None:
             line = text.count("\n", 0, long.start()) + 1
@@ -62,7 +62,7 @@ def read_toml(path: Path, error: type[AgentError]) -> dict[str, Any]:
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay tables over each other, the first on top; of lists and values the topmost counts."""
+    """Merge tables; of lists and single values, those of the first table that has them count."""
     made: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
@@ -75,10 +75,10 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(kind: type[T], data: Mapping[str, Any], where: str, error: type[AgentError]) -> T:
-    """Check *data* and return the record made of it.
+    """Check *data* and return the record made from it.
 
     Raises:
-        AgentError: of the type *error*: "<where>: <key>: <what is wrong>, <fix>".
+        AgentError: an instance of *error*: "<where>: <key>: <what is wrong>, <fix>".
     """
     try:
         return read_plain(kind, data)
@@ -101,18 +101,18 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def json_schema(kind: type, refs: str) -> dict[str, Any]:
-    """Return the JSON Schema 2020-12 of a record, with its comments as descriptions.
+    """Return the JSON Schema 2020-12 of a record, with its field docstrings as descriptions.
 
     Args:
         kind: the record.
-        refs: where those of other records stand, as "#/$defs/{model}".
+        refs: where the schemas of other records are, such as "#/$defs/{model}".
     """
     from pydantic.json_schema import GenerateJsonSchema
 
     class Described(GenerateJsonSchema):
         def field_title_should_be_set(self, schema: Any) -> bool:
             del schema
-            return False  # "Quota Mb" tells nobody anything
+            return False  # a title such as "Quota Mb" adds nothing
 
         def dataclass_schema(self, schema: Any) -> dict[str, Any]:
             made = super().dataclass_schema(schema)
@@ -130,7 +130,7 @@ def json_schema(kind: type, refs: str) -> dict[str, Any]:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """Return the text below each field of a record, as its module has it."""
+    """Return the docstring below each field of a record, from the source of its module."""
     module = ast.parse(Path(str(sys.modules[kind.__module__].__file__)).read_text("utf-8"))
     (made,) = [
         each
@@ -153,15 +153,15 @@ def explain(
 
     Args:
         problem: pydantic's error.
-        kind: of the record, to name its keys.
-        data: the checked data, to name entries of lists by their `name`.
+        kind: the type of the record, to suggest its keys.
+        data: the checked data, to refer to list entries by their `name`.
     """
     entries = problem.errors(include_url=False)
     members = frozenset(_members(kind))
     for entry in entries:
         entry["loc"] = tuple(part for part in entry["loc"] if part not in members)
-    # An unknown key first: it is usually why another one is "missing". Of a value that may be of
-    # several kinds, first what is deepest inside.
+    # An unknown key first: it is usually why another one is "missing". For a value of several
+    # possible kinds, the deepest problem first.
     entries.sort(key=lambda entry: (entry["type"] not in _UNKNOWN, -len(_steps(entry["loc"]))))
     steps = _steps(entries[0]["loc"])
     here = [entry for entry in entries if _steps(entry["loc"]) == steps]
@@ -175,7 +175,7 @@ def explain(
 
 
 def _trouble(entries: list[ErrorDetails], kind: type | None) -> str:
-    """Return the problem of one value, for which pydantic may have tried several types."""
+    """Return the problem with one value, for which pydantic may have tried several types."""
     entry = entries[0]
     if entry["type"] in _UNKNOWN:
         key = str(entry["loc"][-1])
@@ -185,7 +185,7 @@ def _trouble(entries: list[ErrorDetails], kind: type | None) -> str:
         return f"unknown key{nearest(key, _keys_at(kind, entry['loc'][:-1]))}"
     if entry["type"] in _MISSING:
         return "is missing"
-    # For a value of the right type but out of bounds the other types are not mentioned.
+    # For a value of the right type but out of bounds, the other types are not mentioned.
     bounds = [each for each in entries if each["type"] in _BOUNDS]
     wanted = list(dict.fromkeys(_wanted(each) for each in bounds or entries))
     text = f"expected {' or '.join(wanted)}"
@@ -211,7 +211,7 @@ def _trouble(entries: list[ErrorDetails], kind: type | None) -> str:
 
 
 def _wanted(entry: ErrorDetails) -> str:
-    """Return the expected type or bound, in the terms of TOML rather than of Python."""
+    """Return the expected type or bound in TOML terms, not Python ones."""
     kind, bounds = entry["type"], entry.get("ctx", {})
     if kind in _BOUNDS:
         (bound,) = bounds.values()
@@ -234,7 +234,7 @@ _BOUNDS = {
     "less_than": "below",
     "less_than_equal": "of at most",
 }
-# How pydantic's names of errors begin: what was expected.
+# Prefixes of pydantic's error names, with what was expected.
 _KINDS = {
     "int_": "a whole number",
     "float_": "a number",
@@ -254,7 +254,7 @@ def _steps(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 
 def _key(steps: tuple[int | str, ...], data: Any) -> str:
-    """Write a place as a user would: pipelines[door].rate."""
+    """Write a location as a user would: pipelines[door].rate."""
     text = ""
     for step in steps:
         try:
@@ -287,7 +287,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _members(kind: Any, above: tuple[Any, ...] = ()) -> Iterator[str]:
-    """Yield pydantic's names of the records that a value within *kind* may be, beside others."""
+    """Yield pydantic's names of the alternative records that a value within *kind* may be."""
     record = _record_within(kind)
     if not is_dataclass(record) or record in above:
         return
@@ -299,7 +299,7 @@ def _members(kind: Any, above: tuple[Any, ...] = ()) -> Iterator[str]:
 
 
 def _homes(kind: Any, key: str, above: str = "") -> Iterator[str]:
-    """Yield the heads of the tables within *kind* that have a key: [input], [[pipelines]]."""
+    """Yield the headers of the tables within *kind* that have a key: [input], [[pipelines]]."""
     if not is_dataclass(kind):
         return
     for item in fields(kind):

@@ -1,7 +1,7 @@
-"""Temporary folders that do not stay for ever where the process that made them was killed.
+"""Temporary folders that do not stay forever if the process that created them is killed.
 
-Whoever makes one removes those that nobody uses anymore. A folder is in use as long as its process
-holds a lock on it, which ends with the process, however that ends.
+Creating one removes those no longer in use. A folder is in use as long as its process holds a lock
+on it; the kernel releases the lock whenever the process ends.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .files import drop_lock, take_lock
 
 @contextmanager
 def scratch_folder(purpose: str) -> Iterator[Path]:
-    """Make a temporary folder for as long as the context lasts."""
+    """Create a temporary folder for the duration of the context."""
     prefix = f"edge-agent-{purpose}-"
     _sweep(Path(tempfile.gettempdir()), prefix)
     while True:
         with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
             lock = _lock(name)
             try:
-                # Another process may have swept it before it was opened, or before it was locked.
+                # Another process may have removed it before it was opened, or before it was locked.
                 if Path(name).is_dir():
                     yield Path(name)
                     return
@@ -36,7 +36,7 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
 
 
 def _lock(name: str) -> int | None:
-    """Lock a folder that was just made; None: its file system knows no locks, so none is swept."""
+    """Lock a new folder; None: its file system supports no locks, so no folder there is removed."""
     try:
         return take_lock(Path(name), wait=True)
     except OSError:
@@ -48,7 +48,7 @@ def _sweep(place: Path, prefix: str) -> None:
     for folder in place.glob(f"{prefix}*"):
         try:
             found = folder.lstat()
-            # A link, or somebody else's folder, is none of ours: /tmp is everybody's.
+            # Not a link, and not another user's folder: everyone can write to /tmp.
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
                 continue
             lock = take_lock(folder)

@@ -1,10 +1,9 @@
-"""Small JSON files of the state folder: read at the start, replaced as a whole, lost without harm.
+"""Small JSON files in the state folder: read at the start, replaced as a whole, safe to lose.
 
-A damaged file counts as absent and is put aside, and a disk that is full or read-only does not stop
-the agent: the file's content is then known until the agent ends. Both are logged, with
-the loss.
+A damaged file counts as absent and is put aside, and a full or read-only disk does not stop the
+agent: the content then stays in memory until the agent ends. Both are logged, with what is lost.
 
-For files that hold one value of the agent's own. Apart stand `models/store/pointers` (damage is
+For files that hold one value of the agent's own. Not used by `models/store/pointers` (damage is
 published, not only logged), `daemon/fast_start/plan` and `readahead` (sealed, or read before
 `pathlib` is imported) and `serving/tuning_results` (read again whenever it changes).
 """
@@ -26,7 +25,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
-"""Errors that parsing raises if the content is not as the agent writes it."""
+"""Errors raised by parsing if the content is not as the agent writes it."""
 _ASIDE = ".damaged"
 
 
@@ -34,13 +33,13 @@ class StateFile:
     """One JSON value in a file."""
 
     def __init__(self, path: Path, holds: str | None = None, mode: int = 0o644) -> None:
-        """Do not touch the file yet.
+        """Create the object without touching the file.
 
         Args:
-            path: of the file; its folder exists when it is written.
-            holds: what is forgotten with the file, a plural for the log; None: what can be found
-                out again at the cost of time, so that no loss is logged.
-            mode: of the file.
+            path: the file; its folder must exist when the file is written.
+            holds: what is lost with the file, a plural for the log; None: it can be determined
+                again at the cost of time, so no loss is logged.
+            mode: the permissions of the file.
         """
         self.path = path
         self._mode = mode
@@ -76,7 +75,7 @@ class StateFile:
         self._failing.begins(False)
 
     def save(self, content: Any) -> bool:
-        """Replace the content; where that fails, log the first failure of a row and go on.
+        """Replace the content; if that fails, log the first of a series of failures and go on.
 
         Returns:
             Whether it was replaced.
@@ -96,7 +95,7 @@ class StateFile:
 
 
 def put_aside(path: Path) -> str:
-    """Rename a damaged file, so that it can be looked at; return that in words, or nothing."""
+    """Rename a damaged file so that it can be examined; return a text for the log, or ""."""
     aside = path.with_name(path.name + _ASIDE)
     try:
         path.replace(aside)

@@ -17,12 +17,12 @@ def notify(*lines: str) -> None:
         try:
             channel.sendto("\n".join(lines).encode(), address)
         except OSError:
-            # A manager that does not listen is no reason to stop the agent.
+            # A service manager that does not listen is no reason to stop the agent.
             return
 
 
 def watchdog_seconds() -> float | None:
-    """Return the interval of `WATCHDOG=1`, half of systemd's limit as it advises; None: off."""
+    """Return the interval of `WATCHDOG=1` in seconds, half of systemd's limit; None: off."""
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     microseconds = os.environ.get("WATCHDOG_USEC", "")

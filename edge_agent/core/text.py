@@ -1,8 +1,8 @@
-"""Text that comes from outside, made fit to be shown: no control characters, no secrets.
+"""Untrusted text, made safe to show: no control characters, no secrets.
 
-Names in model files, topics and payloads of a broker, file names and labels are whatever somebody
-wrote. A source or a broker's URL may hold a password, also where it is written wrong. Every log
-line, error and line of a terminal goes through `printable`, every URL through `redact`.
+Names in model files, topics and payloads from a broker, file names and labels may contain anything.
+The URL of a source or broker may contain a password, even a malformed URL. Every log line, error
+and terminal line goes through `printable`, every URL through `redact`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ HIDDEN = "***"
 
 
 def printable(text: str) -> str:
-    """Escape characters that would break the line or give orders to the terminal.
+    """Escape characters that would break the line or control the terminal.
 
-    That is control characters (C0, C1, DEL), line and paragraph separators, marks that change the
-    direction of writing and others without a shape, half surrogates, and spaces that only look
-    like one.
+    These are control characters (C0, C1, DEL), line and paragraph separators, marks that change
+    the writing direction and other invisible characters, lone surrogates, and Unicode spaces other
+    than U+0020.
     """
     if text.isprintable():
         return text
@@ -28,7 +28,7 @@ def printable(text: str) -> str:
 
 
 def half_letter(text: str) -> str | None:
-    """Return the first half of a letter (lone surrogate) in a text; UTF-8 cannot encode it."""
+    """Return the first lone surrogate in a text, which UTF-8 cannot encode, or None."""
     found = re.search("[\ud800-\udfff]", text)
     return None if found is None else found.group()
 
@@ -39,7 +39,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def span(seconds: float) -> str:
-    """Write a span of time in its two largest units: "2 d 3 h"."""
+    """Write a duration in its two largest units: "2 d 3 h"."""
     whole = max(0, round(seconds))
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     for (unit, size), (smaller, part) in pairwise(units):
@@ -53,9 +53,9 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known word closest to a mistyped one, or None if none is close.
 
     Args:
-        word: as somebody wrote it.
-        known: words that are right.
-        cutoff: the least similarity, of 0 to 1.
+        word: the word as written.
+        known: the valid words.
+        cutoff: the least similarity, 0 to 1.
     """
     from difflib import get_close_matches
 
@@ -63,12 +63,12 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def naming(name: str, path: object) -> str:
-    """Return the name of a file for errors, with its path if the name does not contain that."""
+    """Return the name of a file for errors, with its path if the name does not contain it."""
     return name if str(path) in name else f"{name}: {path}"
 
 
 def label_trouble(text: str) -> str | None:
-    """Return why a text cannot be a label, or None if it can. A tab may be in one."""
+    """Return why a text cannot be a label, or None if it can. Tabs are allowed."""
     if half_letter(text) is not None:
         return "holds half of a letter; write it as UTF-8"
     if re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", text):
@@ -77,12 +77,12 @@ def label_trouble(text: str) -> str | None:
 
 
 def one_line(text: str) -> str:
-    """Make a message safe for one line: apply `printable`, and `redact_urls` to what it quotes."""
+    """Make a message safe for one line: apply `printable` and `redact_urls`."""
     return printable(redact_urls(text))
 
 
 PLAIN = {"…": "...", "·": "-", "×": "x", "≤": "<=", "≥": ">=", "→": "->", "±": "+/-"}
-"""Our own signs, for a terminal that has only ASCII or Latin letters."""
+"""Replacements for our own symbols on a terminal limited to ASCII or Latin letters."""
 
 
 def encodable(error: UnicodeError) -> tuple[str, int]:
@@ -93,29 +93,29 @@ def encodable(error: UnicodeError) -> tuple[str, int]:
     return "".join(PLAIN.get(c) or ascii(c)[1:-1] for c in lacking), error.end
 
 
-# The patterns are compiled when they are first needed, not when a program starts.
-# With one slash or none only where it cannot be the name of a user.
+# The patterns are compiled when first needed, not when a program starts.
+# With one slash or none only if it cannot be a user name.
 _SCHEME = r"(?i)\s*(?:[a-z][a-z0-9+.-]*://|(?:rtsps?|https?|mqtts?)(?::|//))/*"
-# A numeric host: what follows is a path, whatever is in it.
+# A numeric host: whatever follows is a path.
 _NUMERIC = r"(?i)(?:\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-f:.]+\])(?::\d*)?(?:[/?#]|$)"
 _PORT = r"[0-9]{1,4}|[1-5][0-9]{4}|6[0-5][0-9]{3}"
-# Parameters that tell one camera of a recorder from another, and are too short for a secret.
+# Parameters that select a camera of a recorder, and are too short to be a secret.
 _HARMLESS = (
     r"(?i)(?<![^&;_/?])(?:camera|channel|ch|fps|h26x|height|inst|profile|resolution|size|stream"
     r"|subtype|width)=\d{1,4}(?:x\d{1,4})?(?![^\W_])"
 )
 _WORD = r"[^\W_]+"
-# Where the letters of a word change their kind: aB, a1, A1, 1a.
+# Where the kind of character changes within a word: aB, a1, A1, 1a.
 _SWITCH = r"(?<=[a-z])(?=[A-Z0-9])|(?<=[A-Z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])"
 _URL = r"(?i)\b(?!file:)[a-z][a-z0-9+.-]*://[^\s'\"<>]*[^\s'\"<>,.:;)]"
 
 
 def redact(url: str) -> str:
-    """Hide possible secrets in a URL, also in a malformed one.
+    """Hide possible secrets in a URL, even a malformed one.
 
-    Hidden are user and password (all that stands before the last "@" that could end them), the
-    query but for short numbers that name a camera, parameters in the path likewise, and long parts
-    of the path that look random, as a token does. Applied again it changes nothing.
+    It hides user and password (everything before the last "@" that could end them), the query and
+    the parameters in the path, except short numbers that select a camera, and long parts of the
+    path that look random, like a token. It is idempotent.
     """
     found = re.match(_SCHEME, url)
     scheme = found.group() if found else url[: len(url) - len(url.lstrip("/"))]
@@ -127,14 +127,14 @@ def redact(url: str) -> str:
 
 
 def redact_urls(text: str) -> str:
-    """Do so with each URL within a text: the message of an error, say."""
+    """Apply `redact` to each URL within a text, such as an error message."""
     if "://" not in text:
         return text
     return re.sub(_URL, lambda found: redact(found.group()), text)
 
 
 def _split(text: str) -> tuple[str, str, str]:
-    """Split at the first "?" or "#"."""
+    """Split a text at the first "?" or "#"."""
     found = re.search(r"[?#]", text)
     if found is None:
         return text, "", ""
@@ -142,17 +142,17 @@ def _split(text: str) -> tuple[str, str, str]:
 
 
 def _without_login(rest: str) -> str:
-    """Hide user and password in the text behind the scheme and its slashes."""
+    """Hide user and password in the text after the scheme and its slashes."""
     if re.match(_NUMERIC, rest):
         return rest
     authority = _split(rest)[0].partition("/")[0]
-    # A password may hold what should have been percent-encoded, "/", "?" and "#" too.
+    # A password may contain characters that should have been percent-encoded, even "/", "?", "#".
     login, at, _ = (rest if ":" in authority else authority).rpartition("@")
     return HIDDEN + rest[len(login) :] if at else rest
 
 
 def _without_password(host: str) -> str:
-    """Hide a port that is not one: the password of a login whose host is missing."""
+    """Hide an invalid port: it is the password of a login whose host is missing."""
     name, colon, port = host.rpartition(":")
     if not colon or not port or re.fullmatch(_PORT, port) or name.startswith("["):
         return host
@@ -160,14 +160,14 @@ def _without_password(host: str) -> str:
 
 
 def _parameters(text: str) -> str:
-    """Hide all parameters but those that are known to be harmless."""
+    """Hide all parameters except those known to be harmless."""
     kept = [found.group() for found in re.finditer(_HARMLESS, text)]
     hidden = [] if "&".join(kept) == text else [HIDDEN]
     return "&".join(kept + hidden)
 
 
 def _segment(segment: str) -> str:
-    """Hide the parameters in a part of a path, shorten one that looks random."""
+    """Hide the parameters in a path segment, and shorten a segment that looks random."""
     if "=" in segment:
         return _parameters(segment)
     if not _looks_random(unquote(segment)):

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @record(quick=True, eq=False)
 class Embeddings(Findings):
-    """Embeddings of texts, each a direction: similar ones have a product near 1."""
+    """Embeddings of texts as unit vectors: the product of similar ones is near 1."""
 
     vectors: NDArray[np.float32]
     """(n, width), each of length 1."""
     tokens: int = 0
-    """Of all texts, as the network took them."""
+    """Number of tokens of all texts, as the network received them."""
 
     def as_json(self, digits: int = 1) -> dict[str, Any]:
         del digits
@@ -43,11 +43,11 @@ class Generated(Findings):
 
     text: str
     tokens: int
-    """Of the text."""
+    """Number of tokens of the text."""
     finish: str
-    """"stop", or "length" where it was cut off."""
+    """"stop", or "length" if it was cut off."""
     prompt_tokens: int
-    """Of the question."""
+    """Number of tokens of the question."""
 
     def as_json(self, digits: int = 1) -> dict[str, Any]:
         del digits

@@ -1,6 +1,6 @@
 """The group of the agent's threads, its signal handlers, and the one queue of reasons to stop.
 
-Knows nothing of the work that the threads do.
+It does not depend on the work of the threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .frozen import record
 log = logging.getLogger(__name__)
 
 NAMED = 5
-"""Threads that are left behind and named in the log."""
+"""Most threads left behind that the log names."""
 _PATIENCE_S = 2.0
 
 
@@ -29,13 +29,13 @@ class Stop:
     reason: str
     error: BaseException | None = None
     asked: bool = False
-    """It was asked for by a signal or a command; False: a failure."""
+    """Whether a signal or a command asked for it; False: a failure."""
     restart: bool = False
-    """The agent is started again in the same place."""
+    """Whether the agent then restarts in the same process."""
 
 
 class ShutdownQueue:
-    """Queue of the main thread: reasons to stop, and calls to be made there.
+    """Queue of the main thread: reasons to stop, and calls to make there.
 
     SimpleQueue because its `put` is reentrant: a signal may land while the main thread holds the
     lock of any other queue.
@@ -44,17 +44,17 @@ class ShutdownQueue:
     def __init__(self) -> None:
         self._queue: SimpleQueue[Stop | Callable[[], None]] = SimpleQueue()
         self.signaled: Stop | None = None
-        """The end that a signal has asked for; it wins over all that is queued."""
+        """The stop that a signal asked for; it has priority over the queue."""
         self.begun = False
-        """There is a reason to stop: nothing that takes long is begun anymore. No event, whose
-        lock a signal handler could find held by the thread that it interrupts."""
+        """Whether there is a reason to stop: nothing that takes long is begun after that. Not an
+        event, whose lock a signal handler could find held by the thread that it interrupts."""
 
     def put(self, stop: Stop) -> None:
         self.begun = True
         self._queue.put(stop)
 
     def call(self, work: Callable[[], None]) -> None:
-        """Run *work* in the main thread, as soon as it waits."""
+        """Run *work* in the main thread as soon as that waits."""
         self._queue.put(work)
 
     def wait(self, tick: Callable[[], float]) -> Stop:
@@ -73,7 +73,7 @@ class ShutdownQueue:
 
 
 class ThreadGroup:
-    """Threads that end together: the first one to fail is a reason to stop the whole agent.
+    """Threads that end together: the first one to fail stops the whole agent.
 
     systemd restarts a dead daemon, but nothing restarts half of a live one.
     """
@@ -90,7 +90,7 @@ class ThreadGroup:
         return self._stops.begun
 
     def spawn(self, name: str, work: Callable[[], object]) -> threading.Thread:
-        """Run *work* in a thread; it may return at any time, an exception stops the agent."""
+        """Run *work* in a thread; it may return at any time, but an exception stops the agent."""
 
         def body() -> None:
             try:
@@ -119,7 +119,7 @@ class ThreadGroup:
         left = [thread.name for thread in self._threads if thread.is_alive()]
         if left:
             self.left_behind = True
-            # No failure: the load of a model cannot be interrupted.
+            # Not a failure: loading a model cannot be interrupted.
             names = ", ".join(left[:NAMED]) + (", …" if len(left) > NAMED else "")
             log.info("left behind, as they have not ended: %d threads (%s)", len(left), names)
 
@@ -127,12 +127,12 @@ class ThreadGroup:
 def stop_on_signals(stops: ShutdownQueue, reload: Callable[[], None]) -> None:
     """Install handlers: SIGTERM and SIGINT stop the agent, SIGHUP reads the settings again.
 
-    Several SIGHUPs count as one until the reading begins: it finds the newest settings.
+    Several SIGHUPs count as one until reading begins, which uses the newest settings.
     """
     waits = False
 
     def ask(number: int, _frame: object) -> None:
-        # A second signal must not end the process while it disconnects. Ignored by the system, for
+        # A second signal must not end the process while it disconnects. The system ignores it:
         # Python restores the default handler before the process has ended.
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, signal.SIG_IGN)
@@ -157,9 +157,9 @@ def stop_on_signals(stops: ShutdownQueue, reload: Callable[[], None]) -> None:
 
 
 def stop_on_dead_threads(stops: ShutdownQueue) -> None:
-    """Stop the agent when a thread dies that is not of the group.
+    """Stop the agent when a thread outside of the group dies.
 
-    When a callback raises, paho's thread dies, and paho goes on to report that it is connected.
+    When a callback raises, paho's thread dies, yet paho continues to report a connection.
     """
 
     def died(dead: threading.ExceptHookArgs) -> None:

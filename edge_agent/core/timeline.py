@@ -18,11 +18,11 @@ STEPS = (
 )
 
 _BEGAN = "_EDGE_AGENT_BEGAN"
-"""Variable that passes the time of a restart through `execv`."""
+"""Environment variable that passes the time of a restart through `execv`."""
 
 
 class Timeline:
-    """Durations of steps; several may run at a time, so that their sum is more than the total."""
+    """Durations of steps; several may run at a time, so their sum may exceed the total."""
 
     def __init__(self) -> None:
         """Record the time since exec as the step `exec`."""
@@ -39,7 +39,7 @@ class Timeline:
         return time.monotonic() - self._began
 
     def record(self, step: str, seconds: float) -> None:
-        """Record the duration of a step; only the first one of a step counts."""
+        """Record the duration of a step, seconds; only the first record of a step counts."""
         self._ms.setdefault(step, round(seconds * 1e3, 1))
 
     def has(self, step: str) -> bool:
@@ -47,7 +47,7 @@ class Timeline:
         return step in self._ms
 
     def mark_published(self) -> None:
-        """Record that a result is published; the first one ends the timeline."""
+        """Record that a result was published; the first one ends the timeline."""
         if not self._over and "first_publish" not in self._ms:
             self.record("first_publish", self.age)
             self.first.set()
@@ -60,8 +60,8 @@ class Timeline:
     def steps(self) -> dict[str, float] | None:
         """Milliseconds of each step, in order; None before the first result.
 
-        `first_publish` is the whole time from exec to the hand-over of the first result; every
-        other step is that step's own time.
+        `first_publish` is the whole time from exec until the first result is handed to the broker;
+        each other value is the step's own time.
         """
         if "first_publish" not in self._ms:
             return None
@@ -74,7 +74,7 @@ def mark_reexec() -> None:
 
 
 def _since_exec() -> float:
-    """Return the seconds since this process began; to 10 ms, as the kernel counts."""
+    """Return the seconds since this process began, with the kernel's resolution of 10 ms."""
     try:
         noted = os.environ.pop(_BEGAN, None)
         if noted is not None:

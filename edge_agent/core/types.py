@@ -15,7 +15,7 @@ from .errors import SampleError
 from .frozen import record
 
 Kind = Literal["picture", "signal", "text", "generate"]
-"""Kind of data that a source delivers; texts, and what an answer is generated to, are asked."""
+"""Kind of data that a source delivers; texts and generation prompts come as questions."""
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -34,9 +34,9 @@ class TensorSpec:
 
     name: str
     shape: tuple[int | None, ...]
-    """A size is None if the network leaves it open."""
+    """A size is None if the network does not fix it."""
     dtype: str
-    """NumPy's name: uint8, int8, float16, float32, int64 …"""
+    """NumPy's name of the type: uint8, int8, float16, float32, int64 …"""
 
     def __str__(self) -> str:
         sizes = ", ".join("?" if n is None else str(n) for n in self.shape)
@@ -51,24 +51,24 @@ class Reading:
     """Picture: uint8 (height, width, 3), BGR. Signal: float32 or float64 (rows, channels), oldest
     first, or float32 (count, …) of ready model inputs."""
     time_ns: int
-    """Wall clock when it was read (of the last row)."""
+    """Wall clock when it (or its last row) was read."""
     since: float
-    """Monotonic clock when it was read, seconds: for measuring age."""
+    """Monotonic clock when it was read, seconds; to measure its age."""
     file: str | None = None
-    """Of a folder of pictures: the name relative to the folder."""
+    """For a folder of pictures: the file's name relative to the folder."""
     columns: tuple[str, ...] = ()
-    """Of a signal with a header: the name of each channel."""
+    """For a signal with a header: the name of each channel."""
     times: NDArray[np.int64] | None = None
-    """Of a live signal: wall clock of each row, nanoseconds, rising."""
+    """For a live signal: the wall clock of each row, nanoseconds, increasing."""
     rate_hz: float | None = None
-    """Rows a second, where the source itself knows."""
+    """Rows per second, if the source itself knows."""
     gap: bool = False
-    """Whether something is missing between the reading before and this one."""
+    """Whether something is missing between the previous reading and this one."""
     flaw: Callable[[int, int], SampleError] | None = None
-    """Of rows in which numbers may be missing (NaN): says why, by row and column, until the next
-    reading. Raises ModelError where the column holds no numbers at all."""
+    """For rows with missing numbers (NaN): returns why, by row and column, until the next reading.
+    Raises ModelError if the column has no numbers at all."""
     capture: tuple[str, int] | None = None
-    """Of a source that several read: a hash of its name, and the number of the reading there."""
+    """For a shared source: a hash of its name, and the number of the reading there."""
 
 
 @record(quick=True, eq=False)
@@ -77,39 +77,39 @@ class Sample:
 
     data: Array
     """Picture: uint8 (height, width, 3), BGR. Signal: float32 (window, channels), or one ready
-    model input of any shape; without a model one reading (channels), float64 where the source has
-    such numbers. Text: uint8 (n,), UTF-8."""
+    model input of any shape; without a model one reading (channels), float64 if the source
+    delivers that. Text: uint8 (n,), UTF-8."""
     seq: int
-    """Counts every capture of the pipeline, so that gaps in the results show skipped ones."""
+    """Counts all captures of the pipeline, so that gaps in the results show skipped ones."""
     time_ns: int
     since: float
     file: str | None = None
     picture: bool = True
     early: object | None = None
-    """Input prepared ahead by a model, an `inference.model.PreparedSample`; ignored where it cannot
-    be used."""
+    """Input prepared ahead by a model, an `inference.model.PreparedSample`; ignored if it cannot be
+    used."""
     began_ns: int | None = None
-    """Of a window of a live signal: wall clock of its first sample."""
+    """For a window of a live signal: the wall clock of its first sample."""
     follows: bool = True
-    """Of a window: whether nothing is missing since the one before."""
+    """For a window: whether nothing is missing since the previous one."""
     names: tuple[str, ...] = ()
-    """Of a signal: the names of its channels, where the source has them."""
+    """For a signal: the names of its channels, if the source has them."""
     capture: tuple[str, int] | None = None
-    """That of its reading, of a window the last one."""
+    """The `capture` of its reading; for a window, of the last one."""
     camera: str = ""
-    """The camera's trouble: dark, blurred, frozen or turned; empty: nothing is known."""
+    """The camera's problem: dark, blurred, frozen or turned; empty: none is known."""
 
 
 class State:
-    """The state of a model along the windows of one pipeline: one window at a time."""
+    """The state of a model between the windows of one pipeline, which come one at a time."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Array] = {}
-        """Inputs of the next window; empty: zeros."""
+        """State inputs for the next window; empty: zeros."""
         self.of: object = None
-        """The model that they came from."""
+        """The model that returned them."""
         self.seq = -1
-        """Of the latest window."""
+        """The `seq` of the latest window."""
 
 
 @record(quick=True, eq=False)
@@ -118,62 +118,62 @@ class Request:
 
     sample: Sample
     threshold: float | None = None
-    """Instead of the manifest's."""
+    """Replaces the manifest's threshold."""
     region: tuple[int, int, int, int] | None = None
-    """Of a picture, only this part: x1, y1, x2, y2 in its pixels."""
+    """Only this part of a picture: x1, y1, x2, y2 in its pixels."""
     state: State | None = None
-    """The state of a stateful model from the windows before, or None."""
+    """The state of a stateful model after the previous windows, or None."""
     least: float | None = None
-    """Findings above this are wanted, too, even if the threshold is higher."""
+    """Findings above this score are also wanted, even if the threshold is higher."""
     tensors: Tensors | None = None
-    """Inputs of the network by name, instead of those made from the sample."""
+    """Network inputs by name, instead of those made from the sample."""
     raw: bool = False
-    """The network's raw outputs are wanted, undecoded."""
+    """Whether the network's raw outputs are wanted, undecoded."""
     foreign: bool = False
-    """Asked by somebody else: an error in the sample says nothing about the model."""
+    """Whether a client sent it: an error in the sample then says nothing about the model."""
 
 
 class Findings:
-    """A model's findings in one sample. Subclasses for other kinds change what differs."""
+    """A model's findings in one sample. Subclasses override what differs for their kind."""
 
     __slots__ = ()
 
     def as_json(self, digits: int = 1) -> dict[str, Any]:
-        """Return the keys of a result's payload by its task; *digits* are of coordinates."""
+        """Return the task's keys of a result payload; *digits* are the decimals of coordinates."""
         raise NotImplementedError
 
     def words(self) -> list[str]:
-        """Return it as a few short lines, to be drawn on a picture."""
+        """Return the findings as a few short lines, to draw on a picture."""
         raise NotImplementedError
 
     def moved(self, way: WayBack) -> Findings:
-        """Return it in pixels of the frame, given in pixels of the network's input."""
+        """Convert the findings from pixels of the network's input to pixels of the frame."""
         del way
         return self
 
     def above(self, threshold: float) -> Findings:
-        """Return the findings of at least this score; all of them if they have no scores."""
+        """Return the findings with at least this score, or all if they have no scores."""
         del threshold
         return self
 
     def numbers(self) -> Tensors:
-        """Return all that is found as named arrays of any shape, to be compared with a margin."""
+        """Return all findings as named arrays of any shape, to compare with a tolerance."""
         return {}
 
     @property
     def best_score(self) -> float | None:
-        """The highest score, 0 where nothing was found; None: such findings have none."""
+        """The highest score, 0 if nothing was found; None: this kind of findings has no scores."""
         return None
 
     @property
     def finite(self) -> bool:
-        """Whether all numbers are finite, as far as decoders have not seen to it: JSON's are."""
+        """Whether all numbers not yet checked by a decoder are finite, as JSON requires."""
         return True
 
 
 @record(quick=True, eq=False)
 class Detections(Findings):
-    """Boxes found in a picture, best first: parallel columns, of which some are optional.
+    """Boxes found in a picture, best first, as parallel columns, some of them optional.
 
     An optional column is a field that may be None and an entry of `COLUMNS`.
     """
@@ -185,15 +185,15 @@ class Detections(Findings):
     labels: tuple[str, ...]
     """(n,)"""
     points: NDArray[np.float32] | None = None
-    """(n, k, 2) landmarks in pixels, where the network gives them; (n, k, 3) with scores."""
+    """(n, k, 2) landmarks in pixels, if the network returns them; (n, k, 3) with scores."""
     tracks: NDArray[np.int64] | None = None
-    """(n,) the number of each object, 0 where it has none yet; None: they are not tracked."""
+    """(n,) the track number of each object, 0 if it has none yet; None: no tracking."""
     zones: tuple[tuple[str, ...], ...] | None = None
-    """(n,) the names of the zones that each is in; None: there are no zones."""
+    """(n,) the names of the zones that contain each one; None: there are no zones."""
     corners: NDArray[np.float32] | None = None
-    """(n, 4, 2) of oriented boxes, in pixels, one after another; `boxes` lie around them."""
+    """(n, 4, 2) consecutive corners of oriented boxes, pixels; `boxes` enclose them."""
     masks: Masks | tuple[Mask, ...] | None = None
-    """Of each, which pixels are its."""
+    """The pixels of each object."""
     texts: tuple[str, ...] | None = None
     """(n,) the text in each box."""
 
@@ -201,14 +201,14 @@ class Detections(Findings):
         return len(self.scores)
 
     def columns(self) -> Iterator[tuple[str, Column, Any]]:
-        """Yield the optional columns that are present: field, kind and entries."""
+        """Yield the optional columns that are present: field, column and entries."""
         for name, column in COLUMNS.items():
             entries = getattr(self, name)
             if entries is not None:
                 yield name, column, entries
 
     def select(self, index: NDArray[np.intp]) -> Detections:
-        """Return some of the detections, by their numbers (m,), with all their columns."""
+        """Return the detections at these indices (m,), with all their columns."""
         return replace(
             self,
             boxes=self.boxes[index],
@@ -218,7 +218,7 @@ class Detections(Findings):
         )
 
     def moved(self, way: WayBack) -> Detections:
-        """Return them in pixels of the frame; those outside of it are left out."""
+        """Convert them to pixels of the frame; those outside of it are dropped."""
         boxes = way.back(self.boxes)
         inside: Any = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
         found = self
@@ -229,7 +229,7 @@ class Detections(Findings):
         return replace(found, boxes=boxes, **carried)
 
     def above(self, threshold: float) -> Detections:
-        # In the scores' own precision, as decoders compare.
+        # In the precision of the scores, as decoders compare.
         keep: Array = self.scores >= self.scores.dtype.type(threshold)
         return self if keep.all() else self.select(keep.nonzero()[0])
 
@@ -262,7 +262,7 @@ class Detections(Findings):
 
 
 def _taken(column: Any, index: Array) -> Any:
-    """Return some entries of a column, an array or a tuple, by their numbers."""
+    """Return the entries of a column, an array or a tuple, at these indices."""
     if isinstance(column, tuple):
         return tuple([column[place] for place in index.tolist()])
     return column[index]
@@ -270,13 +270,13 @@ def _taken(column: Any, index: Array) -> Any:
 
 @record(quick=True)
 class Classes(Findings):
-    """Classes of a picture or window, best first."""
+    """Classes of a picture or a window, best first."""
 
     labels: tuple[str, ...]
     scores: tuple[float, ...]
 
     def select(self, index: NDArray[np.intp]) -> Self:
-        """Return some of the classes, by their numbers (m,)."""
+        """Return the classes at these indices (m,)."""
         return replace(self, labels=_taken(self.labels, index), scores=_taken(self.scores, index))
 
     def above(self, threshold: float) -> Self:
@@ -303,11 +303,11 @@ class Anomaly(Findings):
 
     score: float
     threshold: float | None
-    """Above it a window is anomalous; None: it is being learned."""
+    """A window with a higher score is anomalous; None: it is still being learned."""
     learning: float | None = None
-    """Share of the windows for learning that have been seen, 0 to 1."""
+    """Share of the learning windows seen so far, 0 to 1."""
     held: bool = False
-    """It is not reported yet: too few of the latest windows were anomalous."""
+    """Whether it is not reported yet because too few of the latest windows were anomalous."""
     label: str = ""
     """The label of an anomalous sample, such as "speech"; empty if there is none."""
 
@@ -348,7 +348,7 @@ class Values(Findings):
 
     values: Mapping[str, float]
     digits: int = 6
-    """Of each that are significant."""
+    """Significant digits of each number."""
 
     def as_json(self, digits: int = 1) -> dict[str, Any]:
         del digits
@@ -370,12 +370,12 @@ class Values(Findings):
 
 @record(quick=True, eq=False)
 class Match(Classes):
-    """The identity whose vector is most like a picture's, with the similarity as score; or none."""
+    """The identity whose vector is most similar to a picture's, scored by similarity; or none."""
 
     vector: NDArray[np.float32]
     """(d,) of length 1."""
     asked: bool
-    """Whether it is published."""
+    """Whether the vector is published."""
 
     def as_json(self, digits: int = 1) -> dict[str, Any]:
         del digits
@@ -408,7 +408,7 @@ class RawTensors(Findings):
 
 
 def significant(value: float, digits: int = 6) -> float:
-    """Round to *digits* significant digits: values may be of any size."""
+    """Round to *digits* significant digits: values may have any magnitude."""
     return float(f"{value:.{digits}g}")
 
 
@@ -418,7 +418,7 @@ class Timing:
 
     preprocess_ms: float
     infer_ms: float
-    """Of the whole batch."""
+    """Duration for the whole batch."""
     postprocess_ms: float
     together: int = 1
     """Samples in the batch."""
@@ -429,15 +429,15 @@ class Second:
     """Findings of a second stage."""
 
     found: tuple[Findings | None, ...]
-    """By detection of the first stage; None: not inferred."""
+    """Findings for each detection of the first stage; None: not inferred."""
     crops: int
-    """Crops that were inferred …"""
+    """Number of crops that were inferred."""
     together: int
-    """… of which this many at a time, at most …"""
+    """Most crops in one batch."""
     took_ms: float
-    """… in this many milliseconds, preparing and decoding included."""
+    """Time for all crops, milliseconds, including preprocessing and decoding."""
     then: Mapping[str, Second] = field(default_factory=dict)
-    """Findings of the stages below, by name, for all detections of `found` in order."""
+    """Findings of the next stages, by name, for all detections of `found` in order."""
 
 
 @record(quick=True, eq=False)
@@ -451,7 +451,7 @@ class Outcome:
     findings: Findings
     timing: Timing
     then: Mapping[str, Second] = field(default_factory=dict)
-    """By name of the second stage."""
+    """Findings by name of the second stage."""
     drift: Mapping[str, float] = field(default_factory=dict)
+    """How far the previous results are from the usual ones: by channel, and `score`."""
     camera: str = ""
-    """How far the results before are from what is usual: by channel, and `score`."""

@@ -23,12 +23,12 @@ class WebReply:
 
     status: int
     headers: Mapping[str, str]
-    """By lower-case name."""
+    """Headers by lower-case name."""
     body: bytes
 
     @property
     def trouble(self) -> str | None:
-        """Why this is not the expected answer, or None if it is."""
+        """Why the request failed, or None if the status is 2xx."""
         if 200 <= self.status < 300:
             return None
         if 300 <= self.status < 400:
@@ -37,7 +37,7 @@ class WebReply:
 
     @property
     def again(self) -> bool:
-        """Whether the same may be answered otherwise later."""
+        """Whether the same request may succeed later."""
         return self.status >= 500 or self.status == 429
 
 
@@ -50,15 +50,15 @@ def exchange(
     most_bytes: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> WebReply:
-    """Post a body, or get a page if there is none; return the answer.
+    """Post a body, or get a page if there is no body; return the answer.
 
     Args:
         url: http or https; its user and password are sent as basic authentication.
-        body: to be posted.
-        headers: beside the usual ones.
-        seconds: for all of it, the last byte of the answer included.
-        most_bytes: of the answer's body; 0: it is not read.
-        tls: for https; None: the system's trust.
+        body: the data to post.
+        headers: in addition to the usual ones.
+        seconds: the limit for the whole exchange, up to the last byte of the answer.
+        most_bytes: the limit of the answer's body; 0: it is not read.
+        tls: for https; None: the system's certificates.
 
     Raises:
         WebError: there is no answer, or it is too long or not HTTP.
@@ -85,8 +85,8 @@ def exchange(
         with suppress(OSError):  # gone already
             connection.sock.shutdown(socket.SHUT_RDWR)
 
-    # The time-out of a socket is that of each read alone: a server that sends a byte now and then
-    # has none.
+    # A socket's timeout applies to each read alone: it never expires for a server that sends a byte
+    # now and then.
     timer = threading.Timer(0.0, cut)
     timer.daemon = True
     try:
@@ -101,7 +101,7 @@ def exchange(
         if len(data) > most_bytes:
             raise WebError(f"the answer is larger than {most_bytes >> 10} KiB")
         if most_bytes and response.length:
-            raise WebError("the answer ends before its end")
+            raise WebError("the answer is cut off")
         named = {name.lower(): value for name, value in response.getheaders()}
         return WebReply(response.status, named, data)
     except TimeoutError:
@@ -121,7 +121,7 @@ def _words(problem: Exception) -> str:
 
 
 def _login(user: str | None, password: str | None) -> dict[str, str]:
-    """Return the header of basic authentication, where the URL has a user."""
+    """Return the header of basic authentication if the URL has a user."""
     if user is None:
         return {}
     import base64

@@ -95,7 +95,7 @@ def flood(request: Request) -> None:
         (lambda request: request.closing.wait(PATIENCE), "no answer within", True),
         (flood, "larger than 256 KiB", True),
         (lambda request: request.write(b"SSH-2.0-OpenSSH\r\n"), "SSH-2.0-OpenSSH", True),
-        (lambda request: request.send(b"{", Content_Length="9"), "ends before its end", True),
+        (lambda request: request.send(b"{", Content_Length="9"), "is cut off", True),
         (lambda request: request.send(b"<html>"), "not an object of JSON", False),
         (lambda request: request.send(b"[" * 99_000), "nested|not an object", False),
         (lambda request: request.send(b'{"a": "\\ud800"}'), "not an object of JSON", False),
