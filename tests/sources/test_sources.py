@@ -1486,3 +1486,19 @@ def test_what_is_no_serial_port_is_told_so(path: str, why: str) -> None:
 
     with pytest.raises(SourceError, match=rf"^serial:{path}: {why}$"):
         SerialLines(parse_source(f"serial:{path}", Path("/")))
+
+
+def test_decoding_a_picture_starts_no_threads_of_opencvs_own() -> None:
+    # They wait for work by spinning, which costs more than what they do.
+    code = (
+        "import os, numpy as np\n"
+        "from edge_agent.sources.opencv import decode, load\n"
+        "cv2 = load()\n"
+        "plain = np.zeros((480, 640, 3), np.uint8)\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "decode(cv2.imencode('.jpg', plain)[1])\n"
+        "cv2.resize(cv2.resize(plain, (3840, 2160)), (320, 240))\n"
+        "print(len(os.listdir('/proc/self/task')) - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0"]
