@@ -67,7 +67,8 @@ class Overrides:
         self._lock = threading.RLock()
         content = self._file.read(_parse) or {}
         self.interrupted = content.pop(_PROBATION, None)
-        """What was noted of a patch amid whose probation the last run has ended."""
+        """What was noted of a patch of whose outcome the last run has not told; with `kept` if it
+        had passed."""
         self._probation: Mapping[str, Any] | None = self.interrupted
         for name, change in content.items():
             if name == _CONFIGURED:
@@ -207,7 +208,7 @@ class Overrides:
         return bool(self._configured)
 
     def note(self, probation: Mapping[str, Any] | None) -> None:
-        """Note on the disk what is on probation, None: nothing any more; `keep` does so, too."""
+        """Note on the disk what is on probation, or not told yet; None: nothing any more."""
         with self._lock:
             if self._probation == probation:
                 return
@@ -265,7 +266,10 @@ class Overrides:
             return self._laid(self._known_lower(), self._configured)
 
     def keep(self, patch: Patch) -> None:
-        """Keep a patch that was applied, and forget values that `set` has kept for its keys."""
+        """Keep a patch that was applied, and forget values that `set` has kept for its keys.
+
+        What is noted of it says so from then on: it has not been told yet.
+        """
         from .configured import overlaid, without, without_effect
 
         with self._lock:
@@ -276,7 +280,9 @@ class Overrides:
                 name: {k: v for k, v in change.items() if k not in patch.touched.get(name, ())}
                 for name, change in changes.items()
             }
-            noted, self._probation = self._probation, None
+            noted = self._probation
+            if noted is not None:
+                self._probation = {**noted, "kept": True}
             try:
                 self._write()
             except ModelError:
@@ -317,6 +323,10 @@ def _parse(content: Any) -> dict[str, dict[str, Any]]:
             names = [*names, reply_to["id"] or "none"]
             if not isinstance(reply_to["topic"], str | None):
                 raise TypeError("no topic")
+            if not isinstance(reply_to.get("digest"), str | None):
+                raise TypeError("no digest")
+            if "digest" in reply_to:
+                reply_to["sent"] = float(reply_to["sent"])
         if not all(is_name(name) for name in names):
             raise ValueError("no names")
     if _CONFIGURED in made:

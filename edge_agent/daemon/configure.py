@@ -2,7 +2,7 @@
 
 A patch is judged by the thread of requests, and taken over by the main thread, as a reload is.
 Nothing of it is kept before its probation is over: if the agent ends earlier, the old settings
-return, and the next run says so.
+return, and the next run says so; likewise what came of it, if the agent ends before that is told.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..config.configured import Patch, described, digest, read_patch
@@ -83,8 +83,11 @@ class Configuration:
         """How the last patch ended."""
         self._latest: Later | None = None
         if (interrupted := runner.overrides.interrupted) is not None:
-            log.warning("configure: %s: %s", ", ".join(interrupted["pipelines"]), ENDED)
-            self._last = _outcome("rolled-back", interrupted["pipelines"], ENDED)
+            names, kept = interrupted["pipelines"], interrupted.get("kept") is True
+            outcome, why = ("live", None) if kept else ("rolled-back", ENDED)
+            words = "is kept; the agent has ended before it could say so" if kept else ENDED
+            log.warning("configure: %s: %s", ", ".join(names), words)
+            self._last = _outcome(outcome, names, why)
         self.commands: tuple[Command[Any], ...] = (Command("configure", Configure, self.configure),)
 
     # What holds
@@ -123,10 +126,20 @@ class Configuration:
     # The command
 
     def answer_interrupted(self, requests: Requests) -> None:
-        """Answer the patch amid whose probation the last run has ended, if somebody waits."""
+        """Answer the patch that the last run has not answered, if somebody waits."""
         interrupted = self._runner.overrides.interrupted
         if interrupted is not None and interrupted["reply_to"] is not None:
-            requests.answer_unfinished(interrupted["reply_to"], ENDED)
+            kept = interrupted.get("kept") is True
+            outcome = self._result(interrupted["pipelines"]) if kept else RequestError(ENDED)
+            requests.answer_unfinished(interrupted["reply_to"], outcome)
+
+    def settle(self) -> None:
+        """Forget what is noted of a patch once its outcome was told; the thread of requests."""
+        latest = self._latest
+        # A roll-out, to which nobody replies, looks by itself what has come of it.
+        told = latest is None or (latest.answered if latest.reply_to else latest.told)
+        if told and self._runner.client.connected:
+            self._runner.overrides.note(None)
 
     def keep(self, pipelines: Mapping[str, Any]) -> Later:
         """Judge settings that are to hold for good; the thread of requests.
@@ -174,7 +187,6 @@ class Configuration:
                 raise NotNowError("the settings have changed meanwhile; ask again")
             settings, before = runner.overrides.configure(patch)
         except AgentError as problem:
-            runner.overrides.note(None)
             later.tell(problem)
             return
         began, span = time.monotonic(), settings.trial.probation_s
@@ -203,8 +215,6 @@ class Configuration:
         """Decide about the patch on probation; called every second or so by the main thread."""
         probation = self._probation
         if probation is None:
-            if self._latest is None and self._runner.client.connected:
-                self._runner.overrides.note(None)  # it is told
             return
         now = time.monotonic()
         silent = [name for name in probation.expected if not self._gives(name, probation)]
@@ -237,12 +247,12 @@ class Configuration:
             return
         touched = [p for n, p in runner.pipelines.items() if n in patch.touched]
         doubts = [f"pipelines[{p.name}]: {line}" for p in touched for line in p.doubts()]
-        tables = self._tables()
-        result = {
-            "hash": digest(tables),
-            "pipelines": {name: tables.get(name) for name in patch.changes},
-        }
+        result = self._result(patch.changes)
         probation.later.tell({**result, "warnings": doubts} if doubts else result)
+
+    def _result(self, names: Iterable[str]) -> dict[str, Any]:
+        tables = self._tables()
+        return {"hash": digest(tables), "pipelines": {name: tables.get(name) for name in names}}
 
     def _return(self, probation: _Probation, silent: list[str]) -> None:
         span = probation.until - probation.began
@@ -269,7 +279,6 @@ class Configuration:
 
     def _end(self, probation: _Probation, outcome: str, why: str | None) -> None:
         self._probation = None
-        self._runner.overrides.note(None)
         self._last = _outcome(outcome, sorted(probation.patch.changes), why)
         self.publish()
 

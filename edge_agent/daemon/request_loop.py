@@ -14,6 +14,7 @@ from ..delivery.rollout.ledger import Candidate
 from ..models.store.catalog import Catalog
 from ..mqtt.inbox import Inbox
 from ..mqtt.requests import Requests
+from .configure import Configuration
 
 
 @dataclass(eq=False)
@@ -29,6 +30,7 @@ class RequestLoop:
     deployer: Deployer
     catalog: Catalog
     rollouts: Rollouts
+    configuration: Configuration
 
     def run(self) -> None:
         """Resume interrupted transfers, then handle messages until closed."""
@@ -40,6 +42,7 @@ class RequestLoop:
         """Do the work that is due between two messages."""
         self.transfers.tick(time.monotonic())
         self.rollouts.tick(time.monotonic())
+        self.configuration.settle()
         for name, version, request in self.local_requests.take():
             self.deployer.submit(
                 Candidate(

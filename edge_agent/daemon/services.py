@@ -93,6 +93,7 @@ def compose(
     loop = RequestLoop(
         *(runner.inbox, requests, transfers, local, deployer, inventory.catalog),
         rollouts=rollouts,
+        configuration=configuration,
     )
     deployment = Deployment(runner, inventory.store, deployer, local, stops, origins[1])
     background = Services([*ports, events, deployment, loop, *upkeep.threads])

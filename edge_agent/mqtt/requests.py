@@ -54,6 +54,8 @@ class Later:
         """
         self.unfinished = unfinished
         self.begin = begin
+        self.answered = False
+        """Whether the reply was published."""
         self.reply_to: Mapping[str, Any] | None = None
         """For `Requests.answer_unfinished`, as JSON; None: nobody waits for a reply."""
         self._told: Mapping[str, Any] | AgentError | None = None
@@ -264,11 +266,22 @@ class Requests:
                 each.later.tell(RequestError(each.later.unfinished))
             self._finish(each)
 
-    def answer_unfinished(self, reply_to: Mapping[str, Any], error: str) -> None:
+    def answer_unfinished(
+        self, reply_to: Mapping[str, Any], outcome: Mapping[str, Any] | AgentError
+    ) -> None:
         """Answer a command amid which the last run has ended; *reply_to* is from its `Later`."""
         correlation = bytes.fromhex(reply_to["correlation"]) or None
         message = ReceivedMessage("", b"", False, reply_to["topic"], correlation)
-        self._answer(reply_to["id"], message, error=error)
+        name = reply_to["id"]
+        if isinstance(outcome, AgentError):
+            reply = _reply(name, error=str(outcome))
+        else:
+            reply = _reply(name, result=outcome)
+        if reply_to.get("digest") is not None:
+            # The broker may send it again, if the last run had no time to acknowledge it.
+            done = Repeatable(name, reply_to["sent"], reply_to["digest"])
+            self._memory.add(done, reply, durable=True)
+        self._publish(reply, message)
 
     def _finish(self, asked: _Waiting) -> None:
         """Carry out a command, or collect its outcome; answer it unless that takes a while."""
@@ -282,6 +295,8 @@ class Requests:
             durable = done and asked.command.changes
             self._memory.add(asked.repeatable, reply, durable=durable)
         self._publish(reply, asked.request.message)
+        if asked.later is not None:
+            asked.later.answered = True
 
     def _carry_out(self, asked: _Waiting) -> tuple[dict[str, Any] | None, bool]:
         """Return the reply, None: not yet; and whether the command was carried out."""
@@ -293,7 +308,7 @@ class Requests:
                 result = command.run(parse(command.parameters, request.body))
                 if isinstance(result, Later):
                     asked.later = result
-                    result.reply_to = _reply_to(request)
+                    result.reply_to = _reply_to(asked)
                     result.begin()
                     return None, False
             else:
@@ -365,10 +380,14 @@ def _parse(verb: str, message: ReceivedMessage) -> _Request:
     return _Request(verb, body, request, message, trouble)
 
 
-def _reply_to(request: _Request) -> dict[str, Any]:
-    message = request.message
-    correlation = (message.correlation or b"").hex()
-    return {"id": request.id, "topic": message.response_topic, "correlation": correlation}
+def _reply_to(asked: _Waiting) -> dict[str, Any]:
+    message, once = asked.request.message, asked.repeatable
+    return {
+        "id": asked.request.id,
+        "topic": message.response_topic,
+        "correlation": (message.correlation or b"").hex(),
+        **({} if once is None else {"sent": once.sent, "digest": once.digest}),
+    }
 
 
 def _reply(

@@ -45,7 +45,14 @@ CONTENTS: dict[str, tuple[Any, Callable[[Path], object]]] = {
             "p": {"threshold": 0.5, "rate": 5},
             "@probation": {
                 "pipelines": ["p"],
-                "reply_to": {"id": "c1", "topic": None, "correlation": "00ff"},
+                "reply_to": {
+                    "id": "c1",
+                    "topic": None,
+                    "correlation": "00ff",
+                    "sent": 1700000000.5,
+                    "digest": "00ff",
+                },
+                "kept": True,
             },
         },
         Overrides,

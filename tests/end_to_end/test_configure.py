@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import tomli_w
 
+from edge_agent.mqtt import payloads
 from tests.helpers.small_models import brightness, detector, plain, write_clip
 from tests.helpers.support import (
     AgentProcess,
@@ -180,7 +183,7 @@ def test_what_stops_results_is_taken_back_by_itself(device: Device) -> None:
     assert held["last"]["outcome"] == "rolled-back"
     assert "pending" not in held
     kept = device.agent.folder / "state" / "overrides.json"
-    assert json.loads(kept.read_text()) == {}
+    device.heard.wait_for(lambda _: json.loads(kept.read_text()) == {}, "nothing to be noted")
 
     # A kill amid the probation brings back what was as well, and both say so.
     reply = device.send(bad, persist=True)
@@ -268,6 +271,30 @@ def test_an_end_amid_the_probation_is_told(device: Device) -> None:
     assert "the settings before are back" in device.heard.wait_state(reply, ok=False)["error"]
     device.start_again()
     device.result("door", "person", "car")
+
+
+def test_what_was_kept_and_not_answered_is_told_by_the_next_run(device: Device) -> None:
+    """A kill between the two had left the requester without a word, and `last` empty."""
+    body = {"id": "again", "time": payloads.iso(time.time_ns()), "persist": True}
+    body["pipelines"] = {"door": {"labels": ["car"]}}
+    assert device.agent.stop() == 0
+    # The file as it is between: the broker is away, so that no answer is out.
+    content = {"@configure": body["pipelines"]}
+    digest = hashlib.sha256(json.dumps(["configure", body], sort_keys=True).encode()).hexdigest()
+    to = {"id": "again", "topic": None, "correlation": "", "digest": digest[:32]}
+    note = {"pipelines": ["door"], "kept": True, "reply_to": to | {"sent": time.time()}}
+    kept = device.agent.folder / "state" / "overrides.json"
+    kept.write_text(json.dumps(content | {"@probation": note}))
+    device.start_again()
+    result = device.heard.wait_state(f"{D}/reply/again", ok=True)["result"]
+    assert result["pipelines"]["door"]["labels"] == ["car"]
+    assert result["hash"] == device.config()["hash"]
+    assert device.config()["last"]["outcome"] == "live"
+    device.heard.wait_for(lambda _: json.loads(kept.read_text()) == content, "it to be told once")
+    # The broker sends again what was not acknowledged: it is not carried out a second time.
+    device.heard.publish(f"{D}/in/command/configure", json.dumps(body))
+    repeated = device.heard.wait_state(f"{D}/reply/again", repeated=True)
+    assert repeated["result"] == result
 
 
 @pytest.mark.parametrize(
