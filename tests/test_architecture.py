@@ -341,6 +341,7 @@ def test_what_is_imported_is_installed() -> None:
         *extras["tools"],
         *extras["pytorch"],
         *extras["http"],
+        *extras["completion"],
         *extras["ui"],
         *extras["text"],
     ]

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -115,7 +115,7 @@ def tally(plan: Plan, fleet: Fleet, wave: int) -> Tally:
     for device in fleet.status:
         if plan.wave_of(device, fleet.groups(device)) != wave:
             continue
-        word = word_of(fleet, device, plan)
+        word = plan.word_in(fleet.rollouts.get(device, {}))
         state, online = str(word.get("state", "waiting")), fleet.online(device)
         ended = state in ENDED
         made.members += 1
@@ -133,7 +133,7 @@ def tally(plan: Plan, fleet: Fleet, wave: int) -> Tally:
     return made
 
 
-def _not_well(plan: Plan, fleet: Fleet, device: str, word: dict[str, Any]) -> Iterator[str]:
+def _not_well(plan: Plan, fleet: Fleet, device: str, word: Mapping[str, Any]) -> Iterator[str]:
     state, agreement = word.get("state"), word.get("agreement")
     if state in {"rejected", "rolled-back", "aborted"} or word.get("why"):
         yield f"{state}: {word.get('why', '')}".removesuffix(": ")
@@ -147,18 +147,6 @@ def _not_well(plan: Plan, fleet: Fleet, device: str, word: dict[str, Any]) -> It
     elif word.get("was") == "ok" and health.get("state") == "degraded":
         why = health.get("why")
         yield f"degraded: {why[0] if isinstance(why, list) and why else ''}".removesuffix(": ")
-
-
-def word_of(fleet: Fleet, device: str, plan: Plan) -> dict[str, Any]:
-    """Return a device's report about a roll-out; empty if there is none."""
-    says = fleet.rollouts.get(device, {})
-    others = says.get("others")
-    for word in (says, *(others if isinstance(others, list) else ())):
-        if not isinstance(word, dict) or word.get("id") != plan.id:
-            continue
-        if plan.settings is None or word.get("created") == plan.created:
-            return word
-    return {}
 
 
 def wave_line(plan: Plan, number: int, counts: Tally) -> str:

@@ -7,12 +7,13 @@ from the records that read what they describe.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Any
 
 from .. import __version__
 from ..config.rule_kinds import RULE_KINDS
+from ..config.schedule import PATTERN
 from ..config.settable import SETTABLE
 from ..config.settings import Settings
 from ..core.names import NAME
@@ -63,13 +64,22 @@ def _points(least: int) -> dict[str, Any]:
     return {"items": {**point, "minItems": 2, "maxItems": 2}, "minItems": least}
 
 
-def _needs(when: str, key: str) -> dict[str, Any]:
-    return {"if": {"properties": {"when": {"const": when}}}, "then": {"required": [key]}}
+def _needs(when: str, keys: Iterable[str]) -> dict[str, Any]:
+    """Say what a kind of rule must have; "above" stands for either bound."""
+    either = [{"required": ["above"]}, {"required": ["below"]}]
+    wanted = [{"anyOf": either} if key == "above" else {"required": [key]} for key in keys]
+    return {"if": {"properties": {"when": {"const": when}}}, "then": {"allOf": wanted}}
 
 
 _NAMED = {"pattern": f"^{NAME}$"}
+_HELD: Mapping[str, Mapping[str, Any]] = {
+    "during": {"pattern": PATTERN},
+    "modes": {"items": {"type": "string", **_NAMED}},
+}
 _CHECKED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "CombinedRule": {"name": _NAMED, "all": {"minItems": 2}, **_HELD},
     "Rule": {
+        **_HELD,
         "name": _NAMED,
         "when": {"enum": list(RULE_KINDS)},
         "frames": {"pattern": "^[1-9][0-9]?/[1-9][0-9]?$"},
@@ -95,7 +105,8 @@ def schemas() -> dict[str, Any]:
     for name, keys in _CHECKED.items():
         for key, narrower in keys.items():
             found[name]["properties"][key] |= narrower
-    found["Rule"]["allOf"] = [_needs("cross", "line"), _needs("value", "value")]
+    kinds_needing = ((when, kind.needs) for when, kind in RULE_KINDS.items() if kind.needs)
+    found["Rule"]["allOf"] = [_needs(when, keys) for when, keys in kinds_needing]
     common = {"id": {"type": "string", "pattern": f"^{NAME}$"}, "time": {"type": "string"}}
     for verb, kind in COMMANDS.items():
         made = parameter_schema(kind)

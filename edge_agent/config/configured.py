@@ -187,6 +187,10 @@ def _read_keys(
         if key not in KEYS:
             from ..core.schema import nearest
 
+            if key == "name":
+                raise RequestError(
+                    f"{where}: a pipeline keeps its name; remove this one (null) and send another"
+                )
             raise RequestError(f"{where}: unknown key{nearest(key, KEYS)}")
         if key not in may:
             raise RequestError(f"{where}: {_may_not(key, may)}")

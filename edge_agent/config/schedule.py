@@ -13,6 +13,12 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 EXPECTED = 'expected days and hours as "mon-fri 22:00-06:00", "sat,sun" or "08:00-18:00"'
 _HOURS = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})")
 _DAY = 24 * 60
+_ONE = f"({'|'.join(''.join(f'[{c}{c.upper()}]' for c in day) for day in DAYS)})"
+_SOME = f"{_ONE}(-{_ONE})?(,{_ONE}(-{_ONE})?)*"
+_TIMES = "([01][0-9]|2[0-3]):[0-5][0-9]-(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)"
+_PART = rf"\s*({_SOME}|({_SOME}\s+)?{_TIMES})\s*"
+PATTERN = f"^({_PART}(;{_PART})*)?$"
+"""Of `during`, for editors; it takes hours of no length, too."""
 
 
 @record

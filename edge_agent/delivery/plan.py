@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -119,6 +120,27 @@ class Plan:
             if wave.takes(device, groups, rank):
                 return number
         return None
+
+    def word_in(self, says: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what a device reports of this roll-out, by its topic `rollout`; empty: nothing."""
+        others = says.get("others")
+        for word in (says, *(others if isinstance(others, list) else ())):
+            if not isinstance(word, Mapping) or word.get("id") != self.id:
+                continue
+            if self.settings is None or word.get("created") == self.created:
+                return word
+        return {}
+
+    def lag(self, device: str, groups: Collection[str], says: Mapping[str, Any]) -> str | None:
+        """Return how far a device is that should have completed it; None: it has, or need not."""
+        if self.state not in {"running", "done"} or self.expires_at <= time.time():
+            return None
+        wave, word = self.wave_of(device, groups), self.word_in(says)
+        state = str(word.get("state", "waiting"))
+        if wave is None or wave > self.wave or state in {"live", "superseded"}:
+            return None
+        why = f": {word['why']}" if word.get("why") else ""
+        return f"{self.label} ({self.id}): {state}{why}"
 
     @property
     def label(self) -> str:

@@ -26,6 +26,9 @@ from .site import Site
 VERBS = frozenset({"set", "configure", "rollback", "activate", "snapshot", "reset", "picture"})
 PUSHED = frozenset({".tar", ".onnx", ".tflite"})
 MOST_PUSH_BYTES = 8 * 2**30
+PACKED = b"package.json\0"
+"""How a package begins that `edge-agent pack` has made: it is signed already, or is not to be."""
+ROLLOUT_VERBS = frozenset({"pause", "abort"})
 SHOWN = {"picture": (".jpg", "image/jpeg"), "clip": (".mp4", "video/mp4")}
 
 
@@ -100,27 +103,33 @@ class Operator:
             )
         with scratch_folder("page-evidence") as folder:
             words = ("get", event, "-o", str(folder)) if suffix else ("list", "--json")
-            child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "edge_agent", "evidence", *words, "--device", device),
-                *self._reach,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=PIPE,
-                stderr=PIPE,
-            )
-            said, wrong = await child.communicate()
+            status, said, why = await _ran("evidence", *words, "--device", device, *self._reach)
             files = list(folder.glob(f"*{suffix}")) if suffix else []
-            if child.returncode or (suffix and not files):
-                why = wrong.decode("utf-8", "backslashreplace").strip()
-                return PlainTextResponse(printable(why) or "it is kept no more", 502)
+            if status or (suffix and not files):
+                return PlainTextResponse(why or "it is kept no more", 502)
             data = files[0].read_bytes() if suffix else b"[%b]" % b",".join(said.splitlines())
         return Response(data, media_type=media)
+
+    async def rollout(self, request: Request) -> Response:
+        """Pause or abort a roll-out, signed with the key of pushes."""
+        verb, name = (request.query_params.get(key, "") for key in ("verb", "id"))
+        if verb not in ROLLOUT_VERBS or not is_name(name):
+            return PlainTextResponse("expected a roll-out, to pause or to abort", 400)
+        status, said, why = await _ran("rollout", verb, name, *self._push)
+        words = printable(said.decode("utf-8", "backslashreplace").strip())
+        return PlainTextResponse(why if status else words, 502 if status else 200)
 
     async def _run(self, stack: ExitStack, path: Path, device: str) -> None:
         """Push a file, and tell each line that the command prints."""
         command = (sys.executable, "-m", "edge_agent", "push", str(path), "--device", device)
         with stack:
+            with path.open("rb") as file:
+                is_packed = file.read(len(PACKED)) == PACKED
             child = await asyncio.create_subprocess_exec(
-                *command, *self._push, stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=STDOUT
+                *(*command, *(self._reach if is_packed else self._push)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=PIPE,
+                stderr=STDOUT,
             )
             try:
                 while child.stdout is not None and (line := await child.stdout.readline()):
@@ -136,3 +145,15 @@ class Operator:
 
     def _tell(self, device: str, path: Path, body: dict[str, Any]) -> None:
         self._site.say(device, ["sent", path.name, body])
+
+
+async def _ran(*words: str) -> tuple[int | None, bytes, str]:
+    """Run `edge-agent`; return exit status, output, and what is wrong."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "edge_agent", *words),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    said, wrong = await child.communicate()
+    return child.returncode, said, printable(wrong.decode("utf-8", "backslashreplace").strip())

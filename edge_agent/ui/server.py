@@ -59,6 +59,7 @@ class Page:
             self._operator = Operator(site, self._reader, broker.topic_root, push)
             routes.append(Route("/push", self._operator.push, methods=["POST"]))
             routes.append(Route("/kept", self._operator.kept, methods=["POST"]))
+            routes.append(Route("/rollout", self._operator.rollout, methods=["POST"]))
         self.app = Starlette(routes=routes)
 
     def close(self) -> None:

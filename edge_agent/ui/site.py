@@ -17,13 +17,15 @@ from ..core.text import printable
 from ..mqtt.connection import ReceivedMessage, parse_object
 from ..mqtt.look import DeviceLook, Said, look_at, number_in, table_in, texts_in
 from ..mqtt.payloads import moment
+from ..mqtt.topics import rollouts
+from .rollouts import Rollouts
 
 RETAINED = frozenset(
     {"status", "info", "health", "model", "source", "pipeline", "count", "config", "rollout"}
 )
 LEFT = ("status", "info", "health", "model/+", "source/+")
 """Kinds of topics that a device normally retains."""
-FLEET_KINDS = (*LEFT, "event/+", "picture/+/+", "push/+")
+FLEET_KINDS = (*LEFT, "rollout", "event/+", "picture/+/+", "push/+")
 """Kinds of topics read for every device; the others only for a device that is being watched."""
 WATCH_KINDS = (
     *("result/+", "snapshot/+", "count/+", "pipeline/+", "config", "answer/+", "reply/+"),
@@ -77,6 +79,8 @@ class Viewer:
     device: str | None = None
     revision: int = 0
     told: tuple[str, float] | None = None
+    rollouts: int = 0
+    """The revision of the roll-outs that it has been sent."""
     latest: dict[tuple[str, str], Says] = field(default_factory=dict)
     """Results and snapshots: only the newest of each pipeline."""
     waiting: deque[Says] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
@@ -98,11 +102,13 @@ class Site:
         self._pictures: OrderedDict[tuple[str, str, str], bytes] = OrderedDict()
         self._picture_bytes = 0
         self._viewers: list[Viewer] = []
+        self._rollouts = Rollouts()
 
     def filters(self, device: str | None = None) -> list[str]:
         """Return the topic filters for every device, or for one that is being watched."""
-        kinds = FLEET_KINDS if device is None else WATCH_KINDS
-        return [f"{self._root}/{device or '+'}/{kind}" for kind in kinds]
+        if device is not None:
+            return [f"{self._root}/{device}/{kind}" for kind in WATCH_KINDS]
+        return [*(f"{self._root}/+/{kind}" for kind in FLEET_KINDS), f"{rollouts(self._root)}/+"]
 
     # From the broker
 
@@ -128,6 +134,9 @@ class Site:
     def take(self, message: ReceivedMessage) -> None:
         """Handle a message from a device."""
         name, *levels = message.topic.removeprefix(f"{self._root}/").split("/")
+        if f"{self._root}/{name}" == rollouts(self._root):
+            self._take_rollout("/".join(levels), message.payload)
+            return
         if not levels or name.startswith("@"):
             return
         kind, about = levels[0], "/".join(levels[1:])
@@ -162,6 +171,13 @@ class Site:
             device.pushes.append([*says, time.time()])
         self._changed(name, device, says)
 
+    def _take_rollout(self, name: str, payload: bytes) -> None:
+        with self._lock:
+            if self._rollouts.take(name, payload):
+                self._revision += 1
+                for device in self._devices.values():
+                    device.revision, device.row = self._revision, {}
+
     def _take_picture(self, name: str, kind: str, about: str, data: bytes) -> None:
         says: Says = [kind, about, {"at": time.time()}]
         if not data.startswith(JPEG) or len(data) > MOST_PICTURE_BYTES:
@@ -176,7 +192,7 @@ class Site:
 
     def _changed(self, name: str, device: Device, says: Says) -> None:
         """Note that a device has another row, perhaps, and tell who looks at it."""
-        if says[0] in {"status", "info", "health", "model", "source"}:
+        if says[0] in {"status", "info", "health", "model", "source", "rollout"}:
             self._revision += 1
             device.revision, device.row = self._revision, {}
             if not device.kept:
@@ -258,9 +274,12 @@ class Site:
                     for name, device in self._devices.items()
                     if device.revision > viewer.revision
                 ]
-                frame["rows"] = [_row(name, device) for name, device in changed]
+                frame["rows"] = [_row(name, device, self._rollouts) for name, device in changed]
                 frame["gone"] = [n for n, at in self._gone.items() if at > viewer.revision]
                 viewer.revision = self._revision
+            if viewer.rollouts != self._rollouts.revision:
+                viewer.rollouts = self._rollouts.revision
+                frame["rollouts"] = self._rollouts.told()
             if viewer.told != self._told:
                 viewer.told = self._told
                 frame["broker"] = {"problem": self._told[0], "since": self._told[1]}
@@ -286,7 +305,7 @@ def _look(name: str, device: Device) -> DeviceLook:
     return look_at(Said(name, status, info, health, sources))
 
 
-def _row(name: str, device: Device) -> dict[str, Any]:
+def _row(name: str, device: Device, plans: Rollouts) -> dict[str, Any]:
     """Return a device as it stands in the table, made again where something of it has changed."""
     if device.row:
         return device.row
@@ -296,17 +315,21 @@ def _row(name: str, device: Device) -> dict[str, Any]:
     odd = [kind for (kind, _), body in device.kept.items() if "odd" in body]
     words = f"{look.words}; cannot be read: {', '.join(odd)}" if odd else look.words
     models = [_model(about, body) for (kind, about), body in device.kept.items() if kind == "model"]
+    says = device.kept.get(("rollout", ""), {})
+    groups = [text[:64] for text in texts_in(info.get("groups"))[:20]]
     device.row = {
         "id": name,
         "state": look.state,
         "words": words[:MOST_WORDS],
-        "groups": [text[:64] for text in texts_in(info.get("groups"))[:20]],
+        "groups": groups,
         "agent": str(info.get("agent") or "")[:64],
         "models": models[:20],
         "fps": _sum(each.fps for each in running),
         "p99": max((each.p99_ms for each in running if each.p99_ms is not None), default=None),
         "temperature": number_in(health.get("temperature_c")),
         "seen": device.seen,
+        "rollouts": plans.of(name, groups, says),
+        "lags": plans.lags(name, groups, says),
     }
     return device.row
 

@@ -83,6 +83,8 @@ def installs(box: Box) -> None:
         box.run("stat -c %U:%G:%a /etc/edge-agent/config.toml"),
         "root:edge-agent:640",
     )
+    box.run("cd /usr/local/share; grep -q rollout man/man1/edge-agent.1")
+    box.run("cd /usr/local/share; grep -q rollout bash-completion/completions/edge-agent")
 
 
 def is_hardened(box: Box) -> None:

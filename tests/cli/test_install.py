@@ -138,7 +138,7 @@ def test_the_tested_versions_come_along() -> None:
     assert taken["scripts/constraints.txt"] == "edge_agent/_bundled/constraints.txt"
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     extras = [project["optional-dependencies"][name] for name in EXTRAS.strip("[]").split(",")]
-    assert len(extras) == 3
+    assert len(extras) == 4
     needed = [*project["dependencies"], *(each for extra in extras for each in extra)]
     names = {re.split(r"[<>=]", each)[0].lower().replace("_", "-") for each in needed}
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in pins.splitlines()}

@@ -76,7 +76,7 @@ def test_pipelines_come_and_go_where_that_is_allowed() -> None:
     ("patch", "words"),
     [
         ({"door": {"source": "dir:."}}, "[remote] may does not name 'source'"),
-        ({"door": {"name": "other"}}, "pipelines[door].name: unknown key"),
+        ({"door": {"name": "other"}}, "pipelines[door].name: a pipeline keeps its name; remove"),
         ({"door": {"treshold": 1}}, "unknown key; did you mean 'threshold'?"),
         ({"door": {"rate": "fast"}}, "pipelines[door]: rate: expected a number, found 'fast'"),
         ({"door": {"rate": float("nan")}}, "rate: expected a number"),

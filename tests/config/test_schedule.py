@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -11,7 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from edge_agent.config.rules import Rule
-from edge_agent.config.schedule import holds, parse_during
+from edge_agent.config.schedule import PATTERN, holds, parse_during
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -60,6 +61,7 @@ NIGHTS = "mon-fri 22:00-06:00"  # 2026-03-27 is a Friday
 )
 def test_a_span_is_of_the_day_on_which_it_begins(during: str, when: str, wanted: bool) -> None:
     """By local time, over midnight, days in ranges and lists."""
+    assert re.search(PATTERN, during)
     assert holds(Rule(name="r", when="enter", during=during), at(when), None) is wanted
 
 
@@ -84,6 +86,7 @@ def test_the_clock_on_the_wall_counts_when_it_is_changed() -> None:
     ],
 )
 def test_what_is_no_time_is_refused(text: str) -> None:
-    """With an example of what is."""
+    """With an example of what is; by the schema, too, as far as a pattern can say it."""
+    assert not re.search(PATTERN, text) or text == "22:00-22:00"
     with pytest.raises(ValueError, match="mon-fri 22:00-06:00"):
         parse_during(text)

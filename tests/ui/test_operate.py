@@ -5,14 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import tomli_w
 
+from edge_agent.config.settings import Remote
 from edge_agent.mqtt.payloads import iso
+from tests.helpers.boxes import Boxes
 from tests.helpers.push import QUICK, model_folder, plain_package
 from tests.helpers.support import (
     CHECKOUT,
@@ -29,6 +34,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
+DROPPED = """([name, content]) => {
+    const data = new DataTransfer();
+    data.items.add(new File([Uint8Array.from(atob(content), (c) => c.charCodeAt(0))], name));
+    return data;
+}"""
+
+
 def test_settings_drawings_and_pushes_reach_the_device(
     page: Page,
     dialogs: list[str],
@@ -38,7 +50,10 @@ def test_settings_drawings_and_pushes_reach_the_device(
     serve: Callable[..., str],
     tmp_path: Path,
 ) -> None:
-    """A threshold, a zone with a rule, a signed push by drop, its rollback; one that is refused."""
+    """A threshold, a zone whose event has a clip, a push by drop, its rollback; what is refused.
+
+    Settings that stop results come back by themselves.
+    """
     key = tmp_path / "push.key"
     assert call_cli("keygen", str(key)).code == 0
     listener = listen(shared_broker.port, "edge/operated/#")
@@ -62,6 +77,7 @@ def test_settings_drawings_and_pushes_reach_the_device(
         trust={"keys": [f"{key}.pub"]},
         trial={**QUICK, "probation_s": 2.0},
         models_dirs=[str(level.parent)],
+        remote={"may": [*Remote().may, "source"]},
     )
     agent(settings)
     listener.wait_state("edge/operated/model/level", live="1")
@@ -70,6 +86,7 @@ def test_settings_drawings_and_pushes_reach_the_device(
 
     _look_at_what_is_kept(page)
     _set_and_draw(page, listener)
+    _watch_the_return(page, listener)
     _push_and_return(page, listener, tmp_path)
 
     package = plain_package(model_folder(tmp_path / "stuck", "3"), "level", "3", key=key)
@@ -82,7 +99,8 @@ def test_settings_drawings_and_pushes_reach_the_device(
     listener.publish(f"edge/operated/in/push/{package.transfer}/offer", json.dumps(offer))
     page.get_by_role("button", name="Abort").click()
     page.locator(".log li", has_text="aborted by the sender").wait_for()
-    assert dialogs == ["Roll back to 1 on operated?", "Abort on operated?"]
+    said = ["Remove zone all on operated?", "Roll back to 1 on operated?", "Abort on operated?"]
+    assert dialogs == said
 
 
 def _look_at_what_is_kept(page: Page) -> None:
@@ -116,13 +134,14 @@ def _set_and_draw(page: Page, listener: Listener) -> None:
     shot = page.locator("figure", has_text="conveyor,")
     shot.get_by_role("button", name="Draw zones, lines, masks").click()
     area = shot.get_by_role("application")
-    area.click(position={"x": 10, "y": 10})
+    area.click(position={"x": 250, "y": 10})
     for move in ("Shift+ArrowDown", "Shift+ArrowLeft"):
         for _ in range(4):
             area.press(move)
         area.press("Enter")
     shot.get_by_label("Name").fill("all")
-    shot.get_by_label("with a rule").check()
+    shot.get_by_label("Rule", exact=True).select_option("enter")
+    shot.get_by_label("keep a clip").check()
     shot.get_by_role("button", name="Add").click()
     text = shot.get_by_label("TOML of what was drawn").input_value()
     assert re.search(r'\[\[pipelines.zones]]\nname = "all"\npolygon = \[\[0\.\d+,', text), text
@@ -137,10 +156,26 @@ def _set_and_draw(page: Page, listener: Listener) -> None:
         "seen",
         "all-enter",
     ]
+    entered = page.locator(".events li", has_text="all-enter").last
+    while not entered.locator("video").count():
+        entered.get_by_role("button", name="Clip").click()
+        page.get_by_role("status").filter(has_text="asked").wait_for(state="hidden")
+    shot.get_by_role("button", name="Remove zone all").click()
+    page.get_by_text("Remove zone all: done").wait_for()
+    held = (listener.last("edge/operated/config") or {})["pipelines"]["conveyor"]
+    assert (held["zones"], [each["name"] for each in held["rules"]]) == ([], ["seen"])
+
+
+def _watch_the_return(page: Page, listener: Listener) -> None:
+    """Send settings that stop results, and see what the page says of that."""
+    body = {"pipelines": {"level": {"source": "v4l2:/dev/video99"}}}
+    listener.publish("edge/operated/in/command/configure", json.dumps(body))
+    page.get_by_text("A change is on probation.").wait_for()
+    page.get_by_text("The last change is rolled-back: level: gave results before").wait_for()
 
 
 def _push_and_return(page: Page, listener: Listener, folder: Path) -> None:
-    """Push by drop, go back, and push what is refused."""
+    """Push a folder, go back, and drop a file that is refused."""
     newer = model_folder(folder / "level", "2", hidden=8)
     page.get_by_label("a folder").set_input_files(newer)
     listener.wait_state("edge/operated/model/level", live="2")
@@ -153,9 +188,47 @@ def _push_and_return(page: Page, listener: Listener, folder: Path) -> None:
     page.get_by_text("level back to 1: done").wait_for()
 
     older = model_folder(folder / "older" / "level", "1", hidden=12)
-    page.get_by_label("a folder").set_input_files(older)
-    page.locator(".log li", has_text="level.tar failed").wait_for()
+    packed = folder / "older.tar"
+    signed = ("--key", str(folder / "push.key"))
+    assert call_cli("pack", str(older), "-o", str(packed), *signed).code == 0
+    content = base64.b64encode(packed.read_bytes()).decode()
+    page.locator(".drop").dispatch_event(
+        "drop", {"dataTransfer": page.evaluate_handle(DROPPED, [packed.name, content])}
+    )
+    page.locator(".log li", has_text="older.tar failed").wait_for()
     page.locator(".log li", has_text="rejected").first.wait_for()
+
+
+def test_a_roll_out_is_watched_and_paused(
+    page: Page, dialogs: list[str], broker: Mosquitto, serve: Callable[..., str], tmp_path: Path
+) -> None:
+    """Its waves, how many are how far, who lags and why; paused and aborted by two buttons."""
+    key = tmp_path / "push.key"
+    assert call_cli("keygen", str(key)).code == 0
+    model_folder(tmp_path / "2", "2")
+    plan = tmp_path / "plan.toml"
+    waves = [{"devices": ["box-0001", "box-0002", "box-0003"]}, {"group": "lab"}]
+    gate = {"hold_s": 600, "max_rejected": 0.5}
+    plan.write_text(tomli_w.dumps({"package": "2", "waves": waves, "gate": gate}))
+    signed = ("--broker", broker.url, "--key", str(key))
+    with Boxes(broker.port, 6) as boxes:
+        boxes.rejects = lambda name, _version: name == "box-0002"
+        page.goto(serve(*signed, "--operate"))
+        start = [sys.executable, "-m", "edge_agent", "rollout", "start", str(plan), *signed]
+        leading = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        part = page.locator("section.part", has_text="Roll-outs")
+        wave = part.locator("li", has_text="box-0001, box-0002, box-0003")
+        wave.filter(has_text="3 devices: 2 live, 1 rejected").wait_for()
+        wave.filter(has_text="rejected: golden outputs differ (box-0002)").wait_for()
+        part.locator("li", has_text="@lab: 3 devices: 3 waiting").wait_for()
+        lags = page.get_by_role("row", name="box-0002").locator(".behind")
+        lags.filter(has_text="rejected: golden outputs differ").wait_for()
+        assert serious(page) == []
+        for verb, word in (("Pause", "paused"), ("Abort", "aborted")):
+            part.get_by_role("button", name=verb).click()
+            part.locator("strong", has_text=word).wait_for()
+        assert leading.wait(PATIENCE) == 1
+        assert [each.split()[0] for each in dialogs] == ["Pause", "Abort"]
 
 
 def test_a_page_that_is_read_only_sends_nothing(

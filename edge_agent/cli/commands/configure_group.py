@@ -32,7 +32,6 @@ from ..roller import (
     tally,
     trouble_lines,
     who,
-    word_of,
 )
 from .rollout_change import put
 from .rollout_start import lasting
@@ -83,7 +82,7 @@ def configure_group(options: Options, pipelines: Mapping[str, Any]) -> int | Non
     if counts.offline:
         print(f"{plan.id} lies on the broker for those offline until {plan.expires}")
     asked = [name for name in members if name in begun or fleet.online(name)]
-    states = {name: word_of(fleet, name, plan).get("state") for name in asked}
+    states = {name: plan.word_in(fleet.rollouts.get(name, {})).get("state") for name in asked}
     pending = [name for name, state in states.items() if state not in ENDED]
     if lost := [name for name in pending if not fleet.online(name)]:
         words = "was lost meanwhile; it goes on when it is back"

@@ -71,7 +71,10 @@ def _finish(options: Options, place: _Folder | _Device, since: float) -> int:
         if options.event in {None, each["event"]}
     ]
     if options.action != "list" and not kept:
-        raise AgentError("nothing is kept of that; the oldest go when evidence.keep_mb is full")
+        raise AgentError(
+            "nothing is kept of that: a clip is there evidence.after_s after its event, and the "
+            "oldest go when evidence.keep_mb is full"
+        )
     for each in kept:
         if options.action != "list":
             name = f"{each['pipeline']}-{each['event']}{SUFFIXES[each['kind']]}"

@@ -28,6 +28,7 @@ from .install_bundle import EXTRAS, Bundle, open_bundle
 from .install_settings import SKELETON, check, take
 from .installation import (
     COMMAND,
+    COMPLETION,
     HOME,
     UNITS,
     Installation,
@@ -123,6 +124,8 @@ def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
     progress(f"making {made.place}")
     try:
         _make_environment(made, bundle)
+        completion = ("edge_agent.cli.completion", str(made.completion))
+        run(str(made.python), "-I", "-m", *completion)
         if image:
             progress(f"packing it into {made.image}")
             made.pack()
@@ -320,10 +323,14 @@ def _remove_service() -> None:
     subprocess.run(["systemctl", "stop", RETRY], check=False, capture_output=True)
     for path in (UNITS / UNIT, UNITS / RETRY, SYSUSERS, HOME / "current"):
         path.unlink(missing_ok=True)
-    if COMMAND.is_symlink():
-        COMMAND.unlink()
-    with suppress(OSError):  # somebody else's are there, too
-        SYSUSERS.parent.rmdir()
+    for path in (COMMAND, *COMPLETION.values()):
+        if path.is_symlink():
+            path.unlink()
+    made = {folder for path in COMPLETION.values() for folder in path.parents[:2]}
+    made -= {Path("/usr/local/share"), Path("/usr/local/share/man")}
+    for folder in (SYSUSERS.parent, *sorted(made, reverse=True)):
+        with suppress(OSError):  # somebody else's are there, too
+            folder.rmdir()
     run("systemctl", "daemon-reload")
     subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
 

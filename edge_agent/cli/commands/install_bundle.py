@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from ...core.errors import UsageError
 
-EXTRAS = "[http,metrics,text]"
+EXTRAS = "[completion,http,metrics,text]"
 """That every installation has, for whatever settings it will get; imported only where they ask."""
 HEAD = 4096
 """Bytes of the script, filled up with newlines."""

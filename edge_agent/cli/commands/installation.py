@@ -27,6 +27,14 @@ from ...core.errors import AgentError, UsageError
 HOME = Path("/opt/edge-agent")
 UNITS = Path("/etc/systemd/system")
 COMMAND = Path("/usr/local/bin/edge-agent")
+_SHARED = Path("/usr/local/share")
+COMPLETION = {
+    "bash": _SHARED / "bash-completion/completions/edge-agent",
+    "zsh": _SHARED / "zsh/site-functions/_edge-agent",
+    "fish": _SHARED / "fish/vendor_completions.d/edge-agent.fish",
+    "man": _SHARED / "man/man1/edge-agent.1",
+}
+"""Where shells look for what they complete, and `man` for the page: links to `completion`."""
 _SUFFIX = ".squashfs"
 _SKIPPED = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 """Files of an installed distribution that its wheel lacks."""
@@ -79,6 +87,11 @@ class Installation:
     @property
     def python(self) -> Path:
         return self.place / "bin" / "python"
+
+    @property
+    def completion(self) -> Path:
+        """The folder with what shells complete, and the man page."""
+        return self.place / "share" / "edge-agent"
 
     @property
     def units(self) -> Path:
@@ -151,8 +164,14 @@ def point_to(installation: Installation) -> None:
     if COMMAND.exists() and not COMMAND.is_symlink():
         progress(f"{COMMAND} is another program's; the command is {HOME}/current/bin/edge-agent")
         return
+    current_one = Installation(HOME / "current")
     COMMAND.unlink(missing_ok=True)
-    COMMAND.symlink_to(HOME / "current" / "bin" / "edge-agent")
+    COMMAND.symlink_to(current_one.place / "bin" / "edge-agent")
+    for name, path in COMPLETION.items():
+        if path.is_symlink() or not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.symlink_to(current_one.completion / name)
 
 
 def by_dpkg() -> bool:

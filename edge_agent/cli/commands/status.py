@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,13 +11,12 @@ from dataclasses import asdict
 from ...core.errors import AgentError, MalformedError
 from ...core.names import is_version, version_key
 from ...core.text import counted, printable
-from ...delivery.plan import Plan, read
+from ...delivery.plan import read
 from ...mqtt.look import DeviceLook, PipelineLook, look_at, tables_in
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.topics import rollouts
 from ..fleet import Fleet, check_target, incomplete, look_filters, unknown
 from ..options import Options, add_broker, broker_settings
-from ..roller import word_of
 from ..terminal import printable_json, say
 
 FEW = 50
@@ -93,31 +91,21 @@ def _find_lags(looks: list[DeviceLook], fleet: Fleet, *, by_group: bool) -> None
     plans = []
     for payload in fleet.plans.values():
         with suppress(MalformedError):
-            plan = read(payload, None)
-            if plan.state in {"running", "done"} and plan.expires_at > time.time():
-                plans.append(plan)
+            plans.append(read(payload, None))
     newest: dict[str, str] = {}
     for look in looks if by_group else ():
         for name, version in _served(fleet, look.device).items():
             newest[name] = max(version, newest.get(name, version), key=version_key)
     for look in looks:
         served = _served(fleet, look.device)
-        look.lags = [why for plan in plans if (why := _lag(plan, fleet, look.device))]
+        device = look.device
+        groups, says = fleet.groups(device), fleet.rollouts.get(device, {})
+        look.lags = [why for plan in plans if (why := plan.lag(device, groups, says))]
         look.lags += [
             f"{name}@{version} serves, elsewhere {newest[name]}"
             for name, version in served.items()
             if version_key(version) < version_key(newest.get(name, version))
         ]
-
-
-def _lag(plan: Plan, fleet: Fleet, device: str) -> str | None:
-    """Return how far a device is in a roll-out that it should have completed; None: it has."""
-    wave, word = plan.wave_of(device, fleet.groups(device)), word_of(fleet, device, plan)
-    state = word.get("state", "waiting")
-    if wave is None or wave > plan.wave or state in {"live", "superseded"}:
-        return None
-    why = f": {word['why']}" if word.get("why") else ""
-    return f"{plan.label} ({plan.id}): {state}{why}"
 
 
 def _served(fleet: Fleet, device: str) -> dict[str, str]:

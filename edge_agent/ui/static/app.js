@@ -8,6 +8,7 @@ const main = document.querySelector("#main");
 const banner = document.querySelector("#banner");
 const rows = new Map();
 let hello = {};
+let plans = [];
 let problem = "";
 let socket = null;
 let view = null;
@@ -29,7 +30,7 @@ function show() {
     location.hash = "#/";
     return;
   }
-  view = kind ? new DeviceView(name, rows, hello.operate ? send : null) : new FleetView(rows);
+  view = kind ? new DeviceView(name, rows, hello.operate ? send : null) : new FleetView(rows, plans, hello.operate);
   main.replaceChildren(view.element);
   document.title = kind ? `${name} · edge-agent` : "edge-agent";
   send({ watch: kind ? name : null });
@@ -45,6 +46,7 @@ function heard(frame) {
   if (frame.hello) {
     hello = frame.hello;
     rows.clear();
+    plans = [];
     put(document.querySelector("#mode"), `${hello.version} · ${hello.operate ? "changes devices" : "read-only"}`);
     put(document.querySelector("#broker"), hello.broker);
     show();
@@ -53,6 +55,10 @@ function heard(frame) {
     const words = frame.broker.problem;
     problem = words ? `Broker: ${words}. What is shown is as of ${clock(frame.broker.since)}.` : "";
     tell(problem);
+  }
+  if (frame.rollouts) {
+    plans = frame.rollouts;
+    view.planned?.(plans);
   }
   if (frame.rows) {
     for (const row of frame.rows) rows.set(row.id, row);

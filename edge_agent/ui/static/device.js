@@ -158,6 +158,8 @@ export class DeviceView {
     const pending = body?.pending ? "A change is on probation." : "";
     const ended = last.outcome ? `The last change is ${clean(last.outcome)}${last.why ? `: ${clean(last.why)}` : ""}.` : "";
     put(this.changes, pending || ended);
+    for (const { drawing } of this.snapshots.values()) drawing.show();
+    for (const { pipeline, body: said } of [...this.events.values()]) if (typeof said.event === "string") this.event(pipeline, said);
   }
 
   sent(file, body, at) {
@@ -209,8 +211,8 @@ export class DeviceView {
       image.addEventListener("load", () => this.load(name));
       image.addEventListener("error", () => (shot.loading = false));
       this.snapshots.set(name, shot);
-      const drawing = new Drawing(name, image, () => this.config, this.operate);
-      this.shots.append(h("figure", {}, drawing.frame, shot.words, drawing.element));
+      shot.drawing = new Drawing(name, image, () => this.config, this.operate);
+      this.shots.append(h("figure", {}, shot.drawing.frame, shot.words, shot.drawing.element));
       this.noShot.hidden = true;
     }
     put(shot.words, body.odd ? `${name}: ${body.odd}` : `${name}, ${clock(body.at)}`);
@@ -238,15 +240,27 @@ export class DeviceView {
       while (this.log.children.length > MOST_EVENTS) this.log.lastChild.remove();
       if (this.events.size > 2 * MOST_EVENTS) this.events.delete(this.events.keys().next().value);
     }
+    entry.body = body;
     const facts = [body.label, body.track && `track ${body.track}`, body.zone && `zone ${body.zone}`, body.line && `line ${body.line} ${body.direction ?? ""}`];
     for (const key of ["count", "value", "score", "seconds"]) if (typeof body[key] === "number") facts.push(`${key} ${number(body[key], key === "count" ? 0 : 2)}`);
     if (body.state === "end" && body.why) facts.push(body.why);
     const text = body.odd ?? [body.when, ...facts].filter(Boolean).map((fact) => clean(fact, 80)).join(" · ");
     const title = h("strong", {}, body.rule ?? pipeline);
     const when = h("time", {}, clock(body.began ?? body.time ?? ""));
-    entry.element.replaceChildren(h("div", {}, title, " ", h("span", { class: "quiet" }, body.state ?? ""), h("p", {}, text), entry.answer ?? []), when);
+    entry.element.replaceChildren(h("div", {}, title, " ", h("span", { class: "quiet" }, body.state ?? ""), h("p", {}, text), entry.answer ?? [], this.clip(entry, pipeline, body)), when);
     entry.element.title = clean(`${pipeline} ${id}`);
     if (this.pictured.has(`${pipeline}/${id}`)) this.eventPicture(`${pipeline}/${id}`);
+  }
+
+  // Of a rule that keeps clips: a button that fetches the one of this event, once the event is over.
+  clip(entry, pipeline, { event, rule, state: at }) {
+    const rules = list(object(object(object(this.config).pipelines)[pipeline]).rules);
+    const keeps = rules.some((each) => object(each).clip === true && each.name === rule);
+    if (!this.operate || !keeps || !["end", "once"].includes(at)) return [];
+    const place = h("div", { class: "shots" });
+    const show = () => this.operate.show({ pipeline, event, kind: "clip" }, place);
+    entry.clip ??= h("div", {}, h("button", { type: "button", onclick: show }, "Clip"), place);
+    return entry.clip;
   }
 
   // What a server or a model has said of an event.

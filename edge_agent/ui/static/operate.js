@@ -40,12 +40,12 @@ export class Operate {
     put(this.notice, words);
   }
 
-  ask(verb, body, words) {
+  ask(verb, body, words, done = () => {}) {
     const id = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
     this.say(`${words}: asked …`);
     const seconds = ANSWER_SECONDS[verb] ?? 30;
     const timer = setTimeout(() => this.say(`${words}: no answer within ${seconds} s; it may still be done`), seconds * 1000);
-    this.waiting.set(id, { words, timer });
+    this.waiting.set(id, { words, timer, done });
     if (!this.send({ do: verb, device: this.device, id, body })) this.reply(id, { error: "the page's server cannot be reached" });
   }
 
@@ -55,6 +55,7 @@ export class Operate {
     clearTimeout(asked.timer);
     this.waiting.delete(id);
     const warnings = list(object(body.result).warnings).map((each) => clean(each));
+    if (body.ok) asked.done();
     this.say(body.ok ? [`${asked.words}: done`, ...warnings].join("; ") : `${asked.words}: refused: ${clean(body.error)}`);
   }
 
@@ -125,15 +126,15 @@ export class Operate {
     this.kept.replaceChildren(...all.map(line));
   }
 
-  async show({ pipeline, event, kind }) {
+  async show({ pipeline, event, kind }, place = this.shown) {
     const name = `${pipeline}-${event}`;
     const answer = await this.fetched(`The ${kind} of ${name}`, { event, kind });
     if (!answer) return;
-    URL.revokeObjectURL(this.url);
-    const src = (this.url = URL.createObjectURL(await answer.blob()));
+    for (const old of place.querySelectorAll("img, video")) URL.revokeObjectURL(old.src);
+    const src = URL.createObjectURL(await answer.blob());
     const made = kind === "clip" ? h("video", { src, controls: true, "aria-label": name }) : h("img", { src, alt: name });
     const save = h("a", { href: src, download: `${name}${kind === "clip" ? ".mp4" : ".jpg"}` }, "Save");
-    this.shown.replaceChildren(h("figure", {}, made, h("figcaption", {}, `${name} `, save)));
+    place.replaceChildren(h("figure", {}, made, h("figcaption", {}, `${name} `, save)));
   }
 
   abort(transfer) {

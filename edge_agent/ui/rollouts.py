@@ -1,0 +1,67 @@
+"""Roll-outs that lie on the broker, and how far each device is with them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ..core.errors import MalformedError
+from ..delivery.plan import Plan, read
+
+MOST = 64
+MOST_WORDS = 300
+
+
+class Rollouts:
+    """The plans, whoever signed them: the page only shows them."""
+
+    def __init__(self) -> None:
+        self._plans: dict[str, Plan] = {}
+        self.revision = 0
+
+    def take(self, name: str, payload: bytes) -> bool:
+        """Handle what lies on the topic of a roll-out; return whether other devices lag."""
+        before = self._plans.pop(name, None)
+        with suppress(MalformedError):
+            plan = read(payload, None)
+            if plan.id == name and len(self._plans) < MOST:
+                self._plans[name] = plan
+        self.revision += 1
+        after = self._plans.get(name)
+        return _place(before) != _place(after)
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return what a browser shows of each roll-out but its devices."""
+        return [
+            {
+                "id": plan.id,
+                "label": plan.label[:MOST_WORDS],
+                "state": plan.state,
+                "wave": plan.wave,
+                "waves": [str(wave)[:MOST_WORDS] for wave in plan.waves],
+                "by": plan.by[:MOST_WORDS],
+                "why": (plan.why or "")[:MOST_WORDS],
+            }
+            for plan in sorted(self._plans.values(), key=lambda plan: plan.created, reverse=True)
+        ]
+
+    def of(self, device: str, groups: Collection[str], says: Mapping[str, Any]) -> dict[str, Any]:
+        """Return wave, state and reason of a device, by the roll-outs that it is in."""
+        found: dict[str, Any] = {}
+        for name, plan in self._plans.items():
+            wave = plan.wave_of(device, groups)
+            if wave is not None:
+                word = plan.word_in(says)
+                why = str(word.get("why") or "")[:MOST_WORDS]
+                found[name] = [wave, str(word.get("state") or "waiting")[:MOST_WORDS], why]
+        return found
+
+    def lags(self, device: str, groups: Collection[str], says: Mapping[str, Any]) -> list[str]:
+        """Name the roll-outs that a device should have completed, and how far it is."""
+        lags = (plan.lag(device, groups, says) for plan in self._plans.values())
+        return [lag[:MOST_WORDS] for lag in lags if lag is not None]
+
+
+def _place(plan: Plan | None) -> tuple[object, ...]:
+    return () if plan is None else (plan.created, plan.wave, plan.state)
