@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.errors import AgentError, BrokerError, MalformedError
 from ..core.text import counted, printable
-from ..delivery.plan import ENDED, Plan, read, ring_of, seal
+from ..delivery.plan import ENDED, Plan, read_own, seal
 from ..delivery.sender import RetainedPackage
 from ..mqtt.one_shot import OneShotClient
 from ..mqtt.payloads import iso
@@ -177,6 +177,17 @@ def who() -> str:
     return f"{user}@{socket.gethostname()}"[:64]
 
 
+def topic_of(root: str, name: str) -> str:
+    """Return the topic of a roll-out."""
+    return f"{rollouts(root)}/{name}"
+
+
+def publish(client: OneShotClient, root: str, plan: Plan, sealed: bytes) -> Any:
+    """Put a plan on the broker, which by MQTT 5 removes it when it expires; return the receipt."""
+    left = max(60, int(plan.expires_at - time.time()))
+    return client.publish(topic_of(root, plan.id), sealed, retain=True, expires_s=left)
+
+
 class Roller:
     """Leads a roll-out, until it is over or somebody else leads."""
 
@@ -246,9 +257,7 @@ class Roller:
     def _send(self) -> Any:
         assert self._plan is not None  # noqa: S101 - set by `_publish`
         self._echoes.append(self._sealed)
-        left = max(60, int(self._plan.expires_at - time.time()))
-        topic = f"{rollouts(self._root)}/{self._plan.id}"
-        return self._client.publish(topic, self._sealed, retain=True, expires_s=left)
+        return publish(self._client, self._root, self._plan, self._sealed)
 
     def _wave(self, plan: Plan) -> tuple[Outcome, str | None]:
         """Watch a wave until its gate decides."""
@@ -291,7 +300,8 @@ class Roller:
             AgentError: somebody else leads now.
             BrokerError: the broker refuses a message.
         """
-        until = time.monotonic() + seconds
+        assert self._plan is not None  # noqa: S101 - set by `_publish`
+        own, until = topic_of(self._root, self._plan.id), time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             try:
                 heard = self._client.next(left)
@@ -300,7 +310,7 @@ class Roller:
                     raise
                 self._come_back(str(problem))
                 continue
-            if heard is not None and heard.topic.startswith(f"{rollouts(self._root)}/"):
+            if heard is not None and heard.topic == own:
                 self._heard_plan(heard.payload)
             elif heard is not None:
                 self._fleet.take(heard.topic, heard.payload)
@@ -320,7 +330,7 @@ class Roller:
             return
         assert self._plan is not None  # noqa: S101 - set by `_publish`
         try:
-            other = read(payload, ring_of(self._key), allow_unsigned=self._key is None)
+            other = read_own(payload, self._key)
         except MalformedError:
             other = None
         if other is not None and other.serial > self._plan.serial:

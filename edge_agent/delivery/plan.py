@@ -179,11 +179,6 @@ def seal(plan: Plan, key: PrivateKey | None) -> bytes:
     return json.dumps(sealed).encode()
 
 
-def ring_of(key: PrivateKey | None) -> Keyring:
-    """Return the ring of one's own key; None: an empty one."""
-    return Keyring({} if key is None else {"own": key.public_key()}, ())
-
-
 def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) -> Plan:
     """Return the plan in a payload, once its signature is good; no *ring*: whatever it is.
 
@@ -208,6 +203,16 @@ def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) 
     plan = build(Plan, says, "roll-out", MalformedError)
     _check(plan)
     return plan
+
+
+def read_own(payload: bytes, key: PrivateKey | None) -> Plan:
+    """Return the plan in a payload that was signed with one's own key; no *key*: one without.
+
+    Raises:
+        MalformedError: as `read`.
+    """
+    ring = Keyring({} if key is None else {"own": key.public_key()}, ())
+    return read(payload, ring, allow_unsigned=key is None)
 
 
 def _check(plan: Plan) -> None:

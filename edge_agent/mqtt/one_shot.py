@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -40,6 +41,8 @@ class OneShotClient:
     def __init__(self, broker: Broker, filters: list[str]) -> None:
         """Connect and subscribe."""
         self._received: SimpleQueue[ReceivedMessage | _RefusedPublish] = SimpleQueue()
+        self._kept: deque[ReceivedMessage] = deque()
+        """What has come while something else was waited for."""
         self._topics: dict[int, str] = {}
         """Topics in flight by message id. An id is used again after 65535 others."""
         self._broker = broker
@@ -148,19 +151,26 @@ class OneShotClient:
         return receipt
 
     def wait_published(self, receipts: Iterable[Any], seconds: float = 10.0) -> None:
-        """Wait until the broker has acknowledged; messages that arrive meanwhile are discarded."""
+        """Wait until the broker has acknowledged; `next` gives what arrives meanwhile."""
         waiting = list(receipts)
         deadline = time.monotonic() + seconds
         while waiting := [receipt for receipt in waiting if not is_acknowledged(receipt)]:
             if time.monotonic() > deadline:
                 raise BrokerError(f"the broker has not acknowledged within {seconds:.0f} s")
-            self.next(0.02)
+            self._keep(self._next(0.02))
         # A refusal is queued before its receipt is marked as published.
         while not self._received.empty():
-            self.next(0.0)
+            self._keep(self._next(0.0))
+
+    def _keep(self, heard: ReceivedMessage | None) -> None:
+        if heard is not None:
+            self._kept.append(heard)
 
     def next(self, timeout: float | None = None) -> ReceivedMessage | None:
         """Wait for a message; return None after *timeout* seconds."""
+        return self._kept.popleft() if self._kept else self._next(timeout)
+
+    def _next(self, timeout: float | None) -> ReceivedMessage | None:
         waited = 0.0
         while True:
             step = 0.25 if timeout is None else max(0.0, min(0.25, timeout - waited))
@@ -186,14 +196,15 @@ class OneShotClient:
     def read(self, topic: str, seconds: float, by: str | None = None) -> bytes | None:
         """Return the retained message of a topic, or None if none arrives in time.
 
-        Messages that arrive meanwhile are discarded. *by* is the filter that is subscribed to.
+        *by* is the filter that is subscribed to; `next` gives what else arrives meanwhile.
         """
         self.ask([by or topic])
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            heard = self.next(left)
+            heard = self._next(left)
             if heard is not None and heard.topic == topic and heard.retained:
                 return heard.payload
+            self._keep(heard)
         return None
 
     def __iter__(self) -> Iterator[ReceivedMessage]:

@@ -80,6 +80,7 @@ def test_a_push_and_roll_outs_reach_all_of_a_fleet(tmp_path: Path, stock: Mosqui
         assert ended.code == 1, ended.err
         assert "rejected it, at most 5% may" in ended.out
         assert "wave 3 of 3" not in ended.out
+        assert "wave 1 of 3 (box-0001): 1 device: 1 rolled-back\n" in ended.out
         assert {box.live for box in boxes.all.values()} == {"2"}
         aborted = json.loads(rollout("status", tmp_path, "--json").out)
         assert aborted["state"] == "aborted"

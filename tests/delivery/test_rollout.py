@@ -353,6 +353,9 @@ def test_settings_of_a_group_reach_who_was_away(fleet: Fleet) -> None:
     done = configure(fleet, fleet.key, rate=20)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "@lab: 3 devices: 2 live, 1 offline\nsettings-" in done.stdout
+    look = ["mosquitto_sub", "-V", "5", "-p", str(fleet.broker.port), "-t", "edge/@rollout/+"]
+    lasts = subprocess.check_output([*look, "-C", "1", "-F", "%E"], timeout=30)
+    assert int(lasts) > 13 * 86400, "the broker is not told when they expire"
     for box in (one, two):
         fleet.listener.wait_state(box.topic("pipeline", "door"), rate=20)
     shown = status(fleet).stdout

@@ -253,12 +253,14 @@ class Simulated:
         self._plans[name] = plan
         digest = hashlib.sha256(f"{name}\0{self.name}".encode()).digest()[:8]
         rank = int.from_bytes(digest, "big") / 2**64
-        wave = next(
+        waves = (
             n
             for n, each in enumerate(plan["waves"])
             if self.name in each["devices"]
             or (not each["devices"] and each["group"] in {None, "lab"} and rank < each["share"])
         )
+        if (wave := next(waves, None)) is None:
+            return
         said = self.words.get(name, {}).get("state")
         if plan.get("settings") is not None:
             if self.words.get(name, {}).get("created") != plan["created"]:

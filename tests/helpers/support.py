@@ -297,11 +297,14 @@ class Relay:
             for source, sink in ((client, server), (server, client)):
                 threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
 
-    @staticmethod
-    def _pump(source: socket.socket, sink: socket.socket) -> None:
+    def pass_on(self, data: bytes, _source: socket.socket, sink: socket.socket) -> None:
+        """Hand on what one side has sent."""
+        sink.sendall(data)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         try:
             while data := source.recv(65536):
-                sink.sendall(data)
+                self.pass_on(data, source, sink)
         except OSError:
             pass  # either side has gone, so must the other
         for end in (source, sink):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import AgentError, MalformedError, UsageError
 from ...core.text import printable
-from ...delivery.plan import ENDED, MAX_BYTES, Gate, Plan, Wave, read, ring_of, seal, touched
+from ...delivery.plan import ENDED, MAX_BYTES, Gate, Plan, Wave, read_own, seal, touched
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.payloads import iso
@@ -75,7 +75,6 @@ def configure_group(options: Options, pipelines: Mapping[str, Any]) -> int | Non
             )
         begun = [name for name in members if fleet.online(name)]
         plan = put(client, root, plan, key)
-        client.ask(rollout_filters(root))  # what came meanwhile was discarded
         print(f"{plan.id} is on the broker; waiting for those online", file=sys.stderr)
         counts = _watch(client, fleet, plan, options.timeout)
     print("\n".join([printable(f"{target}: {counts}"), *trouble_lines(counts)]))
@@ -110,7 +109,7 @@ def _plan(
         )
     now, serial = time.time_ns(), 0
     with suppress(KeyError, MalformedError):  # above what another clock has written
-        before = read(fleet.plans[name], ring_of(key), allow_unsigned=key is None)
+        before = read_own(fleet.plans[name], key)
         now, serial = max(now, int(before.created_at * 1e9) + 1_000_000), before.serial + 1
     online = sum(map(fleet.online, fleet.members(group)))
     return Plan(

@@ -295,15 +295,19 @@ def _report(sender: Sender, fleet: Fleet, target: str, name: str) -> int:
     many = len(sender.progress) > MANY
     if many:
         _report_many(sender)
+    odd = []
     for device, progress in sorted(sender.progress.items()):
         if not many:
             print(printable(f"{device}: {_ending(progress)}"))
         if progress.state != "rejected" and agreement_words(progress.details)[1]:
-            print(_warning(device, name), file=sys.stderr)
-    if target.startswith("@"):
-        for device in fleet.members(target[1:]):
-            if not fleet.online(device) and device not in sender.progress:
-                print(f"{device}: offline, has not got it")
+            odd.append(device)
+    if odd:
+        print(_warning(odd, name), file=sys.stderr)
+    members = fleet.members(target[1:]) if target.startswith("@") else []
+    away = [each for each in members if not fleet.online(each) and each not in sender.progress]
+    if away:
+        has = "has" if len(away) == 1 else "have"
+        print(printable(f"{', '.join(away)}: offline, {has} not got it"))
     print(f"{sender.bytes_sent} bytes were sent")
     return 1 if failed else 0
 
@@ -319,10 +323,12 @@ def _report_many(sender: Sender) -> None:
         print(printable(f"{counted(len(devices), 'device')} {words}{some}"))
 
 
-def _warning(device: str, name: str) -> str:
+def _warning(devices: list[str], name: str) -> str:
+    one = devices[0] if len(devices) == 1 else "ID"
     return printable(
-        f"warning  {device}: this version finds other things than the one before; if that is not"
-        f" meant: edge-agent rollback {name} --device {device}; trial.min_agreement rejects such"
+        f"warning  {some_of(devices)}: this version finds other things than the one before; if that"
+        f" is not meant: edge-agent rollback {name} --device {one};"
+        " trial.min_agreement rejects such"
     )
 
 

@@ -9,14 +9,13 @@ from typing import Any
 
 from ...core.errors import AgentError, MalformedError
 from ...core.text import printable
-from ...delivery.plan import Plan, read, ring_of, seal
+from ...delivery.plan import Plan, read, read_own, seal
 from ...delivery.sender import remove
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
-from ...mqtt.topics import rollouts
 from ..fleet import LOOK_SECONDS, Fleet
 from ..options import Options, add_broker, broker_settings
-from ..roller import Roller, changed, ending, rollout_filters, who
+from ..roller import Roller, changed, ending, publish, rollout_filters, topic_of, who
 
 TRIES = 3
 """Where others change it at the same time."""
@@ -53,7 +52,7 @@ def main(options: Options) -> int:
             return _remove_package(client, root, options.id)
         name = _name(fleet, options.id)
         try:
-            plan = read(fleet.plans[name], ring_of(key), allow_unsigned=key is None)
+            plan = read_own(fleet.plans[name], key)
         except MalformedError as problem:
             if options.rollout == "finish" and _is_junk(fleet.plans[name]):
                 return _clear(client, root, name)
@@ -76,13 +75,13 @@ def main(options: Options) -> int:
         if options.rollout != "finish":
             print(printable(ending(plan)))
             return 0
-        _clear(client, root, name)
-        if plan.settings is not None:
-            return 0
+        status = 0
         if plan.transfer in fleet.rolled_out(but=name):
             print("its package stays: it is of another roll-out, too")
-            return 0
-        return _remove_package(client, root, plan.transfer)
+        elif plan.settings is None:
+            status = _remove_package(client, root, plan.transfer)
+        _clear(client, root, name)  # last, so that who is killed here can be followed
+        return status
 
 
 def _is_junk(payload: bytes) -> bool:
@@ -95,7 +94,7 @@ def _is_junk(payload: bytes) -> bool:
 
 
 def _clear(client: OneShotClient, root: str, name: str) -> int:
-    client.wait_published([client.publish(f"{rollouts(root)}/{name}", b"", retain=True)])
+    client.wait_published([client.publish(topic_of(root, name), b"", retain=True)])
     print(f"roll-out {name} is removed from the broker")
     return 0
 
@@ -137,15 +136,15 @@ def put(client: OneShotClient, root: str, plan: Plan, key: Any) -> Plan:
     Raises:
         AgentError: others do not cease.
     """
-    topic = f"{rollouts(root)}/{plan.id}"
+    topic = topic_of(root, plan.id)
     for _ in range(TRIES):
         sealed = seal(plan, key)
-        client.wait_published([client.publish(topic, sealed, retain=True)])
+        client.wait_published([publish(client, root, plan, sealed)])
         found = client.read(topic, LOOK_SECONDS)
         if found == sealed:
             return plan
         try:
-            serial = read(found or b"", ring_of(key), allow_unsigned=key is None).serial
+            serial = read_own(found or b"", key).serial
         except MalformedError:
             serial = plan.serial
         plan = replace(plan, serial=max(serial, plan.serial) + 1)
