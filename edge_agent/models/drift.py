@@ -103,7 +103,7 @@ def _distribution(content: Any, where: str) -> Distribution:
         raise ValueError(f"{where}: expected an object with edges and shares")
     edges, shares = content["edges"], content["shares"]
     for key, numbers in (("edges", edges), ("shares", shares)):
-        if not isinstance(numbers, list) or not all(map(_is_number, numbers)):
+        if not isinstance(numbers, list | tuple) or not all(map(_is_number, numbers)):
             raise ValueError(f"{where}.{key}: expected a list of finite numbers")
     if not 1 <= len(edges) <= MOST_EDGES or any(low >= high for low, high in pairwise(edges)):
         raise ValueError(f"{where}.edges: expected 1 to {MOST_EDGES} numbers that rise")

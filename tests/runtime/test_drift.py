@@ -82,7 +82,10 @@ def test_what_is_usual_is_learned_and_kept(tmp_path: Path) -> None:
 def test_another_version_or_source_begins_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was usual of one says nothing of another; that a version begins anew is logged."""
+    """What was usual of one says nothing of another; that a version begins anew is logged.
+
+    One that comes back in the same run knows what it had learned.
+    """
     caplog.set_level("INFO")
     kept, source = LearnedValues(tmp_path), Source()
     first, second = model(tmp_path), model(tmp_path, "2")
@@ -92,6 +95,8 @@ def test_another_version_or_source_begins_anew(
     source.give(drift, second, 160, mean=9.0)
     assert report(drift) == {"against": "learned", "learning": 0.5}
     assert "p: drift is measured anew, of loud@2" in caplog.text
+    source.give(drift, first, 160)
+    assert "learning" not in report(drift)
     other = made(kept, "csv:y")
     source.give(other, first, 161)
     assert report(other)["learning"] == 0.5
