@@ -12,6 +12,7 @@ from ..device.resources import usable_cpus
 from .hw_decode import HARDWARE
 from .source import SourceContext, wait_until
 from .spec import SourceSpec
+from .transport import TransportFile, is_transport
 from .video import FEW_CORES, FILE, Video
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Clip:
         self._damaged = 0
         self._count = 0
         self._grabbed = 0, 0.0
+        self._transport: TransportFile | None = None
         self._video = self._open()
 
     def grab(self) -> bool:
@@ -93,6 +95,12 @@ class Clip:
 
     def close(self) -> None:
         self._video.close()
+        self._close_transport()
+
+    def _close_transport(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
 
     def _advance(self) -> bool:
         """Go on to the next frame, or the next that was found when the file was opened."""
@@ -101,7 +109,15 @@ class Clip:
             return True
         self._problem = None
         try:
-            return self._video.advance()
+            if self._video.advance():
+                return True
+            rest = None if self._transport is None else self._transport.rest
+            if rest is None:
+                return False
+            self._video.close()
+            self._video = self._open(rest)
+            self._problem = self._ahead.pop(0)
+            return True
         except SampleError as problem:
             self._problem = problem
             return True
@@ -109,27 +125,35 @@ class Clip:
             self._cut = str(problem)
             return False
 
-    def _open(self) -> Video:
-        """Open the file at its start: seeking back is not exact in every container."""
+    def _open(self, place: int = 0) -> Video:
+        """Open the file at its start, as seeking back is not exact in every container.
+
+        *place*: where a transport stream has another video, bytes.
+        """
         import av
 
         # Before it is opened, as FFmpeg's own reasons are terse.
         _check_readable(self._spec)
+        self._close_transport()
+        path = self._spec.local
+        if is_transport(path):
+            self._transport = TransportFile(path, place)
         try:
             video = Video(
                 # Absolute, so that no name can be taken for a URL.
-                *(str(self._spec.local.absolute()), self._name, FILE),
+                *(self._transport or str(path.absolute()), self._name, FILE),
                 threads=1 if usable_cpus() < FEW_CORES else 0,
                 keys=self._spec.options["frames"] == "key",
                 decode=self._spec.options["decoder"] or self._context.decode,
                 source=self._spec.text,
             )
         except av.FFmpegError:
+            self._close_transport()
             raise SourceError(
                 f"{self._name}: is not a video that can be played (damaged, cut short, or of an "
                 f"unknown format); look at it with `ffprobe`"
             ) from None
-        self._count, self._ahead = 0, []
+        self._count, self._ahead = self._count if place else 0, []
         self._timing.begin(video.rate)
         found = False
         while not found:
@@ -145,7 +169,7 @@ class Clip:
         if not found:
             video.close()
             if HARDWARE.doubt(self._name):
-                return self._open()
+                return self._open(place)
             raise SourceError(f"{self._name}: holds no frame that can be decoded")
         return video
 

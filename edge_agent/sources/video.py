@@ -5,6 +5,7 @@ The one place that knows the options by which FFmpeg's libraries are configured.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from .frame_pool import FRAME_POOL
 from .hw_decode import HARDWARE
 from .opencv import MAX_PIXELS, check_size, load
 from .packet_ring import PACKETS
+from .transport import TransportFile
 
 FEW_CORES = 4
 """With fewer, a stream is decoded by one thread: each further one costs, on two busy cores a sixth
@@ -49,7 +51,7 @@ class Video:
 
     def __init__(
         self,
-        address: str,
+        address: str | TransportFile,
         name: str,
         options: Mapping[str, str],
         *,
@@ -59,7 +61,7 @@ class Video:
         decode: str = "auto",
         source: str = "",
     ) -> None:
-        """Open a path or URL; nothing is decoded yet.
+        """Open a path, URL or transport stream; nothing is decoded yet.
 
         *options*: NETWORK or FILE, and more of FFmpeg's. *threads* 0: as many as are of use.
         *keys*: only key frames are decoded. *timeouts*: of opening and of reading, seconds.
@@ -107,6 +109,8 @@ class Video:
             raise
         self._decoder = HARDWARE.decoder(decoder, name, decode) or decoder
         self._converter = VideoReformatter()
+        # A bit less than what the pipeline's own clock allows.
+        self._silence = 1.8 * timeouts[1] if timeouts else float("inf")
         self._frames = self._decoded()
         self._frame: Any = None
         self.packets = 0
@@ -181,7 +185,11 @@ class Video:
     def _decoded(self) -> Generator[Any]:
         """Yield the frames, and a SampleError for each piece that cannot be decoded."""
         repeats = self._container.format.name == "avi"
+        since = time.monotonic()
         for packet in self._read():
+            if time.monotonic() - since > self._silence:
+                # Else this thread would be held for as long as something comes.
+                raise SourceError(f"{self._name}: what comes makes no picture")
             self.packets += packet.size > 0
             if repeats and packet.dts is not None:
                 # Frames that only repeat the one before are counted by the header, and not read.
@@ -197,6 +205,7 @@ class Video:
                 yield SampleError(f"{self._name}: a frame cannot be decoded: {problem.strerror}")
             else:
                 yield from frames
+                since = time.monotonic() if frames else since
 
     def _read(self) -> Generator[Any]:
         try:

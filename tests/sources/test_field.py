@@ -63,6 +63,7 @@ def write(
     tags: dict[str, Any] | None = None,
     matrix: Sequence[int] | None = None,
     size: tuple[int, int] = (WIDTH, HEIGHT),
+    muxer: dict[str, str] | None = None,
 ) -> Path:
     """Write a clip of the quarters.
 
@@ -76,9 +77,10 @@ def write(
         tags: colors of the frames.
         matrix: display matrix, nine numbers.
         size: width and height.
+        muxer: options of the container.
 
     """
-    with av.open(str(path), "w") as container:
+    with av.open(str(path), "w", options=muxer or {}) as container:
         stream: Any = container.add_stream(codec, rate=10, options=options or {})
         stream.width, stream.height, stream.pix_fmt = *size, pix_fmt
         stream.time_base = stream.codec_context.time_base = Fraction(1, 10)
@@ -144,6 +146,26 @@ def test_opencv_python_908_and_24430_every_container_and_codec(
     pictures, trouble = played(write(tmp_path / f"clip.{suffix}", codec, pix_fmt=pix_fmt))
     assert (len(pictures), trouble) == (20, None)
     assert all(seen(picture) == UPRIGHT for picture in pictures)
+
+
+def test_mpv_4305_a_video_that_moves_to_another_packet_identifier_or_codec(tmp_path: Path) -> None:
+    """A transport stream is read to its end, whatever its video becomes on the way, and back."""
+    moved = {"mpegts_start_pid": "0x300"}
+    parts = [
+        write(tmp_path / "first.ts"),
+        write(tmp_path / "moved.ts", size=(HEIGHT, WIDTH), muxer=moved),
+        write(tmp_path / "other.ts", "mpeg2video"),
+        write(tmp_path / "both.ts", "mpeg2video", size=(320, 192), muxer=moved),
+    ]
+    path = tmp_path / "clip.ts"
+    path.write_bytes(b"".join(part.read_bytes() for part in [*parts, parts[0]]))
+    pictures, trouble = played(path)
+    sizes = [(96, 160), (160, 96), (96, 160), (192, 320), (96, 160)]
+    assert [picture.shape[:2] for picture in pictures] == [
+        each for each in sizes for _ in range(20)
+    ]
+    assert all(seen(picture) == UPRIGHT for picture in pictures)
+    assert trouble is None
 
 
 @pytest.mark.parametrize("suffix", ["mkv", "mp4", "ts"])

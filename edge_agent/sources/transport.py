@@ -1,0 +1,128 @@
+"""MPEG transport streams, parted where their video moves to another packet identifier or codec.
+
+FFmpeg's libraries go on with the stream that they found first, and give nothing of the other.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PACKET = 188
+_SYNC = ((0, 188), (4, 192), (0, 204))
+"""Where the first packet begins, and how far it is to the next: plain, with times, with parity."""
+_VIDEO = frozenset((0x01, 0x02, 0x10, 0x1B, 0x20, 0x21, 0x24, 0x33, 0x42, 0xD1, 0xEA))
+"""Kinds of streams in a program map that are video."""
+
+
+class TransportFile:
+    """A file of a transport stream, for PyAV, which ends where its video becomes another."""
+
+    def __init__(self, path: Path, place: int = 0) -> None:
+        """Open it at a place, bytes."""
+        self.rest: int | None = None
+        """Place of the tables that name another video; None: they have not come."""
+        self._file = path.open("rb")
+        self._file.seek(place)
+        self._place = place
+        self._carried = b""
+        self._maps: dict[int, frozenset[tuple[int, int]]] = {}
+        """Kinds and identifiers of the videos in each program map, by the map's identifier."""
+        self._heads = _heads([0])
+        self._index = place
+        """Place of the last index of the program maps."""
+        self._listed: set[int] = set()
+        """The maps that have come since."""
+
+    def read(self, size: int) -> bytes:
+        """Read on, up to *size* bytes; none at the end."""
+        if self.rest is not None:
+            return b""
+        data = self._file.read(size)
+        # The last packet may have been cut by the end of what was read before.
+        window, began = self._carried + data, self._place - len(self._carried)
+        at = 0
+        while (found := self._heads.search(window, at)) is not None:
+            at = found.start()
+            if at + PACKET > len(window):
+                break
+            if self._changes(window[at : at + PACKET], began + at):
+                data = data[: max(0, (self.rest or 0) - self._place)]
+                break
+            at += 1
+        self._carried = window[-PACKET + 1 :]
+        self._place += len(data)
+        return data
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+    def _changes(self, packet: bytes, place: int) -> bool:
+        """Take note of a packet that may hold a table; whether a video that was there is gone."""
+        table = _table(packet)
+        if not table:
+            return False
+        identifier = _identifier(packet[1:])
+        if identifier == table[0] == 0:
+            maps = [_identifier(table[n + 2 :]) for n in range(8, len(table) - 3, 4)]
+            self._heads = _heads([0, *maps])
+            self._index, self._listed = place, set()
+        elif table[0] == 2:
+            videos = _videos(table) or self._maps.get(identifier, frozenset())
+            if not self._maps.setdefault(identifier, videos) <= videos:
+                # Without the index before it, what follows is not understood until the next.
+                self.rest = place if identifier in self._listed else self._index
+            self._maps[identifier] = videos
+            self._listed.add(identifier)
+        return self.rest is not None
+
+
+def is_transport(path: Path) -> bool:
+    """Whether a file is a transport stream; False if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(1024)
+    except OSError:
+        return False
+    return any(data[first::step][:4] == b"G" * 4 for first, step in _SYNC)
+
+
+def _heads(identifiers: list[int]) -> re.Pattern[bytes]:
+    """Return a pattern of the heads of packets in which a table of one of these begins."""
+    each = (
+        b"[%b%b]%b"
+        % (
+            *(re.escape(bytes([flags | pid >> 8])) for flags in (0x40, 0x60)),
+            re.escape(bytes([pid & 255])),
+        )
+        for pid in identifiers
+    )
+    return re.compile(b"G(?:%b)[\x10-\x1f\x30-\x3f]" % b"|".join(each), re.DOTALL)
+
+
+def _table(packet: bytes) -> bytes:
+    """Return the table that begins in a packet, as far as that holds it, without its checksum."""
+    start = 4
+    if packet[3] & 0x20:
+        start += 1 + packet[4]
+    table = packet[start + 1 + packet[start] :] if start < PACKET else b""
+    if len(table) < 12 or table[1] & 0xF0 != 0xB0:
+        return b""
+    length = 3 + ((table[1] & 15) << 8 | table[2])
+    return table[: length - 4]
+
+
+def _videos(table: bytes) -> frozenset[tuple[int, int]]:
+    """Return the kinds and identifiers of the videos that a program map names."""
+    found = set()
+    at = 12 + ((table[10] & 15) << 8 | table[11])
+    while at + 5 <= len(table):
+        if table[at] in _VIDEO:
+            found.add((table[at], _identifier(table[at + 1 :])))
+        at += 5 + ((table[at + 3] & 15) << 8 | table[at + 4])
+    return frozenset(found)
+
+
+def _identifier(data: bytes) -> int:
+    return (data[0] & 31) << 8 | data[1]
