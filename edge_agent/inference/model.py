@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
@@ -285,6 +285,9 @@ class Model:
             if prepared.placement is not None:
                 found = found.moved(prepared)
             self.stats.look(decoded, found)
+            if self.stats.unseen and decoded.best_score == 0:
+                every = partial(self._decode, outputs, prepared.tensors, 0.0)
+                self.stats.look_at_all(every, outputs, self.folder)
             # Decoders check what they read; JSON has no infinity.
             if not found.finite:
                 raise SampleError("outputs: what they stand for is not finite")

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..core.errors import SampleError
-from ..core.types import Classes, Detections, Findings, Request
+from ..core.types import Classes, Detections, Findings, Request, Tensors
+from ..models.decoders import BOXED, Task
+
+if TYPE_CHECKING:
+    from ..models.manifest import ModelFolder
 
 _MOST_SCORE = 1.05
 """Above what is no chance, however it is rounded."""
@@ -14,6 +20,18 @@ _LEAST_SIDE = 2.0
 """Pixels of the input: no detector finds what is smaller."""
 _FEW = 3
 """Boxes that may be mistakes in what the frame is surrounded by."""
+_DARK = 1
+"""Results without a score above 0 that can hardly be right: thousands of sigmoids are not all 0."""
+_DARK_COARSE = 30
+"""As many of a network whose scores have steps, which an empty picture can leave at 0."""
+_NO_SCORE = (
+    "no score so far is above 0: the network is given other numbers than in its training "
+    "(input.scale, input.mean), output.decoder is of another model, or its scores were lost when "
+    "it was quantized (export it in floats)"
+)
+_GRADED: frozenset[Task] = (BOXED - {"text"}) | {"classification"}
+_PADDED = frozenset({"ssd", "yolo-e2e"})
+"""Decoders of networks that fill up what they have found with zeros."""
 _NO_BOX = (
     "none of the boxes so far is in the frame and larger than two pixels: output.decoder, "
     "output.layout or input.resize is of another model"
@@ -35,7 +53,7 @@ class Statistics:
         """The latest failure: error text, and the request."""
         self.doubt: str | None = None
         """Why its results can hardly be right; None: nothing says so."""
-        self._plausible, self._odd = False, 0
+        self._plausible, self._odd, self._dark = False, 0, 0
         self.first_at: float | None = None
         """Monotonic clock at the end of its first inference on a frame."""
         self.used_at = time.monotonic()
@@ -57,6 +75,8 @@ class Statistics:
         """Look at findings in pixels of the input, and at those of them that lie in the frame."""
         if not isinstance(found, Detections | Classes):
             return
+        if found.best_score > 0:
+            self._dark, self.doubt = -1, None if self.doubt == _NO_SCORE else self.doubt
         if found.best_score > _MOST_SCORE:
             self._plausible = True  # its boxes may be
             self.doubt = (
@@ -69,6 +89,42 @@ class Statistics:
             self._odd += len(found)
             self.doubt = _NO_BOX if self._odd >= _FEW and not self._plausible else None
 
+    @property
+    def unseen(self) -> bool:
+        """Whether no score above 0 is known yet, so that those below the threshold matter.
+
+        Not at the very first result, which is to leave as soon as it can.
+        """
+        return self.inferred > 0 and -1 < self._dark < _DARK_COARSE
+
+    def look_at_all(
+        self, decode: Callable[[], Findings], outputs: Tensors, folder: ModelFolder
+    ) -> None:
+        """Look at all scores of a result of which none has reached the threshold.
+
+        Args:
+            decode: decodes it with a threshold of 0.
+            outputs: of the network.
+            folder: of the model.
+        """
+        if folder.manifest.task not in _GRADED:
+            return
+        try:
+            found = decode()
+        except SampleError:
+            return  # what cannot be read is said where it reaches the threshold
+        if found.best_score:
+            self._dark = -1
+            return
+        dead = folder.manifest.decoder not in _PADDED and not any(
+            one.any() for one in outputs.values()
+        )
+        if not dead and not (isinstance(found, Detections | Classes) and found.labels):
+            return
+        self._dark += 1
+        if self._dark == _DARK_COARSE or (self._dark == _DARK and not _coarse(folder, outputs)):
+            self._dark, self.doubt = _DARK_COARSE, _NO_SCORE
+
     def go_on_from(self, before: Statistics) -> None:
         """Continue the counts of the model before this one."""
         self.inferred += before.inferred
@@ -80,6 +136,15 @@ class Statistics:
             return
         self.failure = (str(problem), request)
         self.failing += 1
+
+
+def _coarse(folder: ModelFolder, outputs: Tensors) -> bool:
+    """Whether the scores of a network have steps, so that what is small is 0."""
+    from ..models.files.check_onnx import inspect
+
+    return any(one.dtype != "float32" for one in outputs.values()) or (
+        inspect(folder.network).quantized
+    )
 
 
 _MEMORY = 0.01

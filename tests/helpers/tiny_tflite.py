@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import flatbuffers
+import numpy as np
+from numpy.typing import NDArray
 
 Fields = Mapping[int, tuple[str, Any]]
 """By number: "offset", or the name of a number's type, and the value."""
@@ -33,17 +35,21 @@ def vector(builder: Any, kind: str, values: Sequence[Any]) -> int:
     return int(builder.EndVector())
 
 
-def _zeros(builder: Any, count: int) -> int:
+def _zeros(builder: Any, count: int, zero: int) -> int:
     """Write a vector of long integers that is aligned to four bytes only."""
     builder.StartVector(8, count, 4)
-    for _ in range(2 * count):
-        builder.PrependInt32(0)
+    for _ in range(count):
+        builder.PrependInt32(zero >> 31)
+        builder.PrependInt32(zero)
     return int(builder.EndVector())
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor: `kind` is a TensorType; of several scales `axis` says along which they go."""
+    """A tensor: `kind` is a TensorType; of several scales `axis` says along which they go.
+
+    With `values` it is a constant.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -51,6 +57,8 @@ class Tensor:
     scales: tuple[float, ...] = ()
     axis: int = 0
     variable: bool = False
+    zero: int = 0
+    values: NDArray[Any] | None = None
 
 
 def save_tflite(
@@ -59,31 +67,40 @@ def save_tflite(
     operators: Sequence[tuple[int, int, Sequence[int], Sequence[int]]] = ((25, 9, (0,), (1,)),),
     *,
     graphs: int = 1,
+    outputs: int = 1,
+    custom: str | None = None,
     metadata: bytes | None = None,
 ) -> Path:
-    """Save a network from its first tensor to its last one.
+    """Save a network from its first tensor to its last ones.
 
     Args:
         path: the .tflite file.
         tensors: all of them.
         operators: of each its kind and that of its options, and the tensors it takes and makes.
         graphs: how often the graph is listed.
+        outputs: how many tensors at the end are outputs.
+        custom: name of the operator of kind 32.
         metadata: what TFLITE_METADATA leads to.
 
     """
     builder = flatbuffers.Builder(2048)
-    made = []
+    made, buffers = [], [table(builder, {})]
     for one in tensors:
+        place = len(buffers) if one.values is not None else 0
+        if one.values is not None:
+            held = builder.CreateByteVector(one.values.tobytes())
+            buffers.append(table(builder, {0: ("offset", held)}))
         fields: dict[int, tuple[str, Any]] = {
             0: ("offset", vector(builder, "Int32", one.shape)),
             1: ("Int8", one.kind),
+            2: ("Uint32", place),
             3: ("offset", builder.CreateString(one.name)),
             5: ("Bool", one.variable),
         }
         if one.scales:
             steps: Fields = {
                 2: ("offset", vector(builder, "Float32", one.scales)),
-                3: ("offset", _zeros(builder, len(one.scales))),
+                3: ("offset", _zeros(builder, len(one.scales), one.zero)),
                 6: ("Int32", one.axis),
             }
             fields[4] = ("offset", table(builder, steps))
@@ -97,21 +114,24 @@ def save_tflite(
         }
         options: Fields = {3: ("Uint8", kind), 4: ("offset", table(builder, {}))} if kind else {}
         done.append(table(builder, {**said, **options}))
-        codes.append(table(builder, {0: ("Int8", min(code, 127)), 3: ("Int32", code)}))
+        named: Fields = {}
+        if code == 32 and custom is not None:
+            named = {1: ("offset", builder.CreateString(custom))}
+        codes.append(table(builder, {0: ("Int8", min(code, 127)), **named, 3: ("Int32", code)}))
     graph = table(
         builder,
         {
             0: ("offset", vector(builder, "UOffsetTRelative", made)),
             1: ("offset", vector(builder, "Int32", [0])),
-            2: ("offset", vector(builder, "Int32", [len(made) - 1])),
+            2: ("offset", vector(builder, "Int32", range(len(made) - outputs, len(made)))),
             3: ("offset", vector(builder, "UOffsetTRelative", done)),
         },
     )
-    buffers, entries = [table(builder, {})], []
+    entries = []
     if metadata is not None:
         buffers.append(table(builder, {0: ("offset", vector(builder, "Byte", metadata))}))
-        named = builder.CreateString("TFLITE_METADATA")
-        entries.append(table(builder, {0: ("offset", named), 1: ("Uint32", 1)}))
+        name = builder.CreateString("TFLITE_METADATA")
+        entries.append(table(builder, {0: ("offset", name), 1: ("Uint32", len(buffers) - 1)}))
     model: dict[int, tuple[str, Any]] = {0: ("Uint32", 3)}
     for number, part in {1: codes, 2: [graph] * graphs, 4: buffers, 6: entries}.items():
         model[number] = ("offset", vector(builder, "UOffsetTRelative", part))
@@ -194,3 +214,17 @@ def save_fomo(path: Path, size: int = 96, *, integers: bool = True) -> Path:
     builder.Finish(table(builder, model), file_identifier=b"TFL3")
     path.write_bytes(builder.Output())
     return path
+
+
+def save_constants(path: Path, picture: tuple[int, ...], outputs: Sequence[Tensor]) -> Path:
+    """Save a network of a picture (1, H, W, 3) that gives these tensors' values, whatever it is."""
+    tensors = [Tensor("x", picture)]
+    operators = []
+    for place, one in enumerate(outputs):
+        shape = np.array(one.shape, np.int32)
+        held = replace(one, name=f"{one.name}.value")
+        tensors += [held, Tensor(f"{one.name}.shape", (len(shape),), 2, values=shape)]
+        taken = (1 + 2 * place, 2 + 2 * place)
+        operators.append((22, 0, taken, (1 + 2 * len(outputs) + place,)))
+    ends = [replace(one, values=None) for one in outputs]
+    return save_tflite(path, [*tensors, *ends], operators, outputs=len(ends))

@@ -196,6 +196,53 @@ def test_yolov5_lite_136_boxes_that_are_not_decoded_are_refused(tmp_path: Path) 
         found(rows_of_yolov5(tmp_path, decoded=False), "onnxruntime")
 
 
+@needs_cases
+def test_yolov5_lite_136_its_own_file_gives_no_box_that_is_none() -> None:
+    """Bare, it is of YOLOv5's form; the first picture tells that it is not decoded."""
+    with pytest.raises(SampleError, match="anchors and grid are outside the network"):
+        found(CASES / "bare-yolov5-undecoded" / "v5lite.onnx", "onnxruntime")
+
+
+@needs_cases
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("case", "level", "best", "score"),
+    [
+        ("logsoftmax", 225, "bright", 0.955),
+        ("logsoftmax", 30, "dark", 0.955),
+        ("one-sigmoid", 225, "cat", 0.8),
+    ],
+)
+def test_torchkan_9_and_keras_45701_the_reported_files_are_read(
+    case: str, level: int, best: str, score: float, engine: str
+) -> None:
+    """Both classes are published, the more likely first."""
+    classes = found(CASES / case, engine, level)
+    assert isinstance(classes, Classes)
+    assert classes.labels[0] == best
+    assert_allclose(classes.scores, (score, 1 - score), atol=2e-3)
+
+
+@needs_cases
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("yolov4", "output.labels"),
+        ("paddledet", "input.mean and input.scale: NormalizeImage in its infer_cfg.yml"),
+        ("efficientdet", "export it with separate boxes, scores and classes"),
+        ("fomo", "task and output.decoder"),
+        ("columns", "export it with one tensor for all columns"),
+        ("anomap", "pred_score beside anomaly_map"),
+        ("batch8", "export it with a batch of 1, or an open one"),
+    ],
+)
+def test_families_of_the_field_are_a_question_with_the_way_out(file: str, words: str) -> None:
+    """None is drafted in full, and none is a classifier of the numbers of a row."""
+    made = describe(CASES / "refused-families" / f"{file}.onnx")
+    assert made.manifest is None
+    assert any(words in line for line in made.missing)
+
+
 def test_yolov5_boxes_in_0_to_1_that_lie_in_their_cells_are_decoded(tmp_path: Path) -> None:
     """What was converted from TensorFlow's export gives boxes in 0..1 of the input."""
     boxes = found(rows_of_yolov5(tmp_path, decoded=True), "onnxruntime")
@@ -461,7 +508,39 @@ def test_openmv_a_head_without_chances_is_not_taken_for_cells_with_a_class(tmp_p
     tensors = [Tensor("x", (1, 192, 192, 3)), Tensor("y", (1, 12, 12, 30))]
     assert "first_label = 1" in describe(save_tflite(tmp_path / "cells.tflite", tensors)).draft
     path = save_tflite(tmp_path / "m.tflite", tensors, [(14, 0, (0,), (1,))])
+    assert 'layout = "yolov2"' in describe(path).draft
+    save_tflite(path, [tensors[0], Tensor("y", (1, 12, 12, 31))], [(14, 0, (0,), (1,))])
     assert 'decoder = "raw"' in describe(path).draft
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_openmv_a_yolov2_head_is_read_with_its_numbers_first_or_last(
+    tmp_path: Path, *, last: bool
+) -> None:
+    """A cell's five anchors: middle in the cell, size e**t anchors, softmax of the classes."""
+    head = np.zeros((3, 3, 5, 7), np.float32)
+    head[0, 0, :, :2], head[..., 4] = -1, -9
+    head[1, 1, 2] = (0, 0, 0, 0, 9, 0, 9)
+    numbers = head.reshape(1, 3, 3, 35)
+    if not last:
+        numbers = np.ascontiguousarray(numbers.transpose(0, 3, 1, 2))
+    path = constant_outputs(tmp_path / "m.onnx", {"y": numbers}, picture=(1, 3, 96, 96))
+    anchors = [1, 1, 1, 1, 1.5, 1.5, 1, 1, 1, 1]
+    output = f'decoder = "yolov5"\nlayout = "yolov2"\nanchors = {anchors}\nlabels = ["a", "b"]'
+    boxes = found(folder(path, "detection", output), "onnxruntime")
+    assert isinstance(boxes, Detections)
+    assert boxes.labels == ("b",)
+    assert_allclose(boxes.boxes, [[24, 24, 72, 72]], atol=0.1)
+
+
+def test_ultraface_offsets_with_a_manifest_written_by_hand_are_refused(tmp_path: Path) -> None:
+    """An export without post-processing has the shapes of one with it, and no corners."""
+    offsets = np.random.default_rng(1).normal(size=(1, 50, 4)).astype(np.float32)
+    scores = np.tile(np.array([0.1, 0.9], np.float32), (1, 50, 1))
+    network = constant_outputs(tmp_path / "m.onnx", {"scores": scores, "boxes": offsets})
+    made = folder(network, "detection", 'decoder = "ultraface"\nlabels = ["face"]')
+    with pytest.raises(SampleError, match=r"offsets from anchors.*version-slim-320"):
+        found(made, "onnxruntime")
 
 
 def test_silero_vad_its_own_export_is_read_bare(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...core.errors import ModelError
+from ...core.errors import ModelError, SampleError
 from ...core.types import Detections, Tensors
 from .boxes import Hits, best_classes, detections, lay_grid, selection_of
 from .decoder import (
@@ -19,6 +19,8 @@ from .decoder import (
 )
 
 YUNET_STRIDES = (8, 16, 32)
+_ORDERED = 0.9
+"""Least share of coordinates that are in the order of two corners."""
 
 
 def ultraface(network: Network) -> Decoder:
@@ -48,6 +50,12 @@ def ultraface(network: Network) -> Decoder:
         hits = Hits(found.rows, found.classes + 1, found.scores)
         corners = boxes.read(outputs)[0]
         check_rows(boxes, len(corners), scores, len(table))
+        # What is decoded has its second corner behind the first, in every row.
+        if len(hits.rows) and (corners[:, 2:] >= corners[:, :2]).mean() < _ORDERED:
+            raise SampleError(
+                f"output {boxes.spec.name}: these are offsets from anchors, no corners; take the "
+                "export with post-processing (version-slim-320.onnx, version-RFB-320.onnx)"
+            )
         return detections(boxes.spec.name, corners[hits.rows] * scale, hits, labels, selection)
 
     return decode

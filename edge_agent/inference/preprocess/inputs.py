@@ -201,7 +201,8 @@ def _open_signal(spec: InputSpec, tensor: TensorSpec) -> Shape:
 def _fill(tensor: TensorSpec, wanted: OpenShape, key: str) -> Shape:
     """Take each size from the network, or from *wanted* if it is open."""
     if len(wanted) != len(tensor.shape):
-        found = f"one of {len(wanted)}" if wanted else "a single number"
+        found = f"one of {len(wanted)}" if wanted else "a single number, which fills only a mask "
+        found += "" if wanted else "of known sizes: export it with these, or write out the array"
         raise ModelError(
             f"{key}: input {tensor} takes an array of {len(tensor.shape)} dimensions, found {found}"
         )

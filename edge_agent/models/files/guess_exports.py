@@ -122,9 +122,11 @@ def _single(picture: Picture, count: int, *, last: bool) -> Draft | None:
         output |= {"anchors": _CUSTOM_VISION, "threshold": 0.1, "iou": 0.45, "agnostic": True}
         how = "output.layout: custom-vision, or yolov2 if its own code has a sigmoid of x and y"
         return _custom_vision(picture, output, how)
-    # A YOLO's only head has the same shape, but its numbers are no chances that add up to 1.
-    if not last or picture.given["layout"] != "nhwc" or picture.facts.makers[name] != "Softmax":
+    if not last or picture.given["layout"] != "nhwc":
         return None
+    # A YOLO's only head has the same shape, but its numbers are no chances that add up to 1.
+    if picture.facts.makers[name] != "Softmax":
+        return _yolov2(picture, count)
     return detector(
         picture,
         "cells with a class each, as Edge Impulse's FOMO gives them",
@@ -132,6 +134,22 @@ def _single(picture: Picture, count: int, *, last: bool) -> Draft | None:
         {"decoder": "semantic", "threshold": 0.5, "first_label": 1},
         f"output.labels: {count - 1} names, without the background",
         "input.resize: as its impulse has it: crop (fit shortest), letterbox (longest), stretch",
+    )
+
+
+def _yolov2(picture: Picture, count: int) -> Draft | None:
+    """Draft a single head with five anchors a cell and these last, as OpenMV's yolo_lc has it."""
+    classes = count // 5 - 5
+    if count % 5 or classes < 1:
+        return None
+    return detector(
+        picture,
+        f"of the form of YOLOv2's only head: 5 anchors a cell and {classes} classes",
+        {"scale": 255},
+        {"decoder": "yolov5", "layout": "yolov2", "threshold": 0.3, "iou": 0.45},
+        "output.anchors: those of the training, width and height of each in cells",
+        f"output.labels: the names of its {classes} classes; if it has others, task is raw",
+        RESIZE,
     )
 
 
