@@ -282,7 +282,7 @@ def test_teachable_machine_labels_may_be_marked_and_only_numbers_tell_the_family
     [
         ("TFLite_Detection_PostProcess", "raw boxes and scores"),
         ("PosenetDecoderOp", "built-in operators only"),
-        ("FlexErf", "SELECT_TF_OPS|built-in operators"),
+        ("edgetpu-custom-op", "that it was compiled from"),
     ],
 )
 def test_frigate_8621_custom_operators_are_refused_with_the_way_out(

@@ -653,3 +653,46 @@ def test_mlperf_tiny_an_integer_autoencoder_has_a_window(tmp_path: Path) -> None
     drafted = "\n".join(describe(path).missing)
     assert "autoencoder" in drafted
     assert "input.window" not in drafted
+
+
+def test_gtcrn_states_of_several_dimensions_are_no_pictures(tmp_path: Path) -> None:
+    """A state that begins with a 2 was called two pictures at once."""
+    sizes = {"mix": (1, 257, 1, 2), "cache": (2, 1, 33, 16)}
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        [node("Identity", [name], [f"{name}_out"]) for name in sizes],
+        [(name, "float32", size) for name, size in sizes.items()],
+        [(f"{name}_out", "float32", size) for name, size in sizes.items()],
+    )
+    assert "pictures at once" not in "\n".join(describe(path).missing)
+
+
+def open_network(path: Path, name: str, kind: str, sizes: Sequence[Any]) -> Path:
+    """Save a network of open pictures whose output has these sizes, by a Softmax or Sigmoid."""
+    nodes = [node("ReduceMean", [name], ["mean"], axes=[1], keepdims=1)]
+    if len(sizes) == 2:
+        nodes = [node("ReduceMean", [name], ["mean"], axes=[2, 3], keepdims=0)]
+    return save_onnx(
+        path,
+        [*nodes, node(kind, ["mean"], ["out"])],
+        [(name, "float32", (None, 3, None, None))],
+        [("out", "float32", sizes)],
+    )
+
+
+def test_paddle2onnx_open_sizes_are_asked_for_and_lines_of_text_recognized(tmp_path: Path) -> None:
+    """PP-OCR's detection was of no known family; its classifier of angles had no size."""
+    path = open_network(tmp_path / "m.onnx", "x", "Sigmoid", (None, 1, None, None))
+    told = describe(path)
+    assert 'decoder = "db"' in told.draft
+    assert any(line.startswith("input.width and input.height") for line in told.missing)
+    told = describe(open_network(tmp_path / "m.onnx", "x", "Softmax", (None, 3)))
+    assert "input.width and input.height: the network leaves them open" in told.missing
+
+
+def test_yolo_fastestv2_parts_of_heads_are_told_what_to_export(tmp_path: Path) -> None:
+    """Six outputs, as they are before its own exporter joins them."""
+    shapes = [(1, count, side, side) for side in (22, 11) for count in (12, 3, 80)]
+    arrays = {f"o{place}": np.zeros(shape, np.float32) for place, shape in enumerate(shapes)}
+    path = constant_outputs(tmp_path / "m.onnx", arrays, picture=(1, 3, 352, 352))
+    assert any("export_onnx" in line for line in describe(path).missing)

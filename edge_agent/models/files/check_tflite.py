@@ -91,6 +91,8 @@ _REFUSED: Mapping[int, str] = {
     147: "BUCKETIZE",
 }
 _MENDS: Mapping[str, str] = {
+    "edgetpu-custom-op": "it is compiled for the Edge TPU; take the .tflite that it was compiled "
+    "from, whose name has no _edgetpu",
     "TFLite_Detection_PostProcess": "export the network without its post-processing, so that it "
     "ends in raw boxes and scores (tflite_convert with output_arrays raw_outputs/box_encodings and "
     "raw_outputs/class_predictions), or take the same model as .onnx or from the Open Model Zoo",

@@ -35,11 +35,14 @@ _LOGITS = (
     "export: its scores are logits, and the decoders of such rows read chances; export it with "
     "the sigmoid, as YOLOX's own tools/export_onnx.py does"
 )
+_SIZE = "input.width and input.height: the network leaves them open"
 _CHANCES = frozenset({"Softmax", "SoftMax", "Sigmoid"})
 
 _PADDLE: dict[str, Any] = {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}
 _PADDLE |= dict.fromkeys(["pad", "mean", "scale"], 127.5)
 """How PaddleOCR's recognition is given a line."""
+_PADDLE_INPUT = "x"
+"""Of what paddle2onnx exports."""
 
 
 def draft_of(facts: NetworkFacts) -> Draft:
@@ -59,11 +62,20 @@ def draft_of(facts: NetworkFacts) -> Draft:
     for guess in _FAMILIES:
         draft = guess(picture)
         if draft is not None:
-            return draft
+            return _with_size(draft, picture)
     made = {"task": "raw", "input": picture.said, "output": {"decoder": "raw"}}
     how = f"task and output.decoder: raw gives the tensors as they are; {output_words(facts)}"
     unknown = "a network of pictures that is of no known family"
     return Draft(unknown, made, questions=(how, COLORS, RESIZE))
+
+
+def _with_size(draft: Draft, picture: Picture) -> Draft:
+    """Ask for the size of the picture where the network leaves it open and nothing else does."""
+    known = {"width", "height"} <= draft.keys["input"].keys()
+    size = infer_layout.picture_size(picture.input, picture.given["layout"])
+    if known or None not in size or any("input.width" in one for one in draft.questions):
+        return draft
+    return replace(draft, questions=(*draft.questions, _SIZE))
 
 
 def _ultraface(picture: Picture) -> Draft | None:
@@ -250,20 +262,41 @@ def _areas(picture: Picture) -> Draft | None:
     )
 
 
+def _lines(picture: Picture) -> Draft | None:
+    """PP-OCR's detection of lines, whose size paddle2onnx leaves open."""
+    shape = picture.facts.outputs[0].shape
+    if len(picture.facts.outputs) != 1 or picture.input.name != _PADDLE_INPUT:
+        return None
+    if shape[1:] != (1, None, None):
+        return None
+    scaled = {"mean": [123.675, 116.28, 103.53], "scale": [58.395, 57.12, 57.375]}
+    return detector(
+        picture,
+        "PP-OCR's detection of lines",
+        {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 0, **scaled},
+        {"decoder": "db", "threshold": 0.6, "labels": ["text"]},
+        "input.width and input.height: both × 32, such as 960 and 544",
+        "input: as in training, if not by PaddleOCR",
+    )
+
+
 def _line(picture: Picture) -> Draft | None:
     """Characters of a line, as PP-OCR reads them: a class for each few columns of pixels."""
     width, height = infer_layout.picture_size(picture.input, picture.given["layout"])
     shape = picture.facts.outputs[0].shape
-    if len(picture.facts.outputs) != 1 or len(shape) != 3 or height not in {32, 48}:
+    paddle = height is None and picture.input.name == _PADDLE_INPUT
+    if len(picture.facts.outputs) != 1 or len(shape) != 3 or not (paddle or height in {32, 48}):
         return None
     steps, classes = shape[1:]
     if classes is None or (width and steps not in {None, width // 8, width // 4}):
         return None
     size = {} if width else {"width": 320}
+    how = ("input.height: 48 of PP-OCRv3 and later, 32 before; input.width: 320",) if paddle else ()
     return Draft(
         f"characters of one line, {classes} classes with the blank, as PP-OCR's recognition",
         {"task": "text", "input": picture.said | size | _PADDLE, "output": {"decoder": "ctc"}},
         questions=(
+            *how,
             f"output.labels: its dictionary, {classes - 2} characters or one more, in labels.txt",
             "input: as in training, if not by PaddleOCR",
         ),
@@ -375,6 +408,7 @@ _FAMILIES: tuple[Callable[[Picture], Draft | None], ...] = (
     _model_zoo,
     _nanodet,
     _line,
+    _lines,
     _areas,
     _instances,
     _rows,

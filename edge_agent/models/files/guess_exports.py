@@ -190,6 +190,9 @@ def unread(picture: Picture) -> Draft | None:
     elif len(outputs) == 1 and len(shape) == 4 and shape[1] == 1 and "map" in outputs[0].name:
         family = "a map of anomalies without a score"
         mend = "export it with its score: anomalib's has pred_score beside anomaly_map"
+    elif sorted(one.shape[1] or 0 for one in outputs if len(one.shape) == 4)[:4] == [3, 3, 12, 12]:
+        family = "YOLO-FastestV2 in six outputs"
+        mend = "export it with its own pytorch2onnx.py, by Detector(…, export_onnx=True)"
     elif picture.input.shape[1:] == (76, 32, 1):
         family, mend = WAKE_WORDS, NO_CHAIN
     elif "scale_factor" in {one.name for one in picture.facts.inputs}:

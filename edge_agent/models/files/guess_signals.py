@@ -31,8 +31,9 @@ few tables have more columns, and few windows fewer samples."""
 def unusual_draft(facts: NetworkFacts) -> Draft | None:
     """Return a draft for a network that takes several pictures at once, or a tensor a column."""
     shapes, ends = ([o.shape[1:] for o in facts.inputs], [o.shape[-1:] for o in facts.outputs])
-    many = [one for one in facts.inputs if len(one.shape) == 4 and (one.shape[0] or 1) > 1]
-    if len(many) == 1:
+    many = [one for one in facts.inputs if len(one.shape) == 4]
+    # Beside another of four dimensions it is a state.
+    if len(many) == 1 and (many[0].shape[0] or 1) > 1:
         family = f"a network of {many[0].shape[0]} pictures at once ({printable(str(many[0]))})"
         mend = "export it with a batch of 1, or an open one"
     elif len(facts.inputs) > 1 and all(one.shape[1:] == (1,) for one in facts.inputs):
