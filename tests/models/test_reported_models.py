@@ -172,6 +172,16 @@ def test_teachable_machine_an_unpacked_zip_is_a_model(level: int, label: str) ->
     assert classes.labels[0] == label
 
 
+def test_teachable_machine_its_gray_pictures_for_small_boards_are_read(tmp_path: Path) -> None:
+    """What is embedded takes one channel: "expected 3 channels (color 'rgb')", it was said."""
+    tensors = [Tensor("x", (1, 96, 96, 1)), Tensor("held", (1, 2), values=np.ones(2, np.float32))]
+    save_tflite(tmp_path / "vww.tflite", [*tensors, Tensor("y", (1, 2))], [(25, 9, (1,), (2,))])
+    (tmp_path / "labels.txt").write_text("0 5\n1 4\n")
+    classes = found(tmp_path, "openvino")
+    assert isinstance(classes, Classes)
+    assert classes.labels == ("5", "4")
+
+
 def rows_of_yolov5(tmp_path: Path, *, decoded: bool) -> Path:
     """Save rows of a 96 x 96 YOLOv5 in 0..1, with one object in the middle."""
     rows = np.zeros((567, 85), np.float32)
@@ -626,7 +636,13 @@ def test_open_model_zoo_weights_that_are_a_pointer_are_no_cut_ones(
 
 @pytest.mark.parametrize(
     ("shape", "asked"),
-    [((1, 49, 10, 1), True), ((1, 30, 1, 40), True), ((1, 28, 28, 1), False), ((1, 9, 3), False)],
+    [
+        ((1, 49, 10, 1), True),
+        ((1, 30, 1, 40), True),
+        ((1, 28, 28, 1), False),
+        ((1, 9, 3), False),
+        ((1, 3, 32, 32), False),
+    ],
 )
 def test_mlperf_tiny_features_of_a_sound_are_asked_about(
     tmp_path: Path, shape: tuple[int, ...], asked: bool

@@ -375,7 +375,7 @@ def _classifier(picture: Picture) -> Draft | None:
     how = " (scores as they come)" if decoder == "softmax" else ""
     output: dict[str, Any] = {"decoder": decoder}
     left = [LABELS, COLORS, RESIZE]
-    if sounds_like(picture.input):
+    if picture.given.get("color") == "gray" and sounds_like(picture.input):
         left.insert(0, SOUND)
     if _length(vectors[0]) == 1:
         left[0] = "output.labels: of one of two classes both names, that of a 0 first; else task "

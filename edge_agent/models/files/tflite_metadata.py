@@ -324,7 +324,7 @@ def teachable_machine(network: Path, facts: NetworkFacts) -> tuple[Said, list[st
         picture |= {"mean": 127.5, "scale": 127.5}
     return {
         "task": "classification",
-        "input": {**picture, "color": "rgb", "resize": "crop", "antialias": True},
+        "input": {"color": "rgb", **picture, "resize": "crop", "antialias": True},
         "output": {"decoder": "softmax", "labels": labels},
     }, [
         "family: Teachable Machine, by the numbered labels.txt beside it",
