@@ -204,7 +204,7 @@ class CsvRows:
 
         def fit(separator: str) -> tuple[float, bool]:
             try:
-                cells = next(csv.reader(lines[-1:], delimiter=separator), [])
+                cells = next(csv.reader(lines[-1:], delimiter=separator, skipinitialspace=True), [])
             except csv.Error:
                 cells = []  # said when it is read
             share = sum(map(_like_number, cells)) / max(len(cells), 1)
@@ -227,7 +227,7 @@ class CsvRows:
         lines = dropwhile(lambda line: not line.strip(), lines)
         empty: Record | None = None
         try:
-            for cells in csv.reader(lines, delimiter=self._separator, skipinitialspace=spaces):
+            for cells in csv.reader(lines, delimiter=self._separator, skipinitialspace=True):
                 if len(cells) > 1 or _says(cells):
                     line = self._line
                     if empty is not None:

@@ -23,6 +23,18 @@ from typing import IO, Any, Self
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 BOUNDARY = "picture"
+WHITE = (
+    "videotestsrc is-live=true pattern=white ! "
+    "video/x-raw,format=I420,width=160,height=96,framerate=15/1"
+)
+H264 = "x264enc tune=zerolatency speed-preset=ultrafast key-int-max=15 threads=1"
+FORMS = {
+    "udp": f"{WHITE} ! {H264} ! rtph264pay name=pay0 pt=96 config-interval=1",
+    "interlaced": f"{WHITE} ! {H264} interlaced=true ! rtph264pay name=pay0 pt=96",
+    "mjpeg": f"{WHITE} ! jpegenc ! rtpjpegpay name=pay0 pt=26",
+    "sound": "audiotestsrc is-live=true ! alawenc ! rtppcmapay name=pay0 pt=8",
+}
+"""What an RTSP server has beside its stream, made when somebody asks for it; "udp" takes no TCP."""
 RTSP_PACKAGES = (
     "python3-gi gir1.2-gst-rtsp-server-1.0 gir1.2-gstreamer-1.0 gstreamer1.0-rtsp "
     "gstreamer1.0-plugins-good gstreamer1.0-plugins-bad gstreamer1.0-plugins-ugly"
@@ -184,9 +196,9 @@ class RtspServer:
         )
         _expect(self._process, b"ready", seconds=20)
 
-    def url(self, login: str = "") -> str:
-        """Give the stream's address, with *login* as user:password."""
-        return f"rtsp://{login + '@' if login else ''}127.0.0.1:{self.port}/stream"
+    def url(self, login: str = "", path: str = "stream") -> str:
+        """Give the address of the stream, or of one of FORMS, with *login* as user:password."""
+        return f"rtsp://{login + '@' if login else ''}127.0.0.1:{self.port}/{path}"
 
     @property
     def pid(self) -> int:
@@ -253,6 +265,12 @@ def _serve_rtsp(port: str, login: str, clip: str, way: str) -> None:
             guard.add_basic(rtsp.RTSPAuth.make_basic(user, password), token)
         server.set_auth(guard)
     server.get_mount_points().add_factory("/stream", factory)
+    for name, launch in FORMS.items():
+        form = rtsp.RTSPMediaFactory()
+        form.set_launch(f"( {launch} )")
+        if name == "udp":
+            form.set_protocols(import_module("gi.repository.GstRtsp").RTSPLowerTrans.UDP)
+        server.get_mount_points().add_factory(f"/{name}", form)
     if server.attach(None) == 0:
         sys.exit(f"port {port} is taken")
     print("ready", flush=True)

@@ -725,6 +725,7 @@ def text_file(folder: Path, text: str) -> Path:
         ("\ufeffa,b\n1,2\n", ("a", "b"), [[1, 2]]),
         ("# a, b\n1, 2\n", ("a", "b"), [[1, 2]]),
         ('"a,x",b\n"1",2\n', ("a,x", "b"), [[1, 2]]),
+        ('"a", "b"\n"1", "2.5"\n', ("a", "b"), [[1, 2.5]]),
         ("\n\na,b\n\n1,2\n3,4\n\n\n", ("a", "b"), [[1, 2], [3, 4]]),
         ("1,2\n3,4\n  \n", (), [[1, 2], [3, 4]]),
         ("a,b\r\r\n1,2\r\r\n3,4\r\r\n", ("a", "b"), [[1, 2], [3, 4]]),
@@ -1349,6 +1350,22 @@ def test_rtsp_with_a_password(rtsp: Callable[..., RtspServer], digest: bool) -> 
         assert "wrong" not in str(problem.value)
     with pytest.raises(SourceError, match=r"has no stream of this path \(404\)"):
         opened(server.url("cam:p%40s%23s") + "/other", HERE)
+
+
+@pytest.mark.rtsp
+def test_frigate_1907_and_vllm_47853_forms_of_rtsp(rtsp: Callable[..., RtspServer]) -> None:
+    """UDP where TCP is refused, coded fields and JPEGs are read; what cannot be is named."""
+    server = rtsp()
+    for form in ("udp", "interlaced", "mjpeg"):
+        (taken,) = readings(opened(server.url(path=form), HERE), limit=1)
+        assert taken.data.shape == (96, 160, 3)
+        assert taken.data.mean() > 230, "a picture is white"
+    for path, says in (
+        ("udp?transport=tcp", r"refuses this transport \(461\)"),
+        ("sound", r"has no video \(only audio\)"),
+    ):
+        with pytest.raises(SourceError, match=says):
+            opened(server.url(path=path), HERE)
 
 
 @pytest.mark.rtsp
