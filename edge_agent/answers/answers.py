@@ -286,6 +286,8 @@ class Answers:
 
     def _put(self, ticket: Ticket, parse: Callable[[Any, Kind], Question], asked: _Asked) -> None:
         """Parse a question, and give it to the lanes."""
+        if ticket.future.done():
+            return  # given up while it waited for a worker
         try:
             model, servings = self._serving(asked)
             question = parse(model, asked.kind)

@@ -7,6 +7,7 @@ connections. Content-Length together with Transfer-Encoding is refused by its pa
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -23,6 +24,8 @@ LONGEST = 120.0
 """Seconds for any body."""
 WRITE_SECONDS = 30.0
 """Without a reader, once the system's buffers are full."""
+
+_UPGRADE = re.compile(rb"\r\nUpgrade:", re.IGNORECASE)
 
 
 class _TooLargeError(Exception):
@@ -60,6 +63,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         calls = self._calls
+        if self._in_head and (found := _UPGRADE.search(data, 0, data.find(b"\r\n\r\n"))):
+            # Nothing is upgraded here; the parser would leave a body to the other protocol, as
+            # that of Java's client, which offers HTTP/2 with every request.
+            data = data[: found.start()] + b"\r\nNo-Upgrade:" + data[found.end() :]
         idle = self.cycle is None or self.cycle.response_complete
         if self._in_head and idle and self._deadline is None:
             self._await(HEAD_SECONDS)

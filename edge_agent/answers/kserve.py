@@ -85,6 +85,8 @@ class Inference:
         inputs = asked.get("inputs") if isinstance(asked, dict) else None
         if not isinstance(inputs, list) or not all(isinstance(each, dict) for each in inputs):
             raise SampleError("inputs: expected a list of tensors")
+        if not isinstance(asked.get("id", ""), str):
+            raise SampleError("id: expected a text")
         self._asked = asked
         if kind == "generate":
             raise SampleError(f"{model.id} is of task generate, without tensors")
@@ -144,7 +146,7 @@ class Inference:
             outputs.append(output)
         version = answer.outcome.model.partition("@")[2]
         body = {"model_name": name, "model_version": version, "outputs": outputs}
-        if isinstance(self._asked.get("id"), str):
+        if "id" in self._asked:
             body["id"] = self._asked["id"]
         try:
             head = json.dumps(body, allow_nan=False).encode()

@@ -223,6 +223,7 @@ WRONG: dict[str, tuple[str, bytes | dict[str, Any] | None, int]] = {
         {"model": "rows", "input": "a", "encoding_format": []},
         400,
     ),
+    "an id that is a number": ("/v2/models/rows/infer", {"id": 7, "inputs": [ROW]}, 400),
     "an input given twice": ("/v2/models/rows/infer", {"inputs": [ROW, ROW]}, 400),
     "shared memory": (
         "/v2/models/rows/infer",
@@ -289,6 +290,12 @@ HOSTILE = {
         POST_LAST + b"%x\r\n%b\r\n0\r\nContent-Encoding: br\r\n\r\n" % (len(GRAY), GRAY),
         b"200",
     ),
+    "an offer of HTTP/2, as Java's client makes it": (
+        POST
+        + b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+        + b"Content-Length: %d\r\n\r\n%b" % (len(GRAY), GRAY),
+        b"200",
+    ),
     "half a head": (POST, b"408"),
     "silence": (b"", b"408"),
     "half a body": (POST + b"Content-Length: 100\r\n\r\nabc", b"408"),
@@ -327,9 +334,15 @@ def test_what_strangers_send_gets_a_clear_status_and_costs_nobody_else(
         assert ask("/predict/light", GRAY).status == 200
         assert "Traceback" not in process.words()
         health = heard.wait_for(
-            lambda _: (h := heard.last(f"{D}/health")) and h["infer"]["answered"] and h, "a count"
+            lambda _: (
+                (h := heard.last(f"{D}/health"))
+                and h["infer"]["answered"]
+                and not h["infer"]["waiting"]
+                and h
+            ),
+            "a count",
         )
-        assert (health["infer"]["waiting"], health["state"]) == (0, "ok")
+        assert health["state"] == "ok"
 
 
 def test_a_socket_with_a_token_refuses_who_has_none_and_what_is_too_much(
@@ -391,8 +404,8 @@ def test_a_swap_and_a_stop_lose_no_request(
             while found[-1] == 200:
                 try:
                     found.append(ask("/predict/slow", GRAY).status)
-                except ConnectionRefusedError:
-                    break  # the port is closed
+                except ConnectionError:
+                    break  # the port is closed, or was before the request was taken off it
             return found
 
         assert ask("/predict/slow", GRAY).status == 200  # it is loaded now
