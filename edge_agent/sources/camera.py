@@ -24,8 +24,11 @@ log = logging.getLogger(__name__)
 
 OPEN_SECONDS = (5.0, 25.0)
 """How long a stream may take to open: as long as it may be silent, within these."""
-# Failures in a row that a network camera may have: one damaged picture is not its end.
+# Failures that a network camera may have: one damaged picture is not its end.
 FAILURES = 25
+# Of which a good picture makes up for so many: a decoder that has lost its way gives one now and
+# then, which is an old one.
+MADE_UP = 3
 # After the first failure, seconds.
 PATIENCE = 2.0
 LOST = "the camera stopped sending pictures (connection closed, unplugged, or silent for too long)"
@@ -79,7 +82,7 @@ class StreamCamera:
             if not self._video.advance():
                 HARDWARE.check_not_doubted(self._name)
                 raise SourceError(f"{self._name}: {LOST}")
-            self._failed, self._patience = 0, 0.0
+            self._failed, self._patience = max(0, self._failed - MADE_UP), 0.0
         except SampleError as problem:
             HARDWARE.check_not_doubted(self._name)
             self._problem = problem

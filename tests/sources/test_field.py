@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice, pairwise
@@ -505,3 +507,34 @@ def test_size_and_codec_change_in_mid_stream(server: Server, tmp_path: Path) -> 
     again = opened(server.url)
     assert {picture.shape[:2] for picture in take(again, 5)} == {upright}
     again.close()
+
+
+def gray(codec: str, options: dict[str, str]) -> bytes:
+    """Make a transport stream of 20 gray pictures."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mpegts") as container:
+        stream: Any = container.add_stream(codec, rate=10, options={"g": "10", **options})
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        for number in range(20):
+            picture = np.full((HEIGHT, WIDTH, 3), 60, np.uint8)
+            frame = av.VideoFrame.from_ndarray(picture, "bgr24").reformat(format="yuv420p")
+            frame.pts = number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def test_a_codec_change_that_the_old_decoder_half_understands_is_a_loss(server: Server) -> None:
+    """Of gray MPEG-2, the decoder of H.264 gives an old picture for one in ten, and no other."""
+    first = gray("libx264", {"tune": "zerolatency", "preset": "ultrafast"})
+    server.media, server.again = "video/mp2t", False
+    server.pieces = [first, first, *[gray("mpeg2video", {})] * 40]
+    with closing(opened(server.url)) as source:
+        came = 0
+        while came < 800:
+            try:
+                assert source.grab()
+            except SourceError:
+                break
+            came += 1
+    assert came < 200

@@ -176,7 +176,6 @@ class Capture:
         backoff = Backoff(first=0.5, most=30.0)
         while not attempt.closing.is_set():
             began = time.monotonic()
-            pause = backoff.pause()
             attempt.beat, attempt.limit, attempt.opening = began, OPEN_SECONDS, True
             try:
                 with closing(self._open(attempt)) as source:
@@ -210,7 +209,7 @@ class Capture:
             if time.monotonic() - began > SOURCE_STABLE and not self._misfit:
                 backoff.reset()
             attempt.opening = False
-            lost.again_at = max(lost.again_at, time.monotonic() + pause)
+            lost.again_at = max(lost.again_at, time.monotonic() + backoff.pause())
             while time.monotonic() < lost.again_at and not attempt.closing.wait(0.25):
                 attempt.alive()
 
