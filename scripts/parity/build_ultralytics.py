@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import yaml
 from ultralytics import RTDETR, YOLO, __version__
+from ultralytics.utils.ops import xywhr2xyxyxyxy
 from workshop import Workshop
 
 THRESHOLD, IOU, MOST = 0.25, 0.7, 300
@@ -82,7 +83,7 @@ def exports() -> list[Export]:
         Export("yolo26n-e2e", "yolo26n", more=(("nms", False),)),
     ]
     made += [
-        Export(f"{name}-{task}", f"{name}-{task}", note="boxes only; masks, points by hand")
+        Export(f"{name}-{task}", f"{name}-{task}", note="masks by hand")
         for name in ("yolov8n", "yolo11n", "yolo26n")
         for task in ("seg", "pose", "obb")
     ]
@@ -145,7 +146,10 @@ def build(shop: Workshop, export: Export) -> None:
         reader = YOLO(str(made), task=loaded.task)
     rect = "dynamic" not in more
     expected = {
-        name: found(reader.predict(picture, imgsz=size, rect=rect, verbose=False, device="cpu")[0])
+        name: found(
+            reader.predict(picture, imgsz=size, rect=rect, verbose=False, device="cpu")[0],
+            export.size,
+        )
         for name, picture in shop.read().items()
     }
     if "cls" in export.network:
@@ -163,8 +167,8 @@ def with_names(config: str, export: Export) -> str:
     return str(path)
 
 
-def found(result: Any) -> list[dict[str, Any]]:
-    """Return what a predictor has found in a picture."""
+def found(result: Any, size: tuple[int, int]) -> list[dict[str, Any]]:
+    """Return what a predictor has found in a picture, on an input of this height and width."""
     if result.probs is not None:
         return [
             {"label": result.names[index], "score": float(result.probs.data[index])}
@@ -172,16 +176,42 @@ def found(result: Any) -> list[dict[str, Any]]:
         ]
     found = result.boxes if result.obb is None else result.obb
     height, width = result.orig_shape
+    boxes, more = found.xyxy, [{} for _ in found.conf]
+    if result.obb is not None:
+        quads = corners(result, size)
+        boxes = torch.cat((quads.amin(1), quads.amax(1)), dim=1)
+        more = [{"corners": quad.tolist()} for quad in quads]
+    if result.keypoints is not None:
+        points = result.keypoints.data.clone()
+        # Those outside are cut at the edges, which the agent does not do: they are not compared.
+        x, y = points[..., 0], points[..., 1]
+        points[..., 2][(x <= 0) | (y <= 0) | (x >= width) | (y >= height)] = 0
+        more = [{"points": each.tolist()} for each in points]
     return [
-        {"label": result.names[int(label)], "score": float(score), "box": box.tolist()}
-        for box, score, label in zip(
+        {"label": result.names[int(label)], "score": float(score), "box": box.tolist(), **extra}
+        for box, score, label, extra in zip(
             # Boxes around oriented ones reach beyond the picture.
-            found.xyxy.clamp(min=0).minimum(found.xyxy.new_tensor([width, height] * 2)),
+            boxes.clamp(min=0).minimum(boxes.new_tensor([width, height] * 2)),
             found.conf,
             found.cls,
+            more,
             strict=True,
         )
     ]
+
+
+def corners(result: Any, size: tuple[int, int]) -> torch.Tensor:
+    """Return the corners (n, 4, 2) of oriented boxes, each carried to the picture by itself.
+
+    The predictor divides width and height by the scales across and down, whatever the angle. Where
+    the letterbox has rounded a side these differ, and its corners lie up to 2 pixels off.
+    """
+    height, width = result.orig_shape
+    gain = min(size[0] / height, size[1] / width)
+    scales = [round(width * gain) / width, round(height * gain) / height]
+    turned = result.obb.xywhr.double().clone()
+    turned[:, :4] *= turned.new_tensor(scales * 2)
+    return xywhr2xyxyxyxy(turned) / turned.new_tensor(scales)
 
 
 def settle(network: torch.nn.Module, shop: Workshop, export: Export) -> None:

@@ -6,7 +6,8 @@ Runs in the agent's environment, over a real mosquitto. Each case is installed a
 (`add` of the bare file or folder), runs in an agent over MQTT on each engine that takes its format,
 and goes through `try`, of which the labels and scores that it prints are compared. A finding is
 right with the same label, a score within 0.01 and, of a box, an overlap of 0.9 (of wrappers that
-round to whole pixels: or corners within one). What is not right is a mismatch, or one of:
+round to whole pixels: or corners within one); corners of oriented boxes and key points within half
+a pixel. What is not right is a mismatch, or one of:
 
     edge   the score lies within 0.01 of the threshold
     tie    what suppresses it, or it, has a score within 0.02, or overlaps it as much as is allowed
@@ -48,6 +49,8 @@ from tests.helpers.support import (  # noqa: E402
 ENGINES = ("onnxruntime", "openvino")
 OVERLAP, SCORE, TIE = 0.9, 0.01, 0.02
 PIXELS = 1.01
+NEAR = 0.5
+"""Pixels between corners or points that are the same."""
 TOGETHER = 10
 """Cases in one agent."""
 PATIENCE = 600.0
@@ -280,10 +283,31 @@ def same(case: Mapping[str, Any], one: Finding, other: Finding) -> bool:
         return False
     if "box" not in one:
         return True
+    if not all(close(one[key], other[key]) for key in ("corners", "points") if key in one):
+        return False
     if overlap(one["box"], other["box"]) >= OVERLAP:
         return True
     apart = max(abs(a - b) for a, b in zip(one["box"], other["box"], strict=True))
     return bool(case.get("whole_pixels")) and apart <= PIXELS
+
+
+def close(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:
+    """Whether corners, from whichever on, or points are where the others are.
+
+    Key points without a score are not compared.
+    """
+    if len(one[0]) == 2:
+        turns = (other[start:] + other[:start] for start in range(len(other)))
+    else:
+        turns = iter([other])
+    return any(
+        all(
+            abs(a - b) <= NEAR or (len(point) > 2 and not point[2])
+            for point, there in zip(one, turned, strict=True)
+            for a, b in zip(point[:2], there[:2], strict=True)
+        )
+        for turned in turns
+    )
 
 
 def explanation(

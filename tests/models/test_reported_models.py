@@ -712,3 +712,36 @@ def test_yolo_fastestv2_parts_of_heads_are_told_what_to_export(tmp_path: Path) -
     arrays = {f"o{place}": np.zeros(shape, np.float32) for place, shape in enumerate(shapes)}
     path = constant_outputs(tmp_path / "m.onnx", arrays, picture=(1, 3, 352, 352))
     assert any("export_onnx" in line for line in describe(path).missing)
+
+
+@pytest.mark.parametrize(("label", "score"), [(-1, -0.16), (1, 0.05)])
+def test_skl2onnx_scores_of_outliers_are_never_taken_the_wrong_way_round(
+    tmp_path: Path, label: int, score: float
+) -> None:
+    """IsolationForest's fall where a row is anomalous: no outlier would ever be one."""
+    network = save_onnx(
+        tmp_path / "m.onnx",
+        [
+            node("ReduceSum", ["X"], ["sum"], keepdims=0),
+            node("Mul", ["sum", "nought"], ["zero"]),
+            node("Add", ["score", "zero"], ["scores"]),
+            node("Identity", ["class"], ["label"]),
+        ],
+        [("X", "float32", (1, 4))],
+        [("label", "int64", (1, 1)), ("scores", "float32", (1, 1))],
+        {
+            "nought": np.zeros((), np.float32),
+            "score": np.array([[score]], np.float32),
+            "class": np.array([[label]]),
+        },
+    )
+    made = folder(
+        network,
+        "anomaly",
+        'decoder = "score"\nthreshold = 0.1',
+        'channels = [0, 1, 2, 3]\nwindow = 1\nlayout = "flat-tc"',
+    )
+    model = load_model(load(made), [EngineChoice("onnxruntime")], "signal")
+    with pytest.raises(SampleError, match=r"falls where a row is anomalous.*Neg behind"):
+        model.infer(Sample(np.ones((1, 4), np.float32), 0, 0, 0.0))
+    model.close()

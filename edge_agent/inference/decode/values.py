@@ -29,6 +29,7 @@ def score(network: Network) -> Decoder:
         without=classes,
     )
     task, labels = network.manifest.task, network.labels
+    signs = [one.name for one in network.outputs if one.dtype == "int64" and one.name == "label"]
     if len(labels) > 1:
         raise ModelError(
             f"output.labels: expected at most 1 label for one number, found {len(labels)}"
@@ -40,6 +41,12 @@ def score(network: Network) -> Decoder:
         value = output.read(outputs)
         ensure_finite(output.spec.name, value)
         number = float(value.reshape(()))
+        # scikit-learn's own class of an outlier is -1, and its score has the same sign.
+        if task == "anomaly" and any(outputs[name].ravel()[0] * number > 0 for name in signs):
+            raise SampleError(
+                f"output {output.spec.name}: falls where a row is anomalous, as scikit-learn's "
+                "scores do, and a higher one is to be worse: export the network with a Neg behind"
+            )
         return judged(number, threshold, above) if task == "anomaly" else Values({name: number})
 
     return decode

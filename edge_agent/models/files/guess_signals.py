@@ -28,6 +28,10 @@ _ROW = 256
 few tables have more columns, and few windows fewer samples."""
 
 
+_OUTLIERS = frozenset({"ai.onnx.ml.TreeEnsembleRegressor", "ai.onnx.ml.SVMRegressor"})
+"""Operators of IsolationForest and OneClassSVM."""
+
+
 def unusual_draft(facts: NetworkFacts) -> Draft | None:
     """Return a draft for a network that takes several pictures at once, or a tensor a column."""
     shapes, ends = ([o.shape[1:] for o in facts.inputs], [o.shape[-1:] for o in facts.outputs])
@@ -48,6 +52,13 @@ def unusual_draft(facts: NetworkFacts) -> Draft | None:
         mend = (
             "skl2onnx: options={'zipmap': False}; Custom Vision: onnx.utils.extract_model(FILE, "
             "NEW, ['data'], [NAME]), NAME the input of its ZipMap, and NEW is a classifier"
+        )
+    elif {one.name for one in facts.outputs} == {"label", "scores"} and _OUTLIERS & facts.operators:
+        family = "scikit-learn's detector of outliers"
+        mend = (
+            "its scores fall where a row is anomalous, and decoder score takes a higher one for "
+            "worse: negate them (a Neg behind scores), then task anomaly, decoder score, threshold "
+            "0, output.names.score"
         )
     elif [shapes, ends] in ([[(16, 96)], [(1,)]], [[(None,)], [(32,)]]):
         family, mend = WAKE_WORDS, NO_CHAIN
