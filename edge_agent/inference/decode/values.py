@@ -29,7 +29,8 @@ def score(network: Network) -> Decoder:
         without=classes,
     )
     task, labels = network.manifest.task, network.labels
-    signs = [one.name for one in network.outputs if one.dtype == "int64" and one.name == "label"]
+    others = {one.name for one in network.outputs if one.dtype == "int64"} - {output.spec.name}
+    signs = others & {"label"}
     if len(labels) > 1:
         raise ModelError(
             f"output.labels: expected at most 1 label for one number, found {len(labels)}"
