@@ -1,1 +1,1 @@
-"""From a sample to a result: preprocessing, engine, decoder, and the model that holds them."""
+"""From sample to result: preprocessing, engine, decoder, and the model that combines them."""

@@ -1,9 +1,9 @@
-"""Whether two answers of one model agree: of two engines, two versions, or a golden file.
+"""Whether two answers of one model agree: from two engines, two versions, or a golden file.
 
-There is one margin, `[trial] tolerance` of the manifest. It is absolute for what lies on a known
-scale: class scores and boxes' scores (0 to 1), an anomaly's threshold, the range of an output.
+There is one margin, `[trial] tolerance` in the manifest. It is absolute for values on a known
+scale: scores of classes and boxes (0 to 1), an anomaly's threshold, the range of an output.
 Everything else is compared relative to its own size. Findings within the margin of a threshold may
-be reported or not.
+or may not be reported.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     from .model import Model
 
 SHARE = 0.95
-"""Of the boxes that must be found again, and of the golden cases that must agree."""
+"""Share of the boxes that must be found again, and of the golden cases that must agree."""
 LEAST_SHARE = 0.5
-"""Of the boxes that must be found again, however few the reference itself finds again."""
+"""Share of boxes that must be found again, however few the reference itself finds again."""
 AS_LIKELY = 0.8
 """A class that may be named best instead of another has at least this share of its score."""
 LEAST_COSINE = 0.9
-"""Of two outputs in which nothing is found. A broken kernel gives no likeness at all
-(openvino#37446: -0.08)."""
+"""Required between two outputs in which nothing is found. The outputs of a broken kernel are not
+alike at all (openvino#37446: -0.08)."""
 UNKNOWN_SCALE = 1e-4
 """Scale of an output whose range is not known: 5 % of it is above the last digits of functions that
 engines approximate (ONNX Runtime's Sigmoid is off by up to 1e-7)."""
 LIST_COLUMNS = 7
-"""Most columns of a list of boxes: image, class, score and corners."""
+"""Most columns in a list of boxes: image, class, score, and corners."""
 MOST_OF_RANGE = 0.05
-"""Share of an output's range that a number of it may be off, however large the tolerance is."""
+"""Share of an output's range by which a number may be off, however large the tolerance is."""
 EIGHT_BITS = 0.25
-"""Relative distance of outputs of an eight-bit network on two engines that are both right: each
-step is rounded. LiteRT's own two sets of kernels are up to 0.12 apart on MobileNetV2, ONNX
+"""Relative distance between outputs of an eight-bit network on two engines that are both right:
+each step is rounded. LiteRT's two sets of kernels are up to 0.12 apart on MobileNetV2, ONNX
 Runtime's two up to 0.18 (measured)."""
 _CHANCES = frozenset({"Sigmoid", "HardSigmoid"})
 _CHANCES_8 = _CHANCES | {"Softmax", "SoftMax"}
-"""Operators that give chances, 0 to 1. The float ones of a Softmax add up to 1: none of it is small
+"""Operators that give probabilities, 0 to 1. Those of a float Softmax add up to 1, so none is small
 because nothing is found."""
 INFINITE = float("inf")
 
@@ -61,7 +61,7 @@ class Agreement:
     passed: bool
     why: str
     share: float = 1.0
-    """Of the boxes that both have; of anything else 1 or 0."""
+    """Share of the boxes that both have; for anything else 1 or 0."""
 
 
 @record(quick=True, eq=False)
@@ -72,15 +72,15 @@ class Margin:
     threshold: float = 0.0
     """Least score of reported findings."""
     facts: Callable[[], NetworkFacts] | None = None
-    """Reads the facts about outputs in the network's file; None: they are not known."""
+    """Reads facts about the outputs from the network's file; None: they are unknown."""
 
     @property
     def certain(self) -> float:
-        """Score from which on a result must be reported: not near the threshold."""
+        """The lowest score at which a result must be reported: not near the threshold."""
         return self.threshold + self.tolerance
 
     def scale(self, output: str) -> float:
-        """Return the range of an output, as far as known."""
+        """Return the range of an output, or a default if it is unknown."""
         if self.facts is None:
             return UNKNOWN_SCALE
         facts = self.facts()
@@ -93,13 +93,13 @@ class Margin:
         return UNKNOWN_SCALE if step is None else 255 * step[0]
 
     def disagreement(self, why: str, share: float = 0.0) -> Agreement:
-        """Return a disagreement of two answers; the reason names the key that moves the margin."""
+        """Return a disagreement; its reason names the key that changes the margin."""
         key = f"[trial] tolerance = {self.tolerance:g} in model.toml"
         return Agreement(False, f"{why} ({key})", share)
 
 
 def margin_of(model: Model, threshold: float | None = None) -> Margin:
-    """Return the margin of a model; *threshold* instead of the manifest's."""
+    """Return the margin of a model; *threshold*, if given, replaces the manifest's."""
     return Margin(
         model.manifest.trial.tolerance,
         model.threshold if threshold is None else threshold,
@@ -124,7 +124,7 @@ class Answer:
 
 
 def answer_of(model: Model, tensors: Tensors) -> Answer:
-    """Run a model on inputs of its network, unfolded.
+    """Run a model on its network's inputs, unfolded.
 
     Raises:
         AgentError: it fails, or its outputs cannot be decoded.
@@ -134,12 +134,12 @@ def answer_of(model: Model, tensors: Tensors) -> Answer:
 
 
 def compare_models(reference: Model, model: Model, tensors: Tensors) -> Agreement:
-    """Compare a model's findings on two engines in one input.
+    """Compare a model's findings in one input on two engines.
 
     Args:
-        reference: on the engine that is believed.
-        model: on the other.
-        tensors: inputs of the network, unfolded.
+        reference: the model on the trusted engine.
+        model: the model on the other engine.
+        tensors: the network's inputs, unfolded.
 
     Raises:
         AgentError: one of them fails.
@@ -150,7 +150,7 @@ def compare_models(reference: Model, model: Model, tensors: Tensors) -> Agreemen
 
 
 def compare_outputs(model: Model, inputs: Tensors, expected: Tensors, found: Tensors) -> Agreement:
-    """Compare two sets of outputs of one input, as `compare_answers` does."""
+    """Compare two sets of outputs for one input, as `compare_answers` does."""
     if not _is_decoded(model) or expected.keys() != found.keys():
         return compare_tensors(expected, found, margin_of(model))
     wanted, given = (
@@ -165,21 +165,21 @@ def compare_answers(
     found: Answer,
     in_noise: Callable[[], Findings] | None = None,
 ) -> Agreement:
-    """Compare two answers to one input: by their findings, else by the outputs as numbers.
+    """Compare two answers to one input: by their findings, else by the numbers in the outputs.
 
     Args:
-        model: whose task decides what is compared.
+        model: its task decides what is compared.
         expected: the trusted answer.
         found: the other.
         in_noise: returns the trusted model's findings in the same input with noise of one gray
-            level; None: they are not known.
+            level; None: they are unknown.
     """
     margin = margin_of(model)
     if not _is_decoded(model):
         states = set(model.manifest.input.state.values())
         results = {name: one for name, one in expected.outputs.items() if name not in states}
         agreement = compare_tensors(results, found.outputs, margin)
-        # Read only where they differ: a start does not wait for it.
+        # Facts are read only when answers differ, so that a start does not wait for them.
         if agreement.passed or in_noise is None or not _facts(model.folder.network).quantized:
             return agreement
         wider = replace(margin, tolerance=max(margin.tolerance, EIGHT_BITS))
@@ -190,7 +190,7 @@ def compare_answers(
             return agreement
         return Agreement(True, f"{agreement.why}; no fewer than with noise", agreement.share)
     if _nothing_compared(expected.found, found.found):
-        # A list whose length the network decides may differ by a box near the threshold.
+        # Lists whose length the network decides may differ by a box near the threshold.
         sizes = all(
             found.outputs[name].shape == one.shape for name, one in expected.outputs.items()
         )
@@ -199,15 +199,15 @@ def compare_answers(
 
 
 def _is_decoded(model: Model) -> bool:
-    """Whether findings are compared; of other tasks the outputs say all."""
+    """Whether findings are compared; for other tasks the outputs are compared instead."""
     return model.manifest.task in BOXED - {"text"} | {"classification", "segmentation", "anomaly"}
 
 
 def compare_findings(expected: Findings, found: Findings, margin: Margin) -> Agreement:
     """Compare two findings in the same input.
 
-    Boxes: at least `SHARE` are found again, of those that are not near the threshold. Classes: the
-    same is best, or one that is as likely. Numbers: within the margin.
+    Boxes: at least `SHARE` of those not near the threshold are found again. Classes: the same one
+    is best, or one that is as likely. Numbers: within the margin.
     """
     match expected, found:
         case Detections(), Detections():
@@ -263,8 +263,8 @@ def unmatched(
     """Match boxes one to one, by label, overlap, and their other properties.
 
     Returns:
-        The indices of boxes with scores of at least *least* that only the first has; the same for
-        the second; and the number of matches, whatever their scores.
+        The indices of boxes with scores of at least *least* that are only in the first; the same
+        for the second; and the number of matches, whatever their scores.
     """
     pairs = match_boxes(expected.boxes, expected.labels, found.boxes, found.labels)
     pairs = [
@@ -284,7 +284,7 @@ def unmatched(
 def match_boxes(
     boxes: Array, labels: Sequence[str], others: Array, other_labels: Sequence[str]
 ) -> list[int]:
-    """Match boxes greedily, in their order: same label, and the best IoU from 0.5 on.
+    """Match boxes greedily, in order: same label, and the best IoU of at least 0.5.
 
     Args:
         boxes: (n, 4), x1, y1, x2, y2.
@@ -293,7 +293,7 @@ def match_boxes(
         other_labels: (m,)
 
     Returns:
-        For each of *boxes* the number of its match, each used once; -1: it has none.
+        For each of *boxes* the index of its match in *others*, each used once; -1: no match.
     """
     if not len(boxes) or not len(others):
         return [-1] * len(boxes)
@@ -311,7 +311,7 @@ def match_boxes(
 
 
 def overlaps(boxes: Array, others: Array) -> Array:
-    """Return the intersection over union of boxes (n, 4) and (m, 4) x1, y1, x2, y2: (n, m)."""
+    """Return the IoU (n, m) of boxes (n, 4) and (m, 4), given as x1, y1, x2, y2."""
     one, other = boxes[:, None].astype(np.float64), others[None].astype(np.float64)
     sides = np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])
     common = sides.clip(0).prod(axis=-1)
@@ -325,10 +325,10 @@ def _is_crowd(
 ) -> bool:
     """Whether as many boxes are found again as the reference finds again in noise.
 
-    In a crowd of boxes that are as good as each other, or a full list, the last digits decide which
-    stay. Measured on YOLOs of random weights, with noise of one gray level: INT8 and FP16 found 59
-    to 99 % again where the reference found 23 to 91 %; a broken kernel 0 to 38 % where it found 34
-    to 67 %. Of a trained network it finds all of them, and nothing is forgiven.
+    Among many boxes of equal score, or in a full list, rounding decides which stay. Measured on
+    YOLOs with random weights, with noise of one gray level: INT8 and FP16 found 59 to 99 % again
+    where the reference found 23 to 91 %; a broken kernel 0 to 38 % where it found 34 to 67 %. With
+    a trained network the reference finds all boxes again, and no difference is accepted.
     """
     if not isinstance(expected, Detections) or share < LEAST_SHARE:
         return False
@@ -338,7 +338,7 @@ def _is_crowd(
 def find_in_noise(reference: Model, tensors: Tensors) -> Findings:
     """Return a model's findings in inputs with noise of one gray level.
 
-    That is a 255th of the range of each picture, of shape (n, c, h, w) or (n, h, w, c).
+    One gray level is 1/255 of the range of each picture, (n, c, h, w) or (n, h, w, c).
 
     Raises:
         AgentError: the model fails.
@@ -359,7 +359,7 @@ def find_in_noise(reference: Model, tensors: Tensors) -> Findings:
 
 
 def _nothing_compared(expected: Findings, found: Findings) -> bool:
-    """Whether there is nothing to compare: no box in either, or one of them without classes."""
+    """Whether there is nothing to compare: no boxes in either, or no classes in one of them."""
     if isinstance(expected, Classes) and isinstance(found, Classes):
         return not expected.labels or not found.labels
     if isinstance(expected, Detections) and isinstance(found, Detections):
@@ -383,7 +383,7 @@ def compare_tensors(expected: Tensors, found: Tensors, margin: Margin) -> Agreem
 
 
 def compare_likeness(expected: Tensors, found: Tensors, margin: Margin) -> Agreement:
-    """Compare outputs in which nothing is found, or for inputs of noise: they must be alike."""
+    """Check that outputs are alike: those in which nothing is found, or for inputs of noise."""
     for name, one in expected.items():
         other = found.get(name)
         if other is None or not np.issubdtype(one.dtype, np.number):
@@ -400,12 +400,12 @@ def compare_likeness(expected: Tensors, found: Tensors, margin: Margin) -> Agree
 
 
 def compare_on_noise(reference: Model, model: Model, tensors: Tensors) -> Agreement:
-    """Compare the outputs of a model on two engines, whatever they mean: for inputs of noise.
+    """Compare a model's outputs on two engines for inputs of noise, whatever the outputs mean.
 
     Args:
-        reference: on the engine that is believed.
-        model: on the other.
-        tensors: inputs of the network, unfolded.
+        reference: the model on the trusted engine.
+        model: the model on the other engine.
+        tensors: the network's inputs, unfolded.
 
     Raises:
         AgentError: one of them fails.
@@ -426,9 +426,9 @@ def distance_within(name: str, expected: Array, found: Array, margin: Margin) ->
 
 
 def _near(name: str, one: Array, other: Array, margin: Margin) -> bool:
-    """Whether no number of an output differs by more than the margin on the output's scale.
+    """Whether no number in an output differs by more than the margin on the output's scale.
 
-    Of numbers of classes or places, of 32 bits and more, whether nearly all are the same.
+    For class numbers or indices, integers of at least 32 bits: whether nearly all are equal.
     """
     if one.shape != other.shape or one.dtype.kind not in "iuf" or not one.size:
         return False
@@ -439,9 +439,9 @@ def _near(name: str, one: Array, other: Array, margin: Margin) -> bool:
 
 
 def relative_distance(expected: Array, found: Array) -> float:
-    """Return the L2 distance of two tensors of any shape relative to the first, of any type.
+    """Return the L2 distance of two tensors, of any shape and type, relative to the first.
 
-    Infinite where shapes differ or *found* is not finite.
+    Infinite if shapes differ or *found* is not finite.
     """
     if expected.shape != found.shape or not np.isfinite(found).all():
         return INFINITE
@@ -449,9 +449,9 @@ def relative_distance(expected: Array, found: Array) -> float:
 
 
 def strict_distance(expected: Array, found: Array) -> float:
-    """Return the relative L2 distance of two tensors; 0 only if they are the same bit for bit.
+    """Return the relative L2 distance of two tensors; 0 only if they are equal bit for bit.
 
-    Infinite if shapes or types differ, if NaN differs, or for tensors that hold no numbers.
+    Infinite if shapes, types, or places of NaN differ, or if the tensors hold no numbers.
     """
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return INFINITE
@@ -464,22 +464,22 @@ def strict_distance(expected: Array, found: Array) -> float:
 
 
 def _distance(expected: Array, found: Array, least: float) -> float:
-    """Return the relative distance; *least* is taken for the norm of a smaller tensor."""
+    """Return the distance relative to the norm of *expected*, which counts as *least* or more."""
     one, other = expected.astype(np.float64), found.astype(np.float64)
     return float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), least))
 
 
 def cosine(one: Array, other: Array) -> float:
-    """Return the cosine similarity of two tensors of any one shape; 1 where one is zero."""
+    """Return the cosine similarity of two tensors of the same shape; 1 if one is all zeros."""
     first, second = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
     norm = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / norm if norm > 0 else 1.0
 
 
 def _unordered(array: Array) -> Array:
-    """Return a list of boxes (1, n, columns) with each column by itself in order.
+    """Return a list of boxes (1, n, columns) with each column sorted by itself.
 
-    Of noise, or where nothing is found, the last digits decide which boxes come first.
+    For noise, or where nothing is found, rounding decides which boxes come first.
     """
     listed = array.ndim == 3 and array.shape[2] <= LIST_COLUMNS < array.shape[1]
     return np.sort(array, axis=1) if listed else array

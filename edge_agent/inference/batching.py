@@ -1,10 +1,10 @@
-"""Several samples through a network at a time, each with a result of its own.
+"""Several samples inferred together, each with a result of its own.
 
-Only for networks that leave the first axis of their input open. ONNX Runtime's session takes any
-number as it is; OpenVINO gets a network compiled for each of a few sizes, as one that is open is
-slower on its CPU and has been seen to give wrong numbers. Before it serves, samples of noise are
-seen to give the same together as each alone, the fewest and the most that may come together. A
-network that lets them change each other on rare inputs only cannot be found out so.
+Only for networks whose inputs have an open first axis. An ONNX Runtime session takes any number as
+it is; for OpenVINO the network is compiled for each of a few sizes, because an open one is slower
+on its CPU and has given wrong numbers. Before a batch serves, samples of noise must give the same
+results together as alone, for the smallest and the largest batch. This does not detect a network
+in which samples affect each other only on rare inputs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from .probe import probe_input, race
 log = logging.getLogger(__name__)
 
 ROUNDS = 5
-"""Of which the fastest counts."""
+"""Runs timed, of which the fastest counts."""
 COMPARED = 8
-"""Of so many samples at most, of those inferred together, it is seen what they give alone: a large
-network would take minutes for all."""
+"""Most samples of a batch that are also inferred alone for comparison: all of them would take
+minutes with a large network."""
 SAME = 0.02
-"""Greatest distance of a sample inferred with another from the same alone, relative L2. Kernels
-for several samples may round otherwise; one step of an 8-bit network is within it."""
+"""Greatest relative L2 distance between results of one sample in a batch and alone. Kernels for
+several samples may round differently; one step of an 8-bit network is within it."""
 
 
 class Batch:
@@ -50,7 +50,7 @@ class Batch:
         takes: str,
         repeated: frozenset[str],
     ) -> None:
-        """Take over engines, keyed by the number of samples that they take; 0: any number."""
+        """Take ownership of engines, keyed by the number of samples they take; 0: any number."""
         self.most = most
         self._model = model
         self._engines = dict(engines)
@@ -58,7 +58,7 @@ class Batch:
         """The input that takes the sample."""
         self._constants = constants(model.manifest.input, model.engine.inputs)
         self._repeated = repeated
-        """Those of the constants that are given once for each sample."""
+        """The constants that are repeated for each sample."""
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
         """Run the model on several samples; one that does not fit, or fails, fails alone."""
@@ -82,7 +82,7 @@ class Batch:
     def _together(
         self, requests: Sequence[Request], answers: list[Outcome | AgentError | None], part: range
     ) -> None:
-        """Infer a part of the requests, and fill in their answers."""
+        """Infer some of the requests, and fill in their answers."""
         model = self._model
         prepared: list[tuple[int, PreparedSample]] = []
         for index in part:
@@ -94,7 +94,7 @@ class Batch:
         engine = self._engines.get(0) or self._engines.get(count)
         start = time.perf_counter()
         outputs: Tensors | None = None
-        # Else too few are left, or as many as nothing was compiled for.
+        # Otherwise too few are left, or nothing was compiled for this number.
         if count > 1 and engine is not None:
             samples = np.concatenate([one.tensors[self._takes] for _, one in prepared])
             try:
@@ -113,7 +113,7 @@ class Batch:
                 answers[index] = problem
 
     def _joined(self, tensors: Tensors, samples: Array) -> dict[str, Array]:
-        """Return the inputs of all: the samples, and the constants repeated as needed."""
+        """Return the inputs for all: the samples, and the constants repeated as needed."""
         count = len(samples)
         joined = {
             name: np.repeat(array, count, axis=0) if name in self._repeated else array
@@ -123,10 +123,10 @@ class Batch:
         return joined
 
     def check(self) -> None:
-        """Check that samples of the smallest and largest batch do not change each other's results.
+        """Check for the smallest and the largest batch that samples do not affect each other.
 
         Raises:
-            EngineError: they do, or several cannot be inferred together at all.
+            EngineError: they do, or several samples cannot be inferred together at all.
         """
         fewest = 2 if 0 in self._engines else min(self._engines)
         for size in sorted({min(fewest, self.most), self.most}):
@@ -137,7 +137,7 @@ class Batch:
         spec = next(spec for spec in self._model.engine.inputs if spec.name == self._takes)
         samples = _samples(spec, size)
         constants = self._constants
-        # The first and the last among them, and those in between evenly.
+        # The first, the last, and others evenly spaced between them.
         places = {round(place) for place in np.linspace(0, size - 1, min(size, COMPARED))}
         alone = {
             number: self._model.run({**constants, spec.name: samples[number : number + 1]})
@@ -157,9 +157,9 @@ class Batch:
                     )
 
     def pays(self, alone_s: float = float("inf")) -> bool:
-        """Whether samples together take no more time than one after another.
+        """Whether samples take no more time together than one after another.
 
-        Or than *alone_s*, seconds that a sample took before the model was loaded for several.
+        Also compared with *alone_s*, the seconds a sample took before this batch was loaded.
 
         Raises:
             EngineError: the engine failed.
@@ -168,7 +168,7 @@ class Batch:
         engine = self._engines.get(0) or self._engines[size]
         spec = next(spec for spec in self._model.engine.inputs if spec.name == self._takes)
         samples = _samples(spec, size)
-        # As frames come to it, not as golden inputs do.
+        # In the form of frames, not of golden inputs.
         joined = self._model.ready(self._joined({**self._constants, spec.name: samples}, samples))
         single = _ready(self._model)
         alone, together = race(
@@ -182,13 +182,13 @@ class Batch:
 
 
 def seconds_alone(model: Model) -> float:
-    """Return the seconds that a single sample takes: the minimum of several runs."""
+    """Return the seconds one sample takes: the minimum of several runs."""
     ready = _ready(model)
     return min(race([lambda _: model.run(ready)], ROUNDS)[0]) / 1e3
 
 
 def _ready(model: Model) -> Tensors:
-    """Return the inputs of one sample as frames come to the engine, not as golden inputs do."""
+    """Return the inputs of one sample in the form of frames, not of golden inputs."""
     spec = sample_input(model.manifest.input, model.engine.inputs)
     return model.ready(
         {**constants(model.manifest.input, model.engine.inputs), spec.name: _samples(spec, 1)}
@@ -199,7 +199,7 @@ def load_batch(model: Model, kind: Kind, most: int) -> Batch:
     """Load a model for up to *most* samples at a time.
 
     Raises:
-        EngineError: its network does not, or its engine cannot.
+        EngineError: its network does not take several, or its engine cannot.
     """
     spec = model.manifest.input
     if spec.tokenizer:
@@ -256,7 +256,7 @@ def _sized(fix: FixShapes, count: int, opened: set[str]) -> FixShapes:
 
 
 def sizes(most: int) -> list[int]:
-    """List the sizes that are compiled: the largest, and powers of two below it."""
+    """List the batch sizes to compile: the largest, and the powers of two below it."""
     found = [most]
     size = 2
     while size < most:
@@ -266,7 +266,7 @@ def sizes(most: int) -> list[int]:
 
 
 def _samples(spec: TensorSpec, count: int) -> Array:
-    """Return samples of noise, the first so quiet that any other would drown it."""
+    """Return samples of noise, the first so weak that any other would dominate it."""
     return np.concatenate(
         [
             probe_input(spec, np.random.default_rng(number), 1.0 if number else 0.1)

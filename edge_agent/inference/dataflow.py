@@ -1,6 +1,6 @@
-"""Tensors that pass between the nodes of a graph: which are alive at a cut, and a stage's ends.
+"""Tensors between a graph's nodes: which are alive at a cut, and a stage's inputs and outputs.
 
-Knows neither a graph's format nor where it is wise to cut it.
+Independent of the graph's format; where to cut is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 
 class Cut(NamedTuple):
-    """One stage: nodes `first` to `last`, that one excluded."""
+    """One stage: the nodes from `first` up to but not including `last`."""
 
     first: int
     last: int
     inputs: tuple[str, ...]
-    """Tensors from the graph's inputs and from stages before, in order of use."""
+    """Inputs of the graph and tensors from earlier stages, in order of use."""
     outputs: tuple[str, ...]
-    """Tensors that later stages take, and outputs of the graph, sorted."""
+    """Tensors that later stages use, and outputs of the graph, sorted."""
 
 
 class Dataflow:
-    """Which node makes a tensor, and which use it; constants do not count."""
+    """Which node makes each tensor, and which nodes use it; constants do not count."""
 
     def __init__(
         self,
@@ -33,21 +33,21 @@ class Dataflow:
         """Index a graph.
 
         Args:
-            inputs: of the graph, constants left out.
-            outputs: of the graph.
-            taken: tensors that each node takes, in order of execution.
-            made: tensors that each node makes, likewise.
+            inputs: the graph's inputs, without constants.
+            outputs: the graph's outputs.
+            taken: the tensors each node takes, in order of execution.
+            made: the tensors each node makes, in the same order.
         """
         self.end = len(made)
         self._made = made
         self._from = dict.fromkeys(inputs, 0)
-        """By tensor: the first place in the order of nodes where it is available."""
+        """By tensor: the index of the first node for which it is available."""
         for index, names in enumerate(made):
             self._from.update(dict.fromkeys(names, index + 1))
-        self._from.pop("", None)  # an input or output that may be left out, and is
+        self._from.pop("", None)  # an optional input or output that is left out
         self._taken = [[name for name in names if name in self._from] for names in taken]
         self.users: dict[str, list[int]] = {}
-        """By tensor: the nodes that take it, rising; the end of the graph counts as one."""
+        """By tensor: the nodes that use it, ascending; the end of the graph counts as one."""
         for index, names in enumerate(self._taken):
             for name in names:
                 self.users.setdefault(name, []).append(index)
@@ -55,7 +55,7 @@ class Dataflow:
             self.users.setdefault(name, []).append(self.end)
 
     def alive(self) -> list[set[str]]:
-        """Return for each place before a node the tensors made before and used after it."""
+        """Return for each node the tensors that are made before it and used from it on."""
         alive: list[set[str]] = [set() for _ in range(self.end + 1)]
         for name, start in self._from.items():
             for place in range(max(start, 1), self._last(name) + 1):
@@ -63,7 +63,7 @@ class Dataflow:
         return alive
 
     def cut(self, first: int, last: int) -> Cut:
-        """Make one stage of the nodes from *first* to *last*, that one excluded."""
+        """Make one stage of the nodes from *first* up to but not including *last*."""
         taken = dict.fromkeys(name for names in self._taken[first:last] for name in names)
         made = {name for names in self._made[first:last] for name in names}
         return Cut(
@@ -74,5 +74,5 @@ class Dataflow:
         )
 
     def _last(self, name: str) -> int:
-        """Return the last node that uses a tensor; -1: none does."""
+        """Return the index of the last node that uses a tensor; -1: none does."""
         return self.users.get(name, [-1])[-1]

@@ -6,8 +6,8 @@ the prior probability in estimation problems" (1946), as N. Siddiqi, "Credit Ris
 (2006), applies it to ten bins of equal share. His rule of thumb: below 0.1 nothing has changed,
 above 0.25 much has.
 
-From each result some values of its sample are taken: from a picture a grid of pixels, from a window
-some rows; neither these values nor their store grow with the sample's size.
+For each result some values of its sample are used: a grid of pixels of a picture, some rows of a
+window; neither these values nor the memory for them grow with the sample's size.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from ..core.types import Array, Findings, Sample
 from ..models.drift import DRIFT, MOST_CHANNELS, Distribution, Usual, content
 
 GRID = (12, 16)
-"""Rows and columns of the pixels that are looked at."""
+"""Rows and columns of the grid of pixels used."""
 ROWS = 32
-"""Of a window, that are looked at."""
+"""Rows of a window that are used."""
 COLORS = ("blue", "green", "red")
 QUANTILES = np.arange(1, 10) / 10
 FLOOR = 1e-3
-"""A smaller share of a bin counts as this one, so that no index is above 14."""
+"""Smaller shares of a bin count as this, so that no index is above 14."""
 
 Floats = NDArray[np.float64]
 
 
 def values(data: Array, *, picture: bool, seq: int = 0) -> Array:
-    """Return some values of a sample, a copy.
+    """Return a copy of some values of a sample.
 
     Args:
-        data: as `core.types.Sample` has it.
-        picture: whether it is one.
-        seq: of the sample: other rows of each window are taken, lest they keep time with what
-            the sensor measures.
+        data: the data of a `core.types.Sample`.
+        picture: whether it is a picture.
+        seq: the sample's sequence number: each window gives other rows, so that they do not
+            coincide with a period in what the sensor measures.
 
     Returns:
-        (n, channels). More than 64 channels, and ready inputs of more than two dimensions, are one.
+        (n, channels). More than 64 channels, and ready inputs of more than two dimensions, count as
+        one channel.
     """
     if picture:
         height, width = data.shape[:2]
@@ -77,7 +78,7 @@ def distribution(column: Array) -> Distribution:
     column = np.asarray(column, np.float64)
     edges = np.unique(np.quantile(column, QUANTILES, method="inverted_cdf"))
     if edges[0] == column.min():
-        # The lowest is frequent: a bin for what lies below it.
+        # The lowest value is frequent: it gets a bin for values below it.
         edges = np.concatenate([[np.nextafter(edges[0], -np.inf)], edges])
     counts = np.bincount(np.searchsorted(edges, column), minlength=len(edges) + 1)
     shares = counts / len(column)
@@ -121,8 +122,8 @@ def usual_of(
 
     Args:
         results: each sample, as the agent would capture it, with its result.
-        channels: those of the manifest, for signals.
-        floor: the threshold that the results were asked for, where the task is detection or
+        channels: the manifest's channels, for signals.
+        floor: the threshold with which the results were computed, if the task is detection or
             classification.
 
     Raises:
@@ -145,12 +146,12 @@ def save(usual: Usual, folder: Path) -> None:
 
 
 class Histogram:
-    """Recent values by the bins of usual ones; older ones fade."""
+    """Recent values in the bins of the usual ones; older values count less and less."""
 
     def __init__(self, usual: Sequence[Distribution]) -> None:
-        """Start with none, given a distribution for each row (channel)."""
+        """Start without values, given the usual distribution of each row (channel)."""
         most = max(len(one.edges) for one in usual)
-        # Rows are filled up with bins in which nothing ever lies.
+        # Rows are padded with bins that stay empty.
         self._edges = np.full((len(usual), most), np.inf)
         self._usual = np.zeros((len(usual), most + 1))
         for row, one in enumerate(usual):
@@ -160,7 +161,7 @@ class Histogram:
         self._bins = most + 1
 
     def add(self, columns: Array, keep: float) -> None:
-        """Add values, (n, rows), to the present ones, of which the share *keep* (0 to 1) stays."""
+        """Add values (n, rows) to the present ones, whose weight is multiplied by *keep* (0..1)."""
         self._counts *= keep
         for row, (edges, column) in enumerate(zip(self._edges, columns.T, strict=True)):
             bins = np.searchsorted(edges, column)
@@ -170,7 +171,7 @@ class Histogram:
         """Return the population stability index of each row, (rows,).
 
         Args:
-            floor: present values below it count as 0: all bins that reach below it are one.
+            floor: present values below it count as 0: all bins that reach below it are merged.
         """
         present = self._counts / self._counts.sum(axis=1, keepdims=True)
         usual = self._usual

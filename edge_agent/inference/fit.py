@@ -1,6 +1,6 @@
-"""Whether a network fits its manifest, as far as its file tells: before anything is run or sent.
+"""Whether a network fits its manifest, as far as its file shows: before anything is run or sent.
 
-What only an engine knows (which operators it has, sizes that it works out) is left to the trial.
+What only an engine knows (its operators, the sizes it infers) is checked by the trial.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from .preprocess.inputs import fixed_shapes
 from .preprocess.preprocessor import build_preprocessor
 
 READABLE = frozenset({"onnx", "ir"})
-"""Formats whose tensors have the names and shapes that engines have; of others it is not known."""
+"""Formats whose files give tensors the same names and shapes as engines do."""
 
 
 def check_fit(folder: ModelFolder, facts: NetworkFacts) -> None:
     """Check that preprocessing and decoder can be made for a network.
 
     Raises:
-        ModelError: they do not fit each other; expected and found.
+        ModelError: network and manifest do not fit each other; says expected and found.
     """
     if folder.manifest.task == "generate":
-        return  # its engine is another
-    # Where no shape is declared, it is the engine that finds one.
+        return  # it runs on another engine
+    # If no shape is declared, only the engine finds it.
     if facts.kind not in READABLE or not all(one.shape for one in facts.outputs):
         return
     why = _misfit(folder, facts, kind_of(folder, facts))
@@ -36,9 +36,9 @@ def check_fit(folder: ModelFolder, facts: NetworkFacts) -> None:
 
 
 def kind_of(folder: ModelFolder, facts: NetworkFacts) -> Kind:
-    """Return the kind of sample that a model takes, as far as its file tells.
+    """Return the kind of sample that a model takes, as far as its file shows.
 
-    A manifest that describes pictures by saying nothing may be of a network of ready inputs.
+    A manifest that means pictures by default may belong to a network that takes ready inputs.
     """
     kind = folder.manifest.input.kind
     if kind == "signal" or facts.kind not in READABLE or _misfit(folder, facts, kind) is None:
@@ -47,7 +47,7 @@ def kind_of(folder: ModelFolder, facts: NetworkFacts) -> Kind:
 
 
 def input_size(folder: ModelFolder, facts: NetworkFacts) -> tuple[int, int] | None:
-    """Return width and height of the pictures that a network gets; None: not known, or none."""
+    """Return the width and height of a network's pictures; None: unknown, or it takes none."""
     spec = folder.manifest.input
     if spec.kind != "picture" or facts.kind not in READABLE:
         return None

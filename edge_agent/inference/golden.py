@@ -1,4 +1,4 @@
-"""Golden inputs: a model's outputs on this device, against those from where it was made."""
+"""Golden inputs: a model's outputs on this device, compared with those where it was made."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Case:
 
 
 def read_golden(model: Model) -> list[Case]:
-    """Read the golden cases of a model; none where it has no such file.
+    """Read the golden cases of a model; an empty list if it has no golden file.
 
     Raises:
         ModelError: the file is damaged, or its arrays do not fit the network.
@@ -62,7 +62,7 @@ def compare_golden(model: Model) -> Agreement | None:
     Raises:
         ModelError: the file is damaged.
         EngineError: the engine failed on it.
-        SampleError: what came out is not finite.
+        SampleError: the outputs are not finite.
     """
     with contained(f"{model.id}: {model.folder.golden.name}", ModelError):
         return _compare(model, read_golden(model))
@@ -74,7 +74,7 @@ def check_golden(model: Model) -> Agreement | None:
     Raises:
         ModelError: it does not, or they cannot be compared.
         EngineError: the engine failed.
-        SampleError: what came out is not finite.
+        SampleError: the outputs are not finite.
     """
     agreement = compare_golden(model)
     if agreement is not None and not agreement.passed:

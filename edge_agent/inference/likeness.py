@@ -1,4 +1,4 @@
-"""Whether two boxes that overlap also agree in mask, key points, corners and text."""
+"""Whether two overlapping boxes also agree in mask, key points, corners, and text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 from ..core.types import Array, Detections
 
 IOU = 0.5
-"""Of two boxes that are the same, and of their masks, at least."""
+"""Least IoU of two boxes that count as the same, and of their masks."""
 REACH = 0.1
-"""Share of a box's diagonal that its points and corners may be apart."""
+"""How far apart points and corners may be, as a share of the box's diagonal."""
 SEEN = 0.5
-"""Score from which on a key point counts."""
+"""Least score of a key point that counts."""
 
 
 def alike(one: Detections, place: int, other: Detections, match: int) -> bool:
@@ -25,7 +25,7 @@ def alike(one: Detections, place: int, other: Detections, match: int) -> bool:
     ):
         return False
     if one.corners is not None and other.corners is not None:
-        # Angles of nearly square boxes may be a quarter turn apart: any corner will do.
+        # Angles of nearly square boxes may be a quarter turn apart: any corner may match.
         away = _distances(one.corners[place][:, None], other.corners[match])
         if away.min(axis=1).max() > reach:
             return False
@@ -41,6 +41,6 @@ def alike(one: Detections, place: int, other: Detections, match: int) -> bool:
 
 
 def _distances(points: Array, others: Array) -> Array:
-    """Return the distances of points (..., 2 or 3) from others; (...)."""
+    """Return the distances (...) between points (..., 2 or 3) and others."""
     apart: Array = np.linalg.norm(points[..., :2] - others[..., :2], axis=-1)
     return apart

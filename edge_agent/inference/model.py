@@ -1,6 +1,6 @@
-"""A model as one value: manifest, engine, preprocessing and decoder that fit each other.
+"""A model as one value: manifest, engine, preprocessing, and decoder that fit each other.
 
-Knows no pipeline and no broker; where the model came from is the library's business.
+Independent of pipelines, the broker, and where the model came from.
 """
 
 from __future__ import annotations
@@ -50,36 +50,36 @@ class BatchRunner(Protocol):
     """Runs several samples at a time; see `batching`."""
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
-        """Return the result of `Model.infer` for each, or the error that it would raise."""
+        """Return for each request the result of `Model.infer`, or the error it would raise."""
 
     def close(self) -> None:
-        """Unload its resources beside the model's engine."""
+        """Release resources other than the model's engine."""
 
 
 class OutputCheck(Protocol):
-    """Stands beside an engine until it is known to compute its model rightly."""
+    """Answers for an engine until it is known to compute its model correctly."""
 
     why: str | None
-    """Why the engine is not to serve, or None if nothing speaks against it so far."""
+    """Why the engine must not serve; None: no reason so far."""
 
     @property
     def settled(self) -> bool:
-        """Whether it has nothing more to find out."""
+        """Whether nothing is left to check."""
 
     @property
     def satisfied(self) -> bool:
         """Whether the engine has agreed on as many inputs as it must."""
 
     def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
-        """Return the outputs for an input of the model, and the label of the engine they are from.
+        """Return the outputs for an input of the model, and the label of the engine that made them.
 
         Raises:
-            EngineError: an engine failed, perhaps that of the reference session, or must not serve.
+            EngineError: the engine or the reference session failed, or the engine must not serve.
             SampleError: the engine's outputs are not finite, or cannot be decoded.
         """
 
     def close(self) -> None:
-        """Answer no more: the engine does."""
+        """Stop answering; the engine answers instead."""
 
 
 class Model:
@@ -97,23 +97,23 @@ class Model:
         self.choice = choice
         self.engine = engine
         self.users = 0
-        """Frames in flight through it; counted by the board."""
+        """Frames being inferred with it; counted by the board."""
         self.stats = Statistics()
         self.last: Tensors | None = None
-        """Inputs of the latest inference."""
+        """Inputs of the last inference."""
         self.batch: BatchRunner | None = None
         """Runs several samples at a time; None: they go one by one."""
         self.cost = Cost()
-        """Lane time of a frame; learned by the board."""
+        """Lane time per frame; measured by the board."""
         self.together = 1
-        """Most frames, of any pipelines, that are inferred together."""
+        """Most frames, from any pipelines, that are inferred together."""
         self.loaded_quickly = False
-        """Whether it was loaded the quick way, and what suits it is still to be found."""
+        """Whether it was loaded the quick way, and its permanent engine is still to be chosen."""
         self.is_reference = False
-        """Whether it is a session without optimization, in place of an engine that memory has no
-        room for beside it, and that is compared with it next."""
+        """Whether it is a session without optimization, used first because memory has no room for
+        it beside the engine that will be compared with it."""
         self.check: OutputCheck | None = None
-        """Answers until the engine is known to be right; None: it is, or cannot be compared."""
+        """Answers until the engine is known to be correct; None: it is, or cannot be compared."""
         self._prepare = prepare
         self._decode = decode
         self.threshold = default_threshold(folder)
@@ -129,12 +129,12 @@ class Model:
 
     @property
     def first_at(self) -> float | None:
-        """Monotonic clock at the end of its first inference on a frame; None: there was none."""
+        """Monotonic time when its first inference on a frame ended; None: there was none."""
         return self.stats.first_at
 
     @cached_property
     def _place(self) -> str:
-        """The target of a call in the flight recorder's notes."""
+        """What the flight recorder notes as the target of a call."""
         choice = self.choice
         return call_target(self.id, choice.engine, choice.device, str(self.folder.network))
 
@@ -144,13 +144,13 @@ class Model:
         Raises:
             ModelError: the signal lacks a channel that the model takes.
         """
-        from .preprocess.windowing import Windower  # pictures have none
+        from .preprocess.windowing import Windower  # not needed for pictures
 
         return Windower(self.manifest.input, columns)
 
     @property
     def in_order(self) -> bool:
-        """Whether a window needs the state left by the one before it: one at a time, in order."""
+        """Whether each window needs the state left by the one before: one at a time, in order."""
         return bool(self.manifest.input.state)
 
     def infer(
@@ -175,11 +175,11 @@ class Model:
         return self._infer_one(request, self.prepare(request))
 
     def _infer_on(self, request: Request, state: State) -> Outcome:
-        """Infer a window with the state left by the one before it."""
+        """Infer a window with the state from the previous one."""
         sample, before = request.sample, state.tensors
         if state.of != self.id or not sample.follows or sample.seq != state.seq + 1:
             before = {}
-        # Where this one fails, the next begins anew.
+        # If this one fails, the next starts without state.
         state.tensors, state.of, state.seq = {}, self.id, sample.seq
         prepared = self.prepare(request)
         prepared = replace(prepared, tensors={**prepared.tensors, **before})
@@ -191,7 +191,7 @@ class Model:
     def _infer_one(
         self, request: Request, prepared: PreparedSample, left: dict[str, Array] | None = None
     ) -> Outcome:
-        """Run and decode one sample; *left* gets the state that the network leaves to the next."""
+        """Run and decode one sample; *left* receives the network's state for the next one."""
         start = time.perf_counter()
         check, by = self.check, self.engine.label
         try:
@@ -205,7 +205,7 @@ class Model:
         took = (time.perf_counter() - start) * 1e3
         if left is not None:
             states = self.manifest.input.state
-            # Copies: an engine may use the same memory again.
+            # Copies: an engine may reuse the memory.
             left.update({name: np.array(outputs[out]) for name, out in states.items()})
         return self.conclude(request, prepared, outputs, took, by=by)
 
@@ -237,7 +237,7 @@ class Model:
     def prepare_data(
         self, data: Array, region: Region | None = None, *, stream: bool = False
     ) -> PreparedSample:
-        """Make the network's inputs of a picture or window, see `prepare` and `Preprocessor`.
+        """Make the network's inputs from a picture or window; see `prepare` and `Preprocessor`.
 
         Raises:
             SampleError: the sample does not fit.
@@ -265,14 +265,14 @@ class Model:
     ) -> Outcome:
         """Make a result from the network's outputs for one sample, and count it.
 
-        *infer_ms* is for all that were inferred together; *by*: label of another engine used.
+        *infer_ms* is for all samples inferred together; *by* is the label of another engine used.
 
         Raises:
             SampleError: the outputs are not finite.
         """
         start = time.perf_counter()
         threshold = self.threshold if request.threshold is None else request.threshold
-        # What is anomalous is decided by the threshold: nothing weaker is wanted there.
+        # For anomalies the threshold itself decides, so nothing weaker is wanted.
         if request.least is not None and self.manifest.task != "anomaly":
             threshold = min(threshold, request.least)
         try:
@@ -309,12 +309,12 @@ class Model:
         )
 
     def infer_all(self, requests: Sequence[Request]) -> list[Outcome | AgentError]:
-        """Return what `answer` returns for each request; in one batch if the network takes one."""
+        """Return what `answer` returns for each request; in one batch if the network allows it."""
         if (
             self.batch is not None
             and len(requests) > 1
             and self.check is None
-            # What several are given beside the sample is taken from the first of them.
+            # Inputs other than the sample are taken from the first request.
             and all(each.tensors is None or len(each.tensors) == 1 for each in requests)
         ):
             try:
@@ -332,21 +332,21 @@ class Model:
             return problem
 
     def ready(self, tensors: Tensors) -> Tensors:
-        """Return inputs of the network as `infer` hands them to the engine: for timing it."""
+        """Return inputs of the network as `infer` passes them to the engine, for timing it."""
         if self.engine.fold is None:
             return tensors
         with contained(f"{self.id}: preparing its input"):
             return self.engine.fold.feed(tensors)
 
     def unfolded(self, tensors: Tensors) -> Tensors:
-        """Return the engine's inputs as inputs of the whole network, for other engines."""
+        """Return the engine's inputs as inputs of the original network, for other engines."""
         if self.engine.fold is None:
             return tensors
         with contained(f"{self.id}: preparing its input"):
             return self.engine.fold.unfold(tensors)
 
     def run(self, tensors: Tensors, engine: Engine | None = None) -> dict[str, Array]:
-        """Call the engine, or another one of this model; a note of it outlives a crash.
+        """Call the engine, or another one of this model; the call is noted in case of a crash.
 
         Raises:
             EngineError: it failed.
@@ -371,12 +371,12 @@ class Model:
             return self._decode(outputs, inputs, self.threshold)
 
     def warm_up(self) -> None:
-        """Run once on zeros and constants, so that the first frame does not pay for lazy set-up.
+        """Run once on zeros and constants, so that the first frame is not slowed by lazy setup.
 
         Raises:
             EngineError: it fails on them.
         """
-        # Noted as part of the load: on a GPU the first inference builds kernels, for long.
+        # Noted as part of the load: on a GPU the first inference spends long building kernels.
         with recorder.call("load", self._place), contained(f"{self.id}: warming it up"):
             zeros = {
                 spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype)
@@ -396,7 +396,7 @@ def default_threshold(folder: ModelFolder) -> float:
     """Return the manifest's threshold, or its task's usual one."""
     given = folder.manifest.output.threshold
     if isinstance(given, str):
-        return inf  # a pipeline learns it; until then nothing lies above
+        return inf  # a pipeline learns it; until then no score is above it
     if given is not None:
         return given
     return 0.5 if folder.manifest.task in BOXED else 0.0
@@ -405,13 +405,13 @@ def default_threshold(folder: ModelFolder) -> float:
 def load_model(
     folder: ModelFolder, choices: Sequence[EngineChoice], kind: Kind, *, checked: bool = False
 ) -> Model:
-    """Load a model on the first engine that can run it; it is warmed up.
+    """Load a model on the first engine that can run it, and warm it up.
 
-    What has been *checked* already, as in a trial, is not checked again, which holds up all other
-    threads while it takes the file apart: 55 ms of 100 MB (measured).
+    A model that has been *checked* already, as in a trial, is not checked again: that parses the
+    file and blocks all other threads, 55 ms for 100 MB (measured).
 
     Raises:
-        ModelError: the model itself is not fit to run, on whatever engine.
+        ModelError: the model cannot run on any engine.
         EngineError: no engine can run it; says why for each.
     """
     if folder.manifest.task == "generate":
@@ -454,18 +454,18 @@ def load_model(
 
 
 def _blame(engine: str, problem: EngineError) -> str:
-    """Return an error's text with the engine's name before it, which most begin with."""
+    """Return an error's text, preceded by the engine's name if it does not begin with it."""
     return f"{engine}: {str(problem).removeprefix(f'{engine}: ')}"
 
 
 def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Kind) -> Model:
-    """Make a model of an engine that has loaded its network.
+    """Make a model from an engine that has loaded its network.
 
     Raises:
         ModelError: manifest and network do not fit each other.
     """
     ends = (*engine.inputs, *engine.outputs)
-    # Floats have no steps: the file is not read once more for them.
+    # Floats have no quantization steps, so the file need not be read again.
     if folder.network.suffix == ".tflite" and any("int" in end.dtype for end in ends):
         from ..models.files.check_onnx import inspect
         from ..models.files.tflite_metadata import in_steps

@@ -1,4 +1,4 @@
-"""Inputs that networks are probed with, and runs timed against each other."""
+"""Inputs for probing networks, and timing runs against each other."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from ..core.types import Array, TensorSpec
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-"""Inputs of networks for texts, as all exporters of Hugging Face's models call them."""
+"""Inputs of networks for texts, as all exporters name them for Hugging Face's models."""
 _ORDINARY = {MASK: 1, TYPES: 0}
-"""Of those that take but few values, an ordinary one: any other ends some networks."""
+"""An ordinary value for inputs that allow few: others crash some networks."""
 
 
 def probe_inputs(specs: Sequence[TensorSpec], seed: int) -> dict[str, Array]:
-    """Return ordinary inputs of a network: seeded noise, as zeros can be quicker than any picture.
+    """Return typical inputs for a network: seeded noise, as zeros can be faster than any picture.
 
-    Sizes that are open are 1.
+    Open sizes are 1.
     """
     random = np.random.default_rng(seed)
     return {
@@ -33,19 +33,19 @@ def probe_input(spec: TensorSpec, random: np.random.Generator, loudness: float =
     """Return noise for one input: floats about zero, integers over the range of a byte.
 
     Args:
-        spec: of the input.
-        random: where the noise comes from.
-        loudness: factor of how far the noise goes from its middle.
+        spec: the input.
+        random: source of the noise.
+        loudness: factor for the amplitude of the noise.
 
     Returns:
-        An array of the input's shape, open sizes being 1, and type.
+        An array of the input's shape, with open sizes 1, and type.
     """
     shape = tuple(size or 1 for size in spec.shape)
     kind = np.dtype(spec.dtype)
     if kind.kind == "b":
         return random.integers(0, 2, shape).astype(kind)
     if kind.kind in "iu":
-        # Negative only where a byte is: wider integers may be indices.
+        # Only bytes may be negative: wider integers may be indices.
         low, high = (-128, 127) if kind == np.int8 else (0, 255)
         middle = (low + high + 1) // 2
         span = round((high - middle) * loudness)
@@ -54,10 +54,10 @@ def probe_input(spec: TensorSpec, random: np.random.Generator, loudness: float =
 
 
 def race(runs: Sequence[Callable[[int], object]], rounds: int) -> list[list[float]]:
-    """Time functions in turns, so that a disturbance affects all of them.
+    """Time functions in turn, so that a disturbance affects all of them.
 
     Returns:
-        Of each the milliseconds of every round.
+        For each function the milliseconds of every round.
     """
     took: list[list[float]] = [[] for _ in runs]
     for number in range(rounds):

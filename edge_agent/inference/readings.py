@@ -1,7 +1,7 @@
 """Readings without a model: a sensor's values are the result, by the names of its channels.
 
-A pipeline of model = "readings" has this in place of a model, so that its readings go the way of
-all frames. Nothing is loaded; the models that serve do not know of it.
+A pipeline with model = "readings" uses this in place of a model, so that its readings take the same
+path as frames. Nothing is loaded, and the models that serve are not affected.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from .preprocess.window_stats import WindowStats
 from .preprocess.windowing import Window, Windower
 
 ONLY = "value"
-"""The name of a value that comes alone and without any."""
+"""The name of a single value that has none."""
 MOST_NAMES = 100
-"""Of values that are remembered for those who list them."""
+"""Most names of values that are remembered for listing."""
 SINGLE, DOUBLE = 7, 15
-"""Significant digits that a float of 32 and of 64 bits is sure to hold."""
+"""Significant digits shown of a 32-bit and a 64-bit float."""
 
 
 class _NoEngine:
-    """Stands where a model has its engine."""
+    """Takes the place of a model's engine."""
 
     label = ""
     inputs: tuple[TensorSpec, ...] = ()
@@ -62,7 +62,7 @@ class _NoEngine:
 
 
 class _AsTheyAre:
-    """Stands where a model has its preprocessing."""
+    """Takes the place of a model's preprocessing."""
 
     size = None
 
@@ -75,12 +75,12 @@ class Readings(Model):
     """Returns the values of each sample unchanged."""
 
     def __init__(self, spec: InputSpec, on_names: Callbacks) -> None:
-        """Begin with no names known."""
+        """Start with no names known; *on_names* is called when they change."""
         super().__init__(folder_of(spec), EngineChoice(""), _NoEngine(), _AsTheyAre(), _decode)
         self._channels: tuple[tuple[str, ...], int] = ((), 0)
-        """Names and number of the channels that came last, …"""
+        """Names and number of the channels in the last reading."""
         self._named: tuple[str, ...] = ()
-        """… and what their values are called."""
+        """The names of their values."""
         self._on_names = on_names
 
     def windower(self, columns: tuple[str, ...]) -> Windower:
@@ -116,7 +116,7 @@ class Readings(Model):
 
 
 def folder_of(spec: InputSpec, names: tuple[str, ...] = ()) -> ModelFolder:
-    """Return the model folder that stands for no model; its labels are the names of the values."""
+    """Return a model folder for readings without a model; its labels name the values."""
     manifest = Manifest(name=READINGS, version="", task="regression", file="", input=spec)
     return ModelFolder(Path(), manifest, names)
 
@@ -124,8 +124,8 @@ def folder_of(spec: InputSpec, names: tuple[str, ...] = ()) -> ModelFolder:
 def value_names(columns: tuple[str, ...], count: int, of: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return a name for each of *count* channels: its own, else its number from 0.
 
-    Where several have the same, "[number]" follows it. With the names of statistics, as many of
-    each channel: "ax.rms", or "rms" alone where there is one channel without a name.
+    If several have the same name, "[number]" is appended. If *of* names statistics, each channel
+    has one name per statistic: "ax.rms", or just "rms" for a single channel without a name.
     """
     if not columns and count == 1:
         return of or (ONLY,)
@@ -174,7 +174,7 @@ class EachReading(Windower):
         if reading.flaw is not None:
             for row in map(int, np.flatnonzero(empty)):
                 for column in places:
-                    with suppress(ModelError):  # a column of texts is none that could be wrong
+                    with suppress(ModelError):  # a column of texts cannot be wrong
                         yield reading.flaw(row, column)
                         break
         yield reading

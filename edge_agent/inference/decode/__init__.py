@@ -1,1 +1,1 @@
-"""Raw outputs of a network to results, one file per family."""
+"""Decoders from a network's raw outputs to results, one file per family."""

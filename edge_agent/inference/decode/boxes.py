@@ -1,4 +1,4 @@
-"""Candidates to detections: threshold, non-maximum suppression, labels, best first."""
+"""From candidates to detections: threshold, non-maximum suppression, labels, best first."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from .decoder import Floats, Labels, Network, Output, ensure_finite
 
 Indices = NDArray[np.intp]
 
-# Suppression compares pairs: what a threshold near 0 lets through must not take seconds.
+# Suppression compares pairs: a threshold near 0 must not make it take seconds.
 MOST_CANDIDATES = 3000
 _BLOCK = 256
-"""Oriented boxes that are compared with all others at a time: 6 MB an array, not 72."""
+"""Oriented boxes compared with all others at a time: 6 MB per array instead of 72."""
 NORMALIZED_AT_MOST = 2.0
-"""Boxes within this are in 0..1 of the input: no real box is this few pixels."""
+"""Boxes within this are in 0..1 of the input: no real box is so few pixels wide."""
 _ANCHORED_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 _DECODED = 0.9
-"""Share of all rows whose boxes lie where their cells are, at least."""
+"""Least share of all rows whose boxes lie where their cells are."""
 _ANCHORS = 3
-"""Of YOLOv5 and v7, in each cell."""
+"""Anchors per cell of YOLOv5 and v7."""
 IOU = 0.45
-"""Of suppression, where a manifest does not say."""
+"""Overlap for suppression if the manifest gives none."""
 
 
 @record
 class Selection:
-    """The rule for the candidates that stay."""
+    """Which candidates are kept."""
 
     iou: float | None
-    """Of two boxes that overlap by more the weaker goes; None: all stay."""
+    """If two boxes overlap by more, the weaker is dropped; None: all are kept."""
     agnostic: bool
-    """Whatever their classes are; else only boxes of one class suppress each other."""
+    """Whether boxes of different classes suppress each other."""
     most: int
-    """The best this many stay in the end."""
+    """At most this many are kept, the best."""
 
 
 def selection_of(
     network: Network, *, iou: float | None = IOU, suppressible: bool = True
 ) -> Selection:
-    """Read off a manifest which boxes stay.
+    """Return which boxes are kept according to the manifest.
 
     Args:
-        network: with its manifest.
-        iou: where the manifest does not say; None: suppression is done in the network.
+        network: the network, with its manifest.
+        iou: the default if the manifest gives none; None: the network suppresses boxes itself.
         suppressible: whether to suppress at all, even if the manifest gives an `iou`.
     """
     spec = network.manifest.output
@@ -63,7 +63,7 @@ def selection_of(
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Rows of a score table that reach the threshold, each with a class, most often its best."""
+    """Rows of a score table that reach the threshold, each with a class, usually its best."""
 
     rows: Indices
     classes: Indices
@@ -73,13 +73,13 @@ class Hits:
 def best_classes(scores: Floats, threshold: float) -> Hits:
     """Find the rows of *scores* (n, classes) whose best class reaches the threshold.
 
-    Looks for the few single scores first: the best of every row cost three times as much.
+    Looks for the few single scores first: finding the best of every row takes three times as long.
     """
     if scores.shape[1] == 1:
         rows = np.flatnonzero(scores[:, 0] >= threshold)
         return Hits(rows, np.zeros(len(rows), np.intp), scores[rows, 0])
     rows = np.flatnonzero(scores >= threshold) // scores.shape[1]
-    # Sorted already, so a row of several hits is next to itself.
+    # Sorted already, so several hits of one row are adjacent.
     rows = rows[np.flatnonzero(np.diff(rows, prepend=-1))]
     kept = scores[rows]
     classes = kept.argmax(axis=1)
@@ -89,7 +89,7 @@ def best_classes(scores: Floats, threshold: float) -> Hits:
 def single_scores(scores: Floats, threshold: float, most: int) -> Hits:
     """Find the single scores of (n, classes) that reach the threshold; a row may have several.
 
-    At most the best *most*; of equal ones the first.
+    At most the best *most*; of equal ones the first are kept.
     """
     places = np.flatnonzero(scores >= threshold)
     kept = scores.reshape(-1)[places]
@@ -101,20 +101,20 @@ def single_scores(scores: Floats, threshold: float, most: int) -> Hits:
 
 
 def corners(centers: Floats) -> Floats:
-    """Turn boxes (n, 4) center x, center y, width, height into x1, y1, x2, y2."""
+    """Convert boxes (n, 4) from center x, center y, width, height to x1, y1, x2, y2."""
     half = centers[:, 2:] * np.float32(0.5)
     return np.concatenate((centers[:, :2] - half, centers[:, :2] + half), axis=1)
 
 
 def pixels_of_unit(network: Network, boxes: Floats) -> Floats:
-    """Return the pixels of the input in a unit of boxes, across and down: (2,).
+    """Return how many input pixels one unit of the boxes is, horizontally and vertically: (2,).
 
-    TensorFlow's exports of YOLOv5 and v8 give them in 0..1 of it (ultralytics `tf_model`,
+    TensorFlow exports of YOLOv5 and v8 give boxes in 0..1 of the input (ultralytics `tf_model`,
     `saved_model`).
 
     Args:
-        network: with the size of its picture.
-        boxes: (n, 4) center x, center y, width, height, or two corners; of the hits.
+        network: the network, with the size of its picture.
+        boxes: (n, 4) boxes of the hits: center x, center y, width, height, or two corners.
     """
     if not len(boxes) or (boxes > NORMALIZED_AT_MOST).any():
         return np.ones(2, np.float32)
@@ -122,16 +122,16 @@ def pixels_of_unit(network: Network, boxes: Floats) -> Floats:
 
 
 def ensure_decoded(network: Network, output: Output, table: Floats, rows: Indices) -> None:
-    """Check that boxes in 0..1 are a decoded network's, not numbers for anchors outside of it.
+    """Check that boxes in 0..1 are decoded, not numbers to be combined with anchors.
 
     A decoded center lies within a cell and a half of its own cell: YOLOv5 and v7 give it as
-    `2 * sigmoid - 0.5` cells from there. TensorFlow's exports decode always.
+    `2 * sigmoid - 0.5` cells from there. TensorFlow exports are always decoded.
 
     Args:
-        network: with the size of its picture.
-        output: where the rows come from.
+        network: the network, with the size of its picture.
+        output: the output that the rows come from.
         table: (n, width) all rows.
-        rows: those of the hits.
+        rows: indices of the hits.
 
     Raises:
         SampleError: they are not decoded.
@@ -174,9 +174,9 @@ def detections(
         boxes: (n, 4) x1, y1, x2, y2 of the hits, input pixels.
         hits: their classes and scores.
         labels: names the classes; candidates of a class without a label are left out.
-        selection: which of them stay.
+        selection: which of them are kept.
         columns: optional columns of the hits, by field; arrays, or objects indexed like them.
-        turned: (n, 5) center x, center y, width, height, angle: where boxes are oriented.
+        turned: (n, 5) center x, center y, width, height, angle, for oriented boxes.
 
     Raises:
         SampleError: a box, score or point is not finite, or a class has no label.
@@ -184,7 +184,7 @@ def detections(
     columns = columns or {}
     order = np.flatnonzero(labels.is_named(hits.classes))
     order = order[np.argsort(-hits.scores[order], kind="stable")][:MOST_CANDIDATES]
-    # Scores too: two finite factors of one can have a product that is not.
+    # Scores too: the product of two finite factors can be infinite.
     marks = [part[order] for part in columns.values() if isinstance(part, np.ndarray)]
     ensure_finite(source, boxes[order], hits.scores[order], *marks)
     order = order[(boxes[order, 2:] > boxes[order, :2]).all(axis=1)]
@@ -204,18 +204,18 @@ def detections(
 
 
 MOST_CLASSES = 65535
-"""OpenCV moves the boxes of each class apart by its number: a larger one would cost their digits,
-and does not fit its integers."""
+"""OpenCV offsets the boxes of each class by its number: a larger one would cost them precision, and
+does not fit its integers."""
 
 
 def _survivors(boxes: Floats, classes: Indices, iou: float) -> Indices:
-    """Suppress within each class; *boxes* come best first, and so do the indices returned."""
+    """Return the indices of boxes kept by suppression within each class; both best first."""
     import cv2
 
     rectangles = boxes.astype(np.float64)
     rectangles[:, 2:] -= rectangles[:, :2]
-    # Order is all that suppression needs of scores; ranks also keep a score of 0 and break ties
-    # the same way on every machine.
+    # Suppression only needs the order of scores; ranks also keep a score of 0 and break ties the
+    # same way on every machine.
     ranks = np.arange(len(boxes), 0, -1, dtype=np.float64)
     if classes.max(initial=0) > MOST_CLASSES:
         classes = np.unique(classes, return_inverse=True)[1]
@@ -226,7 +226,7 @@ def _survivors(boxes: Floats, classes: Indices, iou: float) -> Indices:
 def _turned_survivors(turned: Floats, classes: Indices, iou: float) -> Indices:
     """Suppress oriented boxes (n, 5) within each class as Ultralytics does; best first.
 
-    A box goes if any better one overlaps it, be that one gone itself.
+    A box is dropped if any better one overlaps it, even one that is dropped itself.
     """
     kept = []
     for kind in np.unique(classes):
@@ -242,9 +242,9 @@ def _turned_survivors(turned: Floats, classes: Indices, iou: float) -> Indices:
 def _turned_overlaps(
     turned: NDArray[np.float64], others: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the overlap of boxes (n, 5) and (m, 5) as normal distributions: (n, m).
+    """Return the overlap (n, m) of oriented boxes (n, 5) and (m, 5) as normal distributions.
 
-    That is ProbIoU (Llerena et al. 2021, arXiv 2106.06072).
+    This is ProbIoU (Llerena et al. 2021, arXiv 2106.06072).
     """
     mine, theirs = _spreads(turned)[..., None], _spreads(others)[:, None]
     aa, bb, cc = mine + theirs
@@ -258,7 +258,7 @@ def _turned_overlaps(
 
 
 def _spreads(turned: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return variances of boxes (n, 5) along x and y, and their covariance: (3, n)."""
+    """Return the variances of boxes (n, 5) along x and y, and their covariance: (3, n)."""
     width, height, angle = turned[:, 2:].T
     cosine, sine = np.cos(angle), np.sin(angle)
     a = (width * cosine) ** 2 + (height * sine) ** 2
@@ -267,9 +267,9 @@ def _spreads(turned: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def touching(scores: Floats, threshold: float) -> tuple[Floats, Floats]:
-    """Return boxes (n, 4) around cells (h, w) that touch, corners too, and their best scores.
+    """Return boxes (n, 4) around groups of touching cells (h, w), and their best scores.
 
-    Boxes that touch are one.
+    Cells that share only a corner touch. Boxes that touch are merged.
     """
     import cv2
 
@@ -288,18 +288,18 @@ def touching(scores: Floats, threshold: float) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
-    """One row for each cell, in the order that all of these exporters write: level, row, column."""
+    """One row for each cell, in the order all of these exporters use: level, row, column."""
 
     cells: Floats
     """(n, 2) column, row."""
     strides: Floats
-    """(n, 1) input pixels a cell."""
+    """(n, 1) input pixels per cell."""
     levels: int
 
 
 @lru_cache(maxsize=32)
 def lay_grid(size: tuple[int, int], strides: tuple[int, ...]) -> Grid:
-    """Lay the cells of a picture (width, height); a level that does not divide it rounds up."""
+    """Make the grid for a picture (width, height); a stride that does not divide it rounds up."""
     cells, steps = [], []
     for stride in strides:
         columns, rows = -(-size[0] // stride), -(-size[1] // stride)
@@ -328,7 +328,7 @@ def check_grid(
     """Check at load that an output has one row for each cell of the input's picture.
 
     Raises:
-        ModelError: expected and found.
+        ModelError: it does not; says expected and found.
     """
     if count is not None and grid_of(size, count, choices) is None:
         raise ModelError(_misfit(output, size, count, choices))
@@ -337,7 +337,7 @@ def check_grid(
 def grid_for(
     output: Output, size: tuple[int, int], count: int, choices: tuple[tuple[int, ...], ...]
 ) -> Grid:
-    """Return the grid of a tensor that an inference gave.
+    """Return the grid for a tensor that the network returned.
 
     Raises:
         SampleError: a size that the network left open turned out not to fit.

@@ -23,21 +23,21 @@ from .decoder import (
 from .decoder import softmax as shares
 
 ROUNDING = 0.02
-"""Of chances in float16 or eight bits."""
+"""Rounding error of probabilities in float16 or eight bits."""
 
 
 def softmax(network: Network) -> Decoder:
-    """Chances as the network gives them, its softmax (or sigmoids) done.
+    """Class probabilities from a network that ends in a softmax (or sigmoids).
 
-    Role `scores`: one number a class; axes of one do not count. Integers become
-    (value - output.zero_point) * output.scale. Logarithms of chances, as a LogSoftmax gives them,
-    become chances.
+    Role `scores`: one number per class; axes of size 1 do not count. Integers become
+    (value - output.zero_point) * output.scale. Logarithms of probabilities, as from a LogSoftmax,
+    become probabilities.
     """
     return _classifier(network, as_given)
 
 
 def logits(network: Network) -> Decoder:
-    """Numbers before the softmax, which is done here; of a single class, before the sigmoid.
+    """Logits: the softmax is done here; for a single class, the sigmoid.
 
     Role `scores`, as for `softmax`.
     """
@@ -47,8 +47,8 @@ def logits(network: Network) -> Decoder:
 def _classifier(network: Network, finish: Callable[[Floats], Floats]) -> Decoder:
     network.check_roles("scores")
     labels = labels_of(network)
-    # A binary classifier ends in one sigmoid: the chance of the second of its two classes, as
-    # Keras' `class_names` and its documentation have it.
+    # A binary classifier ends in one sigmoid: the probability of the second of its two classes, as
+    # Keras documents it with `class_names`.
     binary = labels.classes == 2 and labels.first == 0
     output = _find_scores(network, None if binary and _ends_in_one(network) else labels.classes)
     binary = binary and count_of(output.spec) == 1
@@ -76,7 +76,7 @@ def _classifier(network: Network, finish: Callable[[Floats], Floats]) -> Decoder
 
 
 def _find_scores(network: Network, classes: int | None) -> Output:
-    """Find the output of that many classes; failing that, the only one that could be it."""
+    """Find the output with that many classes, else the only one that could have scores."""
     names = ("probabilities", "probs", "prob", "softmax", "logits", "output", "scores")
     if classes is not None and not network.manifest.output.names:
         output = network.find("scores", _vectors(classes), names=names)
@@ -86,7 +86,7 @@ def _find_scores(network: Network, classes: int | None) -> Output:
 
 
 def _vectors(count: int | None) -> list[tuple[int | None, ...]]:
-    """List the shapes in which exporters write a vector."""
+    """List the shapes that exporters give a vector."""
     return [
         *((1, count), (count,), (1, 1, count)),
         *((1, count, 1, 1), (1, 1, 1, count), (1, count, 1)),
@@ -98,7 +98,7 @@ def _ends_in_one(network: Network) -> bool:
 
 
 def as_given(values: Floats) -> Floats:
-    """Return chances, be they given as their logarithms.
+    """Return probabilities, which may be given as their logarithms.
 
     Raises:
         SampleError: they are neither.

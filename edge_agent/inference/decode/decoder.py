@@ -1,4 +1,4 @@
-"""The network that a decoder is built from, and how it finds and reads the outputs it needs."""
+"""What a decoder is built from, and how it finds and reads the outputs it needs."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ Pattern = tuple[int | None, ...]
 
 
 class Decoder(Protocol):
-    """Built once for a model, which it has checked; called for every inference, by any thread."""
+    """Built once for a model, after checks; called for every inference, from any thread."""
 
     def __call__(self, outputs: Tensors, inputs: Tensors, threshold: float, /) -> Findings:
-        """Decode.
+        """Decode the outputs of one inference.
 
         Args:
-            outputs: the network's outputs, as the engine gave them.
+            outputs: the network's outputs, as the engine returned them.
             inputs: the network's inputs, for decoders that compare the two.
             threshold: least score of reported findings.
 
         Returns:
-            Findings; boxes in pixels of the network's input, the caller maps them back.
+            Findings; boxes are in pixels of the network's input, and the caller maps them back.
 
         Raises:
-            SampleError: the outputs are not finite, or not as the network declared.
+            SampleError: the outputs are not finite, or not as the network declared them.
         """
 
 
 @record
 class Output:
-    """One output that a decoder reads, as floats whatever the network gives."""
+    """One output that a decoder reads, as floats whatever its type."""
 
     spec: TensorSpec
     patterns: tuple[Pattern, ...]
@@ -54,7 +54,7 @@ class Output:
         """Return the tensor as floats; integers become (value - zero_point) * scale.
 
         Raises:
-            SampleError: its shape is none of those the decoder can read.
+            SampleError: the decoder cannot read its shape.
         """
         array = self.array(outputs)
         if array.dtype == np.float32:
@@ -64,7 +64,7 @@ class Output:
         return array.astype(np.float32)
 
     def array(self, outputs: Tensors) -> Array:
-        """Return the tensor unchanged; a size that the network left open is checked here."""
+        """Return the tensor unchanged, after checking sizes that the network left open."""
         array = outputs[self.spec.name]
         if not any(fits(array.shape, pattern) for pattern in self.patterns):
             raise SampleError(
@@ -84,10 +84,10 @@ class Network:
     size: tuple[int, int] | None
     """Width and height of the picture in the input; None if it takes no picture."""
     gallery: Path | None = None
-    """Where labeled vectors are, if there are any."""
+    """File of labeled vectors, if there is one."""
 
     def picture_size(self) -> tuple[int, int]:
-        """Return width and height of the picture in the input, which a detector needs.
+        """Return the width and height of the picture in the input, which a detector needs.
 
         Raises:
             ModelError: the network takes no picture.
@@ -105,7 +105,7 @@ class Network:
         """Check that `output.names` names only roles of this decoder and existing outputs.
 
         Raises:
-            ModelError: it does not; the known ones.
+            ModelError: it does not; lists the known ones.
         """
         known = [output.name for output in self.outputs]
         for role, name in self.manifest.output.names.items():
@@ -130,9 +130,9 @@ class Network:
     ) -> Output | None:
         """Find the output of a role: the one named in `output.names`, else by name and shape.
 
-        Of several that have the shape, the usual *names* decide (compared without case, and
-        without TensorFlow's ":0"); where they do not, there is none. Those in *without* have
-        other roles already.
+        If several have the shape, the usual *names* decide (compared ignoring case and
+        TensorFlow's ":0"); if those do not decide, None is returned. Outputs in *without* already
+        have other roles.
 
         Raises:
             ModelError: the one named in `output.names` has another shape.
@@ -164,10 +164,10 @@ class Network:
         names: Sequence[str] = (),
         without: Sequence[TensorSpec] = (),
     ) -> Output:
-        """Find the output of a role that the decoder cannot do without.
+        """Find the output of a role that the decoder requires.
 
         Raises:
-            ModelError: no output fits, or several do; expected and found.
+            ModelError: no output fits, or several do; says expected and found.
         """
         output = self.find(role, patterns, names=names, without=without)
         if output is None:
@@ -184,12 +184,12 @@ class Network:
 
 
 def is_called(output: TensorSpec, names: Sequence[str]) -> bool:
-    """Whether an output has one of these names: without case, and without TensorFlow's ":0"."""
+    """Whether an output has one of these names, ignoring case and TensorFlow's ":0"."""
     return output.name.lower().removesuffix(":0") in {name.lower() for name in names}
 
 
 def fits(shape: tuple[int | None, ...], pattern: Pattern) -> bool:
-    """Whether a shape has a pattern's sizes; a size open on either side fits any."""
+    """Whether a shape matches a pattern; a size that is open in either matches any."""
     if len(shape) != len(pattern):
         return False
     return all(
@@ -209,7 +209,7 @@ def check_rows(output: Output, found: int, other: Output, count: int) -> None:
     """Check that two outputs that belong together have the same number of rows.
 
     Raises:
-        SampleError: sizes that the network left open turned out to differ.
+        SampleError: sizes that the network left open differ.
     """
     if found != count:
         raise SampleError(
@@ -219,7 +219,7 @@ def check_rows(output: Output, found: int, other: Output, count: int) -> None:
 
 
 def judged(score: float, threshold: float, label: str = "") -> Anomaly:
-    """Judge a score by a threshold; an infinite one is still to be learned."""
+    """Judge a score by a threshold; infinity means that it is still to be learned."""
     return Anomaly(score, threshold if isfinite(threshold) else None, label=label)
 
 
@@ -230,7 +230,7 @@ def ensure_finite(name: str, *parts: Array) -> None:
     with a threshold would drop it silently.
 
     Raises:
-        SampleError: it is not; names the output.
+        SampleError: they are not; names the output.
     """
     for part in parts:
         with np.errstate(all="ignore"):
@@ -242,8 +242,8 @@ def ensure_finite(name: str, *parts: Array) -> None:
 def ensure_finite_columns(name: str, table: Floats, columns: slice) -> None:
     """Check that some columns of a table (n, width) are finite.
 
-    One pass over all of it is several times quicker than over a part of each row, so the part is
-    only looked at where the whole is not finite.
+    One pass over the whole table is several times faster than over a part of each row, so the
+    part is only checked if the whole is not finite.
 
     Raises:
         SampleError: they are not; names the output.
@@ -262,8 +262,8 @@ def _or(patterns: Sequence[Pattern]) -> str:
 
 
 def sigmoid(logits: Floats) -> Floats:
-    """Return the probability of each logit by itself; any shape."""
-    # By tanh, which does not overflow where exp does.
+    """Return the probability of each logit independently; any shape."""
+    # Computed with tanh, which does not overflow as exp does.
     half = np.float32(0.5)
     chances: Floats = half + half * np.tanh(logits * half)
     return chances
@@ -278,9 +278,9 @@ def softmax(logits: Floats) -> Floats:
 
 @record
 class Labels:
-    """Names the network's classes: class *first* is called names[0].
+    """Names of the network's classes: class *first* is names[0].
 
-    Without names a class is called by its number. Classes before *first* have none: background.
+    Without names a class is named by its number. Classes before *first*, background, have no name.
     """
 
     names: tuple[str, ...]
@@ -288,7 +288,7 @@ class Labels:
 
     @property
     def classes(self) -> int | None:
-        """The number of classes that the network must have; None if nothing was given."""
+        """The number of classes that the network must have; None if no names were given."""
         return len(self.names) + self.first if self.names else None
 
     def is_named(self, indices: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -316,7 +316,7 @@ class Labels:
 
 
 def labels_of(network: Network) -> Labels:
-    """Read labels and `first_label` off a manifest."""
+    """Read labels and `first_label` from the manifest."""
     return Labels(network.labels, network.manifest.output.first_label)
 
 
@@ -324,7 +324,7 @@ def check_classes(labels: Labels, found: int | None, where: str) -> None:
     """Check that there are as many labels as the network has classes.
 
     Raises:
-        ModelError: expected and found.
+        ModelError: there are not; says expected and found.
     """
     if labels.classes is None or found is None or labels.classes == found:
         return
@@ -343,18 +343,18 @@ def build_decoder(
     size: tuple[int, int] | None,
     gallery: Path | None = None,
 ) -> Decoder:
-    """Make the decoder that a manifest names, having checked that it fits the network.
+    """Build the decoder that a manifest names, after checking that it fits the network.
 
     Args:
         manifest: decides the format and its settings.
-        labels: of the classes, already read from where the manifest says.
-        inputs: the network's, after all sizes were settled.
-        outputs: the network's; sizes may still be open.
+        labels: names of the classes, already read from where the manifest says.
+        inputs: the network's inputs, with all sizes decided.
+        outputs: the network's outputs; sizes may still be open.
         size: width and height of the picture in the input; None if it takes no picture.
         gallery: file of labeled vectors, if there is one.
 
     Raises:
-        ModelError: manifest and network do not fit each other; expected and found.
+        ModelError: manifest and network do not fit each other; says expected and found.
     """
     network = Network(manifest, labels, inputs, outputs, size, gallery)
     module, _, function = DECODERS[manifest.decoder].function.rpartition(".")

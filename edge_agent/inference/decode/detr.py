@@ -11,21 +11,21 @@ from ...core.types import Detections, Tensors
 from .boxes import Hits, best_classes, corners, detections, selection_of, single_scores
 from .decoder import Decoder, Network, check_rows, ensure_finite, labels_of, sigmoid, softmax
 
-# What RT-DETR, RF-DETR, D-FINE and DEIM keep of a picture (`num_top_queries`, `num_select`).
+# Boxes per picture that RT-DETR, RF-DETR, D-FINE and DEIM keep (`num_top_queries`, `num_select`).
 MOST_OF_SIGMOID = 300
 RF_DETR = ("dets", "labels")
-"""Its exporter's names of boxes and logits; there is one more logit than classes were trained."""
+"""Its exporter's names for boxes and logits; there is one more logit than trained classes."""
 
 
 def detr(network: Network) -> Decoder:
     """DETR (softmax with "no object" last) and RT-DETR, RF-DETR, D-FINE and the like (sigmoid).
 
     Roles `boxes`: [1, N, 4] center x, center y, width, height in 0..1 of the input; `logits`:
-    [1, N, C]. The labels tell which kind it is: as many as C, sigmoid; one less, softmax whose last
-    class is "no object" (DETR's own 92 logits go with the 91 of COCO's numbering). Without labels
-    it cannot be told; RF-DETR's are a sigmoid, however many labels there are. Softmax gives a query
-    its best class; sigmoid gives it each class that reaches the threshold, the best 300 of all, as
-    the published post-processings have it. Nothing is suppressed: these networks need none.
+    [1, N, C]. The number of labels decides: C means sigmoid; C - 1 means softmax, whose last class
+    is "no object" (DETR's own 92 logits go with the 91 of COCO's numbering). Labels are required;
+    RF-DETR uses a sigmoid, however many labels there are. Softmax gives a query its best class;
+    sigmoid gives it each class that reaches the threshold, the best 300 of all, as the published
+    postprocessing does. These networks need no suppression.
     """
     width, height = network.picture_size()
     labels = labels_of(network)
@@ -79,11 +79,12 @@ def detr(network: Network) -> Decoder:
 
 
 def ultralytics_rtdetr(network: Network) -> Decoder:
-    """RT-DETR as Ultralytics exports it, all in one tensor.
+    """RT-DETR as Ultralytics exports it, in one tensor.
 
     Role `predictions`: [1, N, 6] center x, center y, width, height in 0..1 of the input, score,
-    class (since 8.4), or [1, N, 4 + classes] with each class's score (before). Of two classes both
-    are 6 wide: only of the former is the last number whole in every row. Nothing is suppressed.
+    class (since 8.4), or [1, N, 4 + classes] with each class's score (before). With two classes
+    both are 6 wide: only in the former is the last number an integer in every row. Nothing is
+    suppressed.
     """
     width, height = network.picture_size()
     network.check_roles("predictions")

@@ -1,4 +1,4 @@
-"""Vectors of texts, as sentence-transformers makes them of a network's outputs, and of pictures."""
+"""Vectors for texts, made from a network's outputs as sentence-transformers does, and pictures."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..probe import IDS, MASK
 from .decoder import Decoder, Floats, Network, Output, ensure_finite
 
 SMALLEST = 1e-9
-"""Least count of tokens, so that nothing is divided by 0."""
+"""Least number of tokens, to avoid division by 0."""
 
 
 def pooled(network: Network) -> Decoder:
     """One vector of length 1: the mean or the first of the tokens' vectors, or the only one.
 
-    Role `vectors`: (1, tokens, n), or (1, n) where the network has pooled them itself; of pictures
-    also (1, n, 1, 1) or (1, 1, 1, n). That of a picture is compared with the vectors of a gallery.
+    Role `vectors`: (1, tokens, n), or (1, n) if the network has pooled them itself; for pictures
+    also (1, n, 1, 1) or (1, 1, 1, n). A picture's vector is compared with those of a gallery.
     """
     network.check_roles("vectors")
     patterns: list[tuple[int | None, ...]] = [(1, None, None), (1, None)]
@@ -59,14 +59,14 @@ def pooled(network: Network) -> Decoder:
 
 
 class _Gallery:
-    """Labeled vectors, and whose of them another one is like."""
+    """Labeled vectors, with a search for the one most similar to another."""
 
     def __init__(self, network: Network, output: Output) -> None:
         """Read the gallery of a model.
 
         Raises:
-            ModelError: it is damaged, its vectors are not the network's, or no similarity is said
-                below which they are nobody's.
+            ModelError: it is damaged, its vectors do not fit the network's, or the manifest gives
+                no threshold for the similarity.
         """
         self._names: list[str] = []
         self._vectors: Floats | None = None
@@ -101,7 +101,7 @@ class _Gallery:
         return np.concatenate(vectors)
 
     def find(self, vector: Floats, threshold: float) -> Match:
-        """Return the label of the vector that is most like this one (d,), if any is enough."""
+        """Return the label of the vector most similar to this one (d,), if similar enough."""
         if self._vectors is None:
             return Match((), (), vector, self._asked)
         if len(vector) != self._vectors.shape[1]:

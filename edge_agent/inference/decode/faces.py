@@ -1,4 +1,4 @@
-"""Small face detectors that are everywhere: UltraFace, YuNet and SCRFD."""
+"""Small face detectors in wide use: UltraFace, YuNet, and SCRFD."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ultraface(network: Network) -> Decoder:
     """Ultra-Light-Fast-Generic-Face-Detector (RFB, slim), and detectors that share its format.
 
     Roles `scores`: [1, N, classes], class 0 is background; `boxes`: [1, N, 4] corners in 0..1 of
-    the input. Labels may name the background or not.
+    the input. Labels may or may not name the background.
     """
     width, height = network.picture_size()
     network.check_roles("scores", "boxes")
@@ -62,7 +62,7 @@ def ultraface(network: Network) -> Decoder:
 
 
 def _foreground_labels(labels: Labels, classes: int | None, where: str) -> Labels:
-    """Settle whether the labels begin with the background or with class 1."""
+    """Decide whether the labels begin with the background or with class 1."""
     if not labels.names or classes is None:
         return labels
     if len(labels.names) == classes - 1 and labels.first in {0, 1}:
@@ -76,11 +76,11 @@ def _foreground_labels(labels: Labels, classes: int | None, where: str) -> Label
 
 
 def yunet(network: Network) -> Decoder:
-    """YuNet as the OpenCV Zoo has it since 2023 (Wu et al. 2023).
+    """YuNet as published in the OpenCV Zoo since 2023 (Wu et al. 2023).
 
     Roles, for each stride s of 8, 16, 32: `cls_s` and `obj_s` [1, N, 1], `bbox_s` [1, N, 4],
     `kps_s` [1, N, 10]. Score = sqrt(cls * obj); center = (cell + d) * s; size = exp(d) * s; the
-    five points = (cell + d) * s. Six or nine outputs are SCRFD's.
+    five points = (cell + d) * s. A network with six or nine outputs is read as SCRFD.
     """
     size, labels = network.picture_size(), labels_of(network)
     if len(labels.names) > 1 or labels.first:
@@ -129,8 +129,9 @@ def yunet(network: Network) -> Decoder:
 def _scrfd(network: Network, size: tuple[int, int], labels: Labels) -> Decoder:
     """SCRFD by InsightFace (Guo et al. 2021, arXiv 2105.04714), with or without its five points.
 
-    No roles: outputs of rows of 1 (scores), 4 (distances of sides) and 10 (of points), each in the
-    order of strides 8, 16, 32; two rows a cell, measured from its upper left corner in strides.
+    No roles: outputs with rows of 1 (scores), 4 (distances of sides) and 10 (of points), each in
+    the order of strides 8, 16, 32; two rows per cell, measured from its upper left corner in
+    strides.
     """
     network.check_roles()
     floats = [one for one in network.outputs if "float" in one.dtype]

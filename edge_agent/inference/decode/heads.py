@@ -1,4 +1,4 @@
-"""YOLO's heads as they leave the network: numbers of each cell and anchor, not yet boxes."""
+"""YOLO heads as the network returns them: numbers for each cell and anchor, not yet boxes."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from .decoder import (
 )
 
 _SQUARED = frozenset({"yolov5-heads", "yolo-fastestv2"})
-"""Size = (2 * sigmoid(t))² * anchor, center 2 * sigmoid(t) - 0.5; else exp(t) and sigmoid(t)."""
+"""Size is (2 * sigmoid(t))² * anchor, center 2 * sigmoid(t) - 0.5; else exp(t) and sigmoid(t)."""
 _EXCLUSIVE = frozenset({"yolov2", "custom-vision"})
-"""Classes by a softmax; anchors in cells."""
+"""Layouts with a softmax over classes, and anchors in cells."""
 
 
 def heads(network: Network) -> Decoder:
-    """YOLOv5 and v7 without their last step, v3, v2, Custom Vision's and YOLO-FastestV2's.
+    """YOLOv5 and v7 without their last step, v3, v2, Custom Vision, and YOLO-FastestV2.
 
     No roles: each output of 4 or 5 dimensions is a head, [1, A, H, W, 5 + classes] or
-    [1, A * (5 + classes), H, W], or with these last; the finest has the first anchors. Numbers that
-    lie in 0..1 throughout have had their sigmoid. Score = objectness * class.
+    [1, A * (5 + classes), H, W], or with these last; the finest has the first anchors. If all
+    numbers lie in 0..1, the sigmoid has been applied. Score = objectness * class.
     """
     network.check_roles()
     given, labels, selection = network.manifest.output, labels_of(network), selection_of(network)
     layout, size = given.layout, network.picture_size()
     specs = [one for one in network.outputs if len(one.shape) in {4, 5}]
-    # The steps of several integer tensors differ.
+    # Several integer tensors differ in their quantization steps.
     whole = len(specs) > 1 and any("int" in one.dtype for one in specs)
     if not specs or whole or len(given.anchors) % (2 * len(specs)):
         raise ModelError(
@@ -96,7 +96,7 @@ def _cells(array: Floats, layout: str, count: int, size: tuple[int, int]) -> Flo
         if layout != "yolo-fastestv2" and numbers % count == 0 and numbers // count > 5:
             return cells.reshape(rows, columns, count, -1)
         if layout == "yolo-fastestv2" and numbers > 5 * count:
-            # Boxes of all anchors, then their objectness, then classes that they share.
+            # Boxes of all anchors, then their objectness, then the classes they share.
             boxes, certain, classes = np.split(cells, (4 * count, 5 * count), axis=2)
             boxes, each = boxes.reshape(rows, columns, count, 4), classes[:, :, None]
             parts = (boxes, certain[..., None], np.repeat(each, count, axis=2))
@@ -107,7 +107,7 @@ def _cells(array: Floats, layout: str, count: int, size: tuple[int, int]) -> Flo
 def _read(
     cells: Floats, anchors: Floats, layout: str, size: tuple[int, int], threshold: float
 ) -> tuple[Floats, Floats, Floats]:
-    """Return hits above the threshold: boxes (n, 4) by center and size, classes, scores (n,)."""
+    """Return the hits: boxes (n, 4) as center and size, class scores, and scores (n,)."""
     columns, table = cells.shape[1], cells.reshape(-1, cells.shape[3])
     stride = np.float32(size[0] / columns)
     done = _is_chance(table[:, 4])
@@ -135,5 +135,5 @@ def _read(
 
 
 def _is_chance(numbers: Floats) -> bool:
-    """Whether numbers, those of all cells, have had their sigmoid."""
+    """Whether the sigmoid has already been applied to the numbers of all cells."""
     return bool(numbers.min() >= -ROUNDING and numbers.max() <= 1 + ROUNDING)

@@ -1,4 +1,4 @@
-"""Masks as networks give them: weighted sums of prototypes, of a fraction of the input's size."""
+"""Masks as networks return them: weighted sums of prototypes smaller than the input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .decoder import Floats
 class PrototypeMasks:
     """A mask for each of n boxes: where its sum of prototypes is above 0, within the box.
 
-    They are made when asked for: nobody asks for those of boxes that only carry on tracks.
+    They are made on demand: masks of boxes that only continue tracks are never needed.
     """
 
     weights: Floats
@@ -28,9 +28,9 @@ class PrototypeMasks:
     boxes: Floats
     """(n, 4) x1, y1, x2, y2 in pixels of the picture."""
     ends: Floats
-    """(2, 2) where the input's upper left and lower right corner lie in the picture: x, y."""
+    """(2, 2) x, y of the input's upper left and lower right corners in the picture."""
     size: tuple[int, int]
-    """Width and height of the picture; the input itself until they are `moved`."""
+    """Width and height of the picture, which is the input itself until they are `moved`."""
 
     def moved(self, way: WayBack) -> PrototypeMasks:
         """Return them in pixels of the frame."""
@@ -41,11 +41,11 @@ class PrototypeMasks:
         return (self[number] for number in range(len(self.weights)))
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the mask of a number, or the masks of several (m,)."""
+        """Return the mask with an index, or several masks for indices (m,)."""
         if isinstance(index, np.ndarray):
             return replace(self, weights=self.weights[index], boxes=self.boxes[index])
         width, height = self.size
-        # As Ultralytics crops them: pixels whose upper left corner lies within the box.
+        # Cropped as in Ultralytics: pixels whose upper left corner lies within the box.
         x1, y1, x2, y2 = (
             np.ceil(self.boxes[index]).clip(0, (width, height) * 2).astype(int).tolist()
         )
@@ -53,8 +53,8 @@ class PrototypeMasks:
         spans = self.ends[1] - self.ends[0]
         low, high = (np.array([(0, 0), self.size]) - self.ends[0]) / spans * cells
         low, high = low.clip(0, cells), high.clip(0, cells)
-        # As Ultralytics does: in cells so fine that the border of a letterbox ends with one, and
-        # nothing of the border is looked at. Measured: without it, IoU was 0.97 on noise.
+        # As in Ultralytics: cells so fine that a letterbox's border ends with one, so that none of
+        # the border is used. Without this, IoU was 0.97 on noise (measured).
         ends = np.concatenate((low, high))
         fine = next(
             (f for f in (1, 2, 4) if np.allclose(ends * f, np.rint(ends * f), atol=1e-2)), 1
@@ -75,9 +75,9 @@ class PrototypeMasks:
 
 
 def _blend(at: Floats, count: int, fine: int) -> Floats:
-    """Return the weight of each of *count* cells at places (n,): (n, count), linear.
+    """Return the linear weight of each of *count* cells at positions (n,): (n, count).
 
-    Places are in cells of which *fine* make one, and which are between those themselves.
+    Positions are in finer cells, *fine* to a cell, which are themselves interpolated.
     """
     if fine > 1:
         middles = ((np.arange(count * fine) + 0.5) / fine - 0.5).clip(0, count - 1)

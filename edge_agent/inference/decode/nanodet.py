@@ -33,7 +33,7 @@ from .decoder import (
     sigmoid,
 )
 
-# NanoDet has three levels, NanoDet-Plus four; the count of boxes tells which it is.
+# NanoDet has three levels, NanoDet-Plus four; the number of boxes decides which it is.
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 USUAL_BINS = 8
 
@@ -41,13 +41,13 @@ USUAL_BINS = 8
 def nanodet(network: Network) -> Decoder:
     """NanoDet and -Plus as their own exporters write them, boxes not yet decoded.
 
-    Class scores come after their sigmoid; distances of a box's sides, for each side, as a
-    distribution over 0..bins-1 strides whose mean is the distance (Generalized Focal Loss, Li et
-    al. 2020, arXiv 2006.04388). Distances are measured from the middle of a cell in NanoDet and
-    from its upper left corner in NanoDet-Plus, as the two heads' center priors have it. Without
-    labels, 8 bins are assumed.
+    Class scores have had their sigmoid; the distance of each side of a box is a distribution over
+    0..bins-1 strides, whose mean is the distance (Generalized Focal Loss, Li et al. 2020, arXiv
+    2006.04388). Distances are measured from the middle of a cell in NanoDet and from its upper
+    left corner in NanoDet-Plus, as in the two heads' center priors. Without labels, 8 bins are
+    assumed.
 
-    Either role `predictions`: [1, N, classes + 4 * bins]. Or, as NanoDet was written before -Plus,
+    Either role `predictions`: [1, N, classes + 4 * bins]. Or, as NanoDet was exported before -Plus,
     for each stride s of 8, 16, 32 and with or without the axis of 1: `cls_s` [1, N, classes] and
     `dis_s` [1, N, 4 * bins].
     """
@@ -126,7 +126,7 @@ def _by_level(network: Network) -> Decoder:
     taken = [output.spec.name for level in levels for output in (level.scores, level.sides)]
     others = [output for output in network.outputs if output.name not in taken]
     if others and not set(taken) <= set(network.manifest.output.names.values()):
-        # Not left aside in silence: PicoDet and the like have a fourth level.
+        # Not ignored silently: PicoDet and the like have a fourth level.
         raise ModelError(
             f"output.decoder: 'nanodet' expects class scores and distances of the strides 8, 16 "
             f"and 32, found also {', '.join(map(str, others))}; if they do not belong to the "
@@ -147,10 +147,10 @@ def _by_level(network: Network) -> Decoder:
 
 
 def _find_level(network: Network, stride: int) -> _Level:
-    """Find a stride's outputs by their shapes, which tell more than their names do.
+    """Find a stride's outputs by their shapes, which are more reliable than their names.
 
-    Public files call distances of one stride what are class scores of another; names, those of the
-    exporter, only decide where shapes leave it open.
+    In public files, class scores of one stride are named as distances of another; the exporter's
+    names only decide where shapes do not.
     """
     size, classes = network.picture_size(), labels_of(network).classes
     grid = lay_grid(size, (stride,))
@@ -189,7 +189,7 @@ def _no_sides(output: Output, width: int) -> str:
 
 
 def _boxes(output: Output, sides: Floats, grid: Grid, hits: Hits) -> Floats:
-    """Turn the distances (n, 4 * bins) of hits, rows of *grid*, into x1, y1, x2, y2 (n, 4)."""
+    """Convert the distances (n, 4 * bins) of hits, rows of *grid*, to x1, y1, x2, y2 (n, 4)."""
     bins = sides.shape[1] // 4
     weights = sides.reshape(-1, 4, bins)
     ensure_finite(output.spec.name, weights)
@@ -204,7 +204,7 @@ def _boxes(output: Output, sides: Floats, grid: Grid, hits: Hits) -> Floats:
 
 
 def _bins(width: int) -> int:
-    """Count the bins a side; 0 where the numbers do not add up."""
+    """Return the number of bins per side; 0 if the width does not fit."""
     bins, left = divmod(width, 4)
     return bins if bins >= 2 and not left else 0
 
@@ -213,7 +213,7 @@ def fastestdet(network: Network) -> Decoder:
     """FastestDet as its own exporter writes it.
 
     Role `predictions`: [1, 5 + classes, rows, columns], a box for each cell of the picture:
-    objectness, then offset x and y and the logarithmic width and height, then class scores after
+    objectness, then offset x and y and logits of width and height, then class scores after
     their softmax. Center = (cell + tanh(offset)) / cells, size = sigmoid, both in 0..1 of the
     input; score = objectness ** 0.6 * class ** 0.4.
     """

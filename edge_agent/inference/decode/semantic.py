@@ -1,4 +1,4 @@
-"""Classes of each pixel, or each cell: class numbers, or a score for each class."""
+"""Classes per pixel or per cell: class numbers, or a score for each class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def semantic(network: Network) -> Decoder:
     """Semantic segmentation, as Ultralytics, torchvision, PaddleSeg and others export it.
 
     Role `map`: class numbers [1, H, W] or [1, 1, H, W], or scores [1, C, H, W] or [1, H, W, C], of
-    which the best counts. Of task detection: cells in which objects have their middles.
+    which the best counts. For task detection: cells that contain the centers of objects.
     """
     network.check_roles("map")
     size, labels = network.picture_size(), labels_of(network)
@@ -47,9 +47,9 @@ def semantic(network: Network) -> Decoder:
 
 
 def _middles(network: Network, output: Output, labels: Labels, axis: int | None) -> Decoder:
-    """Edge Impulse's FOMO: cells of a class that touch, corners too, are one object around them.
+    """Edge Impulse's FOMO: touching cells of a class, diagonally too, make one object.
 
-    Scores come after their softmax, with the background first; of an object the best counts.
+    Scores have had their softmax, with the background first; an object has its best cell's score.
     """
     if axis is None:
         raise ModelError(f"output {output.spec}: expected a score for each class of a cell")
@@ -71,10 +71,10 @@ def _middles(network: Network, output: Output, labels: Labels, axis: int | None)
 
 
 def _class_axis(network: Network, output: Output, labels: Labels) -> int | None:
-    """Return the axis of the classes; None: the output holds their numbers.
+    """Return the axis of the classes; None: the output holds class numbers.
 
     Raises:
-        ModelError: it is a single score for each pixel.
+        ModelError: it holds a single score for each pixel.
     """
     shape = output.spec.shape
     if len(shape) == 3:
@@ -96,7 +96,7 @@ def _numbers(output: Output, array: Array, axis: int | None) -> Array:
     """Return the class of each cell (h, w).
 
     Raises:
-        SampleError: numbers that are not those of classes.
+        SampleError: the output holds numbers that are not class numbers.
     """
     if array.dtype.kind == "f":
         ensure_finite(output.spec.name, array)

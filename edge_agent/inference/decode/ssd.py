@@ -1,4 +1,4 @@
-"""SSD and every detector that ends in finished boxes, scores and classes."""
+"""SSD and other detectors that return finished boxes, scores, and classes."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ SCORES = ("scores", "detection_scores", "confidences", "confs", "det_scores", "d
 CLASSES = ("labels", "classes", "class_ids", "detection_classes", "det_classes", "detected_classes")
 INDEX_TYPES = ("int32", "int64")
 _COLUMNS = {"": (1, 2, 3), "paddle": (0, 1, 2), "yolov7": (5, 6, 1), "yolo-nas": (6, 5, 1)}
-"""By layout: where the class, the score and the first of four numbers of the box are in a row."""
+"""By layout: the columns of the class, the score, and the first of the box's four numbers."""
 _LAYOUTS = ", ".join(ROWS)
 
 
 def ssd(network: Network) -> Decoder:
-    """Boxes as DetectionOutput layers, Model API, torchvision and TensorFlow exports give them.
+    """Boxes as exported with DetectionOutput layers, by Model API, torchvision, and TensorFlow.
 
     Either role `detections`: [1, 1, N, 7] rows of image, class, score, x1, y1, x2, y2 in 0..1 of
     the input, ended by an image below 0 (OpenVINO's DetectionOutput). Or `boxes`: [N, 5] or
     [1, N, 5] x1, y1, x2, y2 in input pixels and score (Model API), else [N, 4] or [1, N, 4], in
-    input pixels where any box that reaches the threshold goes beyond 2, else in 0..1; with
-    `scores` [N], [1, N] or [1, N, classes]; and `classes` [N] or [1, N] where there are any.
-    YOLOv4's [1, N, 1, 4] boxes with confs [1, N, classes] are such. TensorFlow's order y1, x1,
-    y2, x2 is only taken where it is named: role `boxes_yxyx`. Boxes whose rows the network leaves
-    open must have their role or their usual name; they are of 4 where there are scores beside them,
-    else of 5, which each result has to keep.
+    input pixels if any box that reaches the threshold goes beyond 2, else in 0..1; with
+    `scores` [N], [1, N] or [1, N, classes]; and, if there are any, `classes` [N] or [1, N].
+    YOLOv4's [1, N, 1, 4] boxes with confs [1, N, classes] are read too. TensorFlow's order y1, x1,
+    y2, x2 is only assumed for role `boxes_yxyx`. Boxes whose row width the network leaves open must
+    have their role or their usual name; their width is 4 if there are scores beside them, else 5,
+    and results must have that width.
 
-    With a `layout`, role `detections` is [N, 6] or [N, 7], boxes by their corners in input pixels:
+    With a `layout`, role `detections` is [N, 6] or [N, 7], boxes as corners in input pixels:
     PaddleDetection's class, score, box; YOLOv7's image, box, class, score; YOLO-NAS' image, box,
     score, class.
 
-    Suppression runs only where nothing says it has been, scores for every class or no classes, or
-    where the manifest asks for it with an `iou`.
+    Suppression runs only if the outputs do not show that it has been done (scores for every class,
+    or no classes), or if the manifest asks for it with an `iou`.
     """
     network.picture_size()
     network.check_roles(*ROLES)
@@ -71,7 +71,7 @@ def ssd(network: Network) -> Decoder:
         raise ModelError(f"output.layout: is missing; rows as of {rows[0]} differ: {_LAYOUTS}")
     boxes, flipped = _find_boxes(network)
     width = boxes.spec.shape[-1] or _width_by_scores(network, boxes)
-    # Where the network leaves the rows open, the results have to have this width.
+    # If the network leaves the row width open, the results must have this one.
     patterns = tuple(pattern for pattern in boxes.patterns if pattern[-1] == width)
     boxes = Output(boxes.spec, patterns, boxes.scale, boxes.zero_point)
     if width == 5:
@@ -128,7 +128,7 @@ class _Scores:
 
     output: Output
     first: int
-    """First class that counts; 1 where class 0 is the background. Only of [1, N, classes]."""
+    """First class that counts; 1 if class 0 is the background. Only for [1, N, classes]."""
     classes: Output | None
 
     def hits(self, outputs: Tensors, boxes: Output, count: int, threshold: float) -> Hits:
@@ -164,7 +164,7 @@ def _parallel(network: Network, boxes: Output, *, flipped: bool) -> Decoder:
 
 
 def _find_boxes(network: Network) -> tuple[Output, bool]:
-    """Find the boxes, and whether their coordinates come as y1, x1, y2, x2."""
+    """Find the boxes, and whether their coordinates are in the order y1, x1, y2, x2."""
     named = network.manifest.output.names
     if "boxes_yxyx" in named:
         return network.need("boxes_yxyx", [(1, None, 4), (None, 4)]), True
@@ -184,7 +184,7 @@ def _find_boxes(network: Network) -> tuple[Output, bool]:
 
 
 def _width_by_scores(network: Network, boxes: Output) -> int:
-    """Infer from the other outputs the width of boxes whose shape is open."""
+    """Infer the row width of boxes whose shape is open from the other outputs."""
     if boxes.spec.name == network.manifest.output.names.get("boxes_yxyx"):
         return 4
     patterns = _score_patterns(boxes)
@@ -233,7 +233,7 @@ def _find_classes(network: Network, boxes: Output, without: tuple[Output, ...]) 
 def _read_classes(
     classes: Output | None, outputs: Tensors, boxes: Output, count: int
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
-    """Read class indices unchanged; a detector without them has one class, 0."""
+    """Read class indices unchanged; a detector without them has one class, number 0."""
     if classes is None:
         return np.zeros(count, np.intp)
     found = classes.array(outputs).reshape(-1)

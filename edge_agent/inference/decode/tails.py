@@ -1,4 +1,4 @@
-"""The tail of a YOLO's row behind box and classes: weights of a mask, key points, an angle."""
+"""The end of a YOLO row, after box and classes: mask weights, key points, or an angle."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from .masks import PrototypeMasks
 
 Columns = Mapping[str, Any]
 Read = Callable[[Floats, Floats, Floats, Tensors], Columns]
-"""Makes columns of tails (n, width), given the boxes (n, 4) corners in pixels of the input, the
-pixels of a unit (2,) and all outputs."""
+"""Makes columns from tails (n, width), boxes (n, 4) as corners in pixels of the input, the pixels
+per unit (2,), and all outputs."""
 
 
 @record
 class Tail:
-    """The last numbers of each row, by the task of the model; none of a detector's."""
+    """The last numbers of each row, which depend on the task; a detector has none."""
 
     width: int
     read: Read | None = None
     rotated: bool = False
-    """Boxes have their middle, their own width and height, and an angle."""
+    """Whether boxes have a center, a width and a height along their own axes, and an angle."""
 
     @property
     def classes(self) -> slice:
-        """Where the classes of a row are that begins with the box."""
+        """The columns of the classes in a row that begins with the box."""
         return slice(4, -self.width or None)
 
 
 ROLES: Mapping[str, tuple[str, ...]] = {"instance-segmentation": ("predictions", "prototypes")}
-"""Outputs that a YOLO of a task has; the others have one."""
+"""Roles of a YOLO's outputs by task; other tasks have one."""
 
 
 def roles_of(network: Network) -> tuple[str, ...]:
@@ -45,13 +45,13 @@ def roles_of(network: Network) -> tuple[str, ...]:
 
 
 def tail_of(network: Network, output: Output, width: int | None, before: int | None) -> Tail:
-    """Settle the tail behind the classes.
+    """Determine the tail after the classes.
 
     Args:
-        network: with its manifest.
-        output: that has the rows.
-        width: of a row; None if it is open.
-        before: numbers before the tail, as far as they are known.
+        network: the network, with its manifest.
+        output: the output that has the rows.
+        width: numbers in a row; None if that is open.
+        before: numbers before the tail; None if unknown.
 
     Raises:
         ModelError: the row is too short or too long for the task.
@@ -87,10 +87,10 @@ def tail_of(network: Network, output: Output, width: int | None, before: int | N
 
 
 def _points(network: Network, output: Output, rest: int | None) -> tuple[int, int]:
-    """Return the number of key points, and the numbers of each: x, y and often a score.
+    """Return the number of key points, and how many numbers each has: x, y, and often a score.
 
     Raises:
-        ModelError: that cannot be told.
+        ModelError: they cannot be determined.
     """
     count = network.manifest.output.points
     if not count or rest is None:
@@ -127,7 +127,7 @@ def _mask_reader(network: Network, output: Output, prototypes: Output, *, last: 
         sums = prototypes.read(outputs)[0]
         ensure_finite(output.spec.name, rest)
         ensure_finite(prototypes.spec.name, sums)
-        # A copy: an engine may use the same memory again before masks are asked for.
+        # A copy: an engine may reuse the memory before masks are asked for.
         kept = np.array(np.moveaxis(sums, -1, 0) if last else sums) if len(rest) else sums
         return {"masks": PrototypeMasks(rest, kept, boxes, ends, size)}
 
@@ -135,7 +135,7 @@ def _mask_reader(network: Network, output: Output, prototypes: Output, *, last: 
 
 
 Found = Callable[[Floats, Floats, Hits, Tensors], Detections]
-"""Makes detections of the boxes (n, 4) of hits as the network gives them, their tails
+"""Makes detections from the boxes (n, 4) of hits as the network returns them, their tails
 (n, width), the hits, and all outputs."""
 
 
@@ -151,11 +151,11 @@ def finder(
     """Return a function that makes detections from YOLO rows that reach the threshold.
 
     Args:
-        network: with its manifest.
-        output: that has the rows.
-        labels: of the classes.
-        tail: behind box and classes.
-        centered: whether a box is given by its middle and size, or by two corners.
+        network: the network, with its manifest.
+        output: the output that has the rows.
+        labels: names of the classes.
+        tail: the numbers after box and classes.
+        centered: whether a box is given by its center and size, or by two corners.
         suppressible: whether to suppress at all.
     """
     selection, source = selection_of(network, suppressible=suppressible), output.spec.name
@@ -179,7 +179,7 @@ def finder(
 def quads_of(turned: Floats) -> Floats:
     """Return the corners (n, 4, 2) of boxes (n, 5) center x, y, width, height, angle in radians.
 
-    In the order of Ultralytics' `xyxyxyxy`.
+    They are in the order of Ultralytics' `xyxyxyxy`.
     """
     cosine, sine = np.cos(turned[:, 4:]), np.sin(turned[:, 4:])
     center, half = turned[:, :2], turned[:, 2:4] / 2

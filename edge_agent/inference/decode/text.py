@@ -1,4 +1,4 @@
-"""Text: reads a picture of one line, and finds the lines in a picture."""
+"""Decoders for text: reading a picture of one line, and finding the lines in a picture."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .boxes import Hits, detections, selection_of
 from .decoder import Decoder, Floats, Labels, Network, ensure_finite, softmax
 
 WITHIN = 0.3
-"""Chance from which on a pixel is one of a line …"""
+"""Least probability at which a pixel belongs to a line."""
 GROWTH = 1.5
-"""… and how far lines are grown again, as a share of area by perimeter: networks are trained on
-shrunken ones. Both are PaddleOCR's."""
+"""How far lines are expanded, as a multiple of area / perimeter: networks are trained on shrunken
+lines. Like `WITHIN`, PaddleOCR's value."""
 LEAST_SIDE = 3
-"""Of a line, cells of the map."""
+"""Least side of a line, in cells of the map."""
 MOST_LINES = 1000
 _ROUNDING = 0.02
-"""Of chances in float16 or eight bits."""
+"""Rounding error of probabilities in float16 or eight bits."""
 
 
 def ctc(network: Network) -> Decoder:
-    """Characters of one line, as PP-OCR's recognition gives them: a class for each step.
+    """Characters of one line, as PP-OCR's recognition networks return them: a class per step.
 
-    Role `steps`: [1, T, C] chances or logits, of which class 0 is the blank. Labels are the
-    characters, from class 1 on; PaddleOCR adds a space behind those of its dictionary.
+    Role `steps`: [1, T, C] probabilities or logits; class 0 is the blank. Labels are the
+    characters, from class 1 on; PaddleOCR adds a space after those of its dictionary.
     """
     network.check_roles("steps")
     output = network.need("steps", [(1, None, None)], names=("output", "output0"))
@@ -37,7 +37,7 @@ def ctc(network: Network) -> Decoder:
             f"{'one a line' if count is None else f'{count - 2} or {count - 1}'}, for output "
             f"{output.spec}, whose class 0 is the blank; found {given}"
         )
-    # An empty line, or one of the wide space, is a space, too.
+    # An empty line, or one with only the wide space, is a space, too.
     letters = ("", *(label or " " for label in network.labels), " ")
     whole = np.array([[0, 0, *network.picture_size()]], np.float32)
 
@@ -47,7 +47,7 @@ def ctc(network: Network) -> Decoder:
         if steps.size and (steps.min() < -_ROUNDING or steps.max() > 1 + _ROUNDING):
             steps = softmax(steps)
         best = steps.argmax(axis=1)
-        # The same class again, without a blank between, is the same character.
+        # A class repeated without a blank in between is one character.
         kept = np.flatnonzero((best != 0) & (np.diff(best, prepend=0) != 0))
         text = "".join(letters[number] for number in best[kept].tolist()).strip()
         scores = steps[kept, best[kept]].mean(keepdims=True) if text else np.zeros(0, np.float32)
@@ -59,9 +59,9 @@ def ctc(network: Network) -> Decoder:
 
 
 def db(network: Network) -> Decoder:
-    """Lines of text, as PP-OCR's detection gives them (DB; Liao et al. 2019, arXiv 1911.08947).
+    """Lines of text, found as in PP-OCR's detection (DB; Liao et al. 2019, arXiv 1911.08947).
 
-    Role `map`: [1, 1, H, W], the chance of each pixel to be within a line.
+    Role `map`: [1, 1, H, W], the probability that a pixel is within a line.
     """
     network.check_roles("map")
     width, height = network.picture_size()
@@ -83,7 +83,7 @@ def db(network: Network) -> Decoder:
 
 
 def _lines(chances: Floats, threshold: float) -> tuple[Floats, Floats]:
-    """Return corners (n, 4, 2) of lines in a map (h, w), in its cells, and their scores (n,)."""
+    """Return the corners (n, 4, 2) of lines in a map (h, w), in cells, and scores (n,)."""
     quads: list[Array] = []
     scores: list[float] = []
     sure = (chances > WITHIN).astype(np.uint8)
@@ -98,7 +98,7 @@ def _lines(chances: Floats, threshold: float) -> tuple[Floats, Floats]:
         within = cv2.fillPoly(np.zeros((rows, columns), np.uint8), [corners - (left, top)], 1)
         score = float(cv2.mean(chances[top : top + rows, left : left + columns], within)[0])
         if score >= threshold:
-            grown = wide * high * GROWTH / (wide + high)  # twice area by perimeter
+            grown = wide * high * GROWTH / (wide + high)  # twice area / perimeter
             quads.append(cv2.boxPoints((middle, (wide + grown, high + grown), angle)))
             scores.append(score)
     return np.array(quads, np.float32).reshape(-1, 4, 2), np.array(scores, np.float32)

@@ -1,4 +1,4 @@
-"""Outputs that are the result: one score, named numbers, or raw tensors."""
+"""Outputs that are the result themselves: one score, named numbers, or raw tensors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .decoder import Decoder, Floats, Network, Output, count_of, ensure_finite, 
 def score(network: Network) -> Decoder:
     """One number: an anomaly's score, or a regression's value.
 
-    Role `score`: a tensor of one element. A regression's value is called by the only label, else by
-    the output's name.
+    Role `score`: a tensor of one element. A regression's value is named after the only label, else
+    after the output.
     """
     network.check_roles("score")
-    # Beside a score of floats, an integer is the class that somebody else's threshold makes of it.
+    # Beside a float score, an integer is the class that the exporter's own threshold gave it.
     classes = [spec for spec in network.outputs if not spec.dtype.startswith("float")]
     if len(classes) == len(network.outputs) or "score" in network.manifest.output.names:
         classes = []
@@ -54,10 +54,10 @@ def score(network: Network) -> Decoder:
 
 
 def raw(network: Network) -> Decoder:
-    """Tensors as the network gives them (task raw), or all their numbers by name (regression).
+    """Tensors as the network returns them (task raw), or all their numbers by name (regression).
 
     No roles. A regression's labels name its numbers, in the order of outputs and elements; without
-    labels they are called by their output, with "[i]" where it has several.
+    labels they are named after their output, with "[i]" if it has several.
     """
     network.check_roles()
     return _values(network) if network.manifest.task == "regression" else _tensors(network)
@@ -109,12 +109,12 @@ def _named(name: str, numbers: Floats) -> list[tuple[str, float]]:
 
 
 def reconstruction(network: Network) -> Decoder:
-    """Mean squared distance between input and output, both in source units divided by `scale`.
+    """Mean squared difference between input and output, both in source units divided by `scale`.
 
     Role `reconstruction`: as many numbers as the input has, in its order. An input of integers is
     q * scale + mean in source units, an output of integers (q - output.zero_point) * output.scale.
-    Of a network of floats input and output are compared as they are; a float output of an integer
-    input is taken to be in source units.
+    In a network of floats, input and output are compared as they are; with an integer input, a
+    float output is assumed to be in source units.
     """
     network.check_roles("reconstruction")
     fed = _fed(network)
@@ -156,7 +156,7 @@ def _fed(network: Network) -> TensorSpec:
 
 
 def _find_output(network: Network, fed: TensorSpec) -> Output:
-    """Find the output of as many numbers as the input, whatever its axes."""
+    """Find the output with as many numbers as the input, whatever its axes."""
     total = prod(size or 1 for size in fed.shape)
     patterns = [spec.shape for spec in network.outputs if count_of(spec) in {total, None}]
     if not patterns:
@@ -169,7 +169,7 @@ def _find_output(network: Network, fed: TensorSpec) -> Output:
 
 
 def _units(network: Network, total: int) -> tuple[Floats, Floats]:
-    """Return `scale` and mean / scale of each number of the flattened input, or of all."""
+    """Return `scale` and mean / scale for each number of the flattened input, or for all."""
     spec = network.manifest.input
     lengths = [
         len(given) for given in (spec.mean, spec.scale) if not isinstance(given, int | float)
@@ -184,7 +184,7 @@ def _units(network: Network, total: int) -> tuple[Floats, Floats]:
     if network.size is not None:
         channels_first = spec.layout != "nhwc"
     else:
-        # Ready inputs have their channels on the last axis.
+        # Ready inputs have their channels in the last axis.
         channels_first = spec.window is not None and (spec.layout or "ct").endswith("ct")
     if channels_first:
         return np.repeat(scale, total // channels), np.repeat(offset, total // channels)

@@ -1,4 +1,4 @@
-"""The YOLO families: X, v5, v8 and its like, and end-to-end ones."""
+"""The YOLO families: X, v5, v8 and similar ones, and end-to-end ones."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ YOLOX_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 def yolox(network: Network) -> Decoder:
     """YOLOX as its own exporter writes it, boxes not yet decoded.
 
-    Role `predictions`: [1, N, 5 + classes], one row a cell of strides 8, 16, 32 (and 64): center
-    and log-size in cells, objectness, class scores, both after their sigmoid (Ge et al. 2021,
+    Role `predictions`: [1, N, 5 + classes], one row per cell of strides 8, 16, 32 (and 64): center
+    and log size in cells, objectness and class scores after their sigmoid (Ge et al. 2021,
     arXiv 2107.08430). Score = objectness * class.
     """
     size, labels = network.picture_size(), labels_of(network)
@@ -64,7 +64,7 @@ def yolox(network: Network) -> Decoder:
 def yolov5(network: Network) -> Decoder:
     """YOLOv5 and v7: [1, N, 5 + classes], boxes decoded.
 
-    Role `predictions`: center x, center y, width, height in input pixels or, of TensorFlow's
+    Role `predictions`: center x, center y, width, height in input pixels or, in TensorFlow
     exports, in 0..1 of the input; objectness, class scores. Score = objectness * class. With a
     `layout`, heads that are not decoded.
     """
@@ -89,16 +89,15 @@ def yolov8(network: Network) -> Decoder:
     """YOLOv8, v9, v11: one tensor without objectness, boxes decoded.
 
     Role `predictions`: [1, 4 + classes, N] center x, center y, width, height in input pixels or,
-    of TensorFlow's exports, in 0..1 of the input; class scores. Also its transpose
-    [1, N, 4 + classes], where the labels' count, or without labels the shorter axis, leaves no
-    doubt.
+    in TensorFlow exports, in 0..1 of the input; class scores. Also its transpose
+    [1, N, 4 + classes], if the number of labels, or without labels the shorter axis, shows it.
     """
     network.picture_size()
     network.check_roles(*roles_of(network))
     labels = labels_of(network)
     output = network.need("predictions", [(1, None, None)], names=("output0",))
     before = None if labels.classes is None else 4 + labels.classes
-    # Behind classes nobody writes it turned.
+    # With columns after the classes, no exporter transposes it.
     transposed = network.manifest.task == "detection" and _is_transposed(output, labels)
     tail = tail_of(network, output, output.spec.shape[1], before)
     if before is not None:
@@ -124,10 +123,10 @@ def yolov8(network: Network) -> Decoder:
 
 
 def end_to_end(network: Network) -> Decoder:
-    """YOLOv10, 26 and exports with suppression inside: [1, N, 6], and the task's columns.
+    """YOLOv10, 26, and exports with suppression inside: [1, N, 6 + the task's columns].
 
-    Role `predictions`: x1, y1, x2, y2 in input pixels or, of TensorFlow's exports, in 0..1 of
-    the input (of task obb: center x, center y, width, height); score, class. Nothing is suppressed
+    Role `predictions`: x1, y1, x2, y2 in input pixels or, in TensorFlow exports, in 0..1 of the
+    input (for task obb: center x, center y, width, height); score, class. Nothing is suppressed
     here.
     """
     network.picture_size()
@@ -155,9 +154,9 @@ def _rows(
     """Find the tensor of rows: box, objectness, classes, and the task's columns.
 
     Args:
-        network: with its manifest.
-        labels: of the classes.
-        may_be: whether there can be so many rows, where that is known.
+        network: the network, with its manifest.
+        labels: names of the classes.
+        may_be: tells whether a number of rows is possible; None: any is.
     """
     network.check_roles(*roles_of(network))
     output = network.need("predictions", [(1, None, None)], names=("output", "output0"))
@@ -170,7 +169,7 @@ def _rows(
     turned = rows is not None and width is not None and rows < width and width != known
     odd = labels.classes is not None if may_be is None else not may_be(rows or 0)
     if turned and odd:
-        # Classes are few and boxes many: these are columns, and no number of labels would do.
+        # Classes are few and boxes many: these are columns, and no number of labels would fit.
         hint = "; decoder 'yolov8' takes such" if (rows or 0) > 4 else ""
         raise ModelError(
             f"output.decoder: {network.manifest.decoder!r} expects predictions of shape "
@@ -187,7 +186,7 @@ def _rows(
 
 
 def _two_readings(output: Output, labels: Labels, classes: int) -> str:
-    """Return the possible readings of rows of 4 + *classes* numbers, if labels fit only one."""
+    """Describe the two ways to read rows of 4 + *classes* numbers, and their label counts."""
     return (
         f"output {output.spec}: a row is read as a box and {classes} classes by decoder 'yolov8' "
         f"({classes - labels.first} labels), or as a box, an objectness and {classes - 1} classes "
@@ -219,7 +218,7 @@ def _is_transposed(output: Output, labels: Labels) -> bool:
     sizes = sorted(size for size in (first, second) if size is not None)
     if labels.classes is not None:
         width = 4 + labels.classes
-        # A size that is known counts for more than one that is open.
+        # A known size counts for more than an open one.
         if first == width or (first is None and second != width):
             return False
         if second in {width, None}:

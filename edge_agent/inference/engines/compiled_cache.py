@@ -1,7 +1,7 @@
 """Code that engines have compiled for a GPU or an NPU, kept for the next start.
 
-Compiling there takes from seconds to minutes. The files are the engines' own; which of them an
-engine may read is decided here: those whose content is as it was when the engine had written them.
+Compiling for these takes seconds to minutes. The files are the engines' own; this module decides
+which an engine may read: those whose content is unchanged since the engine wrote them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...core.state_file import StateFile
 log = logging.getLogger(__name__)
 
 LIMIT = 2 * 2**30
-"""Bytes that it may take; the oldest files go first."""
+"""Most bytes of the cache; the oldest files are removed first."""
 _DIGESTS = "digests.json"
 
 
@@ -29,8 +29,8 @@ def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | 
     """Lend the folder in which an engine keeps compiled code, while a network is opened.
 
     Yields:
-        The folder; None if none can be written, or somebody else is opening the same network: it is
-            compiled then, and not kept.
+        The folder; None if none can be written, or another process is opening the same network: it
+            is then compiled, and the code not kept.
     """
     try:
         kept = _base() / f"{engine}-{version.replace('/', '_')}"
@@ -56,7 +56,7 @@ def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | 
 
 
 def _base() -> Path:
-    """Find the place for files that may be deleted at any time (systemd.exec(5), XDG)."""
+    """Return the folder for files that may be deleted at any time (systemd.exec(5), XDG)."""
     given = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     if given:
         return Path(given) / "compiled"
@@ -81,7 +81,7 @@ def _tidy(kept: Path, folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the files that engines have written, the latest first."""
+    """List the files that engines have written, newest first."""
     found = [path for path in folder.rglob("*") if path.is_file() and path.name != _DIGESTS]
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 

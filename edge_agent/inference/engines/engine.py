@@ -1,4 +1,4 @@
-"""The interface of every engine to the rest of the program, and the checks that all share."""
+"""The interface between engines and the rest of the program, and the checks they share."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ..folding.fold import Fold
 
 INPUT_SHARE = 16
-"""The inputs of one inference may take this part of the memory. They are there several times: made
-and being inferred, in each lane, and the network's own tensors are of that order, too."""
+"""The inputs of one inference may take memory / `INPUT_SHARE`. They exist several times: prepared
+and being inferred, in each lane, and the network's own tensors are about as large."""
 UNASKED_INPUT = 16 * 2**20
-"""Bytes that any device has for them."""
+"""Bytes of inputs that every device has memory for."""
 
 
-# Where in its sources an engine found the trouble: for its developers, not for the user. Compiled
-# when there is any.
+# Places in an engine's source code: of use to its developers, not to the user. Compiled when first
+# needed.
 _LOCATIONS = (
     r"(Exception from |Check '.*' failed at |FrontEnd API failed with "
     r"|Model wasn't fully converted|While validating |Loading input model$|.*:$)"
@@ -59,66 +59,66 @@ class EngineChoice:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def words(self) -> dict[str, Any]:
-        """Return it as JSON, for another process or a key; the constructor takes it back."""
+        """Return the fields as JSON, for another process or a key; the constructor takes them."""
         return {**asdict(self), "options": dict(self.options)}
 
     @property
     def place(self) -> tuple[str, str]:
-        """Engine and device, the device in capitals: lines that differ in how only are alike."""
+        """Engine and device, in capitals; the same for lines that differ only in options."""
         return self.engine, self.device.upper()
 
 
 class CheckedNetwork(NamedTuple):
-    """The result of `check` of an engine's `quick_module`, and the input of its `QuickLoad`."""
+    """What `check` of an engine's `quick_module` returns, and its `QuickLoad` takes."""
 
     choice: EngineChoice
     path: Path
-    """Of its file, which is no longer looked at."""
+    """The network's file, which is not read again."""
     data: bytes | mmap
-    """The file's content; the engine uses the weights where they lie."""
+    """The file's content; the engine uses the weights in place."""
     graph: bytes
-    """The network with its weights outside of it, in a file of the same name."""
+    """The network with its weights external, in a file of the same name."""
     exact: bool
-    """Whether sums of eight-bit products are exact here, so that it may be optimized."""
+    """Whether sums of eight-bit products are exact on this device, so that it may be optimized."""
 
 
 class PreparedForm(Protocol):
-    """The prepared form that a network was loaded from, and its fate."""
+    """The prepared form that a network was loaded from, and its state."""
 
     damaged: str | None
     """The damage found in it, or None."""
 
     @property
     def folder(self) -> str:
-        """Where its files are."""
+        """The folder of its files."""
 
     @property
     def is_streaming(self) -> bool:
-        """Whether its weights come and go with each frame: they do not fit in memory."""
+        """Whether its weights are read for each frame, because they do not fit in memory."""
 
     @property
     def accepts_batches(self) -> bool:
-        """Whether the network that it was made of, which takes one sample, takes several too."""
+        """Whether the network it was made from, though used with one sample, takes several too."""
 
     @property
     def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of its files when they were written, by path."""
+        """SHA-256 of its files as they were written, by path."""
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build the session for the long run, in the background; return whether it has changed.
+        """Build the permanent session, in the background; return whether it has changed.
 
-        That is with so many *threads* of one inference, where the first had more.
+        It runs an inference with *threads* threads if the first session had more.
 
         Raises:
-            EngineError: it cannot be built; all is as before.
+            EngineError: it cannot be built; the first session stays.
         """
 
     def distrust(self, why: str) -> None:
-        """Run the network itself from now on: the files of the form are damaged."""
+        """Run the original network from now on, because the form's files are damaged."""
 
 
 class Engine(Protocol):
-    """A loaded network; as many threads may be in `infer` at a time as the choice has lanes."""
+    """A loaded network; as many threads may call `infer` at a time as the choice has lanes."""
 
     label: str
     """openvino:<DEVICE> or onnxruntime:<Provider>"""
@@ -126,28 +126,28 @@ class Engine(Protocol):
     """The inputs to feed: the graph's inputs minus its initializers."""
     outputs: tuple[TensorSpec, ...]
     fold: Fold | None
-    """An input that it would rather have in bytes; it takes what `inputs` says all the same."""
+    """An input that it prefers as bytes; it still takes the type that `inputs` says."""
 
     @property
     def prepared(self) -> PreparedForm | None:
-        """The prepared form that it runs, with the network to fall back on; None: it runs none."""
+        """The prepared form that it runs; None: it runs none."""
 
     @property
     def widened(self) -> Callable[[], Engine] | None:
-        """Returns this network as an engine that takes any number of samples; None: it cannot."""
+        """Makes an engine of this network that takes any number of samples; None: impossible."""
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
         """Run the network.
 
         Args:
-            tensors: one C-contiguous array for each input, of its shape and type, or of the type
-                that `fold` says.
+            tensors: one C-contiguous array for each input, of its shape and of its type or the
+                type that `fold` says.
 
         Returns:
             One array for each output, owned by the caller.
 
         Raises:
-            EngineError: the engine failed, or an input is missing, too many, or of a wrong shape
+            EngineError: the engine failed, or an input is missing, unknown, or of a wrong shape
                 or type.
         """
 
@@ -155,7 +155,7 @@ class Engine(Protocol):
         """Unload the network; may be called twice."""
 
 
-# Given the inputs as the network declares them, the shape of each that it leaves open.
+# Maps the inputs as the network declares them to the shape of each that it leaves open.
 FixShapes = Callable[[tuple[TensorSpec, ...]], Mapping[str, tuple[int, ...]]]
 
 
@@ -163,7 +163,7 @@ def check_inputs(specs: tuple[TensorSpec, ...], tensors: Tensors) -> None:
     """Check that *tensors* match *specs*, before native code reads them.
 
     Raises:
-        EngineError: expected and found, by name.
+        EngineError: they do not; says expected and found, by name.
     """
     if len(tensors) != len(specs) or any(spec.name not in tensors for spec in specs):
         expected, found = [spec.name for spec in specs], sorted(tensors)
@@ -173,7 +173,7 @@ def check_inputs(specs: tuple[TensorSpec, ...], tensors: Tensors) -> None:
         fits = len(array.shape) == len(spec.shape) and all(
             want is None or want == have for want, have in zip(spec.shape, array.shape, strict=True)
         )
-        # Not by the type's name, which takes NumPy 2 µs to make.
+        # Not compared by the type's name, which NumPy takes 2 µs to make.
         if not fits or array.dtype != spec.dtype:
             raise EngineError(
                 f"input {spec.name}: expected {spec}, found {array.dtype.name}{list(array.shape)}"
@@ -186,7 +186,7 @@ def fix_inputs(
     """Return the inputs of a network with the sizes that it leaves open filled in.
 
     Raises:
-        EngineError: an input stays open, or is to have a shape that the network does not allow.
+        EngineError: an input stays open, or would get a shape that the network does not allow.
         ModelError: they are larger than this device has memory for.
     """
     given = fix_shapes(specs)
@@ -211,8 +211,8 @@ def fix_inputs(
 
 
 def _check_room(specs: Sequence[TensorSpec], network: Path) -> None:
-    """Check that there is memory for the inputs, before anything is allocated."""
-    import numpy as np  # a model is chosen without it
+    """Check that there is enough memory for the inputs, before any is allocated."""
+    import numpy as np  # not needed to choose a model
 
     sizes = [
         prod(size or 1 for size in spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs
@@ -232,7 +232,7 @@ def _check_room(specs: Sequence[TensorSpec], network: Path) -> None:
 
 
 def native_reason(problem: BaseException, network: Path) -> str:
-    """Return the first line of a native error that is of use to users, at most 300 characters."""
+    """Return the first line of a native error that is useful to users, at most 300 characters."""
     text = str(problem).replace(str(network), network.name)
     if nodes := re.findall(_FAILED_NODE, text):  # the last is the innermost
         kind, name = nodes[-1]

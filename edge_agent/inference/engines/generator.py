@@ -1,8 +1,8 @@
-"""Models of task generate: OpenVINO GenAI's continuous batching, stepped by one thread of our own.
+"""Models of task generate: OpenVINO GenAI's continuous batching, stepped by one thread of ours.
 
-All questions go through the network together, a token each at a time; what the paged cache has no
-room for waits or begins anew, and is not lost. Frames go first: a step waits for a moment while
-there are some.
+All questions go through the network together, one token each at a time; a question that the paged
+cache has no room for waits or starts over, and is not lost. Frames have priority: while some are
+waiting, a step is delayed briefly.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ log = logging.getLogger(__name__)
 
 LABEL = "openvino:CPU"
 BLOCK_TOKENS = 32
-"""Of a block of the cache on a processor."""
+"""Tokens in a block of the cache on a CPU."""
 NUMBER_BYTES = 2
-"""Of the cache, at most: it is of eight bits, or sixteen where a device has no such."""
+"""Most bytes per number in the cache: eight bits, or sixteen on devices without these."""
 WAIT_SECONDS = 0.05
-"""For which a step waits while there are frames."""
+"""How long a step waits while there are frames."""
 EXPECTED = '{"messages": [{"role": "user", "content": "…"}]} or {"prompt": "…"}'
 TOKENIZERS = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
-"""Beside the network, as `optimum-cli export openvino` leaves them."""
+"""Files beside the network, as `optimum-cli export openvino` writes them."""
 VISION = "openvino_vision_embeddings_model.xml"
 PICTURE_TAG = "<ov_genai_image_{}>"
-"""Where the text of a question is about a picture, by its number; the library's own."""
+"""The library's tag for a picture in the text of a question, by the picture's number."""
 UNLOAD_SECONDS = 5.0
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-"""For a model that gives its golden answers only so."""
+"""Options for a model that gives its golden answers only with them."""
 EXACT_BYTES = 4
 NICE = 10
-"""Beside the threads of frames."""
+"""Niceness of the stepping thread, so that threads of frames have priority."""
 Tell = Callable[[str, str], None]
-"""Gets the model and each piece of its answer, in the thread that steps it."""
+"""Receives the model and each piece of its answer, in the thread that steps it."""
 
 
 class FullError(RequestError):
@@ -63,9 +63,9 @@ class _Asked:
     """A question, and the progress of its answer."""
 
     prompt: tuple[Any, ...]
-    """Its tokens, (1, n); of a vision-language model its text and pictures."""
+    """Its tokens, (1, n); for a vision-language model its text and pictures."""
     prompt_tokens: int
-    """Without those of pictures."""
+    """Number of tokens, without those of pictures."""
     config: Any
     stops: list[str]
     tell: Tell | None
@@ -79,7 +79,7 @@ class _Asked:
 
 
 class Generator:
-    """A loaded model. Any thread may `submit`; one of its own loads, steps and closes it."""
+    """A loaded model. Any thread may `submit`; its own thread loads, steps, and closes it."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Generator:
         max_waiting: int = 1,
         golden: bool = True,
     ) -> None:
-        """Load a model, which takes a while.
+        """Load a model; may take long.
 
         Raises:
             ModelError: it cannot be loaded, or does not give its golden answers.
@@ -117,17 +117,17 @@ class Generator:
 
     @property
     def golden(self) -> str | None:
-        """How its golden answers agree; None: nothing was compared."""
+        """How its golden answers agree; None: none were compared."""
         return self._loaded.result()
 
     def submit(
         self, data: bytes, pictures: Sequence[Array] = (), tell: Tell | None = None
     ) -> Future[Outcome]:
-        """Ask a question; does not wait.
+        """Ask a question without waiting for the answer.
 
         The text has a tag, `PICTURE_TAG`, for each picture, (height, width, 3) uint8, BGR.
-        *tell* gets the answer as far as it is certain, piece by piece; the rest of it is known
-        with the outcome.
+        *tell* receives the answer piece by piece, as far as it is final; the rest comes with the
+        outcome.
 
         Raises:
             SampleError: the question is malformed.
@@ -145,7 +145,7 @@ class Generator:
         return asked.future
 
     def close(self) -> None:
-        """Stop taking questions; unload the model when those under way are answered."""
+        """Stop taking questions; unload the model once those in progress are answered."""
         self._closing.set()
         with self._changed:
             self._changed.notify()
@@ -155,7 +155,7 @@ class Generator:
         try:
             return self._closing.is_set() or live().path != self.folder.path
         except ModelError:
-            return False  # none is live: what is loaded goes on
+            return False  # none is live: the loaded one stays
 
     @property
     def takes_pictures(self) -> bool:
@@ -163,7 +163,7 @@ class Generator:
         return self.folder.network.with_name(VISION).is_file()
 
     def join(self, seconds: float) -> None:
-        """Wait until it is unloaded."""
+        """Wait up to *seconds* until it is unloaded."""
         self._thread.join(seconds)
 
     def _read(
@@ -212,7 +212,7 @@ class Generator:
         text = body.get("prompt")
         if text is None:
             text = self._tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)
-        # A template has the token of the beginning itself.
+        # A template contains the begin token itself.
         tokens = self._tokenizer.encode(text, add_special_tokens="prompt" in body)
         return text, tokens.input_ids
 
@@ -238,7 +238,7 @@ class Generator:
         self._pipeline = None
 
     def _load(self, held: bool = False) -> str | None:
-        """Load it; *held*: it must give its golden answers; return how many it has."""
+        """Load the model; with *held*, check its golden answers and return how many it has."""
         import openvino
 
         try:
@@ -264,7 +264,7 @@ class Generator:
             scheduler.num_kv_blocks = max(1, (self._kv_cache_mb << 20) // block)
             scheduler.enable_prefix_caching = True
             threads = {"INFERENCE_NUM_THREADS": max(1, usable_cpus() // 2)}
-            self._pipeline = None  # memory may hold one only
+            self._pipeline = None  # memory may only have room for one
             self._pipeline = genai.ContinuousBatchingPipeline(
                 *(str(self.folder.network.parent), scheduler, "CPU"),
                 {**threads, **(EXACT if exact else {})},
@@ -291,7 +291,7 @@ class Generator:
         return None
 
     def _step(self) -> bool:
-        """Answer a token of each question; False: no more come."""
+        """Generate one token for each question; False: no more questions come."""
         with self._changed:
             self._changed.wait_for(lambda: self._asked or self._closing.is_set())
             asked = list(self._asked)
@@ -307,10 +307,10 @@ class Generator:
             for each in canceled:
                 each.handle.cancel()
             if canceled:
-                self._pipeline.step()  # which gives their room back
+                self._pipeline.step()  # releases their cache
         except Exception as problem:  # noqa: BLE001 - whatever it is, it is the model's
             self._give_up(asked, self._reason(problem))
-            # What it was of is in the pipeline still, and would fail with every step.
+            # The question is still in the pipeline, and would fail with every step.
             self._pipeline = None
             self._load()
             done = {id(each) for each in asked if each.future.done()}
@@ -319,9 +319,9 @@ class Generator:
         return True
 
     def _give_up(self, asked: list[_Asked], why: str) -> None:
-        """Fail the question whose schema cannot be kept to, which a first step says; else all.
+        """Fail the question whose schema the library refuses at its first step, else all.
 
-        The others begin anew, unless their callers have the beginning of an answer left to chance.
+        The others start over, except sampled answers whose callers have part of them already.
         """
         begun = [each for each in asked if each.handle is not None and not each.tokens]
         wrong = [each for each in begun if each.config.structured_output_config is not None]
@@ -341,13 +341,13 @@ class Generator:
                 except RuntimeError as problem:
                     self._fail([each], SampleError(f"{self.id}: {self._reason(problem)}"))
                 if each.config.structured_output_config is not None:
-                    break  # one new schema a step: whose it is if that fails
+                    break  # one new schema per step, so that a failure is known to be its fault
         self._pipeline.step()
         for each in asked:
             self._take(each)
 
     def _take(self, each: _Asked) -> None:
-        """Collect the tokens so far; settle the answer with the last of them."""
+        """Collect the tokens so far; complete the answer with the last of them."""
         import openvino_genai as genai
 
         if each.future.done() or each.handle is None:
@@ -377,7 +377,7 @@ class Generator:
             each.future.set_result(Outcome(self.id, LABEL, found, Timing(0.0, took, 0.0)))
 
     def _text(self, each: _Asked) -> str:
-        """Return the text so far, up to a stop text."""
+        """Return the text so far, cut at a stop text."""
         text: str = self._tokenizer.decode(each.tokens)
         ends = [at for one in each.stops if (at := text.find(one)) >= 0]
         if ends:
@@ -391,14 +391,14 @@ class Generator:
 
 
 def _certain(text: str, stops: list[str]) -> str:
-    """Return as much of an answer as no further token changes: without half a letter or stop."""
+    """Return the part of an answer that is final: without a partial character or stop text."""
     text = text.rstrip("\ufffd")
     held = (n for one in stops for n in range(len(one) - 1, 0, -1) if text.endswith(one[:n]))
     return text[: len(text) - max(held, default=0)]
 
 
 def _checked(data: bytes) -> Mapping[str, Any]:
-    """Parse a question; `null` is as if it was left out."""
+    """Parse a question; a `null` counts as left out."""
     try:
         body = read_json(data)
     except (ValueError, RecursionError):
@@ -459,10 +459,10 @@ CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def try_out(folder: ModelFolder, *, golden: bool = True) -> tuple[float, str | None]:
-    """Load a model and have it say something.
+    """Load a model and have it generate an answer.
 
     Returns:
-        How long that took, milliseconds, and how its golden answers agree, if that was asked.
+        How long that took, in milliseconds, and how its golden answers agree, if that was asked.
 
     Raises:
         AgentError: it cannot.

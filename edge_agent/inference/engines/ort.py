@@ -1,7 +1,7 @@
 """ONNX Runtime as an engine: .onnx files on the CPU, or on a provider that this build has.
 
-Knows no manifest and no profile. Never registers libraries of custom operators: a model must not
-bring code.
+Independent of manifests and profiles. Never registers libraries of custom operators: a model must
+not contain code.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Problems come as exceptions; on stderr they would be said twice, and a network whose initializers
+# Problems come as exceptions; on stderr they would appear twice, and a network whose initializers
 # are also inputs warns once for each of its hundreds of weights.
 ort.set_default_logger_severity(FATAL_ONLY)
 
-# What runs the nodes that the first provider does not take, before the CPU does.
+# Providers that run the nodes the first does not take, tried before the CPU.
 _HELPERS: Mapping[str, tuple[str, ...]] = {
     "TensorrtExecutionProvider": ("CUDAExecutionProvider",),
     "NvTensorRTRTXExecutionProvider": ("CUDAExecutionProvider",),
@@ -55,16 +55,16 @@ _KEPT: Mapping[str, Mapping[str, str]] = {
         "trt_timing_cache_path": "{folder}",
     },
 }
-"""By provider: the options by which it keeps compiled code."""
+"""By provider: the options that make it keep compiled code."""
 
 
 def label_of(provider: str = CPU) -> str:
-    """Return the label of an engine that runs on a provider."""
+    """Return the label of an engine on a provider."""
     return f"{NAME}:{provider}"
 
 
 class OrtEngine:
-    """A session. `run` may be called by any number of threads at a time."""
+    """A session. `infer` may be called by any number of threads at a time."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class OrtEngine:
         *,
         data: object = None,
     ) -> None:
-        """Make an engine of a session, which it owns from now on.
+        """Make an engine from a session, which it takes ownership of.
 
         Args:
-            session: of the network, or of the folded one.
-            inputs: of the network itself.
-            outputs: likewise.
+            session: a session of the network, or of the folded one.
+            inputs: the inputs of the original network.
+            outputs: the outputs of the original network.
             fold: how the session's network differs.
             data: bytes that the session uses but does not keep alive itself.
         """
@@ -95,15 +95,16 @@ class OrtEngine:
         self._session: ort.InferenceSession | None = session
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
-        """Run the network; the arrays returned are new ones, made for this call.
+        """Run the network; returns new arrays, made for this call.
 
-        Neither way is anything copied: the session reads NumPy's memory, and gives its own away
-        (9 µs a call of 1 MB in and 70 KB out; bound buffers: 7 µs bound once, 13 µs each time).
+        Nothing is copied in either direction: the session reads NumPy's memory, and hands over its
+        own (9 µs per call with 1 MB in and 70 KB out; bound buffers: 7 µs bound once, 13 µs each
+        time).
         """
         if self.fold is not None:
             tensors = self.fold.feed(tensors)
         check_inputs(self._taken, tensors)
-        # A local name: the session stays loaded for this call if the engine is closed meanwhile.
+        # A local name keeps the session loaded for this call if the engine is closed meanwhile.
         session = self._session
         if session is None:
             raise EngineError(f"{self.label}: the network has been closed")
@@ -115,7 +116,7 @@ class OrtEngine:
     def widened(self) -> OrtEngine:
         """Return the same session as an engine that takes any number of samples at a time.
 
-        Only inputs with an open first axis change; others stay as they were.
+        Only inputs with an open first axis change.
 
         Raises:
             EngineError: the network has been closed.
@@ -142,14 +143,14 @@ def open_network(
     """Load an ONNX file.
 
     Args:
-        choice: `device` is a provider's name without "ExecutionProvider", in any case.
+        choice: `device` is a provider's name without "ExecutionProvider", in upper or lower case.
             `options`: session entries ("session.…"), `graph_optimization_level` (none, basic,
             extended, all), `enable_cpu_mem_arena`, `enable_mem_pattern`, `enable_mem_reuse`;
-            on other providers than the CPU anything else is passed to the provider.
+            on providers other than the CPU anything else is passed to the provider.
         network: the .onnx file; its external data lies beside it.
         fix_shapes: decides the sizes that the network leaves open.
-        cut: what may be cut off its input. Only the CPU is known to compute in eight bits as before
-            without it.
+        cut: what may be cut off its input. Only on the CPU is the network known to compute in eight
+            bits as before without it.
 
     Raises:
         EngineError: no such provider, or one that did not come up; an unknown option; a file that
@@ -176,7 +177,7 @@ def open_network(
             providers = [(provider, options)] if provider != CPU else []
             providers += [(name, {}) for name in (*fallbacks, CPU)]
             # By path: from bytes it would hold the GIL while it parses.
-            # What a provider fails with is for the error, not for a banner on stdout.
+            # A provider's failure belongs in the error, not in a banner on stdout.
             whole = ort.InferenceSession(
                 str(network), session_options(words), providers=providers, enable_fallback=0
             )
@@ -190,7 +191,7 @@ def open_network(
         raise EngineError(
             f"{where}: {network.name}: {native_reason(problem, network)}"
         ) from problem
-    # Else a provider that fails is replaced behind our back, and the label would lie.
+    # Otherwise a provider that fails is replaced silently, and the label would be wrong.
     session.disable_fallback()
     serving = session.get_providers()
     if serving[0] != provider:
@@ -198,7 +199,7 @@ def open_network(
             f"{where}: {provider} did not come up (a driver or library of it is missing); "
             f"only {', '.join(serving)} did"
         )
-    # get_inputs() leaves out initializers, also where the graph lists them as inputs.
+    # get_inputs() leaves out initializers, even if the graph lists them as inputs.
     found = specs(session.get_inputs(), network)
     declared = found if fold is None else fold.declared(found)
     inputs = fix_inputs(declared, fix_shapes, network)
@@ -206,7 +207,7 @@ def open_network(
 
 
 def _provider(device: str) -> str:
-    """Find the full name of the provider that *device* means."""
+    """Return the full name of the provider for *device*."""
     available = ort.get_available_providers()
     for name in available:
         if name.lower() in {device.lower(), f"{device}ExecutionProvider".lower()}:
@@ -239,7 +240,7 @@ _TYPES: Mapping[str, str] = {
 
 
 def _dtype(native: str, where: str) -> str:
-    """Return NumPy's name of ONNX Runtime's "tensor(…)"."""
+    """Return NumPy's name for ONNX Runtime's "tensor(…)"."""
     name = _TYPES.get(native, native.removeprefix("tensor(").removesuffix(")"))
     try:
         return np.dtype(name).name
@@ -251,26 +252,27 @@ def _dtype(native: str, where: str) -> str:
 
 
 def fitting(cut: InputCut, words: Words) -> InputCut | None:
-    """Return a cut as ONNX Runtime needs it on this processor, to compute the same as without.
+    """Return a cut adapted to ONNX Runtime on this processor, so that results stay the same.
 
-    On x86 it has no convolution for signed steps in front of what quantizes its result: it takes
-    the sign off both, if it finds both (`QDQS8ToU8Transformer`; 1.31). Of the first it finds only
-    one when the input's quantization is cut off, so the sign is taken off here.
+    On x86 it has no convolution for signed steps before a node that quantizes its result: it
+    converts both to unsigned, if it finds both (`QDQS8ToU8Transformer`; 1.31). With the input's
+    quantization cut off it finds only one for the first convolution, so the input is converted
+    here.
     """
     signed = cut.fold.dtype == "int8" and cut.back is not None
     fit = cut.unsigned() if signed and platform.machine() == "x86_64" else cut
-    # With all its optimizations it convolves eight bits with the colors last, and so need not turn
-    # the picture around first (rfb320: 0.04 ms of 3.3).
+    # With all optimizations it convolves eight bits with the colors last, so it need not transpose
+    # the picture first (rfb320: 0.04 ms of 3.3).
     return fit.turned() if fit is not None and words["level"] == "all" else fit
 
 
 def folded_session(cut: InputCut, words: Words) -> ort.InferenceSession | None:
     """Load a network on the CPU, with the quantization of its input cut off.
 
-    None if that fails: either the network itself fails, too, or it runs without the cut.
+    Returns None if that fails: either the network itself fails, too, or it runs without the cut.
     """
     try:
-        # From bytes, but few: the weights are read from the network's own files, without the GIL.
+        # From few bytes: the weights are read from the network's own files, without the GIL.
         graph, files = cut.open()
         options = session_options(words)
         options.add_external_initializers_from_files_in_memory(

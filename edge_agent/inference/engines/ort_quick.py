@@ -1,10 +1,10 @@
-"""The fastest way to a right result of an ONNX file: lightly optimized, on ONNX Runtime's CPU.
+"""The fastest way to a right result from an ONNX file: light optimization, on ONNX Runtime's CPU.
 
-A full optimization takes longer than the first inference gains by it, and any other engine longer
-to import. The file is read once: what has been checked is what is run, and what becomes of the file
-while the session serves changes nothing. What is opened so computes what the network says: where
-eight-bit products would saturate, it computes in floats, as the network is written; a network that
-leaves no choice is refused. Light: `check` needs no engine, and may go on while that is imported.
+Full optimization takes longer than it saves in the first inference, and other engines take longer
+to import. The file is read once: the bytes that were checked are those that run, and later changes
+to the file have no effect. Results are those the network specifies: where eight-bit products would
+saturate, it is computed in floats, as it is written; a network that does not allow this is refused.
+`check` needs no engine, so it can run while one is imported.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from .ort import OrtEngine
 
 MAX_BYTES = 512 * 2**20
-"""Of a file; a larger one would be in memory twice."""
+"""Most bytes of a file; a larger one would be in memory twice."""
 _NUMBER = 10
 """Most bytes of a number that is not raw."""
 _IN_BYTES = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
-"""Operators that multiply bytes, however little is optimized; beside those of other domains."""
+"""Operators that multiply bytes at any level of optimization; so do those of other domains."""
 _NO_CHOICE = "multiplies bytes that this processor may saturate"
 
 Read = Callable[[Path], bytes | mmap]
-"""Reads a file into memory that does not follow it; raises OSError."""
+"""Reads a file into memory that later changes to it do not reach; raises OSError."""
 
 
 def check(choice: EngineChoice, network: Path, read: Read) -> CheckedNetwork:
     """Read and check a network; all weights must be in its file.
 
     Raises:
-        ModelError: the network is not fit to run, on whatever engine.
+        ModelError: the network cannot run on any engine.
         EngineError: it has to be loaded in another way.
     """
-    # Of no use to what opens a session of a network that has been checked elsewhere.
+    # Not needed to open a session of a network that has been checked elsewhere.
     from ...models.files.check_onnx import inspect
     from ...models.files.external_weights import externalize_weights
 
@@ -63,7 +63,7 @@ def check(choice: EngineChoice, network: Path, read: Read) -> CheckedNetwork:
 
 
 def _is_steep(data: bytes | mmap) -> bool:
-    """Whether weights of eight bits are so large that sums of their products may saturate."""
+    """Whether eight-bit weights are so large that sums of their products may saturate."""
     import numpy as np
 
     from ...models.files.onnx_reader import iter_tensors
@@ -71,10 +71,10 @@ def _is_steep(data: bytes | mmap) -> bool:
 
     for tensor in iter_tensors(data, (0, len(data))):
         begin, end = tensor.data
-        # A single number is no weight but a zero point, whatever way it is written.
+        # A single number is a zero point rather than a weight, however it is stored.
         if tensor.dtype != INT8 or end - begin <= (_NUMBER if tensor.raw is None else 1):
             continue
-        # What is not raw has seven bits of a number in each byte, and more than one for a negative.
+        # Numbers not stored raw have seven bits in each byte; negative ones take several bytes.
         kind = np.uint8 if tensor.raw is None else np.int8
         values = np.frombuffer(data, kind, end - begin, begin)
         if int(values.max()) > SAFE_WEIGHT or int(values.min()) < -SAFE_WEIGHT:
@@ -83,7 +83,7 @@ def _is_steep(data: bytes | mmap) -> bool:
 
 
 class QuickLoad:
-    """A network that has been loaded, before anything else of its model is known."""
+    """A network that is loaded before anything else about its model is known."""
 
     def __init__(self, checked: CheckedNetwork) -> None:
         """Load a network that has been checked.
@@ -93,9 +93,9 @@ class QuickLoad:
         """
         self._checked = checked
         words, _ = session_config(checked.choice)
-        # Which takes long to open, and is seen to in other ways here.
+        # This takes long to open, and saturation is avoided in another way here.
         entries = {key: text for key, text in words["entries"].items() if key != EXACT_BYTES}
-        # Takes a quarter off the opening where a processor is free, and nothing where none is.
+        # Opens a quarter faster if a processor is free, and no slower if none is.
         entries.setdefault("session.prepack.enable_parallel", "1")
         level = "extended" if checked.exact else "basic"
         name = checked.path.name

@@ -1,7 +1,7 @@
-"""Sessions of ONNX Runtime: their options, as plain words that a form keeps, and runs in stages.
+"""Sessions of ONNX Runtime: their options, as plain values that a form stores, and runs in stages.
 
-Lies on the way to the first result: ONNX Runtime is imported when the first session is opened. A
-network may run in stages, sessions one after another with tensors passed between.
+On the path to the first result, so ONNX Runtime is imported when the first session is opened. A
+network may run in stages: sessions one after another, with tensors passed between them.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from .engine import EngineChoice
 
 NAME = "onnxruntime"
-"""Of the engine in settings and profiles, and of the package that brings it."""
+"""Name of the engine in settings and profiles, and of the package that provides it."""
 
 T = TypeVar("T")
 
 Words = Mapping[str, Any]
-"""threads, spins, level (none, basic, extended, all), entries (texts by key), switches (truths by
-key)."""
+"""threads, spins, level (none, basic, extended, all), entries (strings by key), switches (booleans
+by key)."""
 
 EXACT_BYTES = "session.x64quantprecision"
-"""Entry: weights of eight bits with a sign lose it where they are so large that x86 without VNNI
-may saturate (beyond 64). 5 to 25 % slower than wrong numbers."""
+"""Entry: signed eight-bit weights become unsigned if they are so large that x86 without VNNI may
+saturate (beyond 64). 5 to 25 % slower, but without wrong numbers."""
 _AS_FLOATS = "session.disable_quant_qdq"
 _NOT_FUSED = {"optimization.disable_specified_optimizers": "Pad_Fusion"}
-"""Entry: ONNX Runtime (1.31) makes zeros before a MaxPool the padding of the MaxPool, which counts
-as the least number (onnxruntime#24737): scores of YOLOv3-tiny are 0.14 off."""
+"""Entry: ONNX Runtime (1.31) turns zeros padded before a MaxPool into padding of the MaxPool, which
+counts as the lowest number (onnxruntime#24737): scores of YOLOv3-tiny are off by 0.14."""
 
 CPU = "CPUExecutionProvider"
 
-# ONNX Runtime takes any key of the form "session.…" without a word; these are the ones that mean
+# ONNX Runtime accepts any key of the form "session.…" silently; these are the ones that mean
 # something to 1.31 and that may matter on a small device.
 _SESSION_ENTRIES = frozenset(
     {
@@ -65,14 +65,14 @@ _PRECISIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
 }
 
 FATAL_ONLY = 4
-"""Problems come as exceptions; on stderr they would be said twice."""
+"""Log severity: problems come as exceptions, so on stderr they would appear twice."""
 
 
 def session_config(choice: EngineChoice, provider: str = CPU) -> tuple[Words, dict[str, str]]:
-    """Turn a line of a profile into options of a session, in words, and options of the provider.
+    """Convert a line of a profile to session options, as plain values, and provider options.
 
     Raises:
-        EngineError: an option that is not known, or a precision that cannot be set.
+        EngineError: an option is unknown, or the precision cannot be set.
     """
     cpus = usable_cpus()
     threads = choice.threads or max(1, cpus // choice.lanes)
@@ -102,7 +102,7 @@ def session_config(choice: EngineChoice, provider: str = CPU) -> tuple[Words, di
             ) from None
     words = {
         "threads": threads,
-        # Waiting threads spin for a millisecond or so; free only where cores are left over.
+        # Waiting threads spin for about a millisecond, which is free only on spare cores.
         "spins": choice.lanes == 1 and threads < cpus,
         "level": level,
         "entries": entries,
@@ -116,13 +116,13 @@ def _text(value: object) -> str:
 
 
 def open_exact(words: Words, make: Callable[[Words], T]) -> tuple[T, Words]:
-    """Make something of a session's options; in another exact way where the quick one fails.
+    """Call *make* with session options; if the quick exact way fails, with those of another.
 
-    ONNX Runtime (1.31) cannot take the sign off weights whose zero point others use, too, as in
-    what tf2onnx writes. Such a network computes in floats.
+    ONNX Runtime (1.31) cannot make weights unsigned if others share their zero point, as in files
+    from tf2onnx. Such a network is computed in floats.
 
     Returns:
-        The result, and its options.
+        The result, and the options used.
     """
     try:
         return make(words), words
@@ -143,14 +143,14 @@ def session_options(
 ) -> Any:
     """Make `onnxruntime.SessionOptions`.
 
-    *weights* are bytes by the name that the graph has for a file. They are used where they lie, and
-    must live as long as the session. A graph that is *ready* has been optimized before.
+    *weights* are bytes by the graph's name for a file. They are used in place, and must live as
+    long as the session. A graph that is *ready* has already been optimized.
     """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = FATAL_ONLY
-    # An explicit count: left to itself it pins one thread to each core, whoever else is there.
+    # An explicit count: by default it pins one thread to each core, whatever else runs there.
     options.intra_op_num_threads = words["threads"]
     options.inter_op_num_threads = 1
     level = "NONE" if ready or words["level"] == "none" else words["level"].upper()
@@ -206,21 +206,21 @@ class Stage:
         self.outputs = outputs
         self.session = session
         self.spent: Sequence[str] = ()
-        """Tensors to release after this stage; see `release_early`."""
+        """Tensors released after this stage; see `release_early`."""
 
 
 def run_stages(stages: Iterable[Stage], tensors: Tensors, outputs: Sequence[str]) -> list[Array]:
     """Run stages in order and return the network's outputs.
 
     Args:
-        stages: asked for the next one when the one before has run, so it may wait for a stage, and
-            release what a stage needed.
+        stages: the next one is requested after the previous one has run, so the iterator may wait
+            for a stage, and release what a stage needed.
         tensors: inputs of the network.
         outputs: names of the outputs.
     """
     import onnxruntime as ort
 
-    # Values of ONNX Runtime's own go from stage to stage without being copied.
+    # Passed between stages as ONNX Runtime's own values, which are not copied.
     values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in tensors.items()}
     for stage in stages:
         feeds = {name: values[name] for name in stage.inputs}
@@ -232,7 +232,7 @@ def run_stages(stages: Iterable[Stage], tensors: Tensors, outputs: Sequence[str]
 
 
 def release_early(stages: Sequence[Stage], outputs: Collection[str]) -> None:
-    """Make each stage release the tensors that no later one takes: where memory is scarce."""
+    """Make each stage release the tensors that no later one uses, to save memory."""
     needed = set(outputs)
     for stage in reversed(stages):
         names = dict.fromkeys((*stage.inputs, *stage.outputs))

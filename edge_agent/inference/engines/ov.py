@@ -1,6 +1,6 @@
 """OpenVINO as an engine: .onnx, .xml and .tflite files on any of its devices.
 
-Knows no manifest and no profile.
+Independent of manifests and profiles.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# One for the process: each costs a device query, and plugins are not unloaded anyway.
+# One per process: each costs a device query, and plugins are not unloaded anyway.
 core = ov.Core()
 
 # OpenVINO's binding asks NumPy for its interface when the first array is exchanged. Two threads
-# that do so at once wait for each other forever (seen with 2026.4.1, as a pushed model was compiled
-# beside upkeep): here the thread that imports this does it, before any other can.
-ov.Tensor(np.zeros(1, np.float32)).data  # noqa: B018 - for what it does
+# that do so at once deadlock (seen with 2026.4.1, when a pushed model was compiled during another
+# load), so the thread that imports this module does it before any other can.
+ov.Tensor(np.zeros(1, np.float32)).data  # noqa: B018 - for its side effect
 
 NAME = "openvino"
-"""Of the engine in settings and profiles."""
+"""Name of the engine in settings and profiles."""
 VERSION = str(ov.__version__)
 
 _KEPT = "CACHE_DIR"
@@ -53,12 +53,12 @@ class Compiled(NamedTuple):
 
     networks: list[ov.CompiledModel]
     declared: tuple[TensorSpec, ...]
-    """Its inputs as declared …"""
+    """Its inputs as declared."""
     inputs: tuple[TensorSpec, ...]
-    """… and with their sizes settled."""
+    """Its inputs with all sizes decided."""
     outputs: tuple[TensorSpec, ...]
     fold: Fold | None
-    """How the compiled network differs from it."""
+    """How the compiled network differs from the original."""
 
 
 class OvEngine:
@@ -72,7 +72,7 @@ class OvEngine:
         outputs: tuple[TensorSpec, ...],
         fold: Fold | None = None,
     ) -> None:
-        """Make an engine of a network compiled once for each lane, which it owns from now on."""
+        """Make an engine from a network compiled once for each lane, and take ownership of it."""
         self.label = label
         self.inputs = inputs
         self.outputs = outputs
@@ -82,15 +82,15 @@ class OvEngine:
         self._taken = inputs if fold is None else fold.specs(inputs)
         self._networks: list[ov.CompiledModel] | None = compiled
         self._compiled: cycle[ov.CompiledModel] | None = cycle(compiled)
-        # Last in, first out: its buffers are still in the cache. A deque's ends are thread-safe.
+        # Last in, first out: its buffers are still cached. A deque's ends are thread-safe.
         self._idle: deque[ov.InferRequest] = deque()
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
-        """Run the network; the arrays returned are copies of the request's own buffers."""
+        """Run the network; returns copies of the request's buffers."""
         if self.fold is not None:
             tensors = self.fold.feed(tensors)
         check_inputs(self._taken, tensors)
-        # The requests of these networks go back to this place, also if others come meanwhile.
+        # Requests of these networks go back to this deque, even if it is replaced meanwhile.
         networks, idle = self._compiled, self._idle
         if networks is None:
             raise EngineError(f"{self.label}: the network has been closed")
@@ -101,23 +101,23 @@ class OvEngine:
                 request = next(networks).create_infer_request()
             for index, spec in enumerate(self.inputs):
                 request.set_input_tensor(index, _tensor(tensors[spec.name]))
-            # In this thread. Started and waited for, it is another thread's work, whose core has
-            # neither the input nor the result in its cache: 460 instead of 520 frames a second.
+            # Runs in this thread. An asynchronous request would run in another thread, whose core
+            # has neither input nor result in its cache: 460 instead of 520 frames per second.
             request.infer()
             results = {
-                # A copy: the next inference of this request writes to the same memory. Arrays of
-                # ours, bound for each call, were no quicker (6 numbers, 106 KB and 1.2 MB).
+                # A copy: the next inference of this request writes to the same memory. Binding our
+                # own arrays for each call was no faster (6 numbers, 106 KB and 1.2 MB).
                 spec.name: np.array(request.get_output_tensor(index).data)
                 for index, spec in enumerate(self.outputs)
             }
-        except Exception as problem:  # RuntimeError mostly, but plugins raise others
-            # The request is not put back: what state it is in is unknown.
+        except Exception as problem:  # mostly RuntimeError, but plugins raise others
+            # The request is not used again: its state is unknown.
             raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
         idle.append(request)
         return results
 
     def widen(self, network: ov.CompiledModel) -> None:
-        """Share the work with one more compiled network, from the next call on."""
+        """Add a compiled network that shares the work, from the next call on."""
         if self._networks is not None:
             self._networks = [*self._networks, network]
             # New requests, so that each network gets its share of them.
@@ -137,9 +137,9 @@ def open_network(
 
     Args:
         choice: `device` is OpenVINO's ("CPU", "GPU.1", "AUTO:GPU,CPU"); `options` are its
-            properties by name ("CACHE_DIR", "SCHEDULING_CORE_TYPE") and win over what is set here.
+            properties by name ("CACHE_DIR", "SCHEDULING_CORE_TYPE") and override those set here.
             Without a `precision` the CPU computes in f32, so that a network gives the same numbers
-            on every box: left alone it takes bf16 or f16 where the processor has them.
+            on every device: by default it uses bf16 or f16 where the processor has them.
         network: the .onnx, .xml or .tflite file.
         fix_shapes: decides the sizes that the network leaves open.
         cut: what may be cut off its input.
@@ -147,9 +147,9 @@ def open_network(
     Raises:
         EngineError: no such device, an unknown option, or a file that OpenVINO cannot read or run.
     """
-    # Several streams of one compiled network have been seen to give wrong numbers on the CPU
-    # (2026.4.1, a depthwise network in float: 4 to 12 compilations of 100, nearly all with an
-    # open batch); networks of one stream each, never.
+    # Several streams of one compiled network have given wrong numbers on the CPU (2026.4.1, a
+    # depthwise network in float: 4 to 12 of 100 compilations, nearly all with an open batch);
+    # networks with one stream each never have.
     copies = choice.lanes if is_cpu(choice) else 1
     compiled = compile_network(choice, network, fix_shapes, copies, cut)
     return OvEngine(
@@ -168,7 +168,7 @@ def compile_network(
     copies: int,
     cut: InputCut | None = None,
 ) -> Compiled:
-    """Compile a network this many times, folded where it can be and the device is the CPU.
+    """Compile a network *copies* times, folded if that is possible and the device is the CPU.
 
     Raises:
         EngineError: as for `open_network`.
@@ -180,13 +180,13 @@ def compile_network(
         try:
             return _compile(choice, network, fix_shapes, copies, cut, joined=True)
         except RuntimeError as problem:
-            # Is it the network, or what was written into it?
+            # Is the network at fault, or the operations written into it?
             compiled = _compile(choice, network, fix_shapes, copies, cut, joined=False)
             log.info("%s: compiled as it is: %s", network, native_reason(problem, network))
             return compiled
     except AgentError:
         raise
-    except Exception as problem:  # RuntimeError mostly, but plugins raise others
+    except Exception as problem:  # mostly RuntimeError, but plugins raise others
         raise EngineError(
             f"{where}: {network.name}: {native_reason(problem, network)}"
         ) from problem
@@ -202,7 +202,7 @@ def _compile(
     joined: bool,
 ) -> Compiled:
     """Read and compile a network; raises OpenVINO's exceptions."""
-    # By path: IR weights are then mapped, not copied, and the GIL is not held.
+    # Read by path: IR weights are then mapped, not copied, and the GIL is not held.
     model = core.read_model(str(network))
     names = [_result_name(port) for port in model.outputs]
     declared = tuple(_spec(port, port.get_any_name(), network) for port in model.inputs)
@@ -216,7 +216,7 @@ def _compile(
         join(model)
     wanted = properties(choice)
     if is_cpu(choice) and _AS_BYTES not in wanted and not adds_bytes_exactly():
-        # In floats it is as quick without VNNI (rfb320, YOLOX-nano), and right.
+        # Without VNNI, floats are as fast (rfb320, YOLOX-nano), and right.
         from .ov_graph import may_saturate
 
         wanted |= {_AS_BYTES: False} if may_saturate(model) else {}
@@ -232,7 +232,7 @@ def _compile(
 
 
 def _joins(choice: EngineChoice) -> bool:
-    """Whether convolutions absorb operations that are written into them: seen on x86, in f32."""
+    """Whether convolutions absorb operations written into them, as seen on x86, in f32."""
     precision = properties(choice)["INFERENCE_PRECISION_HINT"] if is_cpu(choice) else None
     return precision == "f32" and _ON_X86
 
@@ -243,7 +243,7 @@ def _folded(model: ov.Model, cut: InputCut | None) -> Fold | None:
         return None
     from .ov_graph import cut_quantizer
 
-    # Steps with a sign are convolved as floats; and on other processors it has not been seen.
+    # Signed steps are convolved as floats; other processors have not been tested.
     last = cut.turned() if _ON_X86 and cut.fold.dtype == "uint8" else cut
     for fold in dict.fromkeys((last.fold, cut.fold)):
         if cut_quantizer(model, fold):
@@ -253,7 +253,7 @@ def _folded(model: ov.Model, cut: InputCut | None) -> Fold | None:
 
 
 def properties(choice: EngineChoice) -> dict[str, Any]:
-    """Turn a line of a profile into OpenVINO's properties."""
+    """Convert a line of a profile to OpenVINO's properties."""
     cpu = is_cpu(choice)
     found: dict[str, Any] = {
         "PERFORMANCE_HINT": "LATENCY" if cpu or choice.lanes == 1 else "THROUGHPUT"
@@ -262,7 +262,7 @@ def properties(choice: EngineChoice) -> dict[str, Any]:
         found |= {
             "INFERENCE_NUM_THREADS": choice.threads or max(1, usable_cpus() // choice.lanes),
             "NUM_STREAMS": 1,
-            # Two networks of one agent would each pin their threads to the same first cores.
+            # Two networks of one agent would both pin their threads to the same first cores.
             "ENABLE_CPU_PINNING": False,
             "INFERENCE_PRECISION_HINT": "f32",
         }
@@ -274,13 +274,13 @@ def properties(choice: EngineChoice) -> dict[str, Any]:
 
 
 def is_cpu(choice: EngineChoice) -> bool:
-    """Whether a choice is of OpenVINO's CPU, and of nothing that chooses among devices."""
+    """Whether a choice is OpenVINO's CPU itself, not a device that chooses among others."""
     return choice.device.partition(".")[0].upper() == "CPU"
 
 
 def label_of(choice: EngineChoice, compiled: ov.CompiledModel) -> str:
     """Return the engine's name and the device that really serves."""
-    # A device that only chooses others: the compiled network knows which one serves.
+    # For a device that only chooses others, the compiled network knows which one serves.
     if not choice.device.upper().startswith(tuple(capabilities(NAME).virtual_devices)):
         return f"{NAME}:{choice.device}"
     serving: list[str] = compiled.get_property("EXECUTION_DEVICES")
@@ -288,7 +288,7 @@ def label_of(choice: EngineChoice, compiled: ov.CompiledModel) -> str:
 
 
 def _tensor(array: Array) -> ov.Tensor:
-    """Lend *array* to OpenVINO; an array that it cannot borrow is copied."""
+    """Share *array* with OpenVINO; an array that cannot be shared is copied."""
     flags = array.flags
     return ov.Tensor(array, shared_memory=bool(flags.c_contiguous and flags.writeable))
 
@@ -296,8 +296,8 @@ def _tensor(array: Array) -> ov.Tensor:
 def _result_name(port: Any) -> str:
     """Return the name that the model's author gave to an output.
 
-    Where transformations made several tensors one, it has all their names; the result node still
-    carries the declared one, as "<name>/sink_port_0".
+    If transformations have merged several tensors, it has all their names; the result node still
+    has the declared one, as "<name>/sink_port_0".
     """
     names: Mapping[str, Any] | set[str] = port.get_names()
     declared = str(port.get_node().friendly_name).removesuffix("/sink_port_0")
@@ -312,7 +312,7 @@ def _spec(port: Any, name: str, network: Path) -> TensorSpec:
     if shape.rank.is_dynamic:
         raise EngineError(f"{network.name}: {name}: the number of its dimensions is open")
     native = port.get_element_type().get_type_name()
-    # Not `to_dtype`: it gives bf16 and the 4-bit types as the bits of another type.
+    # Not `to_dtype`: it maps bf16 and the 4-bit types to another type's bits.
     if native not in OPENVINO_TYPES:
         raise EngineError(f"{network.name}: {name}: type {native} has no counterpart in NumPy")
     return TensorSpec(

@@ -1,18 +1,18 @@
-"""OpenVINO's graph of a network, changed before it is compiled for the CPU.
+"""Changes to OpenVINO's graph of a network before it is compiled for the CPU.
 
 `cut_quantizer` makes the cut of `folding` in it. There a quantization is two operations: one rounds
-floats to 256 steps, one makes bytes of them.
+floats to 256 steps, one converts them to bytes.
 
 `join` rewrites two patterns that OpenVINO computes slowly on the CPU: on two x86 cores, both
 together bring rfb320 INT8 from 2.1 ms to 1.45.
 
-Quantizers put a rounding before an activation and another behind it. OpenVINO computes the first
-with the convolution, and the rest in a pass of its own over everything that the convolution has
-written. Said as a product, a rounding and a clamp, it goes into the convolution, too. A sum that
-lies between two steps may then become the other one, as near to what ONNX defines.
+Quantizers put a rounding before an activation and another after it. OpenVINO computes the first
+with the convolution, and the rest in a separate pass over the convolution's whole output. Written
+as a product, a rounding, and a clamp, it is computed with the convolution, too. A sum halfway
+between two steps may then be rounded to the other one, which is as close to what ONNX defines.
 
-A softmax over two classes at thousands of places is computed place by place, a vector register of
-sixteen numbers for each; over classes that lie behind one another it takes a sixth of the time.
+A softmax over two classes at thousands of places is computed place by place, with a vector register
+of sixteen numbers for each; over the first axis it takes a sixth of the time.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from ...device.resources import SAFE_WEIGHT
 from ..folding.fold import FIRST, LAST, Fold
 
 _CONVOLUTIONS = frozenset({"Convolution", "GroupConvolution", "MatMul"})
-# Not Clamp, which OpenVINO takes along by itself.
+# Not Clamp, which OpenVINO joins by itself.
 _ACTIVATIONS = frozenset({"Elu", "HSwish", "PRelu", "Relu", "Sigmoid", "Tanh"})
 _STEPS = {ov.Type.u8: (0, 255), ov.Type.i8: (-128, 127)}
 FEW = 8
-"""Classes; of 12 and more the gain is less than half, of 90 it is a loss."""
+"""Most classes of a softmax that is rewritten; from 12 on the gain is less than half, with 90 it is
+a loss."""
 PLACES = 16
 _MOVERS = frozenset(
     {"Concat", "Reshape", "Slice", "Squeeze", "StridedSlice", "Transpose", "Unsqueeze"}
 )
 _TYPES = {"uint8": ov.Type.u8, "int8": ov.Type.i8}
 MOST = 64
-"""As `inference.folding.cut` has it."""
+"""The same limit as in `inference.folding.find`."""
 
 
 def cut_quantizer(model: ov.Model, fold: Fold) -> bool:
     """Make a model take bytes if its graph is as expected; return whether it was.
 
     Args:
-        model: as it was read; changed in place, or not at all.
-        fold: found in the ONNX file.
+        model: the model as read; changed in place, or not at all.
+        fold: the fold found in the ONNX file.
     """
     given = next(
         (each for each in model.get_parameters() if fold.name in each.output(0).get_names()), None
@@ -62,7 +63,7 @@ def cut_quantizer(model: ov.Model, fold: Fold) -> bool:
         floats = _floats(given, quantizers)
         if floats is None:
             return False
-        # Behind what makes floats of the bytes: in front of it, OpenVINO convolves floats.
+        # After the conversion of bytes to floats: before it, OpenVINO would convolve floats.
         turned = opset13.transpose(floats.output(0), opset13.constant(list(FIRST)))
         for user in floats.output(0).get_target_inputs():
             if user.get_node() != turned:
@@ -80,7 +81,7 @@ def cut_quantizer(model: ov.Model, fold: Fold) -> bool:
 
 
 def _quantizers(given: Any, fold: Fold) -> list[tuple[Any, Any]] | None:
-    """Find the operations that round and that make bytes; None if the input is used otherwise."""
+    """Find the operations that round and convert to bytes; None if the input has other uses."""
     limits = _STEPS[_TYPES[fold.dtype]]
     found = []
     ways = [given.output(0)]
@@ -95,7 +96,7 @@ def _quantizers(given: Any, fold: Fold) -> list[tuple[Any, Any]] | None:
                 found += [(user, maker) for maker in makers]
             elif kind not in _MOVERS:
                 return None
-            # What the file itself says of these has been looked at: only the type is new here.
+            # These have been checked in the file itself: only the type is new here.
             elif user.output(0) not in ways:
                 ways.append(user.output(0))
         if len(ways) > MOST:
@@ -104,7 +105,7 @@ def _quantizers(given: Any, fold: Fold) -> list[tuple[Any, Any]] | None:
 
 
 def _floats(given: Any, quantizers: list[tuple[Any, Any]]) -> Any | None:
-    """Find the operation that makes floats of the bytes, if the input has no other users."""
+    """Find the operation that converts the bytes to floats, if the input has no other users."""
     if len(quantizers) > 1 or len(_targets(given.output(0))) > 1:
         return None
     node = quantizers[0][1]
@@ -114,16 +115,16 @@ def _floats(given: Any, quantizers: list[tuple[Any, Any]]) -> Any | None:
             return None
         if user.get_type_name() == wanted:
             node = user
-        elif wanted != "Subtract":  # which a zero point of 0 does without
+        elif wanted != "Subtract":  # absent if the zero point is 0
             return None
-        # A number for each channel would lie along another axis then.
+        # One number per channel would then be along another axis.
         if any(np.prod(each.get_shape()) != 1 for each in node.input_values()[1:]):
             return None
     return node
 
 
 def _makes(node: Any, fold: Fold) -> bool:
-    """Whether it makes bytes of steps."""
+    """Whether a node converts steps to bytes."""
     kind: str = node.get_type_name()
     return kind == "Convert" and node.get_output_element_type(0) == _TYPES[fold.dtype]
 
@@ -132,7 +133,7 @@ def join(model: ov.Model) -> int:
     """Rewrite a model in place; return the number of rewrites.
 
     Args:
-        model: as read, with fixed shapes; for the CPU, in f32.
+        model: the model as read, with fixed shapes; to run on the CPU, in f32.
     """
     joined = 0
     for node in model.get_ordered_ops():
@@ -147,21 +148,21 @@ def join(model: ov.Model) -> int:
 
 
 def may_saturate(model: ov.Model) -> bool:
-    """Whether weights are of eight bits and so large that x86 without VNNI saturates their sums."""
+    """Whether eight-bit weights are so large that x86 without VNNI saturates their sums."""
     for node in model.get_ops():
         kind = node.get_type_name()
         if kind == "Constant" and node.get_output_element_type(0) == ov.Type.i8:
             steps = node.data
             if steps.size and max(int(steps.max()), -int(steps.min())) > SAFE_WEIGHT:
                 return True
-        # Weights that are still floats, and become bytes of the full range.
+        # Weights that are still floats, and will become bytes of the full range.
         if kind == "FakeQuantize" and node.input_value(0).get_node().get_type_name() == "Constant":
             return True
     return False
 
 
 class _Rounding(NamedTuple):
-    """To bytes and back to floats."""
+    """A quantization to bytes and back to floats."""
 
     scale: np.float32
     zero_point: int
@@ -171,17 +172,17 @@ class _Rounding(NamedTuple):
 
 
 def _join_rounding(node: Any) -> bool:
-    """Fuse a rounding, and the activation behind it, into the convolution before."""
+    """Fuse a rounding, and the activation after it, into the convolution before it."""
     rounding = _rounding(node)
     if rounding is None or not _convolved(node.input_value(0)):
         return False
-    # A scale of more dimensions than the numbers have gives them these.
+    # A scale with more dimensions than the numbers adds these to the result.
     if rounding.back.get_output_partial_shape(0) != node.input_value(0).get_partial_shape():
         return False
     activation = _only(_users(rounding.back.output(0)))
     if activation is None or activation.get_type_name() not in _ACTIVATIONS:
         return False
-    # What takes floats would have to be given them by the convolution: four times the bytes.
+    # For users that take floats, the convolution would have to write four times the bytes.
     after = _users(activation.output(0))
     if not after or any(each.get_type_name() != "FakeQuantize" for each in after):
         return False
@@ -195,7 +196,7 @@ def _join_rounding(node: Any) -> bool:
 
 
 def _rounding(node: Any) -> _Rounding | None:
-    """Read a quantization whose result is used only as floats, or return None for another one."""
+    """Return a quantization whose result is used only as floats, or None if it is another."""
     there = _only(_users(node.output(0)))
     if there is None or there.get_type_name() != "Convert":
         return None
@@ -219,18 +220,18 @@ def _rounding(node: Any) -> _Rounding | None:
 
 
 def _convolved(value: Any) -> bool:
-    """Whether numbers come out of a convolution, or of the addition of its bias."""
+    """Whether a value is the output of a convolution, or of the addition of its bias."""
     node = value.get_node()
     if node.get_type_name() == "Add" and len(_users(value)) == 1:
         sides = [node.input_value(index) for index in (0, 1)]
-        # Its shape tells a bias: what makes it is not a constant yet.
+        # A bias is recognized by its shape: it is not yet a constant.
         value = next((sides[1 - index] for index in (0, 1) if _each_channel(sides[index])), value)
         node = value.get_node()
     return len(_users(value)) == 1 and node.get_type_name() in _CONVOLUTIONS
 
 
 def _each_channel(value: Any) -> bool:
-    """Whether there is one number for each channel."""
+    """Whether a value has one number for each channel."""
     shape = value.get_partial_shape()
     if shape.is_dynamic:
         return False
@@ -239,7 +240,7 @@ def _each_channel(value: Any) -> bool:
 
 
 def _turn_softmax(node: Any) -> bool:
-    """Compute a softmax over few classes across the places, not place by place."""
+    """Compute a softmax over few classes for many places at once, not place by place."""
     shape = node.get_output_partial_shape(0)
     if shape.is_dynamic or len(shape) < 2:
         return False
@@ -263,7 +264,7 @@ def _targets(output: Any) -> list[Any]:
 
 
 def _users(output: Any) -> list[Any]:
-    """List the nodes that read an output's values, which ShapeOf does not."""
+    """List the nodes that read an output's values; ShapeOf does not."""
     return [node for node in _targets(output) if node.get_type_name() != "ShapeOf"]
 
 
@@ -273,7 +274,7 @@ def _only(nodes: Sequence[Any]) -> Any | None:
 
 
 def _rounds(node: Any, scale: float, zero: float, limits: tuple[int, int]) -> bool:
-    """Whether a FakeQuantize rounds floats to the steps of eight bits that scale and zero say."""
+    """Whether a FakeQuantize rounds floats to the eight-bit steps given by scale and zero."""
     bounds = [_number(node.input_value(index)) for index in range(1, 5)]
     wanted = [*(scale * (limit - zero) for limit in limits), *limits]
     width = wanted[1] - wanted[0]
@@ -284,7 +285,7 @@ def _rounds(node: Any, scale: float, zero: float, limits: tuple[int, int]) -> bo
 
 
 def _number(value: Any) -> float | None:
-    """Read a constant of one number, whatever type it was written in."""
+    """Return the value of a constant of one number, whatever its type; None: it is not one."""
     node = value.get_node()
     while node.get_type_name() in {"Convert", "Reshape", "Unsqueeze"}:
         node = node.input_value(0).get_node()

@@ -1,7 +1,7 @@
-"""Devices that the installed engines can run on, asked in child processes.
+"""Devices that the installed engines can run on, found in child processes.
 
-Looking for a GPU loads its driver, and drivers abort or hang. So each engine is asked in a child of
-its own, which runs this module; the fate of the child is told in words.
+Looking for a GPU loads its driver, and drivers may abort or hang. So each engine is asked in its
+own child process, which runs this module; if the child fails, the reason is reported.
 A machine without accelerators never needs this: `installed` reads versions without loading
 anything.
 """
@@ -20,24 +20,24 @@ from .registry import ENGINES, capabilities, installed
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """One engine, as it sees this machine."""
+    """What an engine reports about this machine."""
 
     version: str | None
-    """None: not installed, or it could not say."""
+    """None: it is not installed, or did not report one."""
     devices: Mapping[str, str] = field(default_factory=dict)
-    """The devices it can run on, by the name a profile uses = the name for people."""
+    """The devices it can run on: the readable name by the name in profiles."""
     problem: str | None = None
-    """In words, why the above is not all there is to know."""
+    """Why the above is incomplete; None: it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What probing every engine found."""
+    """The results of probing every engine."""
 
     engines: Mapping[str, EngineFacts]
 
     def lacks(self, engine: str, device: str) -> str | None:
-        """Return why *engine* cannot run on *device*; None when it can, as far as it knows."""
+        """Return why *engine* cannot run on *device*; None if it can, as far as is known."""
         facts = self.engines[engine]
         wanted = device.lower()
         # "AUTO:GPU,CPU" chooses among devices itself; "GPU" stands for the first of "GPU.0" ….
@@ -53,9 +53,9 @@ class Probe:
 
 
 def probe(timeout_s: float = 20.0) -> Probe:
-    """Ask every engine, all at once, for the devices that it can run on.
+    """Ask all engines, in parallel, for the devices that they can run on.
 
-    Never raises: an engine that crashes, hangs or is not there is described by its `problem`.
+    Never raises: an engine that crashes, hangs or is missing is described by its `problem`.
     """
     deadline = time.monotonic() + timeout_s
     children = {engine: _start(engine) for engine in ENGINES}
@@ -64,7 +64,7 @@ def probe(timeout_s: float = 20.0) -> Probe:
 
 def _start(engine: str) -> Child | ChildError:
     try:
-        # Drivers are talkative; their end is told by the status.
+        # Drivers write much to stderr; the exit status shows whether they fail.
         return Child(__name__, engine, f"probing {engine} devices", stderr=subprocess.DEVNULL)
     except ChildError as problem:
         return problem
@@ -83,7 +83,7 @@ def _finish(engine: str, child: Child | ChildError, deadline: float) -> EngineFa
 
 
 def _describe(engine: str) -> dict[str, Any]:
-    """Return version and devices of an engine; in the child."""
+    """Return an engine's version and devices; runs in the child."""
     try:
         version, devices = capabilities(engine).survey()
     except ImportError as problem:

@@ -1,6 +1,6 @@
-"""The known engines, their capabilities, and the opening of a network on one of them.
+"""The known engines, their capabilities, and opening a network on one of them.
 
-Light: an engine's library is loaded when a network is opened on it, or its devices are asked for.
+An engine's library is only loaded when a network is opened on it, or its devices are listed.
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ if TYPE_CHECKING:
     from .engine import CheckedNetwork, Engine, EngineChoice, FixShapes
 
 QUICK_WAY = {"way": "quick"}
-"""Stands for an engine's options in verdicts on its quick way to load a network."""
+"""Used in place of an engine's options in verdicts on its quick way to load a network."""
 
 PreparedKind = Literal["graph", "blob"]
-"""graph: the optimized graph in stages and weights that are mapped; loading can begin before the
-rest of the program is imported, and weights may come and go. blob: the compiled network, exported
-and imported as one file."""
+"""graph: the optimized graph in stages, with mapped weights; loading can begin before the rest of
+the program is imported, and weights may be loaded and released as needed. blob: the compiled
+network, exported and imported as one file."""
 
 
 @record(kw_only=True)
 class Capabilities:
-    """One engine, whatever the machine."""
+    """What one engine can do, on any machine."""
 
     title: str
-    """Its name for people."""
+    """Its readable name."""
     module: str
     """Defines `open_network`; importing it loads the engine's library."""
     package: str
     """Import name of the library."""
     distributions: tuple[str, ...]
-    """Packages that bring the library, the usual one first."""
+    """Packages that provide the library, the usual one first."""
     formats: Mapping[str, str]
-    """Network files that it reads: by suffix, what such a file is called."""
+    """Network files that it reads: the name of the format by suffix."""
     survey: Callable[[], tuple[str, Mapping[str, str]]]
-    """Loads the library; returns its version and the devices there are, by the name that a profile
-    uses, with their names for people."""
+    """Loads the library; returns its version, and the devices found: the readable name by the name
+    in profiles."""
     drivers: Mapping[str, str] = field(default_factory=dict)
-    """By device in capitals: what must have a driver loaded: intel, nvidia, amd or npu. Of a device
-    not listed only `survey` can tell."""
+    """By device in capitals: the hardware whose driver must be loaded: intel, nvidia, amd or npu.
+    For devices not listed, only `survey` can tell."""
     virtual_devices: frozenset[str] = frozenset()
     """Devices in capitals that only choose among others."""
     plain: Mapping[str, Any] = field(default_factory=dict)
-    """Options of a session on the CPU that computes each operator as it stands in the file."""
+    """Options of a session on the CPU that computes each operator as written in the file."""
     open_batch: bool = False
-    """Whether a network that leaves its batch open, once loaded, takes any number of samples. Else
-    it is compiled for each number."""
+    """Whether a loaded network with an open batch takes any number of samples. Otherwise it is
+    compiled for each number."""
     prepared: PreparedKind | None = None
-    """Kind of prepared form that is made of its networks on the CPU; None: none."""
+    """Kind of prepared form made of its networks on the CPU; None: none."""
     prepared_module: str = ""
     """Defines `open_prepared`; importing it loads the engine's library."""
     maker_module: str = ""
-    """Defines `make_form`, likewise."""
+    """Defines `make_form`; importing it loads the engine's library."""
     runs_arriving: bool = False
     """Whether a network can run on the CPU while its weights arrive."""
     quick_module: str = ""
-    """Defines `QuickLoad`, which loads a network on the CPU sooner than `open_network`, to run
-    slower, and `check`, for what it takes; that needs no engine."""
+    """Defines `QuickLoad`, which loads a network on the CPU sooner than `open_network` but runs it
+    slower, and `check`, which makes its argument without the engine."""
 
 
 def _survey_openvino() -> tuple[str, Mapping[str, str]]:
@@ -107,7 +107,7 @@ _OPENVINO = Capabilities(
 def _survey_onnxruntime() -> tuple[str, Mapping[str, str]]:
     import onnxruntime as ort
 
-    # What this build brings; whether a provider comes up is only seen when a session is made.
+    # Providers in this build; whether one works is only known once a session is made.
     names = ort.get_available_providers()
     return ort.__version__, {name.removesuffix("ExecutionProvider"): name for name in names}
 
@@ -116,7 +116,7 @@ _ONNXRUNTIME = Capabilities(
     title="ONNX Runtime",
     module="edge_agent.inference.engines.ort",
     package="onnxruntime",
-    # Builds that bring other providers install the same package under these names.
+    # Builds with other providers install the same package under these names.
     distributions=(
         "onnxruntime",
         "onnxruntime-gpu",
@@ -137,14 +137,14 @@ _ONNXRUNTIME = Capabilities(
 
 
 ENGINES: Mapping[str, Capabilities] = {"openvino": _OPENVINO, "onnxruntime": _ONNXRUNTIME}
-"""By its name in settings and profiles, what an engine can do: a new one is a module and its
-capabilities here."""
+"""Capabilities by the engine's name in settings and profiles. To add an engine, write a module and
+list its capabilities here."""
 
 if TYPE_CHECKING:
     EngineName = str
     WantedEngine = str
 else:
-    # What settings and profiles may name is checked against exactly these.
+    # Names in settings and profiles are checked against exactly these.
     EngineName = Literal[tuple(ENGINES)]
     WantedEngine = Literal[("auto", *ENGINES)]
 
@@ -177,9 +177,9 @@ def _installed(places: tuple[tuple[str, int], ...]) -> dict[str, str]:
 
 
 def _changed(place: str) -> int:
-    """Return when a folder changed last, nanoseconds; 0 if it does not exist."""
+    """Return when a folder last changed, in nanoseconds; 0 if it does not exist."""
     try:
-        return os.stat(place).st_mtime_ns  # noqa: PTH116 - pathlib's is slower, and often asked
+        return os.stat(place).st_mtime_ns  # noqa: PTH116 - pathlib is slower; often called
     except OSError:
         return 0
 
@@ -187,7 +187,8 @@ def _changed(place: str) -> int:
 def _dist_infos(places: Sequence[str]) -> dict[str, Path]:
     """Return the folder with the metadata of each installed distribution.
 
-    As `importlib.metadata` finds it, which imports modules for mail: a tenth of a first start.
+    Finds the same as `importlib.metadata`, whose import of email modules takes a tenth of a first
+    start.
     """
     found: dict[str, Path] = {}
     for place in places:
@@ -209,7 +210,7 @@ def _version(folder: Path) -> str | None:
 
 
 def load_library(name: EngineName) -> ModuleType:
-    """Import an engine with its library; return its module.
+    """Import an engine and its library; return its module.
 
     Raises:
         ImportError: the library is not installed.
@@ -223,13 +224,13 @@ def open_engine(
     """Load *network* on the engine and device that *choice* names.
 
     Args:
-        choice: engine, device and how to run there.
-        network: path of the model; loading from memory would hold the GIL (measured).
+        choice: engine, device, and options.
+        network: path of the network; loading from memory would hold the GIL (measured).
         fix_shapes: decides the sizes that the network leaves open, before it is compiled.
-        cut: what may be cut off the network's input; an engine that cannot leaves it.
+        cut: what may be cut off the network's input; engines that cannot do so ignore it.
 
     Raises:
-        EngineError: the engine is not installed, the device is not there, or it refuses the model.
+        EngineError: the engine is not installed, the device is missing, or it refuses the network.
     """
     try:
         module = load_library(choice.engine)
@@ -245,14 +246,14 @@ def readers(suffix: str) -> list[EngineName]:
 
 
 def plain_choice(suffix: str) -> EngineChoice | None:
-    """Return the choice that others are compared with: the session that optimizes least.
+    """Return the choice that others are compared with: the session with the least optimization.
 
     Returns:
         None if no engine has such a session.
     """
     from .engine import EngineChoice
 
-    # The last one that reads it: it optimizes least.
+    # The last engine that reads it optimizes least.
     for name in reversed(readers(suffix)):
         if options := capabilities(name).plain:
             return EngineChoice(name, options=options)
@@ -260,7 +261,7 @@ def plain_choice(suffix: str) -> EngineChoice | None:
 
 
 def quick_engines(network: Path) -> list[EngineName]:
-    """List the engines that have a quick way to load such a network."""
+    """List the engines that have a quick way to load a network of this format."""
     able = readers(network.suffix.lower())
     return [name for name in able if capabilities(name).quick_module]
 
@@ -268,10 +269,10 @@ def quick_engines(network: Path) -> list[EngineName]:
 def check_quick(
     choice: EngineChoice, network: Path, read: Callable[[Path], bytes | mmap] = Path.read_bytes
 ) -> CheckedNetwork:
-    """Check a network that is to be loaded the quick way of an engine, which is not needed yet.
+    """Check a network for an engine's quick way to load it, without loading the engine.
 
     Raises:
-        ModelError: the network is not fit to run.
+        ModelError: the network cannot run.
         EngineError: it has to be loaded in another way.
     """
     with contained(network.name):
@@ -281,7 +282,7 @@ def check_quick(
 
 
 def exclusive_formats() -> Iterator[tuple[str, EngineName]]:
-    """Yield the suffixes that a single engine reads, each with that engine."""
+    """Yield the suffixes that only one engine reads, each with that engine."""
     for name in ENGINES:
         for suffix in capabilities(name).formats:
             if readers(suffix) == [name]:
@@ -299,7 +300,7 @@ def runs_arriving(choice: EngineChoice) -> bool:
 
 
 def titles(kind: PreparedKind) -> str:
-    """Return the names, for people, of the engines whose prepared forms are of a kind."""
+    """Return the readable names of the engines whose prepared forms are of a kind."""
     found = [capabilities(name) for name in ENGINES]
     return " or ".join(each.title for each in found if each.prepared == kind)
 
@@ -327,5 +328,5 @@ def engine_order(choices: Sequence[EngineChoice], wanted: str, network: Path) ->
 
 
 def engine_words(text: str) -> str:
-    """Replace each engine label in a text with the form that readers know: "onnxruntime:CPU"."""
+    """Replace each engine label in a text with its readable form: "onnxruntime:CPU"."""
     return re.sub(r"\b(onnxruntime:\w+?)ExecutionProvider\b", r"\1", text)

@@ -1,6 +1,6 @@
-"""The cut at an ONNX network's input, and the graph rewritten without the part cut off.
+"""The cut at an ONNX network's input, and rewriting the graph without the part cut off.
 
-Only the graph is rewritten; weights stay where they are.
+Only the graph is rewritten; the weights are not moved.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ class InputCut:
     network: Path
     fold: Fold
     quantizers: dict[int, tuple[str, str]]
-    """By position of the node: its input and output. It becomes one that passes bytes on."""
+    """Input and output of each quantizer, by node index. It becomes a node that passes bytes on."""
     retyped: frozenset[str]
-    """Tensors of another type than before, the input among them."""
+    """Tensors whose type changes, the input among them."""
     back: frozenset[int] | None
-    """The nodes that turn the steps into floats again; None: others use them, too."""
+    """The nodes that convert the steps back to floats; None: other nodes use the steps, too."""
     convolved: bool
-    """Whether a convolution of eight bits on three channels is all that takes the steps."""
+    """Whether only an eight-bit convolution on three channels uses the steps."""
     shifted: bool = False
-    """Whether steps are 128 more than in the network itself, to be without a sign."""
+    """Whether steps are 128 more than in the original network, to be unsigned."""
 
     def unsigned(self) -> InputCut | None:
-        """Return the same cut for unsigned steps, each larger by 128, or None if there is none."""
+        """Return the same cut for unsigned steps, each 128 larger, or None if impossible."""
         if not self.back:
             return None
         fold = replace(self.fold, dtype="uint8", zero_point=self.fold.zero_point + 128)
         return replace(self, fold=fold, shifted=True)
 
     def turned(self) -> InputCut:
-        """Return the same cut for steps with the colors last, where that is of any use."""
+        """Return the same cut for steps with the colors last, if that saves anything."""
         return replace(self, fold=replace(self.fold, turned=True)) if self.convolved else self
 
     def change(self, model: ModelProto) -> None:
@@ -62,13 +62,13 @@ class InputCut:
                     sizes.CopyFrom(kind.shape)
                     del kind.shape.dim[:]
                     kind.shape.dim.extend(sizes.dim[axis] for axis in LAST)
-        # The engine works out by itself what is declared of the types in between.
+        # The engine infers the types of tensors in between.
         for index in reversed(range(len(graph.value_info))):
             if graph.value_info[index].name in self.retyped:
                 del graph.value_info[index]
         for position, (takes, gives) in self.quantizers.items():
-            # One that passes a tensor on, or puts the colors before the rows: engines leave the
-            # first out; the second, too, where they compute with the colors last.
+            # Replaced by a node that passes the tensor on, or one that moves the colors before the
+            # rows: engines remove the first, and the second if they compute with the colors last.
             node = graph.node[position]
             node.Clear()
             node.input.append(takes)
@@ -84,10 +84,10 @@ class InputCut:
             graph.initializer.add(name=_ZERO_POINT, data_type=UINT8, raw_data=raw)
 
     def open(self) -> tuple[bytes, dict[str, mmap]]:
-        """Return the changed graph, and by name the mapped files that hold its weights.
+        """Return the changed graph, and the mapped files of its weights by name.
 
         Raises:
-            ModelError: a file cannot be read, or the network is not an ONNX file anymore.
+            ModelError: a file cannot be read, or the network is no longer an ONNX file.
         """
         name = self.network.name
         files = {name: map_file(self.network)}

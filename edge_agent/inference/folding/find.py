@@ -1,6 +1,6 @@
 """Finds the quantization at an ONNX network's input that can be cut off without changing a number.
 
-The nodes between the input and its quantization may move numbers about, but not change them. Other
+The nodes between the input and its quantization may move numbers, but not change them. Other
 networks are left unchanged, and the reason is returned.
 """
 
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST = 64
-"""Tensors between an input and its quantization: YOLOX, which takes a picture apart, has seven."""
+"""Most tensors between an input and its quantization: YOLOX, which slices the picture, has 7."""
 
 _ONNX = frozenset({"", "ai.onnx"})
 _QUANTIZERS = frozenset({*_ONNX, "com.microsoft"})
-# These pass on the numbers that they take, whatever their type is, and nothing else …
+# Operators that pass on their numbers unchanged, whatever their type …
 _MOVERS = frozenset(
     {"Concat", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 )
-# … and these do not use them.
+# … and operators that do not use the numbers.
 _SIZES = frozenset({"Shape", "Size"})
-# Convolutions do these on the way.
+# Engines fuse these into convolutions.
 _CLAMPS = frozenset({"Clip", "Relu"})
 _ATTRIBUTES = frozenset({"axis", "saturate", "output_dtype", "block_size"})
 _FORMS: Mapping[int, str] = {FLOAT: "<f", UINT8: "<B", INT8: "<b"}
-"""By TensorProto.DataType, the form of a number for `struct`."""
+"""Format of a number for `struct`, by TensorProto.DataType."""
 
 
 def cut_for(folder: ModelFolder, kind: Kind) -> InputCut | None:
-    """Find the cut for the network of a model, or None if there is none, and the log says why.
+    """Find the cut for the network of a model, or return None and log why there is none.
 
-    Only for pictures: their pixels have so few values. Only where the decoder does not compare the
-    outputs with the inputs, whose numbers it needs.
+    Only for pictures, whose pixels have few values, and only if the decoder does not compare the
+    outputs with the inputs, because it would need their numbers.
     """
     spec = folder.manifest.input
     if kind != "picture" or DECODERS[folder.manifest.decoder].compares_input:
@@ -82,7 +82,7 @@ def find(
     except UnfoldableError as reason:
         return str(reason)
     except (ModelError, IndexError) as problem:
-        # Loading it raises what is wrong with it.
+        # Loading it reports the problem.
         return f"{network.name} cannot be looked into: {problem}"
 
 
@@ -109,7 +109,7 @@ def _find(
 
 
 class UnfoldableError(Exception):
-    """The input is left unchanged, for this reason."""
+    """Why the input is left unchanged."""
 
 
 class Scalar(NamedTuple):
@@ -134,7 +134,7 @@ class _Way:
         self._constants: dict[str, TensorProto] = {each.name: each for each in graph.initializer}
         self._makers: dict[str, NodeProto] = {}
         self._positions: dict[str, list[int]] = defaultdict(list)
-        """By tensor: the nodes that take it."""
+        """By tensor: the indices of the nodes that take it."""
         self._within: dict[str, str] = {}
         """By tensor: the operator that takes it within a branch or loop."""
         for position, node in enumerate(graph.node):
@@ -156,7 +156,7 @@ class _Way:
                 self._within.update(dict.fromkeys(_taken(inner), node.op_type))
 
     def _follow(self) -> tuple[Scalar, Scalar]:
-        """Follow the numbers; return the scale and zero point that they all come to."""
+        """Follow the numbers; return the scale and zero point with which all are quantized."""
         steps: set[tuple[Scalar, Scalar]] = set()
         joined: set[str] = set()
         for name in self.passed:  # it grows meanwhile
@@ -186,13 +186,13 @@ class _Way:
         return steps.pop()
 
     def _users(self, name: str) -> list[tuple[int, NodeProto]]:
-        """List the nodes that take a tensor, with their positions."""
+        """List the nodes that take a tensor, with their indices."""
         if name in self._within:
             raise UnfoldableError(f"{name} is used within {self._within[name]}")
         return [(position, self._nodes[position]) for position in self._positions.get(name, ())]
 
     def convolved(self) -> bool:
-        """Whether the steps are at once convolved, in eight bits, and nothing else is done."""
+        """Whether the steps are only used by an eight-bit convolution."""
         if self._shape_is_read or len(self.passed) > 1 or len(self.quantizers) != 1:
             return False
         ((_, steps),) = self.quantizers.values()
@@ -218,7 +218,7 @@ class _Way:
         )
 
     def _quantizer(self, position: int, node: NodeProto, name: str) -> tuple[Scalar, Scalar]:
-        """Read scale and zero point of a quantization, and check that the way ends there."""
+        """Return the scale and zero point of a quantization, and check that the path ends there."""
         if node.input[0] != name or name in node.input[1:]:
             raise UnfoldableError("the input is a scale")
         numbers = {each.name: each.i for each in node.attribute}
@@ -236,7 +236,7 @@ class _Way:
         if steps in self._outputs:
             raise UnfoldableError("its steps are an output, too")
         self.quantizers[position] = (name, steps)
-        # Two quantizations one behind the other are made one by ONNX Runtime, with other numbers.
+        # ONNX Runtime merges two consecutive quantizations, which changes numbers.
         for place, user in self._users(steps):
             back = user.op_type == "DequantizeLinear"
             if back and any(
@@ -250,7 +250,7 @@ class _Way:
         return scale, zero
 
     def _scalar(self, name: str) -> Scalar:
-        """Read a constant of one number."""
+        """Return a constant of one number."""
         tensor = self._constants.get(name)
         if tensor is None:
             raise UnfoldableError(f"{name} is not one number that is known")

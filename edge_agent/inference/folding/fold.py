@@ -1,4 +1,4 @@
-"""The quantization at a network's input, as numbers: done before the network instead of in it."""
+"""The quantization at a network's input, computed before the network instead of in it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ FIRST: Axes = (0, 3, 1, 2)
 class Fold:
     """The quantization of one input: q = saturate(round(x / scale) + zero_point).
 
-    Source of the formula: onnx.ai, operator QuantizeLinear; halves are rounded to even numbers.
+    The formula is that of the ONNX operator QuantizeLinear; halves are rounded to even.
     """
 
     name: str
-    """Of the input; it keeps it."""
+    """Name of the input, which does not change."""
     dtype: Literal["uint8", "int8"]
     """Its type now; it was float32."""
     scale: float
-    """Exactly a float32."""
+    """Exactly representable as float32."""
     zero_point: int
     turned: bool = False
     """Whether it takes colors last, (n, h, w, c), where the network has them before the rows."""
@@ -36,23 +36,23 @@ class Fold:
         """Return the steps of float32 numbers, as the operation that was cut off would.
 
         Args:
-            values: float32, of any shape, finite.
+            values: finite float32 numbers, of any shape.
         """
         limits = np.iinfo(self.dtype)
-        with np.errstate(over="ignore"):  # what goes beyond a float goes beyond the last step, too
+        with np.errstate(over="ignore"):  # float overflow is beyond the last step, too
             steps = values / np.float32(self.scale)
         np.rint(steps, out=steps)
-        # Before the zero point comes to it: there a sum could not be held anymore.
+        # Before the zero point is added: the sum might not be representable.
         np.clip(steps, limits.min - self.zero_point, limits.max - self.zero_point, out=steps)
         steps += np.float32(self.zero_point)
         return steps.astype(self.dtype)
 
     def restore(self, steps: Array) -> Array:
-        """Return float32 numbers of the same shape that become these steps."""
+        """Return float32 numbers, of the same shape, that are quantized to these steps."""
         return (steps.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
 
     def specs(self, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        """Return the inputs of the folded network, from those of the network itself."""
+        """Return the inputs of the folded network, given those of the original."""
         return tuple(
             replace(spec, dtype=self.dtype, shape=self._turn(spec.shape, LAST))
             if spec.name == self.name
@@ -61,7 +61,7 @@ class Fold:
         )
 
     def declared(self, taken: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        """Return the inputs of the network itself, from those of the folded one."""
+        """Return the inputs of the original network, given those of the folded one."""
         return tuple(
             replace(spec, dtype="float32", shape=self._turn(spec.shape, FIRST))
             if spec.name == self.name
@@ -73,17 +73,17 @@ class Fold:
         return tuple(shape[axis] for axis in axes) if self.turned else shape
 
     def feed(self, tensors: Tensors) -> Tensors:
-        """Return tensors for the folded network: those for the network itself are quantized."""
+        """Return tensors for the folded network: those for the original are quantized."""
         given = tensors.get(self.name)
         if given is None or given.dtype != np.float32:
             return tensors
         steps = self.quantize(given)
-        if self.turned and steps.ndim == 4:  # else it does not fit, which its receiver reports
+        if self.turned and steps.ndim == 4:  # otherwise it does not fit, which the engine reports
             steps = np.ascontiguousarray(steps.transpose(LAST))
         return {**tensors, self.name: steps}
 
     def unfold(self, tensors: Tensors) -> Tensors:
-        """Return tensors for the network itself, from those for the folded one; new arrays."""
+        """Return new tensors for the original network, from those for the folded one."""
         given = tensors.get(self.name)
         if given is None or given.dtype != self.dtype:
             return tensors
@@ -94,5 +94,5 @@ class Fold:
 
 
 def note(fold: Fold | None) -> dict[str, Any] | None:
-    """Return a fold in the form for the table of a prepared form."""
+    """Return a fold as an entry in the table of a prepared form."""
     return None if fold is None else asdict(fold)

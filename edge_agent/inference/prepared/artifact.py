@@ -1,6 +1,6 @@
 """The artifact of a prepared form: its files, its table, and whether it can be used here.
 
-On the way to the first result: imports next to nothing, and reads no more than it must.
+On the path to the first result: imports almost nothing, and reads no more than it must.
 
     state_dir/prepared/<key>/
         form.json       its table: all facts about it, with a checksum
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from ..folding.fold import Fold
 
 FORMAT = 8
-"""Version of artifacts: raised with every change in writing or reading them."""
+"""Version of artifacts: increased with every change in how they are written or read."""
 FOLDER = "prepared"
 FILE = "form.json"
 GRAPH = "graph.onnx"
 WEIGHTS = "weights.bin"
 BLOB = "network.blob"
 WHOLE, STREAMED = "whole", "streaming"
-"""How an artifact of ONNX Runtime is loaded, in its table under "way"."""
+"""How an artifact of ONNX Runtime is loaded; "way" in its table."""
 
-# The table follows the checksum of its exact bytes.
+# The table comes after a checksum of its exact bytes.
 _HEAD = b'{"xxh3": "%s", "form": '
 _HEAD_LENGTH = len(_HEAD) - 2 + 16
 
@@ -68,7 +68,7 @@ class Artifact:
 
     @property
     def fold(self) -> Fold | None:
-        """How the input of the prepared network differs from the network's own."""
+        """How the prepared network's input differs from the original's."""
         fold = self.table["fold"]
         if fold is None:
             return None
@@ -81,12 +81,12 @@ class Artifact:
 
 
 def read(folder: str) -> Artifact:
-    """Read an artifact's table; check that the artifact is whole and of this processor.
+    """Read an artifact's table; check that the artifact is complete and fits this processor.
 
     The contents of the other files are checked while they are loaded.
 
     Raises:
-        ArtifactError: it is damaged, cut short, or was made elsewhere or by another program.
+        ArtifactError: it is damaged, truncated, or was made elsewhere or by another program.
     """
     try:
         with open(f"{folder}/{FILE}", "rb") as file:  # noqa: PTH123 - pathlib may not be there yet
@@ -113,25 +113,25 @@ def read(folder: str) -> Artifact:
 
 
 def seal(body: bytes) -> bytes:
-    """Return a table's text with its checksum before it."""
+    """Return a table's text, preceded by its checksum."""
     return _HEAD % xxh3_64_hexdigest(body).encode() + body + b"}\n"
 
 
 def encode(table: Mapping[str, Any]) -> bytes:
-    """Return the content of an artifact's file."""
+    """Return the content of an artifact's table file."""
     return seal(json.dumps(table, indent=1).encode())
 
 
 def processor() -> str:
-    """Return a short name of the instructions that this processor has."""
+    """Return a short name for the instructions that this processor has."""
     return xxh3_64_hexdigest(instructions().encode())
 
 
 def need_version(artifact: Artifact, engine: str, version: str) -> None:
-    """Check that an artifact was made by the engine that is to load it.
+    """Check that an artifact was made by the engine that will load it.
 
     Raises:
-        ArtifactError: it was made by another, or another version of it.
+        ArtifactError: it was made by another engine or version.
     """
     found = (artifact.table["engine"], artifact.table["version"])
     if found != (engine, version):
@@ -141,36 +141,36 @@ def need_version(artifact: Artifact, engine: str, version: str) -> None:
 
 
 _POPULATE_READ = 22
-"""madvise since Linux 5.14, not yet among mmap's constants: maps pages before they are touched."""
+"""madvise advice since Linux 5.14, missing in `mmap`: maps pages before they are accessed."""
 _AHEAD = 16 * 1024 * 1024
 _PAGE = 4096
 
 
 class MappedWeights:
-    """A file of weights. The buffer must live as long as any session that computes on it."""
+    """A mapped file of weights. It must live as long as any session that uses it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        # Once it is not referred to anymore: a thread may still read for an engine that is closed.
+        # Closed when no longer referenced: a thread may still read for an engine that is closed.
         finalize(self, os.close, self._file)
         size = os.fstat(self._file).st_size
         self._map = mmap.mmap(self._file, size, mmap.MAP_SHARED, mmap.PROT_READ) if size else None
         self.buffer: mmap.mmap | bytes = self._map or b""
 
     def fetch(self, start: int, end: int) -> None:
-        """Let the kernel read a range ahead, without waiting where the kernel does not make us."""
+        """Ask the kernel to read a range ahead, normally without waiting."""
         os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_WILLNEED)
 
     def check(self, start: int, end: int, expected: str) -> None:
         """Read a range and compare its checksum.
 
         Raises:
-            ArtifactError: it is another.
+            ArtifactError: it differs.
         """
         if self._map is None or end == start:
             return
-        with suppress(OSError):  # an older kernel: pages are mapped as they are touched
+        with suppress(OSError):  # an older kernel maps pages when they are accessed
             self._map.madvise(_POPULATE_READ, start, end - start)
         with memoryview(self._map)[start:end] as content:
             found = xxh3_64_hexdigest(content)
@@ -178,7 +178,7 @@ class MappedWeights:
             raise ArtifactError(f"{self.path}: bytes {start} to {end} are damaged")
 
     def drop(self, start: int, end: int) -> None:
-        """Return the memory of a range; it is read again when it is needed."""
+        """Release the memory of a range; it is read again when needed."""
         end -= end % _PAGE
         if self._map is not None and end > start:
             self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
@@ -186,7 +186,7 @@ class MappedWeights:
 
 
 class WeightCheck:
-    """Checks the weights in a thread of its own."""
+    """A check of the weights in its own thread."""
 
     def __init__(self, weights: MappedWeights, ranges: Sequence[tuple[int, int, str]]) -> None:
         """Start the thread; the arguments are those of `check_weights`."""
@@ -213,14 +213,14 @@ class WeightCheck:
 
 
 def check_weights(weights: MappedWeights, ranges: Sequence[tuple[int, int, str]]) -> None:
-    """Check ranges of the weights against their checksums: (first byte, end, checksum) of each.
+    """Check ranges of the weights, each (first byte, end, expected checksum).
 
     Raises:
         ArtifactError: one is damaged, or cannot be read.
     """
     try:
         for start, end, expected in ranges:
-            # The disk is kept busy while this range is being hashed.
+            # Keeps the disk busy while this range is being hashed.
             weights.fetch(start, min(end + _AHEAD, ranges[-1][1]))
             weights.check(start, end, expected)
     except OSError as problem:

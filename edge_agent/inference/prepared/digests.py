@@ -1,4 +1,4 @@
-"""SHA-256 of the files of models and artifacts: remembered, and compared with the files now."""
+"""SHA-256 of the files of models and artifacts: remembered, and compared with current content."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PIECE = 1024 * 1024
 
 
 def digests(state: Path, folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file that decides a model's computations.
+    """Return the SHA-256 of each file that affects a model's results.
 
-    Those of files that have neither changed nor moved since are remembered: 100 MB take 70 ms.
+    Digests of files that have neither changed nor moved are remembered: 100 MB take 70 ms.
 
     Raises:
         ModelError: a file of the model cannot be read.
@@ -47,7 +47,7 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
 
 
 def model_digest(state: Path, folder: Path) -> str:
-    """Return one digest of all that decides a model's computations; arguments as for `digests`.
+    """Return one digest of all files that affect a model's results; arguments as for `digests`.
 
     Raises:
         ModelError: a file of the model cannot be read.
@@ -57,7 +57,7 @@ def model_digest(state: Path, folder: Path) -> str:
 
 
 def corrupted_files(state: Path, folder: Path) -> Iterator[str | None]:
-    """Read a model's files again, for those that have changed though they were not written.
+    """Read a model's files again to find any that have changed without being written to.
 
     Yields:
         The path of such a file, and None after each piece of a file that was read.
@@ -68,7 +68,7 @@ def corrupted_files(state: Path, folder: Path) -> Iterator[str | None]:
     memo = _memo(state)
     for path in _files(folder):
         stamp, digest = memo.get(str(path), (None, None))
-        # Between two equal stamps the file was not written to.
+        # If both stamps are equal, the file was not written to in between.
         if stamp == _stamp(path):
             found = yield from _read_again(path)
             if found != digest and stamp == _stamp(path):
@@ -107,14 +107,14 @@ def sha256(path: Path) -> str:
 
 
 def _read_again(path: Path) -> Generator[None, None, str]:
-    """Return the SHA-256 of a file's content on disk; pauses after each piece.
+    """Return the SHA-256 of a file's content on disk; yields after each piece.
 
-    A cached copy in memory is not read, and none is left.
+    A copy in the page cache is not read, and none is left there.
     """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while True:
-            # Pages that are mapped stay.
+            # Mapped pages stay.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             piece = file.read(_PIECE)
             if not piece:
@@ -150,7 +150,7 @@ def _parse(content: Any) -> dict[str, Any]:
 
 def _remember(state: Path, memo: dict[str, Any]) -> None:
     folder = state / FOLDER
-    with suppress(OSError):  # it is only remembered
+    with suppress(OSError):  # it is only a cache
         if not folder.is_dir():
             folder.mkdir()
             copy_owner(folder, state)

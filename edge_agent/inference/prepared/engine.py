@@ -1,4 +1,4 @@
-"""An artifact as an engine: whichever way it was loaded, the numbers are the network's."""
+"""An artifact as an engine: however it was loaded, its numbers are the original network's."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class PreparedEngine(Engine, Protocol):
 
     artifact: Artifact
     is_streaming: bool
-    """Whether its weights come and go with each frame."""
+    """Whether its weights are read for each frame."""
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build the session for the long run; see `PreparedForm`."""
+        """Build the permanent session; see `PreparedForm`."""
 
 
 class OrtPreparedEngine:
@@ -48,7 +48,7 @@ class OrtPreparedEngine:
         self._unchecked = True
         self._stop: Callable[[], None] = lambda: None
         if load.is_streamed:
-            from .streaming import StreamingRunner  # not on the way of models that fit
+            from .streaming import StreamingRunner  # not needed for models that fit
 
             streamer = StreamingRunner(load)
             self._run: Run = streamer.run
@@ -57,16 +57,16 @@ class OrtPreparedEngine:
             self._run = self._run_whole(load.stages[0].session)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
-        """Run the network; the first call returns when all weights have been checked.
+        """Run the network; the first call returns once all weights have been checked.
 
         Raises:
-            ArtifactError: the artifact is damaged. Close the engine and load the network itself.
+            ArtifactError: the artifact is damaged. Close the engine and load the original network.
             EngineError: as for every engine.
         """
         if self.fold is not None:
             tensors = self.fold.feed(tensors)
         check_inputs(self._taken, tensors)
-        # Local names: closing the engine meanwhile does not pull them from under this call.
+        # Local names keep them alive for this call if the engine is closed meanwhile.
         load, run = self._load, self._run
         if load is None:
             raise EngineError(f"{self.label}: the network has been closed")
@@ -76,7 +76,7 @@ class OrtPreparedEngine:
             raise
         except Exception as problem:  # its exceptions have no common class but this one
             if self._unchecked:
-                load.wait_checked()  # what is damaged is the likelier reason
+                load.wait_checked()  # damage is the likelier reason
             from ..engines.engine import native_reason
 
             raise EngineError(f"{self.label}: {native_reason(problem, Path('model'))}") from problem
@@ -86,7 +86,7 @@ class OrtPreparedEngine:
         return dict(zip(self._names, results, strict=True))
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Exchange the session for one of *threads* threads; calls of `infer` go on meanwhile."""
+        """Replace the session with one of *threads* threads; calls of `infer` continue."""
         load = self._load
         if load is None or load.is_streamed:
             return False
@@ -118,10 +118,10 @@ def _closed(_: Tensors) -> list[Array]:
 def open_artifact(
     choice: EngineChoice, source: Artifact | Load, fix_shapes: FixShapes
 ) -> PreparedEngine:
-    """Load a network from its artifact, or go on with a load in progress.
+    """Load a network from its artifact, or continue a load in progress.
 
     Raises:
-        ArtifactError: it cannot be used: load the network itself, and prepare it again.
+        ArtifactError: it cannot be used: load the original network, and prepare it again.
     """
     artifact = source.artifact if isinstance(source, Load) else source
     if choice.engine != artifact.engine:
@@ -138,20 +138,20 @@ def open_artifact(
 
 
 def open_prepared(choice: EngineChoice, artifact: Artifact) -> OrtPreparedEngine:
-    """Load an artifact of this engine; see `open_artifact`, which has checked that it fits."""
-    del choice  # all of it is in the artifact
+    """Load an artifact of this engine; `open_artifact` has checked that it fits."""
+    del choice  # the artifact contains all of it
     return OrtPreparedEngine(Load(artifact))
 
 
 def tensor_specs(artifact: Artifact, key: str) -> tuple[TensorSpec, ...]:
-    """Return the "declared" inputs of an artifact's network, its "inputs" or "outputs"."""
+    """Return the "declared" inputs, the "inputs", or the "outputs" of an artifact's network."""
     return tuple(
         TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in artifact.table[key]
     )
 
 
 def accepts_batches(artifact: Artifact) -> bool:
-    """Whether the network of an artifact that takes one sample takes several, too."""
+    """Whether the original network of an artifact for one sample takes several, too."""
     declared = tensor_specs(artifact, "declared")
     return any(len(spec.shape) > 1 and spec.shape[0] is None for spec in declared)
 

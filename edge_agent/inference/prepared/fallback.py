@@ -1,4 +1,4 @@
-"""A model from its prepared form, with the model itself to fall back on."""
+"""A model loaded from its prepared form, with the original network as a fallback."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ log = logging.getLogger(__name__)
 
 
 class FallbackEngine:
-    """Runs an artifact; where that turns out damaged, the network itself, and no frame is lost."""
+    """Runs an artifact, or the original network if that is damaged, without losing a frame."""
 
     def __init__(
         self, inner: PreparedEngine, folder: ModelFolder, choice: EngineChoice, kind: Kind
     ) -> None:
-        """Start with the artifact."""
+        """Start with the engine of the artifact, *inner*."""
         self.inner = inner
         self.widened = None
         self.damaged: str | None = None
-        """The damage found in the artifact."""
+        """The damage found in the artifact, or None."""
         self._engine: Engine = inner
         self._folder = folder
         self._choice = choice
@@ -69,12 +69,12 @@ class FallbackEngine:
         return {artifact.path(name): digest for name, digest in known.items()}
 
     def finish_load(self, threads: int | None = None) -> bool:
-        """Build the engine that runs fastest in the long run; see `PreparedForm`."""
+        """Build the permanent session; see `PreparedForm`."""
         with contained(self._folder.manifest.id):
             return self.inner.finish_load(threads)
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
-        """Run the network, as every engine does."""
+        """Run the network; see `Engine`."""
         try:
             return self._run(self._engine, tensors)
         except ArtifactError as problem:
@@ -82,18 +82,18 @@ class FallbackEngine:
 
     def _run(self, engine: Engine, tensors: Tensors) -> dict[str, Array]:
         if self.fold is not None and engine.fold is None:
-            # Frames are prepared for the artifact; the network could not be loaded like that.
+            # The input was prepared for the artifact, which the original network differs from.
             tensors = self.fold.unfold(tensors)
         return engine.infer(tensors)
 
     def distrust(self, why: str) -> None:
-        """Run the network itself from now on: the artifact's files are damaged."""
+        """Run the original network from now on, because the artifact's files are damaged."""
         with suppress(ArtifactError):
             self._fallback(ArtifactError(why))
 
     def _fallback(self, problem: ArtifactError) -> Engine:
         if self.is_streaming:
-            # The network itself does not fit in memory. `PrepareTask` makes another artifact.
+            # The original does not fit in memory. `PrepareTask` makes another artifact.
             if self.damaged is None:
                 log.warning("model %s: %s; it is prepared again", self._folder.manifest.id, problem)
             self.damaged = str(problem)
@@ -125,7 +125,7 @@ class FallbackEngine:
 def load_prepared(
     folder: ModelFolder, choice: EngineChoice, source: Artifact | Load, kind: Kind
 ) -> Model:
-    """Load a model from its artifact, or go on with a load in progress.
+    """Load a model from its artifact, or continue a load in progress.
 
     Raises:
         ArtifactError: the artifact cannot be used.
@@ -139,6 +139,6 @@ def load_prepared(
 
 
 def is_streaming(model: Model) -> bool:
-    """Whether a model's weights come and go with each frame, for it is larger than the budget."""
+    """Whether a model's weights are read for each frame, because it exceeds the budget."""
     prepared = model.engine.prepared
     return prepared is not None and prepared.is_streaming

@@ -1,11 +1,11 @@
 """Loading an artifact of ONNX Runtime, and the load while it is in progress.
 
-Imports ONNX Runtime and next to nothing else: it is the first step on the way to the first result,
-taken before the rest of the program is imported. What was loaded counts once its checksum matches.
+Imports ONNX Runtime and almost nothing else: it is the first step toward the first result, before
+the rest of the program is imported. Loaded bytes are only used once their checksum matches.
 
-An artifact is loaded whole, in one session whose weights are mapped, or, where it does not fit in
-memory, in stages whose weights come and go. (Loading in stages of which the first run while the
-last are built, and sessions without weights laid out for computing, were never clearly sooner.)
+An artifact is loaded whole, in one session with mapped weights, or, if it does not fit in memory,
+in stages whose weights are read for each frame. (Running the first stages while the last are built,
+and sessions whose weights are not rearranged for computing, were never clearly faster.)
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .artifact import (
 )
 
 ENGINE = NAME
-"""Whose forms are loaded here."""
-# Each stage has threads of its own: those that wait must not take the cores from the others.
+"""The engine whose forms are loaded here."""
+# Each stage has its own threads: waiting ones must not take cores from the others.
 _STREAMED_ENTRIES: Mapping[str, str] = {
     "session.intra_op.allow_spinning": "0",
     "session.disable_prepacking": "1",
@@ -38,12 +38,12 @@ _STREAMED_ENTRIES: Mapping[str, str] = {
 
 
 def prefetch(folder: str) -> None:
-    """Let the kernel read an artifact's files; may wait for the disk, so call it in a thread."""
+    """Ask the kernel to read an artifact's files; may wait for the disk, so call it in a thread."""
     for name in (GRAPH, WEIGHTS):
         try:
             weights = MappedWeights(f"{folder}/{name}")
         except OSError:
-            return  # `load_folder` raises what is wrong
+            return  # `load_folder` reports the problem
         weights.fetch(0, len(weights.buffer))
 
 
@@ -57,7 +57,7 @@ def load_folder(folder: str) -> Load:
 
 
 class Load:
-    """An artifact that has been loaded; `inference.prepared.engine` makes an engine of it."""
+    """A loaded artifact; `inference.prepared.engine` makes an engine from it."""
 
     def __init__(self, artifact: Artifact) -> None:
         """Open its sessions.
@@ -76,7 +76,7 @@ class Load:
             raise ArtifactError(f"{artifact.path(WEIGHTS)}: {problem.strerror}") from None
         self._check: WeightCheck | None = None
         if not self.is_streamed:
-            # Before the engine is imported: the disk reads while Python does not need it.
+            # Before the engine is imported: the disk would be idle then.
             ranges = [tuple(stage["range"]) for stage in table["stages"]]
             self._check = WeightCheck(self.weights, ranges)
         import onnxruntime as ort
@@ -89,13 +89,13 @@ class Load:
         self.stages = [Stage(takes, gives, self.session(graph)) for graph, takes, gives in parts]
 
     def session(self, graph: str, threads: int | None = None) -> Any:
-        """Open a session of one of the artifact's graphs; with *threads* instead of its own.
+        """Open a session of one of the artifact's graphs; *threads* replaces its number of threads.
 
         Raises:
             ArtifactError: it is damaged, or ONNX Runtime refuses a graph that it wrote itself.
         """
         path = self.artifact.path(graph)
-        # Before the engine parses it; graphs are small.
+        # Checked before the engine parses it; graphs are small.
         with open(path, "rb") as file:  # noqa: PTH123 - pathlib is not there yet
             if xxh3_64_hexdigest(file.read()) != self.artifact.table["files"][graph][1]:
                 raise ArtifactError(f"{path}: damaged")
@@ -107,7 +107,7 @@ class Load:
             words,
             path,
             ArtifactError,
-            # What is kept for the next run is memory that something else could use.
+            # Memory kept for the next run could be used for something else.
             attributes={"enable_cpu_mem_arena": False} if self.is_streamed else None,
             weights={WEIGHTS: self.weights.buffer},
             ready=True,

@@ -1,7 +1,7 @@
-"""OpenVINO's artifact as an engine: the compiled network as exported, imported from mapped bytes.
+"""OpenVINO's artifact as an engine: the exported compiled network, imported from mapped bytes.
 
 Importing skips reading the model and the common transformations (and in eight bits the expensive
-ones); the weights are still laid out for the processor at every import.
+ones); the weights are still rearranged for the processor at every import.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def open_prepared(choice: EngineChoice, artifact: Artifact) -> OvPreparedEngine:
 
 
 class OvPreparedEngine:
-    """A network that was imported; the first for one lane, those for the others behind it."""
+    """An imported network: one copy for the first lane, and one for each other lane later."""
 
     is_streaming = False
     prepared = None
@@ -48,10 +48,10 @@ class OvPreparedEngine:
         except OSError as problem:
             raise ArtifactError(f"{artifact.path(BLOB)}: {problem.strerror}") from None
         (stage,) = artifact.table["stages"]
-        # Before the import, not beside it: the blob is parsed by native code that trusts it.
+        # Before the import, not during it: the blob is parsed by native code that trusts it.
         check_weights(weights, [tuple(stage["range"])])
         self._lanes = 1
-        # OpenVINO takes no read-only memory; what it writes to, if anything, is its own copy.
+        # OpenVINO takes no read-only memory; writes, if any, go to a private copy.
         self._bytes: Array = np.memmap(artifact.path(BLOB), np.uint8, "c")
         self._engine = OvEngine([self._import()], self.label, self.inputs, self.outputs, self.fold)
 
@@ -60,22 +60,22 @@ class OvPreparedEngine:
             # Not from bytes: that takes the memory twice and is slower (measured).
             tensor = ov.Tensor(self._bytes, shared_memory=True)
             return core.import_model(tensor, self._choice.device, properties(self._choice))
-        except Exception as problem:  # RuntimeError mostly, but plugins raise others
+        except Exception as problem:  # mostly RuntimeError, but plugins raise others
             raise ArtifactError(
                 f"{self.artifact.path(BLOB)}: {native_reason(problem, Path(BLOB))}"
             ) from problem
 
     def infer(self, tensors: Tensors) -> dict[str, Array]:
-        """Run the network; the arrays returned are copies of the request's own buffers."""
+        """Run the network; returns copies of the request's buffers."""
         return self._engine.infer(tensors)
 
     def finish_load(self, threads: int | None = None) -> bool:
         """Import the network for the other lanes; return whether there were any.
 
-        One network with several streams will not do: it has been seen to compute wrong outputs.
+        One network with several streams is not an option: it has computed wrong outputs.
 
         Args:
-            threads: has no effect: a blob keeps the number that it was compiled for.
+            threads: no effect: a blob keeps the number that it was compiled for.
 
         Raises:
             ArtifactError: it is refused.

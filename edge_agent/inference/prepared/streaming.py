@@ -1,8 +1,8 @@
-"""Runs a network of which only some stages are in memory at a time.
+"""Runs a network with only some stages in memory at a time.
 
 One thread reads ahead, in order, and checks the bytes; the caller computes, and the weights of
-stages that have run are dropped. As many of the first stages as fit stay in memory: of a sequence
-that is read over and over, keeping a part is the most that memory is good for.
+stages that have run are dropped. As many of the first stages as fit stay in memory: for a sequence
+that is read repeatedly, keeping a fixed part is the best use of memory.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from .load import Load
 
 READER = "reader of weights"
-"""How the name of the thread that reads ahead begins."""
+"""Prefix of the name of the thread that reads ahead."""
 
 
 class StreamingRunner:
     """Runs the stages of an artifact, one call at a time."""
 
     def __init__(self, load: Load) -> None:
-        """Start to read the first stage."""
+        """Start reading the first stage."""
         # Streaming means that memory is scarce.
         return_freed_memory()
         table = load.artifact.table
@@ -45,7 +45,7 @@ class StreamingRunner:
         self._running = threading.Lock()
         self._reader = ThreadPoolExecutor(1, READER)
         self._reads: dict[int, Future[None]] = {}
-        """By stage: the read of its weights that is in memory, or on the way there."""
+        """By stage: the read of its weights, finished or in progress."""
         self._read(0)
 
     def run(self, tensors: Tensors) -> list[Array]:
@@ -63,10 +63,10 @@ class StreamingRunner:
                 raise
 
     def _in_memory(self) -> Iterator[Stage]:
-        """Yield each stage when its weights have been read; drop them when it has run."""
+        """Yield each stage once its weights have been read; drop them after it has run."""
         for index, stage in enumerate(self._stages):
             reading = self._read(index)
-            # One stage runs while the next is read; no more are in memory beside those kept.
+            # One stage runs while the next is read; otherwise only kept stages are in memory.
             self._read(self._after(index))
             try:
                 reading.result()
@@ -77,16 +77,16 @@ class StreamingRunner:
                 self._drop(index)
 
     def _after(self, index: int) -> int:
-        """Return the next stage to read: those that are kept are not read again."""
+        """Return the index of the next stage to read: kept stages are not read again."""
         after = (index + 1) % len(self._stages)
         return self._kept if after < self._kept and after in self._reads else after
 
     def _read(self, index: int) -> Future[None]:
-        """Return the read of a stage's weights, which is begun unless it has been already."""
+        """Return the read of a stage's weights, starting it if necessary."""
         if index not in self._reads:
             try:
                 self._reads[index] = self._reader.submit(self._fetch, *self._ranges[index])
-            except RuntimeError:  # no more reads are taken
+            except RuntimeError:  # the reader is closed
                 raise EngineError("the network has been closed") from None
         return self._reads[index]
 
@@ -102,9 +102,9 @@ class StreamingRunner:
         self._weights.drop(*self._ranges[index][:2])
 
     def _start_over(self) -> None:
-        """After a run that failed: the next one begins with the first stage again."""
+        """Reset after a failed run, so that the next one begins with the first stage."""
         for index, reading in list(self._reads.items()):
-            # Waits: what is dropped must not be being read.
+            # Waits, because a stage must not be dropped while it is being read.
             if reading.cancelled() or reading.exception() is not None or index >= self._kept:
                 self._drop(index)
 

@@ -1,1 +1,1 @@
-"""Samples to model-ready tensors, as the manifest's `[input]` says."""
+"""From samples to the network's input tensors, as `[input]` in the manifest says."""

@@ -1,8 +1,9 @@
-"""Features as Edge Impulse's blocks "Audio (MFE)" and "Spectral Analysis" make them.
+"""Features as computed by Edge Impulse's blocks "Audio (MFE)" and "Spectral Analysis".
 
-By the code that models are trained with, github.com/edgeimpulse/processing-blocks, with its ways:
-pre-emphasis takes the sample before the first from the window's end, a frame that is longer than
-the transform is cut, triangles have their corners on bins, and mel energies have 256 levels.
+Follows the code that models are trained with, github.com/edgeimpulse/processing-blocks, and its
+peculiarities: pre-emphasis takes the sample before the first from the window's end, a frame longer
+than the transform is truncated, triangles have their corners on bins, and mel energies have 256
+levels.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ Doubles = NDArray[np.float64]
 _PREEMPHASIS = 0.98
 _LOUDEST_DB = 12.0
 _NOTHING = 1e-10
-"""Stands for zero before a logarithm."""
+"""Replaces zero before a logarithm."""
 _MOMENTS = 3
-"""RMS, skewness, kurtosis."""
+"""Number of moments: RMS, skewness, kurtosis."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MfeFeatures:
-    """Turns a window of one channel into mel energies in 0..1. Threads share it."""
+    """Computes mel energies in 0..1 from a window of one channel. Thread-safe."""
 
     samples: int
-    """Of a window."""
+    """Samples in a window."""
     frame: int
     step: int
     mel: Doubles
-    """(fft // 2 + 1, bins): the weights of a mel band."""
+    """(fft // 2 + 1, bins) weights of the mel bands."""
     block: Mfe
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Frames and features of a frame."""
+        """Number of frames, and of features per frame."""
         return (self.samples - self.frame + self.step) // self.step, self.mel.shape[1]
 
     @property
     def window(self) -> tuple[int, int]:
-        """Rows and channels of the window."""
+        """Number of rows and channels of the window."""
         return self.samples, 1
 
     @property
@@ -57,7 +58,7 @@ class MfeFeatures:
         return f"{self.shape[0]} frames of {self.shape[1]} mel energies"
 
     def __call__(self, samples: Floats) -> Floats:
-        """Return the features, (frames, bins), of a window of one channel."""
+        """Return the features (frames, bins) of a window of one channel."""
         samples = samples.reshape(-1)
         changes = samples - np.float32(_PREEMPHASIS) * np.roll(samples, 1)
         views = np.lib.stride_tricks.sliding_window_view(changes, self.frame)
@@ -72,20 +73,20 @@ class MfeFeatures:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpectralFeatures:
-    """Turns a window into moments and powers of each channel. Threads share it."""
+    """Computes moments and powers of each channel of a window. Thread-safe."""
 
     window: tuple[int, int]
-    """Rows and channels."""
+    """Number of rows and channels of the window."""
     bins: slice
-    """Of the transform, that are given."""
+    """Bins of the transform that are returned."""
     sections: tuple[tuple[float, float, float, float], ...]
-    """Of the filter, one after another: gain, the middle of three zeros' weights, and what of
-    the last two outputs is subtracted."""
+    """Sections of the filter, in order: gain, the middle one of three numerator coefficients, and
+    the coefficients of the last two outputs, which are subtracted."""
     block: Spectral
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Channels and features of a channel."""
+        """Number of channels, and of features per channel."""
         moments = _MOMENTS if self.block.version < 4 else 2 * _MOMENTS - 1
         return self.window[1], moments + self.bins.stop - self.bins.start
 
@@ -95,7 +96,7 @@ class SpectralFeatures:
         return f"{self.shape[1]} features of {counted(self.window[1], 'channel')}"
 
     def __call__(self, rows: Floats) -> Floats:
-        """Return the features, (channels, features), of a window (rows, channels)."""
+        """Return the features (channels, features) of a window (rows, channels)."""
         block = self.block
         scaled = rows.reshape(self.window).astype(np.float64) * block.scale_axes
         values = np.stack([self._filtered(channel) for channel in scaled.T], axis=1)
@@ -122,7 +123,7 @@ class SpectralFeatures:
         return np.array(made)
 
     def _powers(self, values: Doubles) -> Doubles:
-        """Return the largest power of each bin over all pieces of the window: (bins, channels)."""
+        """Return the largest power of each bin over all parts of the window: (bins, channels)."""
         size = self.block.fft
         step = size // 2 if self.block.overlap else size
         powers = np.zeros((size // 2 + 1, values.shape[1]))
@@ -133,10 +134,10 @@ class SpectralFeatures:
 
 
 def mfe_of(block: Mfe, samples: int, rate: float) -> MfeFeatures:
-    """Prepare the block for windows of *samples* samples at a *rate*, Hz.
+    """Prepare the block for windows of *samples* samples at *rate* Hz.
 
     Raises:
-        ModelError: the window holds no frame or too many, or a mel band holds no bin.
+        ModelError: the window has no frame or too many, or a mel band has no bin.
     """
     frame, step = _whole(rate * block.frame_ms / 1e3), _whole(rate * block.step_ms / 1e3)
     made = MfeFeatures(samples, frame, step, _mel(block, rate), block)
@@ -155,7 +156,7 @@ def mfe_of(block: Mfe, samples: int, rate: float) -> MfeFeatures:
 
 
 def spectral_of(block: Spectral, window: tuple[int, int], rate: float) -> SpectralFeatures:
-    """Prepare the block for windows (rows, channels) at a *rate*, Hz.
+    """Prepare the block for windows (rows, channels) at *rate* Hz.
 
     Raises:
         ModelError: its filter leaves no bin.
@@ -176,18 +177,18 @@ def spectral_of(block: Spectral, window: tuple[int, int], rate: float) -> Spectr
 
 
 def _whole(samples: float) -> int:
-    """Round up, unless the number is whole except for rounding errors of floats."""
+    """Round up, ignoring rounding errors of floats just above a whole number."""
     floor = math.floor(samples)
     return floor if samples - floor < 0.001 else floor + 1
 
 
 def _mel(block: Mfe, rate: float) -> Doubles:
-    """Return (fft // 2 + 1, bins): triangles between bins, 1 at the middle one."""
+    """Return mel weights (fft // 2 + 1, bins): triangles between bins, 1 at the middle one."""
     size = block.fft // 2 + 1
     low, high = htk_mels(np.array([block.low_hz, block.high_hz or rate / 2]))
     hertz = 700.0 * np.expm1(np.linspace(low, high, block.bins + 2) / 1127.0)
-    hertz[-1] -= 0.001  # so that rounding makes no bin more of it
-    # Version 3 took the number of bins for that of samples.
+    hertz[-1] -= 0.001  # so that rounding does not add a bin
+    # Version 3 mistook the number of bins for the number of samples.
     points = block.fft if block.version >= 4 else size
     corners = np.floor((points + 1) * hertz / rate).astype(int)
     places, weights = np.arange(size), np.zeros((size, block.bins))

@@ -1,10 +1,10 @@
 """Features of sound: log-mel spectra and MFCCs of a window of samples.
 
-By the conventions of the code that models are trained with. `hann` and `hamming` windows are
-periodic, as TensorFlow, librosa and torchaudio have them; `povey` means Kaldi's way of taking a
-frame: symmetric window, mean removed and pre-emphasis within each frame. `mel = "htk"` has
-triangles that are straight in mel (HTK, Kaldi, TensorFlow), `"slaney"` such that are straight in
-hertz and have the same area (librosa). Edge Impulse's features are in `edge_impulse`.
+Follows the conventions of the code that models are trained with. `hann` and `hamming` windows are
+periodic, as in TensorFlow, librosa and torchaudio; `povey` means Kaldi's frames: symmetric window,
+mean removed and pre-emphasis within each frame. `mel = "htk"` has triangles that are linear in mel
+(HTK, Kaldi, TensorFlow), `"slaney"` has triangles of equal area that are linear in hertz (librosa).
+Edge Impulse's features are in `edge_impulse`.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from ...models.transforms import LogMel
 Floats = NDArray[np.float32]
 
 _SLANEY_HZ = 200.0 / 3.0
-"""Of a mel, below _SLANEY_BREAK."""
+"""Hertz per mel below _SLANEY_BREAK."""
 _SLANEY_BREAK = 1000.0
 _SLANEY_STEP = math.log(6.4) / 27.0
-"""Of a mel above it, in the logarithm of the frequency."""
+"""Step per mel above it, in the logarithm of the frequency."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """Turns a window of samples into frames of features. Threads share it."""
+    """Computes frames of features from a window of samples. Thread-safe."""
 
     samples: int
-    """Of a window."""
+    """Samples in a window."""
     frame: int
     step: int
     fft: int
     taper: Floats
-    """(frame): factors for a frame."""
+    """(frame,) factors for the samples of a frame."""
     mel: Floats
-    """(fft // 2 + 1, bins): the weights of a mel band."""
+    """(fft // 2 + 1, bins) weights of the mel bands."""
     dct: Floats | None
-    """(bins, coefficients); None: log-mel spectra are wanted."""
+    """(bins, coefficients) matrix; None: the features are log-mel spectra."""
     spec: LogMel
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Frames and features of a frame."""
+        """Number of frames, and of features per frame."""
         width = self.mel.shape[1] if self.dct is None else self.dct.shape[1]
         padded = self.samples + (2 * (self.fft // 2) if self.spec.center else 0)
         return 1 + (padded - self.frame) // self.step, width
 
     @property
     def window(self) -> tuple[int, int]:
-        """Rows and channels of the window."""
+        """Number of rows and channels of the window."""
         return self.samples, 1
 
     @property
@@ -63,7 +63,7 @@ class Features:
         return f"{self.shape[0]} frames of {self.shape[1]} features"
 
     def __call__(self, samples: Floats) -> Floats:
-        """Return the features, (frames, features), of a window of one channel."""
+        """Return the features (frames, features) of a window of one channel."""
         spec = self.spec
         samples = samples.reshape(-1)
         if spec.normalize != "none":
@@ -114,7 +114,7 @@ def features_of(spec: InputSpec) -> Features:
         raise ModelError(f"input.logmel.fft: {fft} is shorter than a frame of {frame} samples")
     taper = _taper(wanted.window, frame)
     if wanted.center and frame < fft:
-        # As librosa and torch do: a frame is as long as the transform, its window in the middle.
+        # As in librosa and torch: a frame is as long as the transform, its window in the middle.
         before = (fft - frame) // 2
         taper = np.pad(taper, (before, fft - frame - before))
         frame = fft
@@ -143,7 +143,7 @@ def features_of(spec: InputSpec) -> Features:
 
 
 def _preemphasized(samples: Floats, factor: float) -> Floats:
-    """Subtract the sample before, as librosa does; before the first lies its extrapolation."""
+    """Subtract the previous sample times *factor*, as librosa does; the first is extrapolated."""
     made = samples.copy()
     made[1:] -= np.float32(factor) * samples[:-1]
     if len(samples) > 1:
@@ -161,21 +161,21 @@ def _taper(name: str, count: int) -> Floats:
 
 
 def htk_mels(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return frequencies in mel, as HTK and Kaldi have it."""
+    """Convert frequencies in hertz to mel, as HTK and Kaldi do; any shape."""
     return 1127.0 * np.log1p(hertz / 700.0)
 
 
 def _htk(bins: int, fft: int, rate: float, low: float, high: float) -> Floats:
-    """Weights of triangles that are straight in mel = 1127 ln(1 + f / 700)."""
+    """Return weights (fft // 2 + 1, bins): triangles linear in mel = 1127 ln(1 + f / 700)."""
     first, last = htk_mels(np.array([low, high]))
     edges = np.linspace(first, last, bins + 2)
     weights = _triangles(htk_mels(np.arange(fft // 2 + 1) * rate / fft), edges)
-    weights[0] = 0.0  # neither of those whose convention this is lets the mean count
+    weights[0] = 0.0  # HTK and TensorFlow both ignore the mean
     return np.asarray(weights, np.float32)
 
 
 def _slaney(bins: int, fft: int, rate: float, low: float, high: float) -> Floats:
-    """Weights of triangles that are straight in hertz, each of the area 1."""
+    """Return weights (fft // 2 + 1, bins): triangles linear in hertz, each of area 1."""
     ends = np.linspace(_slaney_mel(low), _slaney_mel(high), bins + 2)
     edges = np.array([_slaney_hz(mel) for mel in ends.tolist()])
     weights = _triangles(np.arange(fft // 2 + 1) * rate / fft, edges)
@@ -183,7 +183,7 @@ def _slaney(bins: int, fft: int, rate: float, low: float, high: float) -> Floats
 
 
 def _triangles(places: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (places, bins): 1 at the edge in the middle of three, 0 at both others."""
+    """Return weights (places, bins): 1 at the middle one of three edges, 0 at the other two."""
     rise = (places[:, None] - edges[:-2]) / np.diff(edges)[:-1]
     fall = (edges[2:] - places[:, None]) / np.diff(edges)[1:]
     return np.maximum(0.0, np.minimum(rise, fall))

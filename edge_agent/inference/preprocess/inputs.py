@@ -1,4 +1,4 @@
-"""Settles a network's inputs: the one for the sample, constants for the others, open sizes."""
+"""Decides a network's inputs: the one for the sample, constants for the others, open sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
     """Find the input that takes the sample: the one named, or the only one that is not constant.
 
     Raises:
-        ModelError: none or several are left, or the manifest names one that is not there.
+        ModelError: none or several are left, or the manifest names one that does not exist.
     """
     known = {tensor.name: tensor for tensor in inputs}
     for name in spec.given:
@@ -59,12 +59,12 @@ def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
 
 
 def _given_by(spec: InputSpec, name: str) -> str:
-    """Return the key of the manifest that an input's value comes from."""
+    """Return the manifest key that gives an input its value."""
     return "input.fixed" if name in spec.fixed else "input.state"
 
 
 def _takes_a_size(tensor: TensorSpec) -> bool:
-    """Whether an input is made as DETR's descendants make the one for the size of the picture."""
+    """Whether an input looks like that of DETR's descendants for the picture's size."""
     return (
         tensor.dtype in {"int32", "int64"}
         and len(tensor.shape) == 2
@@ -74,13 +74,13 @@ def _takes_a_size(tensor: TensorSpec) -> bool:
 
 
 def _needs_a_constant(spec: InputSpec, tensor: TensorSpec, picture: TensorSpec) -> str:
-    """Return the error that an input's value is missing, with the fix if that is known."""
+    """Return the error for an input without a value, with the fix if that is known."""
     text = f"input.fixed: input {tensor} needs a constant value"
     if not _takes_a_size(tensor) or len(picture.shape) != 4:
         return text
     axes = picture.shape[1:3] if spec.layout == "nhwc" else picture.shape[2:4]
     height, width = axes[0] or spec.height, axes[1] or spec.width
-    bare = tensor.name.replace("_", "a").replace("-", "a")  # what TOML takes without quotes
+    bare = tensor.name.replace("_", "a").replace("-", "a")  # TOML takes these without quotes
     key = tensor.name if bare.isascii() and bare.isalnum() else f'"{tensor.name}"'
     if width and height:
         return (
@@ -96,7 +96,7 @@ def _needs_a_constant(spec: InputSpec, tensor: TensorSpec, picture: TensorSpec) 
 def constants(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> dict[str, Array]:
     """Return the arrays of `input.fixed`, with the shapes and types that the network expects.
 
-    Inputs of `input.state` are zeros, as before the first window.
+    Inputs in `input.state` are zeros, their value before the first window.
 
     Raises:
         ModelError: a value is not numbers, or does not fit its input.
@@ -109,11 +109,11 @@ def constants(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> dict[str, Arra
 
 
 def fixed_shapes(spec: InputSpec, kind: Kind) -> FixShapes:
-    """Settle the sizes that a network leaves open, from the manifest alone.
+    """Return a function that decides the sizes a network leaves open, from the manifest alone.
 
     The batch becomes 1; height and width come from `input.height` and `input.width`; a window from
     `input.window` and the number of `input.channels`; other inputs from their `input.fixed` value.
-    The function returned raises ModelError where the manifest does not say.
+    The function raises ModelError if the manifest does not give a size.
     """
 
     def decide(inputs: tuple[TensorSpec, ...]) -> Mapping[str, Shape]:
@@ -128,11 +128,11 @@ def fixed_shapes(spec: InputSpec, kind: Kind) -> FixShapes:
             if None not in tensor.shape:
                 continue
             if tensor.name in spec.state:
-                # Open: the batch, wherever it stands.
+                # An open size is the batch, on whichever axis.
                 shapes[tensor.name] = tuple(size or 1 for size in tensor.shape)
             elif tensor is not chosen:
                 value = _numbers(tensor, spec.fixed[tensor.name])
-                # A single number fills a mask, also where its batch is open.
+                # A single number fills a mask, even if its batch is open.
                 single = value.ndim == 0 and len(tensor.shape) > 2 and None not in tensor.shape[1:]
                 wanted = (1, *tensor.shape[1:]) if single else value.shape
                 shapes[tensor.name] = _fill(tensor, wanted, "input.fixed")
@@ -199,7 +199,7 @@ def _open_signal(spec: InputSpec, tensor: TensorSpec) -> Shape:
 
 
 def _fill(tensor: TensorSpec, wanted: OpenShape, key: str) -> Shape:
-    """Take each size from the network, or from *wanted* if it is open."""
+    """Return a shape with each size from the network, or from *wanted* if it is open."""
     if len(wanted) != len(tensor.shape):
         found = f"one of {len(wanted)}" if wanted else "a single number, which fills only a mask "
         found += "" if wanted else "of known sizes: export it with these, or write out the array"
@@ -248,11 +248,11 @@ def _listed(inputs: tuple[TensorSpec, ...]) -> str:
 
 
 def result_outputs(spec: InputSpec, engine: Engine) -> tuple[TensorSpec, ...]:
-    """Return the outputs that are a result: those that no `input.state` takes up.
+    """Return the outputs that are results: those that `input.state` does not use.
 
     Raises:
-        ModelError: an output that it names is not there, or does not fit its input; or a state is
-            given as a constant.
+        ModelError: an output that it names does not exist, or does not fit its input; or a state
+            is given as a constant.
     """
     outputs = {output.name: output for output in engine.outputs}
     inputs = {one.name: one for one in engine.inputs}
@@ -270,9 +270,9 @@ def result_outputs(spec: InputSpec, engine: Engine) -> tuple[TensorSpec, ...]:
 
 
 def _refuse_forgotten_state(spec: InputSpec, engine: Engine) -> None:
-    """Check that no constant is a state: all zeros, and made anew by an output beside the result.
+    """Check that no constant is really a state: all zeros, with a next value among the outputs.
 
-    With it only the first window of a recording would be right, and nothing would show it.
+    Otherwise only the first window of a recording would be right, and nothing would show it.
     """
     if not spec.is_signal or len(engine.outputs) < 2:
         return

@@ -1,7 +1,7 @@
-"""Pictures to tensors: resize, color, scale and layout in as few passes as there can be.
+"""Pictures to tensors: resize, color, scale, and layout in as few passes as possible.
 
-Everything that happens to a pixel after the resize is in `tables`. Of 768x432 to 320x240 the resize
-takes 0.134 ms, in the quicker way 0.074, planes in the network's order 0.017, and looking up bytes
+Everything that happens to a pixel after the resize is in `tables`. From 768x432 to 320x240 the
+resize takes 0.134 ms, or 0.074 the quicker way, splitting into planes 0.017, and looking up bytes
 0.055, floats 0.058.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..folding.fold import Fold
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "float16", "float32")
-# The 1e-6 is for 415.9999999, which is 416.
+# The 1e-6 makes 415.9999999 count as 416.
 ROUND: Mapping[Rounding, Callable[[float], int]] = {
     "half-even": round,
     "half-up": lambda size: int(size + 0.5),
@@ -36,14 +36,14 @@ ROUND: Mapping[Rounding, Callable[[float], int]] = {
 
 
 class _Buffers:
-    """Buffers that are reused for every picture, none of which leaves the preprocessor."""
+    """Buffers that are reused for every picture and never leave the preprocessor."""
 
     picture: NDArray[np.uint8]
     """(height, width, 3), BGR."""
     planes: NDArray[np.uint8]
     """(3, height, width)"""
     placed: tuple[int, int, int, int] | None = None
-    """Of a letterbox: where in `picture` the latest one came; the rest of it is the border."""
+    """For a letterbox: where in `picture` the last one was placed; the rest is the border."""
 
     def __init__(self, height: int, width: int) -> None:
         self.picture = np.empty((height, width, 3), np.uint8)
@@ -52,29 +52,29 @@ class _Buffers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PicturePreprocessor:
-    """Converts every picture to the network's input. Threads share it."""
+    """Converts pictures to the network's input. Thread-safe."""
 
     spec: InputSpec
     tensor: TensorSpec
-    """The input of the engine: bytes, if the network's quantization is done here."""
+    """The engine's input; its type is bytes if the network's quantization is done here."""
     shape: tuple[int, ...]
-    """Of the tensor, every size known."""
+    """Shape of the tensor, with every size known."""
     size: tuple[int, int]
     """Width and height of the picture in it."""
     tables: Tables
     constants: dict[str, Array]
     idle: deque[_Buffers] = field(default_factory=deque)
-    """Last in, first out: they are still in the cache. A deque's ends are thread-safe."""
+    """Last in, first out: they are still cached. A deque's ends are thread-safe."""
 
     def __call__(self, data: Array, *, stream: bool = False) -> tuple[dict[str, Array], Placement]:
-        """Resize, recolour and scale one picture (height, width, 3) uint8 BGR."""
+        """Resize, recolor, and scale one picture, (height, width, 3) uint8 BGR."""
         if data.ndim != 3 or data.shape[2] != 3 or data.dtype != np.uint8 or data.size == 0:
             raise SampleError(
                 "picture: expected uint8 [height, width, 3], "
                 f"found {data.dtype.name}{list(data.shape)}"
             )
-        # A new one for each picture: the caller may keep it. It costs nothing (measured): the
-        # allocator gives the same memory again.
+        # A new array for each picture, because the caller may keep it. It costs nothing (measured):
+        # the allocator reuses the memory.
         out = np.empty(self.shape, np.dtype(self.tensor.dtype))
         try:
             buffers = self.idle.pop()
@@ -82,14 +82,14 @@ class PicturePreprocessor:
             buffers = _Buffers(*reversed(self.size))
         try:
             placement = self._resize(data, buffers, quick=stream and self.tables.gentle)
-            # OpenCV 4 looks up no half floats; their bits travel as uint16 all the same.
+            # OpenCV 4 has no lookup of half floats, but their bits can pass as uint16.
             self._lay_out(buffers, out.view(np.uint16) if out.dtype == np.float16 else out)
         finally:
             self.idle.append(buffers)
         return {self.tensor.name: out, **self.constants}, placement
 
     def _resize(self, data: Array, buffers: _Buffers, *, quick: bool) -> Placement:  # noqa: PLR0914 - one geometry, in the order of its steps
-        """Bring a picture to the network's size, as `input.resize` says."""
+        """Resize a picture to the network's size, as `input.resize` says."""
         spec = self.spec
         change = (
             partial(resize_antialiased, interpolation=spec.interpolation)
@@ -102,7 +102,7 @@ class PicturePreprocessor:
         left = top = 0
         if spec.resize == "letterbox":
             ratio = min(width / source_width, height / source_height)
-            # It costs a weak box to round otherwise than the network's family (measured).
+            # Rounding unlike the network's family costs weak boxes (measured).
             centered = spec.anchor == "center"
             rounded = ROUND[spec.rounding or ("half-even" if centered else "down")]
             new_width = min(width, max(1, rounded(source_width * ratio)))
@@ -118,8 +118,8 @@ class PicturePreprocessor:
             scale_x, scale_y = new_width / source_width, new_height / source_height
             offset_x, offset_y = float(left), float(top)
         elif spec.resize == "crop" and spec.antialias:
-            # As torchvision does it: all of the picture is resized, then the middle is cut out of
-            # that, wherever its edges lie between the pixels of the source.
+            # As torchvision does: the whole picture is resized, then its middle is cut out, even if
+            # the edges fall between pixels of the source.
             whole_width, whole_height = _whole(data, self.size, spec.crop_ratio)
             left, top = round((whole_width - width) / 2), round((whole_height - height) / 2)
             scale_x, scale_y = whole_width / source_width, whole_height / source_height
@@ -129,8 +129,8 @@ class PicturePreprocessor:
             box = (left / scale_x, top / scale_y, right, bottom)
             resize_antialiased(data, self.size, spec.interpolation, out=picture, box=box)
         elif spec.resize == "crop":
-            # The largest cut of the network's own shape, times the ratio; of a square network
-            # that is the ratio's share of the shorter side.
+            # The largest cut of the network's own shape, times the ratio; for a square network
+            # that is the shorter side times the ratio.
             part = spec.crop_ratio * min(source_width / width, source_height / height)
             cut_width = min(source_width, max(1, round(width * part)))
             cut_height = min(source_height, max(1, round(height * part)))
@@ -159,22 +159,22 @@ class PicturePreprocessor:
         elif self.spec.layout == "nhwc":
             target = out.reshape(height, width, 3)
             if self.spec.color == "rgb":
-                # In place where bytes are wanted; a letterbox's border is gray in either order.
+                # In place if bytes are wanted; a letterbox's border is gray in either order.
                 mixed = self.tables.place(target, buffers.planes.reshape(picture.shape))
                 picture = cv2.cvtColor(picture, cv2.COLOR_BGR2RGB, dst=mixed)
             self.tables.look_up(picture, target)
         else:
             target = out.reshape(3, height, width)
             planes = self.tables.place(target, buffers.planes)
-            # Planes in another order cost nothing: there is no need to have it in the weights.
+            # Reordering planes costs nothing, so the weights need not be reordered.
             cv2.split(picture, list(planes[::-1] if self.spec.color == "rgb" else planes))
             self.tables.look_up_planes(planes, target)
 
 
 def _whole(data: Array, size: tuple[int, int], ratio: float) -> tuple[int, int]:
-    """Return width and height of a whole picture, (h, w, 3), whose middle becomes the input.
+    """Return the width and height to which a picture (h, w, 3) is resized before its middle is cut.
 
-    One axis becomes the network's divided by the ratio, the other follows; both round as
+    One axis becomes the network's divided by the ratio, the other keeps the aspect; both round as
     torchvision's `Resize` does.
     """
     width, height = size
@@ -189,10 +189,10 @@ def _whole(data: Array, size: tuple[int, int], ratio: float) -> tuple[int, int]:
 def picture_preprocessor(
     spec: InputSpec, inputs: tuple[TensorSpec, ...], fold: Fold | None = None
 ) -> PicturePreprocessor:
-    """Check that pictures, manifest and network fit each other, and prepare the tables.
+    """Check that pictures, manifest, and network fit each other, and prepare the tables.
 
     Raises:
-        ModelError: expected and found.
+        ModelError: they do not; says expected and found.
     """
     if spec.is_signal:
         raise ModelError(
@@ -223,7 +223,7 @@ def picture_preprocessor(
 
 
 def _measure(spec: InputSpec, tensor: TensorSpec) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Read width and height off the tensor's shape, and see that the rest is as expected."""
+    """Return the tensor's shape, and the width and height in it; check that the rest fits."""
     rank = len(tensor.shape)
     if rank not in {3, 4}:
         raise ModelError(
@@ -257,12 +257,12 @@ _TOP_BIT = 0x80
 
 
 class Tables:
-    """Lookup tables from pixel levels to network input, by channel, applied the cheapest way."""
+    """Lookup tables from pixel levels to network input by channel, applied in the cheapest way."""
 
     __slots__ = ("_flip", "_whole", "gentle", "same", "values")
 
     def __init__(self, values: NDArray[np.generic]) -> None:
-        """Prepare.
+        """Prepare the tables.
 
         Args:
             values: (channels, 256), of the tensor's type, in the network's order of channels.
@@ -271,30 +271,30 @@ class Tables:
         steps = np.arange(256, dtype=np.uint8)
         self.values = values.view(np.uint16) if values.dtype == np.float16 else values
         self.same = bits is not None and bool((bits == steps).all())
-        """Whether pixels go in unchanged."""
+        """Whether pixels are used unchanged."""
         self._flip = bits is not None and bool((bits == steps ^ _TOP_BIT).all())
-        """Whether only the highest bit is another: signed bytes, the usual way to take pixels."""
+        """Whether only the top bit changes: the usual conversion of pixels to signed bytes."""
         self.gentle = bits is not None and bool((np.abs(np.diff(values.astype(int))) <= 1).all())
-        """Whether a level more or less is a step of the network's quantization, at most."""
+        """Whether one level changes the network's input by at most one quantization step."""
         one = bool((self.values == self.values[0]).all())
         # One table for all channels, or (1, 256, channels): one for each of interleaved pixels.
         self._whole = self.values[0] if one else np.ascontiguousarray(self.values.T)[None]
 
     def place(self, target: Array, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return where to put pixels before they are looked up: directly in place if possible.
+        """Return where to put pixels before they are looked up: in place if possible.
 
         Args:
             target: part of the tensor, (height, width, channels) or (channels, height, width).
-            buffer: bytes of its shape.
+            buffer: bytes of the same shape.
         """
         return target.view(np.uint8) if self.same or self._flip else buffer
 
     def look_up(self, pixels: Array, target: Array) -> None:
-        """Write pixels into the tensor, converted.
+        """Write converted pixels into the tensor.
 
         Args:
             pixels: uint8 (height, width) or (height, width, channels).
-            target: part of the tensor, of the same shape; may be where the pixels are.
+            target: part of the tensor, of the same shape; may be *pixels* themselves.
         """
         import cv2
 
@@ -306,7 +306,7 @@ class Tables:
             target.view(np.uint8)[...] = pixels
 
     def look_up_planes(self, pixels: Array, target: Array) -> None:
-        """Do the same with planes, (channels, height, width)."""
+        """Do the same as `look_up` with planes, (channels, height, width)."""
         import cv2
 
         if self._whole.ndim == 1:
@@ -322,7 +322,7 @@ def table_of(spec: InputSpec, dtype: str, channels: int) -> NDArray[np.generic]:
     """Compute the network's value for each pixel value, by channel.
 
     Returns:
-        (channels, 256), of that type.
+        (channels, 256), of type *dtype*.
 
     Raises:
         ModelError: a value exceeds the range of the type.

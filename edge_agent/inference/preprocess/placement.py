@@ -1,4 +1,4 @@
-"""Where a picture lies in the network's input, and the way back."""
+"""Where a picture is in the network's input, and mapping coordinates back."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ...core.types import Array, Tensors
 
 @record(quick=True)
 class Placement:
-    """A picture's place in the network's input: input = source * scale + offset, on each axis.
+    """A picture's place in the network's input: input = source * scale + offset on each axis.
 
-    Coordinates are those of pixel edges: 0 is the left edge of the first pixel, the width the
-    right edge of the last, which is how OpenCV's resize maps them.
+    Coordinates refer to pixel edges: 0 is the left edge of the first pixel, the width the right
+    edge of the last, which is how OpenCV's resize maps them.
     """
 
     width: int
-    """Of the network's input, pixels."""
+    """Width of the network's input, pixels."""
     height: int
     scale_x: float
     scale_y: float
@@ -31,17 +31,17 @@ class Placement:
     source_height: int
 
     def forward(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Carry boxes (n, 4) x1, y1, x2, y2 from source pixels to input pixels; not clipped."""
+        """Map boxes (n, 4) x1, y1, x2, y2 from source pixels to input pixels; not clipped."""
         return (boxes * self._scales(2) + self._offsets(2)).astype(np.float32)
 
     def back(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Carry boxes (n, 4) x1, y1, x2, y2 from input pixels to source pixels, clipped there."""
+        """Map boxes (n, 4) x1, y1, x2, y2 from input pixels to source pixels, clipped there."""
         carried = (boxes - self._offsets(2)) / self._scales(2)
         frame = _repeated(self.source_width, self.source_height, 2)
         return np.clip(carried, 0.0, frame).astype(np.float32)
 
     def back_points(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Carry points (..., 2) x, y from input pixels to source pixels.
+        """Map points (..., 2) x, y from input pixels to source pixels.
 
         Not clipped: a landmark outside the frame is an estimate, not an error.
         """
@@ -56,7 +56,7 @@ class Placement:
 
 @lru_cache(maxsize=64)
 def _repeated(x: float, y: float, times: int) -> NDArray[np.float64]:
-    """Return x, y, x, y, …; cached: most frames have the size of the one before."""
+    """Return x, y, x, y, …; cached, because most frames have the same size."""
     row = np.array([x, y] * times, np.float64)
     row.flags.writeable = False
     return row
@@ -74,22 +74,22 @@ class PreparedSample:
     placement: Placement | None
     dx: int
     dy: int
-    """Where the region begins that it was cut from."""
+    """Vertical offset of the region it was cut from, pixels of the frame."""
     took_ms: float
     by: object = None
-    """The model for whose network it is."""
+    """The model whose network it is for."""
     region: Region | None = None
     frame: tuple[int, int] = (0, 0)
-    """Width and height of the whole picture, whatever region of it was cut out."""
+    """Width and height of the whole picture, even if a region was cut out."""
 
     def back(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Carry boxes (n, 4) x1, y1, x2, y2 of the network's input back to the frame."""
+        """Map boxes (n, 4) x1, y1, x2, y2 in the network's input back to the frame."""
         assert self.placement is not None  # noqa: S101 - of a picture
         carried = self.placement.back(boxes)
         return carried if self._whole else carried + np.array([self.dx, self.dy] * 2, np.float32)
 
     def back_points(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Carry points (..., 2) x, y of the network's input back to the frame."""
+        """Map points (..., 2) x, y in the network's input back to the frame."""
         assert self.placement is not None  # noqa: S101 - of a picture
         carried = self.placement.back_points(points)
         return carried if self._whole else carried + np.array([self.dx, self.dy], np.float32)
@@ -100,7 +100,7 @@ class PreparedSample:
 
 
 def outside(data: Array, region: Region) -> str | None:
-    """Return the error that a region lies outside a picture, or None if some of it is inside."""
+    """Return the error if a region lies outside a picture, or None if part of it is inside."""
     height, width = data.shape[:2]
     x1, y1, x2, y2 = region
     if x1 < width and y1 < height and x2 > 0 and y2 > 0:
@@ -113,10 +113,10 @@ def outside(data: Array, region: Region) -> str | None:
 
 
 def cut(data: Array, region: Region) -> tuple[Array, int, int]:
-    """Cut a region out of a picture, as far as it lies inside; gives its corner too.
+    """Cut the part of a region that is inside a picture; return it and its corner x, y.
 
     Raises:
-        SampleError: nothing of it lies inside.
+        SampleError: no part of it is inside.
     """
     why = outside(data, region)
     if why is not None:

@@ -1,7 +1,7 @@
-"""Samples to model-ready tensors, as the manifest's `[input]` says.
+"""From samples to the network's input tensors, as the manifest's `[input]` says.
 
-Knows no engine and no decoder: it is given the network's inputs and says where a picture came to
-lie in them, so that boxes found there can be carried back.
+Independent of engines and decoders: given the network's inputs, it reports where a picture was
+placed in them, so that boxes found there can be mapped back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Preprocessor(Protocol):
-    """Turns one sample into all inputs of a network. May be called by several threads at a time."""
+    """Makes all inputs of a network from one sample. May be called by several threads at a time."""
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -27,20 +27,20 @@ class Preprocessor(Protocol):
     def __call__(
         self, data: Array, *, stream: bool = False
     ) -> tuple[dict[str, Array], Placement | None]:
-        """Make the network's inputs of *data*.
+        """Make the network's inputs from *data*.
 
         Args:
-            data: as `core.types.Sample` has it.
-            stream: it comes from a camera or a clip, whose pixels are what a codec left of them:
-                it may be resized in a quicker way where that is no more than a step of the
-                network's own quantization.
+            data: the data of a `core.types.Sample`.
+            stream: whether it comes from a camera or a clip, whose codec is lossy anyway: it may
+                then be resized in a quicker way if that changes the input by at most one step of
+                the network's own quantization.
 
         Returns:
-            One C-contiguous array for each input, which the caller owns but for the manifest's
-            constants, and where the picture lies in it (None for signals).
+            One C-contiguous array for each input, owned by the caller except for the manifest's
+            constants, and where the picture is in it (None for signals).
 
         Raises:
-            SampleError: this sample does not fit or is not finite; the next one may.
+            SampleError: this sample does not fit or is not finite.
         """
 
 
@@ -56,13 +56,13 @@ def build_preprocessor(
 
     Args:
         spec: the manifest's `[input]`.
-        inputs: the network's inputs, after `fixed_shapes` has settled their open sizes.
-        kind: of the source's samples.
-        fold: an input that the engine takes in bytes; pictures are prepared as bytes for it.
-        folder: of the model, with further files for preparing a sample.
+        inputs: the network's inputs, after `fixed_shapes` has decided their open sizes.
+        kind: kind of the source's samples.
+        fold: an input that the engine takes as bytes; pictures are prepared as bytes for it.
+        folder: the model's folder, with other files for preparing a sample.
 
     Raises:
-        ModelError: manifest and network do not fit each other; expected and found.
+        ModelError: manifest and network do not fit each other; says expected and found.
     """
     if kind == "text":
         from .text import TextPreprocessor

@@ -1,7 +1,7 @@
-"""Brings the rows of a signal to a fixed rate, piece by piece.
+"""Resamples the rows of a signal to a fixed rate, piece by piece.
 
-Rows that come at a steady rate go through a windowed sinc, which takes out what the new rate cannot
-carry; rows with times of their own, however irregular, are joined by straight lines.
+Rows at a steady rate are filtered with a windowed sinc, which removes frequencies too high for the
+new rate; rows with their own times, however irregular, are interpolated linearly.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ...core.types import Array
 LOBES = 16
 """Zero crossings of the sinc on either side."""
 PASS = 0.94
-"""Of half the lower rate: up to there a tone keeps its size."""
+"""Share of half the lower rate up to which a tone keeps its amplitude."""
 
 
 class Resampler:
-    """Resamples one signal; rows pushed before a `reset` are forgotten."""
+    """Resamples one signal; `reset` drops the rows pushed before."""
 
     def __init__(self, to_hz: float, from_hz: float | None) -> None:
-        """Prepare; *from_hz* is the rate of rows that have no times of their own."""
+        """Prepare to resample to *to_hz*; *from_hz* is the rate of rows without their own times."""
         self._to = to_hz
         self._from = from_hz
         self.reset()
@@ -30,18 +30,18 @@ class Resampler:
     def reset(self) -> None:
         """Start over."""
         self._rows: NDArray[np.float32] | None = None
-        """Those that are still needed, the first of them being the `_first`-th."""
+        """Rows that are still needed; the first has index `_first`."""
         self._first = 0
         self._next = 0
-        """The number of the next row to come out."""
+        """The index of the next row to be returned."""
         self._last: float | None = None
-        """Time of the latest row, seconds after `_origin`."""
+        """Time of the last row, in seconds after `_origin`."""
         self._origin = 0
 
     def push(
         self, rows: Array, times: NDArray[np.int64] | None
     ) -> tuple[Array, NDArray[np.int64] | None]:
-        """Add rows, (n, channels); return the rows that follow from them, and their times.
+        """Add rows (n, channels); return the resampled rows that are ready, and their times.
 
         Raises:
             ModelError: neither times nor a rate are known.
@@ -62,7 +62,7 @@ class Resampler:
     def _join(
         self, rows: Array, times: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Read the lines between rows at each step of the new rate, the first row being one."""
+        """Interpolate linearly at each step of the new rate, starting at the first row."""
         if self._last is None or self._rows is None:
             self._origin = int(times[0])
             seconds = (times - self._origin) / 1e9
@@ -87,7 +87,7 @@ class Resampler:
             self._first = -half
         self._rows = np.concatenate([self._rows, rows.astype(np.float32, copy=False)])
         end = self._first + len(self._rows)
-        # A step needs the rows up to `half` behind it.
+        # A step needs the rows up to `half` after it.
         count = max(0, int(np.floor((end - 1 - half) / ratio)) + 1 - self._next)
         places = (self._next + np.arange(count)) * ratio
         self._next += count

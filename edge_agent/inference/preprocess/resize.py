@@ -1,4 +1,4 @@
-"""Pictures made larger or smaller: by OpenCV, or filtered over all that they cover, by Pillow."""
+"""Resizing pictures: with OpenCV, or with Pillow, which filters over all pixels covered."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from ...models.manifest import Interpolation
 
 QUICKER: frozenset[Interpolation] = frozenset({"linear", "area"})
-"""Those that Intel's IPP does quicker, which OpenCV brings along on x86 and does not use for them.
+"""Those that are faster with Intel's IPP, which OpenCV includes on x86 but does not use for them.
 
-By default OpenCV takes of IPP only what gives its own results bit for bit. These two differ from
-them by one level at most, and linear is closer to exact arithmetic than OpenCV's own (whose weights
-have 11 bits). Of 768x432 to 320x240 linear takes 0.072 ms instead of 0.134; of 1920x1080 to 160x90
-area takes 0.5 ms instead of 1.4. Elsewhere, as on ARM, the switch is there and does nothing."""
+By default OpenCV uses IPP only where results are the same bit for bit. These two differ by at most
+one level, and linear is closer to exact arithmetic than OpenCV's own (whose weights have 11 bits).
+From 768x432 to 320x240 linear takes 0.072 ms instead of 0.134; from 1920x1080 to 160x90 area takes
+0.5 ms instead of 1.4. Elsewhere, as on ARM, the switch exists but has no effect."""
 
 
 def resize(
@@ -26,14 +26,14 @@ def resize(
     *,
     quick: bool = False,
 ) -> NDArray[np.uint8]:
-    """Bring a picture to a size.
+    """Resize a picture.
 
     Args:
         picture: (height, width, channels) or (height, width).
         size: width and height wanted, pixels.
-        interpolation: by its name in the manifest.
-        out: where it shall be put; of that size.
-        quick: a level more or less does not matter.
+        interpolation: its name in the manifest.
+        out: where to put the result; of that size.
+        quick: whether a difference of one level does not matter.
 
     Returns:
         *out*, or a new picture.
@@ -43,7 +43,7 @@ def resize(
     method = getattr(cv2, f"INTER_{interpolation.upper()}")
     quick = quick and interpolation in QUICKER
     if quick:
-        # Each thread's own, and put back at once, as it is for all of OpenCV: 0.2 microseconds.
+        # Per thread, and reset at once because it affects all of OpenCV: 0.2 microseconds.
         cv2.ipp.setUseIPP_NotExact(True)
     try:
         made = cv2.resize(picture, size, dst=out, interpolation=method)
@@ -60,17 +60,17 @@ def resize_antialiased(
     out: NDArray[np.uint8],
     box: tuple[float, float, float, float] | None = None,
 ) -> None:
-    """Bring a picture to a size as torchvision does: each pixel made of all that it covers.
+    """Resize a picture as torchvision does: each pixel is averaged over all that it covers.
 
-    OpenCV's `linear` and `cubic` look at the nearest 4 or 16 pixels, however many become one; to a
-    network trained on filtered pictures the others are noise. Of 1920x1080 to 224x224 it takes 8 ms
-    (linear) or 13 ms (cubic), of the middle of it 5 or 7 ms.
+    OpenCV's `linear` and `cubic` use the nearest 4 or 16 pixels, however many become one, which
+    looks like noise to a network trained on filtered pictures. From 1920x1080 to 224x224 it takes
+    8 ms (linear) or 13 ms (cubic), from the middle of it 5 or 7 ms.
 
     Args:
         picture: (height, width, 3).
         size: width and height wanted, pixels.
         interpolation: linear or cubic.
-        out: where it shall be put; of that size.
+        out: where to put the result; of that size.
         box: the part of the picture to resize, x1, y1, x2, y2 in its pixels; None: all of it.
     """
     from PIL import Image

@@ -1,4 +1,4 @@
-"""Windows of a signal, and ready model inputs, to tensors."""
+"""From windows of a signal, and from ready model inputs, to tensors."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ DTYPES = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SignalPreprocessor:
-    """How every window becomes the network's input. Threads share it."""
+    """Makes the network's input from a window. Thread-safe."""
 
     tensor: TensorSpec
     shape: tuple[int, ...]
-    """Of the tensor, every size known."""
+    """Shape of the tensor, with every size known."""
     window: tuple[int, int] | None
     """Rows and channels of a window; None: the sample is one ready model input."""
     channels_first: bool
-    """Whether a window is turned to channels x time before it is laid down."""
+    """Whether a window is transposed to channels x time."""
     mean: NDArray[np.float32]
     scale: NDArray[np.float32]
-    """One number, or one for each of the sample's last axis."""
+    """One number, or one for each element along the sample's last axis."""
     constants: dict[str, Array]
     features: Transform | None = None
-    """The transform of a window, if any; its frames (or channels) and features (or statistics) then
-    are its rows and channels."""
+    """The transform of a window, if any; its frames (or channels) and features (or statistics)
+    then count as rows and channels."""
     numbers: int = field(init=False)
-    """Of the tensor."""
+    """How many numbers the tensor has."""
     scaled: bool = field(init=False)
     """Whether mean and scale change anything."""
 
@@ -64,13 +64,13 @@ class SignalPreprocessor:
         self,
         data: Array,
         *,
-        stream: bool = False,  # noqa: ARG002 - all the same here
+        stream: bool = False,  # noqa: ARG002 - no effect here
     ) -> tuple[dict[str, Array], None]:
-        """Scale one sample and lay it into the network's shape.
+        """Scale one sample and give it the network's shape.
 
         Args:
             data: (window, channels), or as many numbers as the network takes.
-            stream: concerns pictures only.
+            stream: only matters for pictures.
         """
         if self.window is not None and data.shape != self.window:
             raise SampleError(
@@ -99,7 +99,7 @@ class SignalPreprocessor:
     def _cast(self, values: NDArray[np.float32]) -> Array:
         kind = np.dtype(self.tensor.dtype)
         if kind.kind in "iu":
-            # In doubles: float32 cannot hold the bounds of int32.
+            # In doubles: float32 cannot represent the bounds of int32.
             bounds = np.iinfo(kind)
             rounded = np.clip(np.rint(values.astype(np.float64)), bounds.min, bounds.max)
             return np.ascontiguousarray(rounded.astype(kind))
@@ -113,10 +113,10 @@ class SignalPreprocessor:
 
 
 def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> SignalPreprocessor:
-    """Check that window, manifest and network fit each other.
+    """Check that window, manifest, and network fit each other.
 
     Raises:
-        ModelError: expected and found.
+        ModelError: they do not; says expected and found.
     """
     tensor = sample_input(spec, inputs)
     features = transform_of(spec, tensor)
@@ -187,7 +187,7 @@ def transform_of(spec: InputSpec, tensor: TensorSpec) -> Transform | None:
 
 
 def _channels(spec: InputSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> int:
-    """Count the channels: those named, or as many as the network has room for."""
+    """Return the number of channels: those named, or as many as the network's input holds."""
     total, rows = prod(shape), spec.window or 1
     channels = len(spec.channels) or total // rows
     if channels * rows != total:
@@ -202,7 +202,7 @@ def _channels(spec: InputSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> in
 def _check_layout(
     layout: str, window: tuple[int, int], tensor: TensorSpec, shape: tuple[int, ...]
 ) -> None:
-    """Check that the network's axes are in the layout's order; axes of one do not count."""
+    """Check that the network's axes are in the layout's order; axes of size 1 do not count."""
     time, channels = window
     wanted = {
         "ct": (channels, time),

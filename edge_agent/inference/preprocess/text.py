@@ -1,4 +1,4 @@
-"""Texts to tokens, by the tokenizer that belongs to a network."""
+"""From texts to tokens, with the tokenizer that belongs to a network."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ...core.types import Array, TensorSpec
 from ..probe import IDS, MASK, TYPES
 
 MOST_BYTES = 64 * 2**20
-"""Of a tokenizer."""
+"""Limit for a tokenizer's file."""
 MOST_CHARACTERS = 100_000
-"""Of a text, whatever is cut off it then."""
+"""Limit for a text, before it is truncated."""
 
 
 class TextPreprocessor:
-    """How every text becomes the network's inputs. Threads share it."""
+    """Makes the network's inputs from a text. Thread-safe."""
 
     size = None
 
@@ -30,7 +30,7 @@ class TextPreprocessor:
         """Load the tokenizer.
 
         Raises:
-            ModelError: it cannot be loaded, or the network takes anything but tokens.
+            ModelError: it cannot be loaded, or the network takes other inputs than tokens.
         """
         names = [one.name for one in inputs]
         if IDS not in names or not {*names} <= {IDS, MASK, TYPES}:
@@ -55,11 +55,11 @@ class TextPreprocessor:
         *,
         stream: bool = False,
     ) -> tuple[dict[str, Array], None]:
-        """Make tokens of one text.
+        """Make tokens from one text.
 
         Args:
             data: (n,) uint8, UTF-8.
-            stream: concerns pictures only.
+            stream: only matters for pictures.
         """
         del stream
         try:
@@ -99,11 +99,11 @@ def _load(file: Path, length: int) -> Any:
 
 @contextmanager
 def _contained(where: str, error: type[AgentError]) -> Iterator[None]:
-    """Raise any failure of the library as *error*: a panic of Rust is no `Exception`."""
+    """Raise any failure of the library as *error*; a Rust panic is not an `Exception`."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as problem:  # noqa: BLE001 - whatever it is, it is the tokenizer's
+    except BaseException as problem:  # noqa: BLE001 - any failure is the tokenizer's
         said = words(problem) if isinstance(problem, Exception) else "it has panicked"
         raise error(f"{where}: {said}") from None

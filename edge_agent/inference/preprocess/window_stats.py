@@ -1,9 +1,9 @@
 """Statistics of each channel of a window, by SciPy's definitions.
 
-`kurtosis` is `scipy.stats.kurtosis`: of the moments as they are, 0 for a normal distribution. A
-band is the RMS of what lies within it, low included: the root of the sum of
-`scipy.signal.periodogram(x, rate, "hann")` there times the step of its frequencies. Of a window in
-which nothing changes SciPy has no kurtosis, of one of zeros there is no crest factor: 0 here.
+`kurtosis` is `scipy.stats.kurtosis`: from biased moments, 0 for a normal distribution. A band is
+the RMS of the frequencies in it, the lower limit included: the root of the sum of
+`scipy.signal.periodogram(x, rate, "hann")` there times the frequency step. For a constant window
+SciPy has no kurtosis, and for zeros there is no crest factor: these are 0 here.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowStats:
-    """Turns a window into a few numbers of each channel. Threads share it."""
+    """Computes a few numbers for each channel of a window. Thread-safe."""
 
     window: tuple[int, int]
-    """Rows and channels."""
+    """Number of rows and channels of the window."""
     of: tuple[str, ...]
     rate: float | None
-    """Rows a second; None if no band is wanted."""
+    """Rows per second; None if no band is wanted."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Channels and statistics."""
+        """Number of channels, and of statistics per channel."""
         return self.window[1], len(self.of)
 
     @property
@@ -42,7 +42,7 @@ class WindowStats:
         return f"{len(self.of)} statistics of {counted(self.window[1], 'channel')}"
 
     def __call__(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the statistics, (channels, statistics), of a window (rows, channels)."""
+        """Return the statistics (channels, statistics) of a window (rows, channels)."""
         window = rows.astype(np.float64)
         found = [self._measure(name)(window) for name in self.of]
         return np.stack(found, axis=1).astype(np.float32)
@@ -79,10 +79,10 @@ def kurtosis(window: Doubles) -> Doubles:
 
 
 def _moment(window: Doubles, order: int, still: float) -> Doubles:
-    """Return a moment in standard deviations; *still* where nothing changes."""
+    """Return the standardized moment of each channel; *still* for constant channels."""
     apart = window - window.mean(axis=0)
     second = (apart**2).mean(axis=0)
-    # What is left of a constant by rounding is no variance; SciPy has the same bound.
+    # Rounding errors of a constant are not variance; SciPy uses the same bound.
     least = (np.finfo(np.float64).resolution * window.mean(axis=0)) ** 2
     found = np.full_like(second, still)
     above = (apart**order).mean(axis=0)

@@ -1,6 +1,6 @@
 """Cuts the rows of a signal into the windows that a model takes.
 
-Knows neither sources nor engines: rows come in pieces of any length, windows go out.
+Independent of sources and engines: rows come in pieces of any length, windows are returned.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class Window(NamedTuple):
     """A window cut from a signal."""
 
     data: NDArray[np.float32]
-    """(window, channels), a view of shared data: read-only."""
+    """(window, channels), a read-only view of shared data."""
     time_ns: int
-    """Wall clock of its last sample."""
+    """Wall-clock time of its last sample, ns."""
     since: float
-    """Monotonic clock when its last sample came, seconds."""
+    """Monotonic time when its last sample came, seconds."""
     began_ns: int | None
-    """Wall clock of its first sample, where the source has times of its rows."""
+    """Wall-clock time of its first sample, ns, if the source has times of its rows."""
     follows: bool
-    """Whether nothing is missing since the window before; False of the first one."""
+    """Whether nothing is missing since the previous window; False for the first one."""
     names: tuple[str, ...] = ()
-    """Of its channels, where the source has them."""
+    """Names of its channels, if the source has them."""
 
     def sample(self, seq: int, capture: tuple[str, int] | None = None) -> Sample:
-        """Return the capture of this number, and of this reading of a source that is shared."""
+        """Return it as sample number *seq*; *capture* identifies a reading of a shared source."""
         return Sample(
             self.data,
             seq,
@@ -53,17 +53,16 @@ class Window(NamedTuple):
 
 
 class Windower:
-    """Picks channels, thins samples out and cuts windows, as a manifest's `[input]` says.
+    """Picks channels, thins out samples, and cuts windows, as a manifest's `[input]` says.
 
-    The windows of one push are parts of the same rows: what each costs does not grow with its
-    overlap.
+    Windows from one push are views of the same rows, so overlap does not make them cost more.
     """
 
     def __init__(self, spec: InputSpec, columns: tuple[str, ...] = ()) -> None:
         """Prepare for a source whose channels have these names, if any.
 
         Raises:
-            ModelError: the manifest names a channel that the source has not.
+            ModelError: the manifest names a channel that the source does not have.
         """
         self._spec = spec
         self._hop = spec.hop or spec.window or 1
@@ -72,30 +71,30 @@ class Windower:
         self._channels = Channels(spec, columns, self.reset)
 
     def reset(self) -> None:
-        """Drop the rows pushed so far: the next ones do not follow on them."""
+        """Drop the rows pushed so far: the next ones do not continue them."""
         self._skip = 0
-        """Samples still to be passed over, before thinning out."""
+        """Samples still to be skipped for thinning out."""
         self._gap = 0
-        """Samples still to be passed over because hop is larger than window."""
+        """Samples still to be skipped because hop is larger than window."""
         self._held: list[tuple[NDArray[np.float32], NDArray[np.int64]]] = []
-        """Rows from the beginning of the next window on, and the wall clock of each, ns."""
+        """Rows from the start of the next window on, and the wall-clock time of each, ns."""
         self._count = 0
-        """How many rows these are."""
+        """Number of rows held."""
         self._shared = 0
-        """How many of them a window has included already, or were none of the source."""
+        """How many of them are already in a window, or did not come from the source."""
         self._follows = False
         if self._resampler is not None:
             self._resampler.reset()
 
     @property
     def rest(self) -> int:
-        """Samples that wait for a window to be complete and that no window has included yet."""
+        """Number of samples that are in no window yet, waiting for one to be complete."""
         return max(0, self._count - self._shared)
 
     def usable(self, reading: Reading) -> Iterator[Reading | SampleError]:
-        """Yield the parts of a reading that have all numbers, and why the rows between have not.
+        """Yield the parts of a reading without missing numbers, and an error for the rows between.
 
-        Only the channels that the model takes decide. A `reset` is due after each error.
+        Only the channels that the model takes count. Call `reset` after each error.
 
         Raises:
             ModelError: these rows do not fit the manifest.
@@ -117,10 +116,10 @@ class Windower:
             yield replace(reading, data=reading.data[begin:])
 
     def push(self, reading: Reading) -> list[Window]:
-        """Add further rows, oldest first; return the windows that they complete.
+        """Add rows, oldest first; return the windows that they complete.
 
-        Where the manifest sets no window: of each row its own array, (channels) or the shape of a
-        ready input.
+        If the manifest sets no window, each row is returned as an array, (channels,) or the shape
+        of a ready input.
 
         Raises:
             ModelError: these rows do not fit the manifest.
@@ -137,7 +136,7 @@ class Windower:
         kept = rows[self._skip :: every]
         if times is not None:
             times = times[self._skip :: every]
-        # Where the next sample to keep lies, counted from the end of these rows.
+        # Index of the next sample to keep, counted from the end of these rows.
         self._skip = (self._skip - len(rows)) % every
         time_ns, since = reading.time_ns, reading.since
         window = self._spec.window
@@ -172,7 +171,7 @@ class Windower:
     def _cut(
         self, rows: Array, times: NDArray[np.int64], window: int
     ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64], int, bool]]:
-        """Add rows to those held; yield rows, times, start and `follows` of each window."""
+        """Add rows to those held; yield rows, times, start, and `follows` of each window."""
         if self._held and self._held[0][0].shape[1] != rows.shape[1]:
             self._held = []
         if not self._held:
@@ -200,7 +199,7 @@ class Windower:
         self._hold(rows[start:], times[start:])
 
     def _begin(self, rows: Array, times: NDArray[np.int64], window: int) -> None:
-        """Hold the zeros of `lead`."""
+        """Prepend the zeros that `lead` asks for."""
         lead = min(self._spec.lead, window - 1)
         self._shared, self._count = lead, 0
         first = times[0] if len(times) else 0
@@ -213,11 +212,11 @@ class Windower:
 
 
 ODD = 3
-"""Readings in a row with another number of channels, after which that is the source's."""
+"""Consecutive readings with another number of channels before that becomes the source's number."""
 
 
 class Channels:
-    """The channels that a model takes of a source's rows, and their places in them."""
+    """The channels that a model takes from a source's rows, and their indices."""
 
     def __init__(
         self, spec: InputSpec, columns: tuple[str, ...], restart: Callable[[], None]
@@ -225,18 +224,18 @@ class Channels:
         """Prepare for a source whose channels have these names, if any.
 
         Raises:
-            ModelError: the manifest names a channel that the source has not.
+            ModelError: the manifest names a channel that the source does not have.
         """
         self._cut = spec.window is not None
         self._wanted = spec.channels
         self._columns = columns
         self._restart = restart
         self._picked: list[int] | None = None
-        """None: all, in their order."""
+        """Indices of the channels; None: all, in their order."""
         self._only: tuple[str, ...] | None = None
-        """Name of the only channel, where another name is wanted; () if it has none."""
+        """Name of the only channel if another name is wanted; () if it has none."""
         self._named = False
-        """Whether the source has given the names that are wanted."""
+        """Whether the source has given the wanted names."""
         self._shape: tuple[int, ...] | None = None
         self._odd = 0
         if columns:
@@ -254,7 +253,7 @@ class Channels:
             self._columns = columns
         rows = reading.data
         if columns and self._wanted and rows.ndim == 2:
-            # What else comes, now and then, decides nothing.
+            # Other readings in between are ignored.
             rows = rows if self._picked is None else rows[:, self._picked]
             self._check(rows)
             return rows
@@ -263,13 +262,13 @@ class Channels:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the picked channels if the source has names; else the numbers of some."""
+        """Names of the picked channels if the source has names; else their numbers, if picked."""
         if self._picked is None:
             return self._columns
         return tuple(self._columns[n] if self._columns else str(n) for n in self._picked)
 
     def number(self, place: int) -> int:
-        """Return which of the source's channels is the *place*-th that was picked."""
+        """Return the source's index of the picked channel at index *place*."""
         return place if self._picked is None else self._picked[place]
 
     def _check(self, rows: Array) -> None:
@@ -303,16 +302,16 @@ class Channels:
             return [0]
         picked = [self._find(channel, columns, count) for channel in self._wanted]
         if self._only is not None:
-            # What was taken for the channel, before it came by its name, is no part of it.
+            # Values taken before the channel came by its name do not belong to it.
             self._restart()
             self._only = None
         self._named = bool(columns)
         return None if picked == list(range(count)) else picked
 
     def _is_only(self, columns: tuple[str, ...], count: int) -> bool:
-        """Whether the only wanted channel is the only one of the source, by whatever name.
+        """Whether the only wanted channel is the source's only one, whatever its name.
 
-        Not where the source gives now this and now that, as objects of JSON may: their names tell.
+        False if the source's channels vary, as in JSON objects, where names decide.
         """
         if count != 1 or len(self._wanted) != 1 or not isinstance(self._wanted[0], str):
             return False

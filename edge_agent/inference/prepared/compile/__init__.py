@@ -1,1 +1,1 @@
-"""Makes the artifacts of prepared forms, in a process of its own, and keeps them."""
+"""Makes the artifacts of prepared forms, in a separate process, and stores them."""

@@ -1,9 +1,8 @@
-"""The cache of artifacts: finds a model's artifact, and has it made if there is none.
+"""The cache of artifacts: finds a model's artifact, or has one made.
 
-Artifacts lie in the state folder, each under the digest of all its inputs: the model's
-files, the engine and its version, the processor's instructions, and how the engine is to run.
-Making one is work of a child process with low priority; a crash of it leaves a folder that is not
-read.
+Artifacts are in the state folder, each named by the digest of all its inputs: the model's files,
+the engine and its version, the processor's instructions, and the engine's options. They are made
+in a child process with low priority; if it crashes, it leaves a folder that is not read.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from ..digests import digests
 from .collect import need_room
 
 UNFINISHED = "unfinished.json"
-"""In the folder of all artifacts: the key of the one whose making has begun and not ended."""
+"""File in the folder of all artifacts with the key of the one that is being made."""
 
 
 class StoppedError(ArtifactError):
-    """Making an artifact was stopped because it need not go on: nothing is wrong."""
+    """Making an artifact was stopped because it is not needed now: nothing is wrong."""
 
 
 def key_of(state: Path, folder: Path, choice: EngineChoice, kind: str, budget_mb: int = 0) -> str:
-    """Return the key of the artifact that fits a model here and now.
+    """Return the key of the artifact that fits a model on this device now.
 
     Raises:
         ModelError: a file of the model cannot be read.
@@ -80,27 +79,27 @@ def prepare(
     stopped: Callable[[], str | None] = lambda: None,
     yields: Callable[[], bool] = crowded,
 ) -> Artifact:
-    """Make the artifact of a model and move it to its place. Takes seconds.
+    """Make the artifact of a model and move it to its place; takes seconds.
 
-    It pauses for others where *yields* says so; but not where its making was cut off before: an
+    It pauses for others while *yields* returns true, unless an earlier attempt was interrupted: an
     agent that is stopped or killed again and again would never have one.
 
     Args:
-        store: in whose state folder it is kept.
-        model: to prepare; it has been checked before.
-        choice: the engine that it is for, on the CPU.
-        kind: of sample that the model will be given.
-        budget_mb: memory limit of the model; 0: no bound.
-        quota: bytes that the store may take, artifacts included; 0: no bound.
-        timeout_s: after which making it counts as hung.
-        stopped: returns why it need not go on; None: it shall.
+        store: the store whose state folder keeps it.
+        model: the model to prepare, which has been checked.
+        choice: the engine it is for, on the CPU.
+        kind: the kind of sample that the model will get.
+        budget_mb: memory limit of the model; 0: no limit.
+        quota: bytes that the store may take, artifacts included; 0: no limit.
+        timeout_s: seconds after which the child counts as hung.
+        stopped: returns why to stop; None: go on.
         yields: returns whether others need the processor more.
 
     Raises:
         StoppedError: *stopped* gave a reason; nothing has changed.
         ArtifactError: it cannot be made; nothing has changed.
     """
-    from ....core.child import ChildStoppedError, ask  # not needed to find one
+    from ....core.child import ChildStoppedError, ask  # not needed to find an artifact
 
     key = key_of(store.root, model.path, choice, kind, budget_mb)
     try:
@@ -108,7 +107,7 @@ def prepare(
         with store.stage() as staged:
             made = staged / key
             made.mkdir()
-            # Asked again: reading the files for the key has taken its time.
+            # Asked again, because reading the files for the key took a while.
             why = stopped()
             if why is not None:
                 raise StoppedError(f"{model.manifest.id}: cannot be prepared: {why}")
@@ -154,7 +153,7 @@ def discard(artifact: str, store: Store) -> None:
 
 @contextmanager
 def _noted(store: Store, key: str) -> Iterator[bool]:
-    """Note which artifact is being made until that ends; say whether it was cut off before."""
+    """Note which artifact is being made; yield whether making it was interrupted before."""
     from ....core.child import ChildStoppedError
 
     _make_folder(store)
@@ -174,7 +173,7 @@ def _noted(store: Store, key: str) -> Iterator[bool]:
 
 
 def _make_folder(store: Store) -> None:
-    """Make the folder of all artifacts, if it is not there."""
+    """Create the folder of all artifacts if it is missing."""
     folder = store.root / FOLDER
     with disk_errors(f"{folder}: making it"):
         if not folder.is_dir():
@@ -184,7 +183,7 @@ def _make_folder(store: Store) -> None:
 
 
 def _commit(store: Store, made: Path, key: str) -> Path:
-    """Move an artifact to its place, in one step; it replaces one of the same key."""
+    """Move an artifact to its place atomically, replacing one with the same key."""
     place = store.root / FOLDER / key
     with disk_errors(f"{place}: storing it"):
         sync_tree(made)

@@ -1,4 +1,4 @@
-"""The artifacts in a store: of which models they are, which are useless, and room for one more.
+"""The artifacts in a store: which models they belong to, which are useless, and room for more.
 
 An artifact is useless without its model, and can be made again from it.
 """
@@ -21,7 +21,7 @@ _WHILE_MADE = 3
 
 
 def forms(store: Store, keep: Collection[str] = ()) -> list[DerivedForm]:
-    """List all artifacts; those in *keep*, by their keys, are of use whatever else is true."""
+    """List all artifacts; those whose keys are in *keep* always count as useful."""
     found: dict[Path, DerivedForm] = {}
     newest: dict[tuple[str, str, str], tuple[float, Path]] = {}
     for path in subfolders(store.root / FOLDER):
@@ -36,7 +36,7 @@ def forms(store: Store, keep: Collection[str] = ()) -> list[DerivedForm]:
         if path.name in keep:
             continue
         if not model.is_dir():
-            # A model outside of the store may be in another place now, with the same content: who
+            # A model outside the store may have moved, with the same content: only a caller that
             # knows what is in use can tell.
             if keep or model.is_relative_to(store.models):
                 found[path] = DerivedForm(path, model, "its model is gone")
@@ -60,7 +60,7 @@ def collect_artifacts(store: Store, keep: Collection[str] = ()) -> tuple[str, ..
 
 
 def need_room(store: Store, model: Path, quota: int) -> None:
-    """Check that an artifact of a model can be made and kept within a quota, bytes; 0: no bound.
+    """Check that a model's artifact can be made and kept within *quota* bytes; 0: no limit.
 
     No version is removed for an artifact: a rollback needs the version, not the speed.
 

@@ -1,7 +1,7 @@
-"""A network whose weights stay in files: its graph, its constants, and the optimized graph of it.
+"""A network whose weights stay in files: its graph, its constants, and its optimized graph.
 
-The weights are never all in memory: the engine is given the network's own file as mapped bytes, and
-writes what it has changed beside the graph.
+The weights are never all in memory: the engine gets the network's own file as mapped bytes, and
+writes the weights it has changed beside the graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OPTIMIZED = "optimized.onnx"
 OPTIMIZED_WEIGHTS = "optimized.bin"
 NO_PREPACKING: Mapping[str, str] = {"session.disable_prepacking": "1"}
-"""Session entries: no weights are laid out for computing."""
+"""Session entries: weights are not rearranged for computing."""
 _EXTERNAL = 1
 
 
@@ -37,7 +37,7 @@ class MappedNetwork:
         """Open a network.
 
         Raises:
-            ModelError: it is not an ONNX file, or its external data is not there.
+            ModelError: it is not an ONNX file, or its external data is missing.
         """
         self.network = network
         self.files: dict[str, mmap.mmap] = {network.name: map_file(network)}
@@ -48,7 +48,7 @@ class MappedNetwork:
                 self.files[file] = map_file(network.parent / file)
 
     def fix(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Set the sizes that inputs will have, so that more can be worked out beforehand."""
+        """Set the sizes that inputs will have, so that more can be computed in advance."""
         for value in self.model.graph.input:
             if value.name in shapes:
                 for size, wanted in zip(
@@ -88,7 +88,7 @@ class MappedNetwork:
             path.unlink()
 
     def optimize(self, words: Words, folder: Path) -> ModelProto:
-        """Write the optimized graph and its weights to a folder; return it, without weights.
+        """Write the optimized graph and its weights to a folder; return the graph without weights.
 
         Raises:
             EngineError: ONNX Runtime cannot read or run the network.
@@ -100,7 +100,7 @@ class MappedNetwork:
             "session.optimized_model_external_initializers_min_size_in_bytes": str(
                 MIN_EXTERNAL_BYTES
             ),
-            **NO_PREPACKING,  # only the graph is wanted
+            **NO_PREPACKING,  # only the graph is needed
         }
         self.session(words, folder, extra, optimized_model_filepath=str(folder / OPTIMIZED))
         model = ModelProto()
@@ -109,7 +109,7 @@ class MappedNetwork:
 
 
 class Constants:
-    """The constants of a graph, read and replaced; large new ones come to a file of their own."""
+    """The constants of a graph, read and replaced; large new ones go to a separate file."""
 
     def __init__(self, network: MappedNetwork, graph: GraphProto, path: Path) -> None:
         """Index a graph's constants."""
@@ -121,11 +121,11 @@ class Constants:
         self._file = path.open("wb")
 
     def __contains__(self, name: str) -> bool:
-        """Whether a name is a constant's."""
+        """Whether a constant has this name."""
         return name in self._known
 
     def kind(self, name: str) -> int | None:
-        """Return the type of a constant's numbers, as ONNX counts types; None for other tensors."""
+        """Return a constant's type as a TensorProto.DataType; None for other tensors."""
         tensor = self._known.get(name)
         return None if tensor is None else int(tensor.data_type)
 
@@ -146,7 +146,7 @@ class Constants:
         return np.frombuffer(data, kind, count, offset).reshape(tensor.dims)
 
     def replace(self, name: str, by: str, data: Array) -> None:
-        """Replace a constant; the old one is removed once no node uses it."""
+        """Replace a constant; the old one is removed when no node uses it anymore."""
         from onnx.helper import np_dtype_to_tensor_dtype
 
         tensor = self._graph.initializer.add()
@@ -187,7 +187,7 @@ def tensors(graph: GraphProto) -> Iterator[TensorProto]:
 
 
 def location(tensor: TensorProto) -> tuple[str, int, int]:
-    """Return the file, first byte and length of a tensor; no file: it is in the graph itself."""
+    """Return the file, offset, and length of a tensor's bytes; no file: they are in the graph."""
     if tensor.data_location != _EXTERNAL:
         return "", 0, 0
     entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -195,14 +195,14 @@ def location(tensor: TensorProto) -> tuple[str, int, int]:
 
 
 def refer(tensor: TensorProto, file: str, offset: int, length: int) -> None:
-    """Make a tensor refer to bytes of a file only."""
+    """Make a tensor refer only to bytes of a file."""
     del tensor.external_data[:]
     for key, value in (("location", file), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
 
 
 def names(node: NodeProto) -> Iterator[str]:
-    """Yield the tensors that a node uses, also within its branches and loops."""
+    """Yield the tensors that a node uses, including those in its branches and loops."""
     yield from node.input
     for attribute in node.attribute:
         for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):

@@ -1,4 +1,4 @@
-"""Makes the artifact of an ONNX network for ONNX Runtime's CPU: rewritten, and proved."""
+"""Makes the artifact of an ONNX network for ONNX Runtime's CPU: rewritten, and verified."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 RESIDENT = 2.4
-"""Memory of a network at most, as a multiple of its weights: mapped, and prepared once more."""
+"""Most memory of a network, as a multiple of its weights: mapped, and rearranged once more."""
 _THRIFTY = {"enable_cpu_mem_arena": False}
 
 
 class _Original(NamedTuple):
-    """The network itself, which has been run and closed."""
+    """What was learned from running the original network, which is closed again."""
 
     label: str
     declared: tuple[TensorSpec, ...]
@@ -52,10 +52,10 @@ def make_artifact(
     *,
     budget_mb: int,
 ) -> dict[str, Any]:
-    """Write the files of an artifact; return its table, but for its key and list of files.
+    """Write the files of an artifact; return its table without its key and list of files.
 
     Raises:
-        AgentError: the network cannot be prepared, or the result has not its numbers.
+        AgentError: the network cannot be prepared, or the result gives other numbers.
     """
     network = MappedNetwork(model.network)
     weights_mb = sum(len(data) for data in network.files.values()) / _MIB
@@ -97,11 +97,11 @@ def _run_original(
     words: Words,
     thrifty: Path | None,
 ) -> _Original:
-    """Run the network itself for its numbers; with *thrifty* its weights lie in a file there."""
+    """Run the original network for its numbers; its weights stay in a file in *thrifty*, if set."""
     if thrifty is None:
         session = open_session(str(model.network), words, model.network.name)
     else:
-        # Its weights stay in a file here too, and nothing is kept that is not in use.
+        # Its weights stay in a file here too, and no unused memory is kept.
         return_freed_memory()
         align(network, thrifty)
         session = network.session({**words, "switches": _THRIFTY}, thrifty, NO_PREPACKING)
@@ -112,7 +112,7 @@ def _run_original(
     reference = Reference(engine, assemble(model, choice, engine, kind))
     engine.close()
     if thrifty is not None and words["level"] != "none":
-        # While it serves nothing can be loaded beside it.
+        # While it serves, nothing else can be loaded beside it.
         as_written = {**words, "switches": _THRIFTY, "level": "none"}
         try:
             session = network.session(as_written, thrifty, NO_PREPACKING)
@@ -125,8 +125,8 @@ def _run_original(
 
 
 def _stage_count(optimized: ModelProto, budget_mb: int) -> int:
-    """Return in how many stages a network runs that does not fit in memory."""
-    # So that two of them are a small part of what there is.
+    """Return the number of stages for a network that does not fit in memory."""
+    # So that two of them take a small part of the memory.
     size = sum(external_sizes(optimized).values())
     return max(2, -(-size * 10 // (budget_mb * _MIB)))
 
@@ -154,5 +154,5 @@ def _describe(
 
 
 def listed(spec: TensorSpec) -> tuple[str, list[int | None], str]:
-    """Return an input or output as an artifact's table has it."""
+    """Return an input or output as an entry in an artifact's table."""
     return spec.name, list(spec.shape), spec.dtype

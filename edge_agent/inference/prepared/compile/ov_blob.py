@@ -1,4 +1,4 @@
-"""Makes the artifact of a network for OpenVINO's CPU: compiled, exported and proved."""
+"""Makes the artifact of a network for OpenVINO's CPU: compiled, exported, and verified."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from .onnx_graph import listed
 from .reference import Reference
 
 TOLERANCE = 1e-5
-"""Relative distance between a network as compiled and as imported; seen: 0."""
+"""Greatest relative distance between a network as compiled and as imported; measured: 0."""
 
 
 def make_artifact(
     model: ModelFolder, choice: EngineChoice, kind: Kind, folder: Path, **_: object
 ) -> dict[str, Any]:
-    """Write the blob of an artifact; return its table, but for its key and list of files.
+    """Write the blob of an artifact; return its table without its key and list of files.
 
     Raises:
-        AgentError: the network cannot be compiled or exported, or gives other numbers imported.
+        AgentError: the network cannot be compiled or exported, or gives other numbers once
+            imported.
     """
     if not is_cpu(choice):
         raise EngineError(f"{choice.device}: only networks for the CPU are kept")
@@ -45,7 +46,7 @@ def make_artifact(
     (compiled,), declared, inputs, outputs, fold = made
     label = label_of(choice, compiled)
     exported = compiled.export_model()
-    # A stream in 2026.4, though its annotation says bytes.
+    # It is a stream in 2026.4, though its annotation says bytes.
     blob: bytes = exported if isinstance(exported, bytes) else exported.getvalue()
     (folder / BLOB).write_bytes(blob)
     engine = OvEngine([compiled], label, inputs, outputs, fold)

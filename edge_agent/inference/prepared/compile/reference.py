@@ -1,4 +1,4 @@
-"""A network's own numbers, which its artifact has to give bit for bit."""
+"""A network's own outputs, which its artifact must reproduce bit for bit."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ..load import Load
 
 SEEDS = (11, 12, 13)
 _CASES = 4
-"""Golden inputs that are tried: each takes a run."""
+"""Most golden inputs that are tried: each takes a run."""
 
 
 class Reference:
     """Inputs, and the network's own outputs for them."""
 
     def __init__(self, engine: Engine, model: Model) -> None:
-        """Run the network itself.
+        """Run the original network.
 
         Raises:
             EngineError: it runs on none of the inputs.
@@ -39,7 +39,7 @@ class Reference:
         try:
             results = [engine.infer(tensors) for tensors in samples]
         except EngineError:
-            # Indices, for example, of which most numbers mean nothing.
+            # Its inputs may be indices, for which most random numbers are invalid.
             samples = [_zeros(engine.inputs)]
             results = [engine.infer(tensors) for tensors in samples]
         golden = [case.inputs for case in read_golden(model)[:_CASES]]
@@ -47,10 +47,10 @@ class Reference:
         self._expected = [*results, *(engine.infer(tensors) for tensors in golden)]
 
     def distance_from(self, engine: Engine) -> float:
-        """Return the distance of an engine's numbers from the network's; 0: bit for bit.
+        """Return the distance of an engine's outputs from the network's; 0: equal bit for bit.
 
-        That is the largest relative distance (L2) of any output; infinite where a shape, type or
-        NaN differs.
+        It is the largest relative L2 distance of any output; infinite if a shape, type, or NaN
+        differs.
         """
         return max(
             distance_of(expected, engine.infer(tensors))
@@ -58,10 +58,10 @@ class Reference:
         )
 
     def check_like(self, plain: Engine) -> None:
-        """Check that the network's numbers are those of a session without optimization.
+        """Check that the network's outputs agree with those of a session without optimization.
 
         Args:
-            plain: that session; it is closed.
+            plain: that session; it is closed afterwards.
         """
         try:
             for tensors, expected in zip(self.samples, self._expected, strict=True):
@@ -97,14 +97,14 @@ def settle_stages(artifact: Artifact, reference: Reference, shared: int, budget:
 
     Args:
         artifact: the artifact, in whose table that number is also written.
-        reference: what its network computes.
+        reference: the network's own outputs.
         shared: bytes that several stages need.
         budget: bytes that the model may take.
 
     Raises:
         ArtifactError: its outputs differ from the network's, or it does not load or run.
     """
-    # Nothing kept first: what is left over is known when it has run.
+    # Nothing is kept at first: the memory left over is known once it has run.
     least = artifact.table["kept"] = min(1, shared)
     reference.check_identical(artifact)
     gc.collect()
@@ -127,7 +127,7 @@ def settle_stages(artifact: Artifact, reference: Reference, shared: int, budget:
 
 
 def _anonymous_bytes() -> int:
-    """Return the memory of this process that is no file's."""
+    """Return the bytes of this process's memory that are not mapped from files."""
     with open("/proc/self/status", encoding="ascii") as file:  # noqa: PTH123 - a file of the kernel's
         for line in file:
             if line.startswith("RssAnon:"):
@@ -136,7 +136,7 @@ def _anonymous_bytes() -> int:
 
 
 def distance_of(expected: Tensors, found: Tensors) -> float:
-    """Return the largest relative distance of the outputs."""
+    """Return the largest relative distance of any output."""
     if expected.keys() != found.keys():
         return float("inf")
     distances = (strict_distance(array, found[name]) for name, array in expected.items())

@@ -1,7 +1,6 @@
-"""Passes: rewrites of a network's graph before it is optimized, each proved or taken back.
+"""Passes: rewrites of a network's graph before it is optimized, each verified or undone.
 
-The engine is asked: its outputs with the rewritten network have to be the network's own
-numbers, bit for bit.
+The engine's outputs with the rewritten network must equal the original's, bit for bit.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 
 SIGNED_FILE = "signed.bin"
 FILES = (SIGNED_FILE, zero_point.FILE)
-"""Weights that passes write; of no use once the network has been optimized."""
+"""Weights that passes write; not needed once the network has been optimized."""
 _TAKES_WEIGHTS_SECOND = frozenset({"Conv", "Gemm", "MatMul"})
 _UINT8 = 2
 _RUNS = 7
@@ -57,7 +56,7 @@ class Rewriter:
         ends: Ends,
         entries: Mapping[str, str],
     ) -> None:
-        """Prepare to rewrite a network."""
+        """Prepare to rewrite a network; *ends* are its inputs and outputs."""
         self._network = network
         self._folder = folder
         self._words = words
@@ -92,7 +91,7 @@ class Rewriter:
         must_gain: bool = True,
         fold: Fold | None = None,
     ) -> bool:
-        """Rewrite the network; take it back if numbers differ, or if it is no gain but must be."""
+        """Rewrite the network; undo that if numbers differ, or if a required speedup is missing."""
         if rewritten is None:
             return False
         network = self._network
@@ -117,12 +116,12 @@ class Rewriter:
         return OrtEngine(session, *self._ends, fold)
 
     def _computed_in_floats(self) -> set[str]:
-        """Return the constants that the engine makes floats of while the network runs."""
+        """Return the constants that the engine converts to floats while the network runs."""
         graph = self._network.optimize(self._words, self._folder).graph
         return {node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
 
     def _processor_seconds(self, engine: OrtEngine) -> float:
-        """Measure the time that an inference takes of all cores together: the least of a few."""
+        """Return the CPU seconds of an inference, summed over all cores: the least of a few."""
         least = float("inf")
         for _ in range(_RUNS):
             start = time.process_time()
@@ -132,12 +131,12 @@ class Rewriter:
 
 
 def give_sign(network: MappedNetwork, folder: Path) -> ModelProto | None:
-    """Pass: give eight-bit weights without a sign one: the same numbers, faster on x86.
+    """Pass: make unsigned eight-bit weights signed: the same numbers, faster on x86.
 
-    Some converters write uint8 weights with a zero point about 128. What ONNX Runtime has fast
-    kernels for on x86 is steps without a sign times weights with one (MobileNetV2 of TensorFlow
-    Lite: 4.9 instead of 7.3 ms of a core an inference). To take 128 off the weights and off their
-    zero point changes no result, where the processor does not saturate in between: with VNNI.
+    Some converters write uint8 weights with a zero point near 128. On x86, ONNX Runtime has fast
+    kernels for unsigned steps times signed weights (TensorFlow Lite's MobileNetV2: 4.9 instead of
+    7.3 ms of one core per inference). Subtracting 128 from the weights and their zero point changes
+    no result if the processor does not saturate in between, which needs VNNI.
 
     Returns None if there are no such weights.
     """
@@ -157,7 +156,7 @@ def give_sign(network: MappedNetwork, folder: Path) -> ModelProto | None:
 
 
 def _places(graph: GraphProto, constants: Constants) -> Iterator[tuple[NodeProto, int, int]]:
-    """Yield each node that takes such weights, and the numbers of its inputs: they, zero point."""
+    """Yield each node that takes such weights, and the input indices of weights and zero point."""
     users: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for node in graph.node:
         for index, name in enumerate(node.input):

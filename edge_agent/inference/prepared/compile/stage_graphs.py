@@ -1,7 +1,7 @@
 """Cuts an optimized graph into stages, and writes the graphs and weights of an artifact.
 
-A stage is a graph of its own: some nodes that follow each other, fed by the stages before it. It is
-cut out of the optimized graph, so that fusions stay as they are and the numbers the same.
+A stage is a separate graph: some consecutive nodes, whose inputs come from the stages before it. It
+is cut out of the optimized graph, so that fusions and numbers stay the same.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
 WIDEST = 6
-"""Tensors that may be alive at a cut: more is a graph that is better left whole."""
+"""Most tensors alive at a cut: a graph that needs more is better left whole."""
 
 
 class Written(NamedTuple):
-    """The files of an artifact but for its table."""
+    """The files of an artifact except its table."""
 
     cuts: Sequence[Cut]
     """The stages, in order."""
@@ -50,10 +50,10 @@ def write_files(model: ModelProto, words: Words, folder: Path, stages: int) -> W
     """Write the weights, the whole graph, and one for each stage if there are several.
 
     Args:
-        model: the optimized network, whose files lie in *folder* and are removed.
+        model: the optimized network, whose files are in *folder* and are removed.
         words: session options.
         folder: where the files are written.
-        stages: the most to make; a graph with too few places to cut yields fewer.
+        stages: the most to make; a graph with too few places to cut gives fewer.
 
     Raises:
         EngineError: ONNX Runtime does not take a stage.
@@ -80,13 +80,13 @@ def write_files(model: ModelProto, words: Words, folder: Path, stages: int) -> W
 
 
 def external_sizes(model: ModelProto) -> dict[str, int]:
-    """Return the bytes of each tensor that lies outside the graph, by name."""
+    """Return the size in bytes of each tensor stored outside the graph, by name."""
     places = {tensor.name: location(tensor) for tensor in tensors(model.graph)}
     return {name: length for name, (file, _, length) in places.items() if file}
 
 
 def provisional(folder: Path, table: Mapping[str, Any]) -> Artifact:
-    """Return an artifact that can be loaded, though its table is not written."""
+    """Return an artifact that can be loaded although its table has not been written."""
     files = {
         name: [path.stat().st_size, xxh3_64_hexdigest(path.read_bytes())]
         for name in dict.fromkeys([GRAPH, *(stage["graph"] for stage in table["stages"])])
@@ -96,14 +96,14 @@ def provisional(folder: Path, table: Mapping[str, Any]) -> Artifact:
 
 
 def stage_name(number: int) -> str:
-    """Return the name of the file of a stage's graph."""
+    """Return the file name of a stage's graph."""
     return f"stage-{number}.onnx"
 
 
 def stage_table(written: Written) -> list[dict[str, Any]]:
-    """Describe stages: graph, tensors at the cuts, range of the weights and its checksum."""
+    """Describe stages: graph, tensors at the cuts, range of the weights, and its checksum."""
     cuts, layout = written.cuts, written.layout
-    # What several stages need lies before the first one's own weights, and counts as its.
+    # Weights of several stages come before the first stage's own, and count as part of it.
     starts = [0, *(layout.starts[cut.first] for cut in cuts[1:]), layout.size]
     table = []
     for number, cut in enumerate(cuts):
@@ -122,7 +122,7 @@ def stage_table(written: Written) -> list[dict[str, Any]]:
 
 
 def plan_cuts(graph: GraphProto, sizes: Mapping[str, int], stages: int) -> list[Cut]:
-    """Cut a graph into at most this many stages of about as many bytes of weights each."""
+    """Cut a graph into at most *stages* stages with about the same bytes of weights each."""
     constants = {tensor.name for tensor in graph.initializer}
     flow = Dataflow(
         [value.name for value in graph.input if value.name not in constants],
@@ -144,19 +144,19 @@ def plan_cuts(graph: GraphProto, sizes: Mapping[str, int], stages: int) -> list[
         wanted = total * step / stages
         near = [at for at in places if abs(costs[at] - wanted) <= total / (2 * stages)]
         if near:
-            # First what is handed over, then how even the stages are.
+            # Fewest tensors passed on first, then most even sizes.
             chosen.add(min(near, key=lambda at: (len(alive[at]), abs(costs[at] - wanted))))
     return [flow.cut(*span) for span in pairwise([0, *sorted(chosen), flow.end])]
 
 
 def stage_model(model: ModelProto, cut: Cut, known: Mapping[str, ValueInfoProto]) -> ModelProto:
-    """Make a stage's own model of the whole one's optimized graph.
+    """Make the model of one stage from the whole optimized graph.
 
     Args:
         model: the optimized model.
-        cut: which of its nodes.
-        known: types of the tensors that the stage takes. Those that it makes are left to the
-            engine to work out: it does not write types into an optimized graph.
+        cut: which of its nodes belong to the stage.
+        known: types of the tensors that the stage takes. The engine infers those that it makes: it
+            does not write types into an optimized graph.
     """
     from onnx import GraphProto, ModelProto, ValueInfoProto
 
@@ -194,7 +194,7 @@ def _types(path: Path, weights: Any, words: Words) -> dict[str, Any]:
 PAGE = 4096
 ALIGNED = "aligned.bin"
 _LINE = 64
-"""Tensors smaller than a page begin where a line of the cache does."""
+"""Alignment in bytes of tensors smaller than a page: a cache line."""
 _PIECE = 8 * 1024 * 1024
 
 
@@ -203,26 +203,26 @@ class Layout(NamedTuple):
 
     size: int
     shared: int
-    """Bytes at its beginning that more than one stage needs."""
+    """Bytes at its start that more than one stage needs."""
     starts: dict[int, int]
-    """By the number of a stage's first node: where its own weights begin, at a page."""
+    """Where a stage's own weights begin, page-aligned, by the index of its first node."""
 
 
 def lay_out(graph: GraphProto, source: mmap.mmap, folder: Path, places: Sequence[int]) -> Layout:
-    """Write the weights of a graph in order of execution; the graph refers to them there.
+    """Write the weights of a graph in order of execution, and make the graph refer to them.
 
     Args:
-        graph: of which every large tensor lies in *source*; changed in place.
+        graph: a graph whose large tensors are all in *source*; changed in place.
         source: the weights as the engine has written them.
         folder: where to write the file.
-        places: numbers of the nodes before which it may be cut.
+        places: indices of the nodes before which it may be cut.
     """
     external = {tensor.name: tensor for tensor in tensors(graph) if location(tensor)[0]}
     bounds = [0, *sorted(places), len(graph.node)]
     users: dict[str, list[int]] = {}
     for stage, (first, last) in enumerate(pairwise(bounds)):
         for node in graph.node[first:last]:
-            # A tensor within a branch belongs to the node that has the branch.
+            # A tensor in a branch belongs to the node with the branch.
             inner = [t.name for a in node.attribute if a.HasField("g") for t in tensors(a.g)]
             for name in (*names(node), *inner):
                 if name in external and stage not in users.setdefault(name, []):
@@ -242,10 +242,10 @@ def lay_out(graph: GraphProto, source: mmap.mmap, folder: Path, places: Sequence
 
 
 def align(network: MappedNetwork, folder: Path) -> None:
-    """Copy a network's weights to one file, so that an engine can use them where they lie.
+    """Copy a network's weights to one file, so that an engine can use them in place.
 
-    In an ONNX file tensors begin anywhere; those that do not begin at a multiple of their numbers'
-    size are copied to memory by the engine: too much, where the network does not fit there.
+    In an ONNX file, tensors may begin anywhere; the engine copies those that are not aligned to the
+    size of their numbers, which is too much if the network does not fit in memory.
     """
     found = [tensor for tensor in tensors(network.model.graph) if location(tensor)[0]]
     at = 0
@@ -259,7 +259,7 @@ def align(network: MappedNetwork, folder: Path) -> None:
 def _append(
     file: IO[bytes], at: int, wanted: Sequence[TensorProto], source: mmap.mmap, name: str = WEIGHTS
 ) -> int:
-    """Copy tensors behind each other, piece by piece; return the place behind the last."""
+    """Append tensors one after another, in pieces; return the offset after the last."""
     for tensor in wanted:
         _, offset, length = location(tensor)
         at = _pad(file, at, PAGE if length >= PAGE else _LINE)
@@ -271,6 +271,6 @@ def _append(
 
 
 def _pad(file: IO[bytes], at: int, size: int) -> int:
-    """Fill up with zeros to the next multiple of a size."""
+    """Pad with zeros to the next multiple of *size*."""
     file.write(bytes(-at % size))
     return at + -at % size

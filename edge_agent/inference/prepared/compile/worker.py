@@ -1,6 +1,6 @@
-"""Makes the artifact of a model, in a process of its own: run by `cache`.
+"""Makes the artifact of a model, in a separate process started by `cache`.
 
-What comes out of it gives the network's own numbers bit for bit, or is not used.
+The result gives the network's own numbers bit for bit, or is not used.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def make(question: Mapping[str, Any]) -> None:
     """Write an artifact to an existing empty folder.
 
     Args:
-        question: `model`: folder of the model; `choice`: the engine's, as a mapping; `kind` of
-            sample; `key` of the artifact; `budget_mb`; `folder`: where to write it; `urgent`:
-            with the agent's own priority.
+        question: `model`: folder of the model; `choice`: the engine choice, as a mapping; `kind`
+            of sample; `key` of the artifact; `budget_mb`; `folder`: where to write it; `urgent`:
+            whether to run with the agent's own priority.
 
     Raises:
         AgentError: the model cannot be prepared.
     """
-    # What has been cut off before has to be done before it is cut off again.
+    # After an interruption it must be finished before the next one.
     run_in_background(0 if question["urgent"] else 10)
     choice = EngineChoice(**question["choice"])
     folder = Path(question["folder"])
@@ -50,7 +50,7 @@ def make(question: Mapping[str, Any]) -> None:
 
 
 def _files(folder: Path) -> dict[str, tuple[int, str]]:
-    """Return size and checksum of every file; of the weights the checksums are by stage."""
+    """Return the size and checksum of every file; checksums of the weights are by stage."""
     files = {}
     for path in sorted(folder.iterdir()):
         digest = xxh3_64_hexdigest(path.read_bytes()) if path.suffix == ".onnx" else ""

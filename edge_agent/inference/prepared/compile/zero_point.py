@@ -1,17 +1,17 @@
-"""Pass: eight-bit weights about a zero point are put about zero; the same sums, computed faster.
+"""Pass: eight-bit weights with a zero point are centered on zero; the same sums, computed faster.
 
-A converter that spreads 256 steps over the range of a layer's weights leaves them with a zero
-point (TensorFlow's, and ONNX Runtime's own with weights of type uint8). ONNX Runtime has its quick
-kernels for weights without one. With its zero point taken off, a layer has one or two weights, at
-the end of the range, that eight bits do not hold anymore. The channel which such a weight
-multiplies is repeated, and the weight is shared out between the two: every sum stays as it is,
-to the last bit. The second of the channels is made by the layer before, of which a row is repeated,
-and comes the same way as the first.
+A converter that spreads 256 steps over the range of a layer's weights gives them a zero point
+(TensorFlow's does, and ONNX Runtime's own with weights of type uint8). ONNX Runtime's fast kernels
+are for weights without one. With the zero point subtracted, a layer has one or two weights, at the
+end of the range, that no longer fit in eight bits. The channel that such a weight multiplies is
+repeated, and the weight is split between the two: every sum stays the same, to the last bit. The
+repeated channel comes from the previous layer, of which a row is repeated, and takes the same path
+as the first.
 
-MobileNetV2 of TensorFlow Lite: 4.1 instead of 4.9 ms of a core an inference, though most of its
-depthwise layers stay as they are: there, no sum goes over two channels. To carry the second
-channels through those layers to the next ones lost more than it gained (416 instead of 485
-inferences a second of two cores).
+TensorFlow Lite's MobileNetV2: 4.1 instead of 4.9 ms of one core per inference, though most of its
+depthwise layers do not change: there, no sum goes over two channels. Carrying repeated channels
+through those layers to the next ones lost more than it gained (416 instead of 485 inferences per
+second on two cores).
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ FILE = "zero_point.bin"
 _SAME_CHANNELS = frozenset(
     {"Clip", "DequantizeLinear", "LeakyRelu", "MaxPool", "QuantizeLinear", "Relu"}
 )
-"""Operations that do the same to each channel of their first input, and round nothing: what sums up
-or approximates may do so in another order where there are more channels."""
+"""Operations that treat each channel of their first input alike, and round nothing: sums and
+approximations might be computed in another order if there are more channels."""
 _JOIN = frozenset({"Add", "Mul"})
-"""Operations on channels of the same number of two inputs."""
+"""Operations on corresponding channels of two inputs."""
 _LEAST, _MOST = -128, 127
 _SHARE = 8
-"""One of this many channels may be repeated; more would cost more than they save."""
+"""One in this many channels may be repeated; more would cost more than they save."""
 _TOGETHER = 4
-"""Channels that ONNX Runtime's kernels multiply together; they want no other number of them."""
+"""Channels that ONNX Runtime's kernels multiply together; the number must be a multiple."""
 _EIGHT_BITS = (2, 3)
 
 
 @dataclass
 class _Space:
-    """All tensors that have the same channels."""
+    """A set of tensors that have the same channels."""
 
     tensors: set[str] = field(default_factory=set)
     repeated: list[int] = field(default_factory=list)
-    """The channels that are repeated, behind the others, in this order."""
+    """The channels that are repeated, after the others, in this order."""
     idle: int = 0
-    """How many more there are behind them, for the sake of their number alone."""
+    """How many padding channels follow them."""
 
     def repeat(self, channels: list[int], of: int) -> bool:
-        """Repeat channels, if they do not become too many; return whether they are."""
+        """Repeat channels unless they become too many; return whether they are repeated."""
         more = [channel for channel in channels if channel not in self.repeated]
         if len(self.repeated) + len(more) > max(1, of // _SHARE):
             return False
@@ -69,16 +69,16 @@ class _Space:
 
 @dataclass
 class _Layer:
-    """A convolution whose weights are steps of eight bits."""
+    """A convolution whose weights are eight-bit steps."""
 
     node: NodeProto
     weights: NodeProto
-    """The node that makes numbers of the steps."""
+    """The node that dequantizes the weights."""
     bias: NodeProto | None
-    """Likewise; None: it has no bias, or one of numbers."""
+    """The node that dequantizes the bias; None: there is no bias, or it is not quantized."""
     steps: Array
     zero: Array
-    """Of the steps: one, or one a row."""
+    """Zero point of the weights: one, or one per row."""
     without_zero: bool = False
 
     @property
@@ -103,13 +103,13 @@ class _Layer:
 def rewrite(
     network: MappedNetwork, folder: Path, in_floats: Callable[[], Container[str]]
 ) -> ModelProto | None:
-    """Return a network's graph with weights about zero, or None if they are already, or cannot be.
+    """Return a network's graph with weights centered on zero; None: they are, or cannot be.
 
     Args:
-        network: to rewrite; gets one more file, with the changed weights.
+        network: the network to rewrite; gets one more file, with the changed weights.
         folder: where that file is written.
-        in_floats: returns the weights of layers that the engine computes in floats all the same,
-            where one more number to add up may round otherwise.
+        in_floats: returns the weights of layers that the engine computes in floats anyway, where
+            one more number in a sum may round differently.
     """
     from onnx import ModelProto
 
@@ -145,7 +145,7 @@ class _Channels:
                 self._users[name].append((node, index))
         self._constants = constants
         self.layers: dict[str, _Layer] = {}
-        """By the name of their output."""
+        """Layers by the name of their output."""
         for node in model.graph.node:
             if node.op_type == "Conv" and (layer := self._layer(node)) is not None:
                 self.layers[node.output[0]] = layer
@@ -161,15 +161,15 @@ class _Channels:
 
     @property
     def spaces(self) -> list[_Space]:
-        """Those that have been found so far."""
+        """The spaces found so far."""
         return [space for space in self._found.values() if space is not None]
 
     def space_of(self, name: str) -> _Space:
-        """Return the space of a tensor; if none has been found, one with nothing repeated."""
+        """Return the space of a tensor, or one with nothing repeated if none has been found."""
         return self._found.get(name) or _Space()
 
     def make_room(self, layer: _Layer) -> bool:
-        """Repeat the channels that large weights need; return whether that can be."""
+        """Repeat the channels that large weights need; return whether that is possible."""
         excess = layer.excess
         if not excess.any():
             return True
@@ -180,7 +180,7 @@ class _Channels:
         return space is not None and space.repeat(channels, excess.shape[1])
 
     def _space(self, name: str) -> _Space | None:
-        """Find all that has the channels of a tensor; None: something else depends on them."""
+        """Find all tensors with a tensor's channels; None: something else depends on them."""
         if name not in self._found:
             space = _Space()
             found = space if self._fill(space, name) else None
@@ -189,7 +189,7 @@ class _Channels:
         return self._found[name]
 
     def _fill(self, space: _Space, name: str) -> bool:
-        """Follow the channels both ways; return whether all that touches them can be changed."""
+        """Follow the channels both ways; return whether all nodes on them can be changed."""
         waiting = [name]
         while waiting:
             name = waiting.pop()
@@ -221,7 +221,7 @@ class _Channels:
         )
 
     def _layer(self, node: NodeProto) -> _Layer | None:
-        """Return a convolution of steps whose constants no other node uses, or None for others."""
+        """Return a quantized convolution whose constants no other node uses, else None."""
         weights = self._own_dequantizer(node.input[1])
         if weights is None or len(weights.input) < 3:
             return None
@@ -240,7 +240,7 @@ class _Channels:
         return _Layer(node, weights, bias, steps, zero)
 
     def _own_dequantizer(self, name: str) -> NodeProto | None:
-        """Return the node that makes numbers of constant steps for one user only."""
+        """Return the node that dequantizes a constant for only one user."""
         maker: NodeProto | None = self._makers.get(name)
         if maker is None or maker.op_type != "DequantizeLinear" or name in self._ends:
             return None
@@ -250,7 +250,7 @@ class _Channels:
 
 
 def _rewrite_layer(layer: _Layer, channels: _Channels, constants: Constants) -> None:
-    """Replace a layer's weights by those about zero, with the rows and columns that are needed."""
+    """Replace a layer's weights with centered ones that have the rows and columns needed."""
     made_by, taken = channels.space_of(layer.node.output[0]), channels.space_of(layer.node.input[0])
     rows = [*made_by.repeated, *[0] * made_by.idle]
     if not (rows or taken.repeated or layer.without_zero):
@@ -282,7 +282,7 @@ def _repeat_rows(array: Array, rows: list[int]) -> Array:
 
 
 def _replace_input(node: NodeProto, index: int, data: Array, constants: Constants) -> None:
-    """Replace an input of a node by a constant of its own."""
+    """Replace an input of a node with a new constant."""
     name = node.input[index]
     made = f"zero_point/{node.output[0]}/{index}"
     constants.replace(name, made, data)
