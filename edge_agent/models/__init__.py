@@ -1,1 +1,1 @@
-"""Models at rest: manifests, files, packages and the store. Nothing here runs a network."""
+"""Stored models: manifests, files, packages, and the store. Nothing here runs a network."""

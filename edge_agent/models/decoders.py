@@ -1,6 +1,6 @@
-"""The decoders: which tasks each is for, and where it is.
+"""The decoders: the tasks each is for, and where it is.
 
-A new decoder is one function in `inference/decode` and one line here.
+To add a decoder, write a function in `inference/decode` and a line here.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ BOXED: frozenset[Task] = frozenset(
 )
 """Tasks whose findings are detections."""
 LABELED: frozenset[Task] = frozenset({"classification", "segmentation", "embedding"})
-"""Tasks whose findings are labels of the whole, with scores."""
+"""Tasks whose findings are labels, with scores, of the whole picture or window."""
 SCORED: frozenset[Task] = BOXED | LABELED
-"""Tasks whose findings have scores from 0 to 1; values of the others may be any number."""
+"""Tasks whose findings have scores from 0 to 1; those of other tasks may be any number."""
 
 
 class DecoderSpec(NamedTuple):
@@ -32,22 +32,22 @@ class DecoderSpec(NamedTuple):
     """Module, relative to `inference.decode`, and function; imported when a model needs it."""
     tasks: tuple[Task, ...]
     compares_input: bool = False
-    """Whether it compares outputs with the input, whose numbers it therefore needs."""
+    """Whether it compares outputs with the input, and so needs the input's numbers."""
     most: int = 0
-    """Boxes that the family's own post-processing keeps at most; 0: it has no limit."""
+    """Most boxes that the family's own postprocessing keeps; 0: it has no limit."""
     rounding: Literal["half-even", "half-up", "down"] | None = None
-    """Of a letterboxed size, where the family's is not what its anchor usually goes with."""
+    """How the family rounds a letterboxed size, if not as usual for its anchor."""
     layouts: tuple[str, ...] = ()
-    """Forms that it reads besides its own, each where a manifest's `layout` says so."""
+    """Other layouts that it reads if a manifest's `layout` says so."""
 
 
 ULTRALYTICS = 300
-"""Boxes that its predictor keeps (`max_det`)."""
+"""Most boxes that its predictor keeps (`max_det`)."""
 _YOLO: tuple[Task, ...] = ("detection", "instance-segmentation", "keypoints", "obb")
 HEADS = ("yolov5-heads", "yolov3", "yolov2", "custom-vision", "yolo-fastestv2")
-"""Layouts of boxes that are not decoded, whose anchors are outside of the network."""
+"""Layouts of boxes that are not decoded, with anchors outside the network."""
 ROWS = ("paddle", "yolov7", "yolo-nas")
-"""Layouts of finished boxes, a row for each."""
+"""Layouts of finished boxes, one per row."""
 
 DECODERS: Mapping[str, DecoderSpec] = {
     "ultraface": DecoderSpec(".faces.ultraface", ("detection",)),
@@ -72,24 +72,24 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "pooled": DecoderSpec(".embedding.pooled", ("embedding",)),
 }
 DEFAULT = "raw"
-"""The decoder of a manifest that names none, if its task takes it."""
+"""The decoder if a manifest names none, for tasks that allow it."""
 
 if TYPE_CHECKING:
     DecoderName = str
 else:
     DecoderName = Literal[tuple(DECODERS)]
-    """One of those names: checked when a manifest is read."""
+    """A decoder's name; checked when a manifest is read."""
 
 
 def decoders_of(task: Task) -> list[str]:
-    """Return the names of the decoders that a task can have."""
+    """Return the names of the decoders for a task."""
     return [name for name, decoder in DECODERS.items() if task in decoder.tasks]
 
 
 def layout_problems(
     decoder: str, task: Task, layout: str, anchors: Sequence[float]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the problems of `layout` and `anchors` of a manifest: key, and text."""
+    """Yield the problems of a manifest's `layout` and `anchors`: key, and text."""
     known = DECODERS[decoder].layouts if task == "detection" else ()
     if layout and layout not in known:
         text = f"decoder {decoder!r} of task {task} has {', '.join(known) or 'none'}"

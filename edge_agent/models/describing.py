@@ -1,7 +1,7 @@
-"""The description of a model file: inputs, outputs, metadata, the manifest that follows.
+"""The description of a model file: inputs, outputs, metadata, and the resulting manifest.
 
-Guesses are the assumptions of `importing`. Missing parts are listed in the order in which one would
-add them. Knows no engine: nothing is run.
+Guesses are the assumptions of `importing`. Missing parts are listed in the order in which a user
+would add them. Uses no engine: nothing is run.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from .manifest import MANIFEST, Manifest, ModelFolder
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A model, as far as its files tell."""
+    """A model, as far as its files describe it."""
 
     file: str
     """Name of the network's file."""
     facts: NetworkFacts
     manifest: Manifest | None
-    """None if no manifest follows from the file."""
+    """None if the file is not enough for a manifest."""
     labels: int
-    """How many there are."""
+    """Number of labels."""
     guessed: tuple[str, ...]
     missing: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """Parts of its manifest without effect."""
+    """Parts of its manifest that have no effect."""
     wrong: tuple[str, ...] = ()
-    """Reasons for which devices refuse it."""
+    """Reasons why devices refuse it."""
     draft: str = ""
-    """If no manifest follows: the known part of it as TOML, the rest as comments."""
+    """If there is no manifest: the known part of it as TOML, the rest as comments."""
 
 
 def describe(path: Path) -> Description:
@@ -49,16 +49,16 @@ def describe(path: Path) -> Description:
 
     Raises:
         UsageError: there is nothing at *path*.
-        ModelError: it is not a model that may be run, or its manifest is wrong.
+        ModelError: it is not a model that can be run, or its manifest is wrong.
     """
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
-    # First, and with an error of its own: a file that is not fit to run has no description.
+    # First, and with its own error: a file that cannot run has no description.
     bare = inspect_network(path) if path.is_file() and path.suffix in BARE else None
     try:
         with import_model(path) as imported:
             folder = imported.folder
-            # Its weights belong to the context.
+            # Its weights are only there within this context.
             facts = bare or inspect_network(folder.network)
             missing = tuple(_missing(folder))
             return Description(
@@ -85,14 +85,14 @@ def inspect_network(network: Path) -> NetworkFacts:
     """Read the facts in a network's file.
 
     Raises:
-        ModelError: it is damaged, or not fit to run.
+        ModelError: it is damaged, or cannot run.
     """
     with contained(str(network), ModelError):
         return inspect(network)
 
 
 def missing_labels(folder: ModelFolder) -> Iterator[str]:
-    """Yield advice on labels for a model that has none, but whose findings have names."""
+    """Yield advice on labels for a model that lacks them though its findings have names."""
     if folder.manifest.task in SCORED - {"embedding"} and not folder.labels:
         yield (
             "labels: results carry numbers for names; in a model folder (`try --save` makes one) "
@@ -102,7 +102,7 @@ def missing_labels(folder: ModelFolder) -> Iterator[str]:
 
 
 def golden_trouble(folder: ModelFolder, facts: NetworkFacts) -> str | None:
-    """Return why devices refuse the golden file of a model; None: they take it, or it has none."""
+    """Return why devices refuse a model's golden file; None: they accept it, or it has none."""
     try:
         check_file(folder, facts)
     except ModelError as problem:
@@ -115,7 +115,7 @@ def _as_tuple(line: str | None) -> tuple[str, ...]:
 
 
 def _missing(folder: ModelFolder) -> list[str]:
-    """List the optional parts whose absence makes a model worse."""
+    """List missing optional parts that would make the model better."""
     manifest = folder.manifest
     missing: list[str] = []
     missing.extend(missing_labels(folder))

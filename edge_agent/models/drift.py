@@ -1,6 +1,6 @@
-"""The usual inputs and scores of a model: `drift.json` of a model folder.
+"""The usual inputs and scores of a model: `drift.json` in a model folder.
 
-Knows how distributions are written and checked, not how they are measured (`inference/drift`).
+Distributions are written and checked here, and measured in `inference/drift`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ DRIFT = "drift.json"
 SCHEMA = 1
 MAX_BYTES = 2**18
 MOST_CHANNELS = 64
-"""Of more channels, all values together are one."""
+"""With more channels, all values are treated as one."""
 MOST_EDGES = 63
 MOST_INDEX = 14.0
-"""No index is above it, as `inference.drift.FLOOR` bounds them."""
+"""Upper bound of an index, which follows from `inference.drift.FLOOR`."""
 
 
 @storable
 @record
 class Distribution:
-    """How often values lie where."""
+    """How often values fall into each bin."""
 
     edges: tuple[float, ...]
-    """Between the bins, rising. A value that equals one belongs to the bin below it."""
+    """Edges between the bins, ascending. A value equal to an edge belongs to the bin below it."""
     shares: tuple[float, ...]
-    """Of all values, by bin: one more than edges; their sum is 1."""
+    """Share of all values in each bin: one more than edges; their sum is 1."""
 
 
 @storable
@@ -43,13 +43,13 @@ class Usual:
     """Distributions of a model's inputs and of its score."""
 
     results: int
-    """How many results they were made of."""
+    """Number of results they were made from."""
     inputs: Mapping[str, Distribution]
-    """By channel."""
+    """Distribution of the inputs by channel."""
     score: Distribution | None
-    """None: its results have none."""
+    """None: its results have no score."""
     floor: float
-    """Lower scores were not seen, and count as 0."""
+    """Lower scores were not reported, and count as 0."""
 
 
 def read(data: bytes, channels: tuple[str, ...], where: str) -> Usual:
@@ -122,9 +122,9 @@ def _is_number(value: Any) -> bool:
     try:
         return isfinite(value)
     except OverflowError:
-        return False  # JSON's whole numbers know no end
+        return False  # integers in JSON are unbounded
 
 
 def content(usual: Usual) -> dict[str, Any]:
-    """Return the content of its `drift.json`."""
+    """Return the content for `drift.json`."""
     return {"schema": SCHEMA, **asdict(usual)}

@@ -1,4 +1,4 @@
-"""Parameters of `transform = "mfe"` and `"spectral"`: of Edge Impulse's blocks of these names."""
+"""Parameters of `transform = "mfe"` and `"spectral"`, Edge Impulse's blocks of these names."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ..core.frozen import record
 
 _STRICT: Any = {"extra": "forbid"}
 MOST_FRAMES = 500
-"""Of a window, as Edge Impulse has it."""
+"""Most frames in a window, as in Edge Impulse."""
 
 
 @storable
 @record(kw_only=True)
 class Mfe:
-    """Audio (MFE): mel energies above a noise floor, of samples in -1..1."""
+    """Audio (MFE): mel energies above a noise floor, for samples in -1..1."""
 
     __pydantic_config__ = _STRICT
     version: Literal[3, 4] = 4
-    """Of the block, as `ei_dsp_config_mfe_t.implementation_version` of an export has it."""
+    """Version of the block: `ei_dsp_config_mfe_t.implementation_version` in an export."""
     frame_ms: Annotated[float, Plain(), Gt(0), Le(60_000)] = 20.0
     step_ms: Annotated[float, Plain(), Gt(0), Le(60_000)] = 10.0
     fft: Annotated[int, Plain(), Ge(4), Le(65536)] = 256
-    """Samples of a transform, a power of two; of a longer frame it takes the first."""
+    """Samples per transform, a power of two; of a longer frame only the first are used."""
     bins: Annotated[int, Plain(), Ge(2), Le(1024)] = 40
     low_hz: Annotated[float, Plain(), Ge(0), Le(1e9)] = 0.0
     high_hz: Annotated[float, Plain(), Ge(0), Le(1e9)] = 0.0
-    """0: half the rate."""
+    """Upper limit, Hz; 0: half the rate."""
     noise_floor_db: Annotated[float, Plain(), Ge(-1000), Le(0)] = -52.0
 
 
@@ -40,14 +40,14 @@ class Spectral:
 
     __pydantic_config__ = _STRICT
     version: Literal[2, 3, 4] = 4
-    """Of the block; from 4 on it gives moments of the spectrum, too."""
+    """Version of the block; from 4 on it returns moments of the spectrum, too."""
     scale_axes: Annotated[float, Plain(), Ge(-1e9), Le(1e9)] = 1.0
     """Factor for readings."""
     filter: Literal["none", "low", "high"] = "none"
     cutoff_hz: Annotated[float, Plain(), Gt(0), Le(1e9)] = 3.0
     order: Literal[2, 4, 6, 8] = 6
     fft: Annotated[int, Plain(), Ge(4), Le(65536)] = 16
-    """Samples of a transform, a power of two."""
+    """Samples per transform, a power of two."""
     log: Annotated[bool, Plain()] = True
     overlap: Annotated[bool, Plain()] = True
 
@@ -59,7 +59,7 @@ def block_problems(
     window: int | None,
     rate: float | None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the problems of the parameters of the block that is the transform: key, and text."""
+    """Yield the problems of the parameters of the transform's block: key, and text."""
     if transform not in {"mfe", "spectral"}:
         return
     block = mfe or Mfe() if transform == "mfe" else spectral or Spectral()

@@ -1,6 +1,6 @@
-"""The file of golden inputs and outputs beside a model, read as a stranger's: bounded, unpickled.
+"""The file of golden inputs and outputs beside a model, read as untrusted: bounded, no pickles.
 
-Whether a network gives these outputs is `inference.golden`'s to find.
+Whether a network gives these outputs is checked by `inference.golden`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .manifest import ModelFolder
 from .npz import read_npz
 
 MOST_BYTES = 2**20
-"""Of golden answers."""
+"""Size limit for a file of golden answers."""
 MOST_ANSWERS = 64
 MOST_TOKENS = 256
-"""Of each: they are given at every start of the model."""
+"""Limit for each golden answer: they are generated at every start of the model."""
 
 
 def check_file(folder: ModelFolder, facts: NetworkFacts) -> None:
@@ -41,18 +41,18 @@ def check_file(folder: ModelFolder, facts: NetworkFacts) -> None:
         where = str(path)
         with contained(where, ModelError):
             arrays = _named(path, where, facts.inputs, facts.outputs)
-            # Of inputs only: files leave shapes of outputs out, or state them wrongly, and engines
-            # run them all the same.
+            # Only inputs: files may omit shapes of outputs, or state them wrongly, and engines
+            # still run them.
             inputs = [_as_given(spec, arrays[f"input/{spec.name}"]) for spec in facts.inputs]
             given = {f"input/{spec.name}" for spec in inputs}
             _stacked({name: arrays[name] for name in given}, inputs, where)
 
 
 def read_answers(path: Path) -> list[tuple[dict[str, Any], str]]:
-    """Read the golden answers of a language model: questions, and the text that answers each.
+    """Read the golden answers of a language model: questions, each with the expected text.
 
     Raises:
-        ModelError: the file is damaged, or holds none.
+        ModelError: the file is damaged, or has none.
     """
     found: Any = None
     with suppress(OSError, ValueError, RecursionError):
@@ -75,7 +75,7 @@ def _is_answer(case: Any) -> bool:
 
 
 def _as_given(spec: TensorSpec, array: Array) -> TensorSpec:
-    """Return an input as an engine may take it: of an IR of half floats OpenVINO takes floats."""
+    """Return an input as an engine may take it: OpenVINO takes floats for an IR of half floats."""
     both_float = spec.dtype.startswith("float") and array.dtype.kind == "f"
     return replace(spec, dtype=array.dtype.name) if both_float else spec
 
@@ -83,10 +83,10 @@ def _as_given(spec: TensorSpec, array: Array) -> TensorSpec:
 def read_arrays(
     path: Path, where: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> dict[str, Array]:
-    """Read the arrays input/<tensor> and output/<tensor>, of the shapes that the specs give.
+    """Read the arrays input/<tensor> and output/<tensor>, with the shapes that the specs give.
 
     Returns:
-        By name, each with a leading axis of cases, as many in all of them.
+        Arrays by name, each with a leading axis of cases, of the same length in all.
 
     Raises:
         ModelError: the file is damaged, or its arrays do not fit the network.
@@ -118,7 +118,7 @@ def _named(
 def _stacked(
     arrays: Mapping[str, Array], specs: Sequence[TensorSpec], where: str
 ) -> dict[str, Array]:
-    """Check arrays against their tensors; give each an axis of cases, as many in all of them."""
+    """Check arrays against their tensors; give each a case axis, of the same length in all."""
     by_name = {f"{part}/{spec.name}": spec for spec in specs for part in ("input", "output")}
     stacked = {
         name: _stack(array, by_name[name], f"{where}: {name}") for name, array in arrays.items()
@@ -130,7 +130,7 @@ def _stacked(
 
 
 def _stack(array: Array, spec: TensorSpec, where: str) -> Array:
-    """Check an array against its tensor; give it its case axis where it has none."""
+    """Check an array against its tensor; add a case axis if it has none."""
     rank = len(spec.shape)
     if array.ndim not in {rank, rank + 1}:
         raise ModelError(
@@ -140,7 +140,7 @@ def _stack(array: Array, spec: TensorSpec, where: str) -> Array:
     fits = all(
         want in {None, have} for want, have in zip(spec.shape, stacked.shape[1:], strict=True)
     )
-    # What came out of another engine may be of another width.
+    # Outputs from another engine may be floats of another width.
     both_float = where.endswith(f"output/{spec.name}") and (
         stacked.dtype.kind == "f" and spec.dtype.startswith("float")
     )

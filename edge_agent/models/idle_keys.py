@@ -1,4 +1,4 @@
-"""Keys of a manifest that are given in vain."""
+"""Keys of a manifest that have no effect."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _OF_PICTURES: tuple[str, ...] = (
     *("antialias", "rounding", "anchor", "pad"),
 )
 _OF_SIGNALS: tuple[str, ...] = ("every", "hop", "lead", "resample_hz")
-"""Keys of `[input]` that are looked at for one kind of sample only."""
+"""Keys of `[input]` that only matter for one kind of sample."""
 _OF_TASKS: Mapping[str, frozenset[str]] = {
     "points": frozenset({"keypoints"}),
     "mask": frozenset({"instance-segmentation", "segmentation"}),
     "vector": frozenset({"embedding"}),
 }
-"""Keys of `[output]` that are looked at for some tasks only."""
+"""Keys of `[output]` that only matter for some tasks."""
 
 
 def idle_keys(manifest: Manifest) -> str | None:
-    """Return which keys have no effect, and why; None: all that are given have one."""
+    """Return which keys have no effect, and why; None: all keys given have one."""
     spec, default = manifest.input, InputSpec()
     for key, tasks in _OF_TASKS.items():
         if getattr(manifest.output, key) and manifest.task not in tasks:

@@ -1,4 +1,4 @@
-"""Import of models: a folder, a tar, or a bare file, as a folder that can be loaded."""
+"""Imports models: a folder, a tar, or a bare file becomes a folder that can be loaded."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .manifest import MANIFEST, Manifest, ModelFolder, load, parse
 
 BARE = frozenset({".onnx", ".xml", ".tflite"})
 MOST_NAMED = 8
-"""Models that an error lists."""
+"""Most models that an error lists."""
 _USUAL = frozenset({"model", "openvino_model"})
-"""Names that exporters give the network itself, beside which precisions or parts may lie."""
+"""Names that exporters give the network itself; files beside it may be precisions or parts."""
 
 _PYTORCH = (
     "PyTorch's own format, which no engine here reads; export it: `yolo export model={name} "
@@ -66,15 +66,15 @@ def import_model(
     """Import *path* as a loadable folder, for as long as the context lasts.
 
     Args:
-        path: a model folder, a packed .tar, or a bare .onnx, .xml or .tflite whose metadata or
-            shapes tell its kind, or the folder in which an exporter left one.
-        name: instead of its own.
-        version: instead of its own; of a bare file "1" otherwise.
-        here: of a model with variants, those that suit, the most specific first.
+        path: a model folder, a packed .tar, a bare .onnx, .xml or .tflite whose metadata or shapes
+            are enough, or an exporter's folder with such a file.
+        name: replaces its own name.
+        version: replaces its own version, which for a bare file is "1".
+        here: variants that suit this device, the most specific first.
 
     Raises:
         UsageError: there is nothing at *path*, or name or version are not valid.
-        ModelError: it is not a model, or its metadata does not say enough.
+        ModelError: it is not a model, or its metadata is not enough.
     """
     if name is not None and not is_name(name):
         raise UsageError(f"--name: {name!r} is not a name ({NAME_RULE})")
@@ -127,7 +127,7 @@ def import_model(
 
 @contextmanager
 def _naming_folder(path: Path) -> Iterator[None]:
-    """Of a bare file that does not say enough, name the folder where a manifest describes it."""
+    """Make errors about a bare file name its folder, if a manifest there describes it."""
     try:
         yield
     except ModelError:
@@ -144,10 +144,10 @@ def _naming_folder(path: Path) -> Iterator[None]:
 
 
 def copy_folder(folder: Path, place: Path) -> None:
-    """Copy the files of a model, as a package has them: without links, devices and hidden files.
+    """Copy the files of a model that belong in a package, which hidden ones do not.
 
     Raises:
-        ModelError: there is a link or a device among them, or too many or too deep.
+        ModelError: there is a link or a device among them, or they are too many or too deep.
         OSError: one cannot be read or written.
     """
     from .packages.build import model_files
@@ -162,10 +162,10 @@ def copy_folder(folder: Path, place: Path) -> None:
 def file_of(path: Path) -> Path:
     """Return the network's file in an exporter's folder; any other path unchanged.
 
-    Of a folder around a single model folder, that one.
+    For a folder that only contains a model folder, return that.
 
     Raises:
-        ModelError: a folder without model.toml holds no network, or several that it could be.
+        ModelError: a folder without model.toml contains no network, or several candidates.
     """
     if not path.is_dir() or (path / MANIFEST).exists():
         return path
@@ -176,7 +176,7 @@ def file_of(path: Path) -> Path:
                 return models[0]
             names = ", ".join(map(str, models[:MOST_NAMED])) + ", …" * (len(models) > MOST_NAMED)
             raise ModelError(f"{path}: holds several models: name one of {names}")
-        for pattern in ("*.*", "*/*.*"):  # Hugging Face's lie in onnx/
+        for pattern in ("*.*", "*/*.*"):  # Hugging Face's are in onnx/
             found = sorted(one for one in path.glob(pattern) if _is_network(one))
             usual = [one for one in found if one.stem in _USUAL]
             if len(found) == 1 or len(usual) == 1:
@@ -211,7 +211,7 @@ def _naming_origin(place: Path, path: Path) -> Iterator[None]:
     except AgentError as problem:
         text, origin = str(problem), str(path)
         if path.suffix in BARE:
-            # Its manifest is made of its own metadata; other files lie beside it.
+            # Its manifest comes from its own metadata; other files are beside it.
             text, origin = text.replace(f"{place}/{MANIFEST}", origin), str(path.parent)
         text = text.replace(str(place), origin)
         if text == str(problem):
@@ -225,7 +225,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 
     table = manifest_table(manifest)
     (folder / MANIFEST).write_text(tomli_w.dumps(table), encoding="utf-8")
-    # What is written must read back as what was meant.
+    # The written file must parse to the same manifest.
     if parse(table, MANIFEST) != manifest:
         raise ModelError(f"{manifest.id}: its manifest does not survive being written")
 
@@ -270,16 +270,16 @@ def _is_default(item: Any, value: Any) -> bool:
 
 @contextmanager
 def import_tar(path: Path) -> Iterator[ImportedModel]:
-    """Unpack a tar that lies on this disk, hence trusted, for as long as the context lasts.
+    """Unpack a tar on this disk, which is therefore trusted, for as long as the context lasts.
 
     Raises:
-        ModelError: it is damaged or no model.
+        ModelError: it is damaged or not a model.
     """
     with scratch_folder("model") as made, _naming_origin(made, path):
         try:
             _unpack(path, made)
         except ModelError as problem:
-            # A block knows its number alone.
+            # The error of a block only has its number.
             text = str(problem)
             raise ModelError(text if str(path) in text else f"{path}: {text}") from None
         yield ImportedModel(load(made), ())

@@ -1,6 +1,6 @@
 """The manifest of a model: `model.toml`, section 4 of the public interface.
 
-Knows no engine and no weights; whether the network fits it is checked when both are loaded.
+Independent of engines and weights; whether the network fits is checked when both are loaded.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 MANIFEST = "model.toml"
 GOLDEN = "golden.npz"
-"""Inputs and their outputs, in a model's folder; see `models.golden`."""
+"""File in a model's folder with inputs and their outputs; see `models.golden`."""
 GOLDEN_ANSWERS = "golden.json"
-"""The same of a language model: questions, and the answers to them."""
+"""The same for a language model: questions and their answers."""
 GALLERY = "gallery.npz"
-"""Vectors by label, of embeddings."""
+"""File with vectors by label, for embeddings."""
 GOLDENS = "golden*.npz"
-"""These, and those of variants."""
+"""Pattern of golden files, including those of variants."""
 KEPT = ".package/variant"
-"""In the folder of an installed model that has variants: the name of the one that is kept."""
+"""File in an installed model's folder with the name of the variant that is kept."""
 MAX_LABEL_BYTES = 2**20
 MAX_LABELS = 100_000
 
 Interpolation = Literal["linear", "area", "cubic", "nearest"]
 Rounding = Literal["half-even", "half-up", "down"]
 ANTIALIASED: frozenset[Interpolation] = frozenset({"linear", "cubic"})
-"""Interpolations that `antialias` goes with."""
+"""Interpolations that `antialias` can be used with."""
 PICTURE_LAYOUTS = ("nchw", "nhwc")
 SIGNAL_LAYOUTS = ("ct", "tc", "flat-ct", "flat-tc")
 
@@ -51,11 +51,11 @@ _ELSEWHERE = {
     "mfcc": 'the parameters of transform = "mfcc" go below [input.logmel]',
     "std": "what is divided by is `scale`, in the units of `mean`",
 }
-"""Keys that other programs have in `[input]`, and their equivalents here."""
-_SHARED = ("name", "version", "task", "variants")  # of which no variant has its own
+"""Keys that other programs would have in `[input]`, and their equivalents here."""
+_SHARED = ("name", "version", "task", "variants")  # the same for all variants
 _STRICT: Any = {"extra": "forbid"}
 Size = Annotated[int, Gt(0), Le(16384)]
-# Bounded so that infinity does not get through; NaN is within no bounds.
+# Bounded to exclude infinity; NaN is within no bounds.
 Number = Annotated[float, Ge(-1e9), Le(1e9)]
 Numbers = tuple[Number, ...]
 
@@ -72,14 +72,14 @@ class InputSpec:
     """None: nchw for pictures, ct for signals."""
     width: Size | None = None
     height: Size | None = None
-    """Only where the network leaves its size open."""
+    """Only if the network leaves its size open."""
     resize: Literal["stretch", "letterbox", "crop"] = "stretch"
     crop_ratio: Annotated[float, Gt(0), Le(1)] = 1.0
     interpolation: Interpolation = "linear"
     antialias: Annotated[bool, Plain()] = False
-    """Linear and cubic as PIL and torchvision have them, which filter what they make smaller."""
+    """Linear and cubic as in PIL and torchvision, which filter when they downscale."""
     rounding: Rounding | None = None
-    """Of a letterboxed size. None: half-even, or down where the anchor is top-left."""
+    """Rounding of a letterboxed size. None: half-even, or down if the anchor is top-left."""
     anchor: Literal["center", "top-left"] = "center"
     pad: Annotated[float, Ge(0), Le(255)] = 114.0
     # Signals
@@ -87,37 +87,37 @@ class InputSpec:
     every: Annotated[int, Ge(1), Le(10_000_000)] = 1
     window: Annotated[int, Ge(1), Le(10_000_000)] | None = None
     hop: Annotated[int, Ge(1), Le(10_000_000)] | None = None
-    """None: as the window, without overlap."""
+    """None: the same as the window, without overlap."""
     rate_hz: Annotated[float, Gt(0), Le(1e9)] | None = None
     transform: Literal["none", "logmel", "mfcc", "mfe", "spectral", "stats"] = "none"
     logmel: LogMel | None = None
-    """Of transform logmel and mfcc."""
+    """Parameters of transforms logmel and mfcc."""
     mfe: Mfe | None = None
     spectral: Spectral | None = None
     stats: Stats | None = None
-    """Of transform stats."""
+    """Parameters of transform stats."""
     resample_hz: Annotated[float, Ge(0), Le(1e6)] = 0.0
-    """Readings are brought to this many a second; 0: as they come."""
+    """Rate that readings are resampled to; 0: they are used as they come."""
     lead: Annotated[int, Ge(0), Le(10_000_000)] = 0
     """Zeros before the first sample."""
     state: Mapping[str, str] = field(default_factory=dict)
-    """Inputs and the outputs of the window before that they are given."""
+    """Inputs that take an output of the previous window, and that output."""
     # Texts
     tokenizer: str = ""
     """File of the library tokenizers (tokenizer.json); empty: the model takes no texts."""
     max_tokens: Annotated[int, Ge(1), Le(1_000_000)] | None = None
-    """Of a text; what is beyond is cut off. None: as the network is made for."""
+    """Most tokens of a text; the rest is cut off. None: as many as the network takes."""
     # Both
     mean: Number | Numbers = ()
     scale: Number | Numbers = ()
     tensor: str | None = None
-    """The input that takes the sample, where the network has several."""
+    """The input that takes the sample, if the network has several."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Constant values of the other inputs: name = number or nested list."""
 
     @property
     def given(self) -> frozenset[str]:
-        """The inputs that do not take the sample: constants, and the state of the window before."""
+        """The inputs that do not take the sample: constants, and state of the previous window."""
         return frozenset([*self.fixed, *self.state])
 
     @property
@@ -127,7 +127,7 @@ class InputSpec:
 
     @property
     def kind(self) -> Kind:
-        """Kind of sample that the manifest describes."""
+        """The kind of sample that the manifest describes."""
         if self.tokenizer:
             return "text"
         return "signal" if self.is_signal else "picture"
@@ -158,44 +158,44 @@ class OutputSpec:
     __pydantic_config__ = _STRICT
     decoder: DecoderName | None = None
     layout: str = ""
-    """Of a decoder that reads the forms of several families: whose it is."""
+    """Which family's layout it is, for decoders that read several."""
     anchors: Numbers = ()
-    """Width and height of each, from the finest level on; in cells for YOLOv2, else in pixels."""
+    """Width and height of each anchor, finest level first; in cells for YOLOv2, else in pixels."""
     threshold: Number | str | None = None
-    """A text "p99": that quantile of the scores of the first windows."""
+    """A string like "p99" means that quantile of the first windows' scores."""
     label_above: str = ""
-    """The meaning of a score above it, such as "speech"; of anomalies."""
+    """What a score above the threshold means, such as "speech"; for task anomaly."""
     learn: Annotated[int, Ge(2), Le(1_000_000)] = 500
-    """Windows from which a quantile is learned, results from which what is usual is."""
+    """Number of windows to learn a quantile from, or of results to learn the usual values from."""
     smooth: str | None = None
-    """"k/n": only what is so in k of the last n windows is reported."""
+    """"k/n": a result is only reported if it holds in k of the last n windows."""
     iou: Annotated[float, Gt(0), Le(1)] | None = None
-    """Of non-maximum suppression. None: 0.45 where the family leaves it to its decoder."""
+    """Overlap for non-maximum suppression. None: 0.45 if the family leaves it to the decoder."""
     agnostic: Annotated[bool, Plain()] = False
-    """Suppression over all classes together."""
+    """Whether boxes of different classes suppress each other."""
     max_detections: Annotated[int, Ge(0), Le(100_000)] = 0
-    """The best so many; 0: as many as the family's own post-processing keeps."""
+    """At most this many, the best; 0: as many as the family's own postprocessing keeps."""
     labels: str | tuple[str, ...] = ()
     first_label: Annotated[int, Ge(-1), Le(10)] = 0
     top_k: Annotated[int, Ge(1), Le(100_000)] = 5
     pooling: Literal["mean", "cls"] = "mean"
-    """Of a text's tokens: their mean, or the first one's."""
+    """A text's vector: the mean of its tokens' vectors, or the first one."""
     points: Annotated[int, Ge(0), Le(10_000)] = 0
-    """Of task keypoints: how many an object has."""
+    """For task keypoints: the number of points per object."""
     mask: Annotated[bool | None, Plain()] = None
-    """Whether results hold masks. None: those of instances, not those of the whole frame."""
+    """Whether results include masks. None: those of instances, not those of the whole frame."""
     vector: Annotated[bool | None, Plain()] = None
-    """Of a picture's embedding: whether results hold it. None: only without a gallery."""
+    """Whether results include a picture's embedding. None: only without a gallery."""
     scale: Number = 1.0
     zero_point: Number = 0.0
     names: Mapping[str, str] = field(default_factory=dict)
-    """Role = tensor name, where they are not found by shape and usual names."""
+    """Tensor name by role, for outputs not found by shape and usual names."""
 
 
 @storable
 @record(kw_only=True)
 class TrialSpec:
-    """Bounds on a candidate; stricter than the device's, never laxer."""
+    """Limits for a candidate; they may be stricter than the device's, never looser."""
 
     __pydantic_config__ = _STRICT
     tolerance: Annotated[float, Ge(0), Le(1e9)] = 0.05
@@ -223,16 +223,16 @@ class Manifest:
     description: str = ""
     license: str = ""
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By architecture, profile or engine: the keys that are otherwise there."""
+    """By architecture, profile, or engine: the keys that differ there."""
 
     @property
     def id(self) -> str:
-        """name@version, as results carry it."""
+        """name@version, as in results."""
         return f"{self.name}@{self.version}" if self.version else self.name
 
     @property
     def decoder(self) -> DecoderName:
-        """The decoder named, or the default."""
+        """The decoder that is named, or the default."""
         if self.output.decoder is not None:
             return self.output.decoder
         (only, *others) = decoders_of(self.task)
@@ -242,15 +242,15 @@ class Manifest:
 @storable
 @record
 class ModelFolder:
-    """A model on disk whose manifest has been read; its network has not."""
+    """A model on disk whose manifest has been read, but not its network."""
 
     path: Path
     manifest: Manifest
     labels: tuple[str, ...]
     usual: drift.Usual | None = None
-    """Of its inputs and scores, where the folder says it."""
+    """Usual values of its inputs and scores, if the folder has them."""
     variant: str = ""
-    """Whose keys the manifest has; empty: its own alone."""
+    """The variant whose keys were applied to the manifest; empty: none."""
 
     @property
     def network(self) -> Path:
@@ -264,12 +264,12 @@ class ModelFolder:
 
     @property
     def finds(self) -> tuple[str, ...]:
-        """The labels of its findings; empty if they are not known."""
+        """The labels of its findings; empty if they are unknown."""
         return ("text",) if self.manifest.task == "text" else self.labels
 
     @property
     def gallery(self) -> Path:
-        """The file of labeled vectors, of embeddings, which may be missing."""
+        """The file of labeled vectors for embeddings, which may be missing."""
         return _of_variant(self.path, GALLERY, self.variant)
 
     @property
@@ -282,12 +282,12 @@ def load(folder: Path, here: Sequence[str] = ()) -> ModelFolder:
     """Read the manifest and labels of a model folder.
 
     Args:
-        folder: of the model.
-        here: variants that suit, the most specific first; of a model that is installed, the one
-            that is kept counts, whatever suits now.
+        folder: the model's folder.
+        here: variants that suit this device, the most specific first; for an installed model, the
+            one that was kept is used instead.
 
     Raises:
-        ModelError: something is missing, malformed or contradicts itself.
+        ModelError: something is missing, malformed, or contradictory.
     """
     from ..core.schema import read_toml
 
@@ -308,12 +308,12 @@ def chosen(variants: Collection[str], here: Sequence[str]) -> str:
 
 
 def variant_words(variant: str) -> str:
-    """Return the name of a variant in sentences."""
+    """Return a variant's name for use in sentences."""
     return f"variant {variant}" if variant else "no variant"
 
 
 def variant_kept(folder: Path) -> str | None:
-    """Return the variant that an installation has kept; None: it has none, or is not installed."""
+    """Return the variant kept at installation; None: there are none, or it is not installed."""
     path = folder / KEPT
     if not path.exists():
         return None
@@ -321,22 +321,22 @@ def variant_kept(folder: Path) -> str | None:
 
 
 def _of_variant(folder: Path, name: str, variant: str) -> Path:
-    """Return a variant's own file, as golden-arm.npz, where it has one; else that of all."""
+    """Return a variant's own file, such as golden-arm.npz, if it exists, else the common one."""
     path = folder / name
     own = path.with_stem(f"{path.stem}-{variant}")
     return own if variant and own.exists() else path
 
 
 def parse(data: Mapping[str, Any], where: str) -> Manifest:
-    """Parse a manifest from the content of a TOML file or from a model's own metadata."""
+    """Parse a manifest from the content of a TOML file, or from a model's own metadata."""
     return parse_all(data, where)[""]
 
 
 def parse_all(data: Mapping[str, Any], where: str) -> dict[str, Manifest]:
-    """Parse a manifest once for each of its variants; under "" is that without any.
+    """Parse a manifest for each of its variants, and without any, under "".
 
     Raises:
-        ModelError: one of them is malformed or contradicts itself.
+        ModelError: one of them is malformed or contradictory.
     """
     from ..core.schema import merged
 
@@ -355,7 +355,7 @@ def parse_all(data: Mapping[str, Any], where: str) -> dict[str, Manifest]:
 
 
 def _parse(data: Mapping[str, Any], where: str) -> Manifest:
-    """Parse a manifest without looking into its variants."""
+    """Parse a manifest without checking its variants."""
     from ..core.schema import build
 
     given = data.get("input")
@@ -390,7 +390,7 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
         text = f"{manifest.decoder!r} does not fit task {manifest.task}; it takes {takes}"
         yield "output.decoder", text
     if half_letter("".join(output.labels)) is not None:
-        # TOML cannot hold them, but a Python literal in a network's metadata can.
+        # TOML cannot contain lone surrogates, but a Python literal in metadata can.
         yield "output.labels", "holds half of a letter; write it as UTF-8"
     if output.scale == 0:
         yield "output.scale", "must not be 0, every output would be"

@@ -1,4 +1,4 @@
-"""Archives of arrays, as NumPy writes them, read as a stranger's: bounded, and never pickled."""
+"""Archives of arrays written by NumPy, read as untrusted: bounded, and without pickles."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..core.errors import ModelError
 from ..core.types import Array
 
 MAX_BYTES = 256 * 2**20
-"""Of all its arrays, unpacked."""
+"""Limit for all its arrays together, unpacked."""
 MAX_ARRAYS = 1000
 
 
 def read_npz(path: Path, where: str) -> dict[str, Array]:
-    """Read an archive of arrays as a stranger's file: bounded, and never pickled.
+    """Read an untrusted archive of arrays: bounded, and without pickles.
 
     Raises:
-        ModelError: it is damaged, too large, or holds anything but numbers.
+        ModelError: it is damaged, too large, or contains anything but numbers.
     """
     try:
         _check_listing(path, where)
         with zipfile.ZipFile(path) as archive:
-            # What it unpacks to counts, not what it is packed to.
+            # The unpacked size counts, not the packed one.
             total = sum(member.file_size for member in archive.infolist())
         if total > MAX_BYTES:
             raise ModelError(
@@ -40,14 +40,14 @@ def read_npz(path: Path, where: str) -> dict[str, Array]:
         ValueError,
         EOFError,
         MemoryError,
-        # Encrypted, or packed by a method that this Python has not.
+        # Encrypted, or packed by a method that this Python lacks.
         RuntimeError,
         zipfile.BadZipFile,
         zlib.error,
     ) as problem:
         raise ModelError(f"{where}: cannot be read: {words(problem)}") from None
     for name, array in arrays.items():
-        # NumPy gives a member that is no array as bytes.
+        # NumPy returns a member that is not an array as bytes.
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
             raise ModelError(f"{where}: {name}: is not an array of numbers")
     return arrays
@@ -56,8 +56,8 @@ def read_npz(path: Path, where: str) -> dict[str, Array]:
 def _check_listing(path: Path, where: str) -> None:
     """Check that an archive lists few members, before the listing is read.
 
-    46 bytes list a member, and ten times as many are taken to remember it. Source: PKWARE,
-    APPNOTE.TXT, 4.3.16; the end record is looked for where Python's zipfile does.
+    A member takes 46 bytes in the listing, and ten times that in memory. Source: PKWARE,
+    APPNOTE.TXT, 4.3.16; the end record is searched for where Python's zipfile does.
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -68,7 +68,7 @@ def _check_listing(path: Path, where: str) -> None:
     if at < 0 or len(tail) - at < 22:
         raise zipfile.BadZipFile("File is not a zip file")
     _, _, _, _, count, listing = struct.unpack_from("<4s4HL", tail, at)
-    # What needs more room than that writes another record before this one (zip64).
+    # An archive that needs more room has another record before this one (zip64).
     larger = tail[max(0, at - 20) : max(0, at - 16)] == b"PK\6\7"
     if larger or count > MAX_ARRAYS or listing > MAX_ARRAYS * 1024:
         raise ModelError(f"{where}: more than {MAX_ARRAYS} arrays")

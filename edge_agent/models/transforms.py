@@ -1,4 +1,4 @@
-"""Parameters of `[input] transform`: of spectra, and of the statistics of a window."""
+"""Parameters of `[input] transform`: for spectra, and for the statistics of a window."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STRICT: Any = {"extra": "forbid"}
 STATISTICS = ("rms", "peak", "kurtosis", "crest")
 _BAND = re.compile(r"band:(\d{1,9}(?:\.\d{1,6})?)-(\d{1,9}(?:\.\d{1,6})?)", re.ASCII)
 MOST = 64
-"""Statistics of a window."""
+"""Most statistics per channel."""
 
 
 @storable
@@ -26,39 +26,39 @@ class LogMel:
     frame_ms: Annotated[float, Gt(0), Le(60_000)] = 30.0
     step_ms: Annotated[float, Gt(0), Le(60_000)] = 20.0
     fft: Annotated[int, Ge(0), Le(65536)] = 0
-    """Samples of a transform; 0: the next power of two."""
+    """Samples per transform; 0: the next power of two."""
     window: Literal["hann", "hamming", "povey"] = "hann"
     center: Annotated[bool, Plain()] = False
-    """Whether frames lie around their time, edges reflected."""
+    """Whether frames are centered on their time, with reflected edges."""
     power: Annotated[int, Ge(1), Le(2)] = 1
     mel: Literal["htk", "slaney"] = "htk"
     bins: Annotated[int, Gt(0), Le(1024)] = 40
     low_hz: Annotated[float, Ge(0), Le(1e9)] = 20.0
     high_hz: Annotated[float, Ge(0), Le(1e9)] = 0.0
-    """0: half the rate."""
+    """Upper limit, Hz; 0: half the rate."""
     log: Literal["log", "log10", "log1p", "db"] = "log"
     floor: Annotated[float, Gt(0), Le(1e9)] = 1e-6
     """Added before the logarithm."""
     coefficients: Annotated[int, Gt(0), Le(1024)] = 10
-    """Of an MFCC."""
+    """Number of coefficients of an MFCC."""
     preemphasis: Annotated[float, Ge(0), Le(1)] = 0.0
     normalize: Literal["none", "peak", "max"] = "none"
-    """Of a window's samples before all this: divided by the largest, of either sign or (max) as it
-    is."""
+    """How a window's samples are divided first: by the largest absolute value (peak), or by the
+    largest value (max)."""
 
 
 @storable
 @record(kw_only=True)
 class Stats:
-    """The statistics of each channel of a window that `transform = "stats"` gives."""
+    """The statistics of each channel that `transform = "stats"` computes from a window."""
 
     __pydantic_config__ = _STRICT
     of: tuple[str, ...]
-    """Each one of STATISTICS, or "band:LOW-HIGH" in hertz."""
+    """Each is one of STATISTICS, or "band:LOW-HIGH" in hertz."""
 
 
 def band_of(name: str) -> tuple[float, float] | None:
-    """Return the bounds of a band, Hz, or None if the name is not that of a band."""
+    """Return the bounds of a band in Hz, or None if the name is not a band's."""
     found = _BAND.fullmatch(name)
     return (float(found[1]), float(found[2])) if found else None
 

@@ -1,1 +1,1 @@
-"""Network files, read without an engine: checks, metadata, where the weights lie."""
+"""Network files, read without an engine: checks, metadata, and where the weights are."""

@@ -1,4 +1,4 @@
-"""OpenVINO IR: the .xml read as a stream and held against its .bin, before OpenVINO sees either."""
+"""Checks an OpenVINO IR: the .xml, read as a stream, and its .bin, before OpenVINO reads them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .facts import CONVERSION, JOINED, OPENVINO_TYPES, PUT_INSIDE, NetworkFacts,
 from .finite import ensure_finite
 
 LEAST_VERSION = 10
-"""Of OpenVINO 2020 and later; nothing reads older ones anymore."""
+"""IR version of OpenVINO 2020; older ones are no longer read by anything."""
 MAX_XML_BYTES = 64 * 1024 * 1024
 MAX_LAYERS = 200_000
 MAX_REMEMBERED = 500_000
-"""Edges and entries of metadata that are kept; an element takes 15 bytes in the file."""
+"""Most edges and entries of metadata kept; an element takes 15 bytes in the file."""
 _MAX_DEPTH = 200
 
-# Names that a port's `precision` has, where they are not the type's name in capitals.
+# Values of a port's `precision` that are not the type's name in capitals.
 _PRECISIONS = {"FP16": "f16", "FP32": "f32", "FP64": "f64", "BOOL": "boolean"}
 _FLOATS = {"f16": np.float16, "f32": np.float32, "f64": np.float64, "bf16": np.uint16}
 _BITS = {
@@ -54,7 +54,7 @@ class _Layer:
     port: dict[str, str] = field(default_factory=dict)
     """The last port seen: inputs have one output, results one input."""
     sizes: list[str] = field(default_factory=list)
-    """Of that port."""
+    """Sizes of that port."""
     ports: dict[str, dict[str, str]] = field(default_factory=dict)
     """All ports by id."""
 
@@ -63,8 +63,8 @@ def inspect_ir(network: Path) -> NetworkFacts:
     """Read an .xml file and check its weights.
 
     Raises:
-        ModelError: malformed, too large, with a DOCTYPE, without its .bin, with weights that lie
-            outside it or are not numbers, or with operators of an extension.
+        ModelError: it is malformed, too large, has a DOCTYPE, lacks its .bin, has weights outside
+            the .bin or that are not numbers, or operators of an extension.
     """
     size = network.stat().st_size
     if size > MAX_XML_BYTES:
@@ -102,11 +102,11 @@ class _Reader:
         self.parameters: list[_Layer] = []
         self.results: list[_Layer] = []
         self.constants: dict[tuple[int, int, str], str] = {}
-        """Offset, size and type = the name of a layer that has them."""
+        """Name of a layer by the offset, size, and type of its constant."""
         self.metadata: dict[str, str] = {}
         self.layers: dict[str, _Layer] = {}
         self.sources: dict[str, tuple[str, str]] = {}
-        """By id of a layer: layer and port of its first input, of a Concat its last."""
+        """By id of a layer: layer and port of its first input, or for a Concat its last."""
         self.count = 0
         self.operators: set[str] = set()
         self.quantized = False
@@ -114,7 +114,7 @@ class _Reader:
         self._weight_bytes = weight_bytes
         self._path: list[str] = []
         self._open: list[_Layer] = []
-        """The layers that are being read: of a loop's body, also the loop."""
+        """The layers being read: within a loop's body, also the loop."""
 
     def read(self) -> None:
         parser = expat.ParserCreate()
@@ -151,7 +151,7 @@ class _Reader:
             if "value" in attributes:
                 self.metadata[" ".join(self._path[2:])] = attributes["value"]
         elif self._path[:3] == ["net", "meta_data", "cli_parameters"] and len(self._path) == 4:
-            # IR before OpenVINO 2023: every option there is, most of them not given.
+            # IR before OpenVINO 2023 lists every option, most without a value.
             if tag in PUT_INSIDE and "value" in attributes:
                 self.metadata[f"{CONVERSION} {tag}"] = attributes["value"]
         elif tag == "edge" and len(self._path) == 3:
@@ -219,7 +219,7 @@ class _Reader:
             self._open.pop()
 
     def _constant(self, layer: _Layer) -> None:
-        """Check that a constant's bytes are those of its shape, and inside the .bin."""
+        """Check that a constant's size fits its shape, and that it is inside the .bin."""
         where = f"{self._network}: constant {layer.name!r}"
         kind = layer.data.get("element_type", "")
         try:
@@ -243,7 +243,7 @@ def _check_weights(weights: Path, constants: dict[tuple[int, int, str], str]) ->
     floats = {key: name for key, name in constants.items() if key[2] in _FLOATS and key[1]}
     if not floats:
         return
-    # Mapped, not read: OpenVINO maps the same pages right after.
+    # Mapped, not read: OpenVINO maps the same pages right afterwards.
     data = np.memmap(weights, mode="r")
     for (offset, size, kind), name in floats.items():
         values: Any = np.frombuffer(data, _FLOATS[kind], size * 8 // _BITS[kind], offset)
@@ -263,11 +263,11 @@ def _input(layer: _Layer) -> TensorSpec:
 
 
 def _output(layer: _Layer, reader: _Reader) -> tuple[TensorSpec, str]:
-    """Describe a result and return the id of the layer whose numbers it gives."""
+    """Describe a result and return the id of the layer whose numbers it returns."""
     layer_id, port_id = reader.sources.get(layer.id, ("", ""))
     source = reader.layers.get(layer_id)
     port = source.ports.get(port_id, {}) if source else {}
-    # IR before version 11 gives the type only where a tensor is made.
+    # IR before version 11 only states the type where a tensor is made.
     precision = layer.port.get("precision") or port.get("precision", "")
     kind = _PRECISIONS.get(precision, precision.lower())
     names = port.get("names", "").split(",")

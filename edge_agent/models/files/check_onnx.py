@@ -1,7 +1,7 @@
-"""Checks on a network's file before an engine parses it, with errors in plain words.
+"""Checks on a network's file before an engine parses it, with plain errors.
 
-An engine's parser is native code that meets untrusted files; a file that reaches it is bounded and
-complete, refers to nothing outside its folder and computes with nothing but known operators.
+An engine's parser is native code that reads untrusted files; a file that reaches it is bounded and
+complete, refers to nothing outside its folder, and uses only known operators.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-# Protobuf's own limit on one message; what is larger has external data.
+# Protobuf's own limit on one message; larger networks have external data.
 MAX_ONNX_BYTES = 2 * 1024**3 - 1
 MAX_NODES = 200_000
 
-# Operators that both engines bring themselves. Every other domain needs a library of custom
-# operators, which is never loaded.
+# Domains whose operators both engines include. Any other needs a library of custom operators, which
+# is never loaded.
 DOMAINS = frozenset(
     {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "org.openvinotoolkit"}
 )
@@ -49,7 +49,7 @@ _QUANTIZED = frozenset(
     }
 )
 
-# How the floats among them are read: bfloat16 by its bits.
+# How floats are read: bfloat16 as its bits.
 _FLOATS: Mapping[int, str] = {
     FLOAT: "float32",
     FLOAT16: "float16",
@@ -57,14 +57,14 @@ _FLOATS: Mapping[int, str] = {
     BFLOAT16: "uint16",
 }
 _FEW = 2**16
-"""Numbers that are looked at without NumPy, whose import takes longer."""
+"""Most numbers checked without NumPy, whose import takes longer."""
 
 _PAGE = "a web page, not a model: download the raw file"
 _DOWNLOADS: Mapping[bytes, str] = {
     b"version https://git-lfs": "a Git LFS pointer, not the model: git lfs pull",
     **dict.fromkeys([b"<!doctype html", b"<html"], _PAGE),
 }
-"""What hosts often give in place of a model, by its beginning in small letters."""
+"""What hosts often return in place of a model, by its first bytes in lower case."""
 
 
 def check_network(network: Path) -> None:
@@ -81,8 +81,7 @@ def inspect(network: Path, data: bytes | mmap | None = None) -> NetworkFacts:
 
     Args:
         network: the file.
-        data: its content, where that has been read: this is checked then, whatever the file has
-            become meanwhile.
+        data: its content, if already read: this is checked even if the file has changed meanwhile.
 
     Raises:
         ModelError: as for `check_network`.
@@ -109,7 +108,7 @@ def inspect(network: Path, data: bytes | mmap | None = None) -> NetworkFacts:
 
 
 def _given_instead(network: Path) -> ModelError | None:
-    """Return what a host gave in place of a network, or of the weights beside it, if it did."""
+    """Return the error if a host returned something else than a network or its weights."""
     for path in sorted(network.parent.glob(f"{escape(network.stem)}*")):
         if path.is_file():
             with path.open("rb") as file:
@@ -151,12 +150,12 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
 
 
 def _followed(node: NodeProto) -> str:
-    """Return the input that `maker_of` continues with, or "" if there is none."""
+    """Return the input that `maker_of` continues from, or "" if there is none."""
     return node.input[-1 if node.op_type == "Concat" else 0] if node.input else ""
 
 
 def _parse(network: Path, data: bytes | mmap | None) -> ModelProto:
-    """Read the file without its weights, be they in it or beside it."""
+    """Parse the file without its weights, whether they are in it or beside it."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     size = network.stat().st_size if data is None else len(data)
@@ -172,7 +171,7 @@ def _parse(network: Path, data: bytes | mmap | None) -> ModelProto:
         raise ModelError(
             f"{network}: not a valid ONNX file: it is cut short, damaged or something else"
         ) from None
-    # An empty file, and one that ends between two fields, are valid messages all the same.
+    # An empty file, and one that ends between two fields, are still valid messages.
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError(
             f"{network}: not a valid ONNX file: it has no graph with outputs; it is cut short or "
@@ -182,7 +181,7 @@ def _parse(network: Path, data: bytes | mmap | None) -> ModelProto:
 
 
 def _nodes(model: ModelProto, network: Path) -> list[NodeProto]:
-    """List all nodes: of the graph, of functions, and of graphs inside nodes (branches, loops)."""
+    """List all nodes: in the graph, in functions, and in graphs inside nodes (branches, loops)."""
     waiting = [*model.graph.node, *(node for own in model.functions for node in own.node)]
     nodes: list[NodeProto] = []
     while waiting:
@@ -203,7 +202,7 @@ def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def _tensors(model: ModelProto, nodes: list[NodeProto]) -> Iterator[TensorProto]:
-    """Iterate over every constant: initializers, also sparse ones, and attributes of nodes."""
+    """Iterate over every constant: initializers, including sparse ones, and node attributes."""
     sparse = []
     for graph in (model.graph, *(graph for node in nodes for graph in _subgraphs(node))):
         yield from graph.initializer
@@ -222,7 +221,7 @@ def _tensors(model: ModelProto, nodes: list[NodeProto]) -> Iterator[TensorProto]
 
 def _check_operator(node: NodeProto, own: set[tuple[str, str]], network: Path) -> None:
     if (node.domain, node.op_type) in own:
-        return  # a function that the file defines itself, of nodes that are checked too
+        return  # a function defined in the file, whose nodes are checked too
     if node.domain not in DOMAINS:
         raise ModelError(
             f"{network}: operator {node.domain}.{node.op_type} is a custom one; libraries of "
@@ -236,7 +235,7 @@ def _check_operator(node: NodeProto, own: set[tuple[str, str]], network: Path) -
 def _check_tensor(
     tensor: TensorProto, network: Path, files: dict[Path, None], data: bytes | mmap | None
 ) -> int:
-    """Check one constant; add the file its data is in to *files*; return its size in bytes."""
+    """Check one constant; add the file with its data to *files*; return its size in bytes."""
     where = f"{network}: tensor {tensor.name!r}"
     if tensor.data_type == STRING:
         return 0
@@ -279,7 +278,7 @@ def _check_numbers(
     if kind == "float32" and count <= _FEW and not isinstance(content, Path):
         with memoryview(content) as whole, whole[offset : offset + 4 * count].cast("f") as few:
             if isfinite(sum(few)):
-                return  # as every one of them is, then
+                return  # then every one is
     import numpy as np
 
     from .finite import ensure_finite
@@ -305,13 +304,13 @@ def _check_listed(tensor: TensorProto, kind: str, count: int, where: str) -> Non
 
     from .finite import ensure_finite
 
-    # The 16 bits of a float16 or bfloat16 are one in each int32.
+    # Each int32 holds the 16 bits of one float16 or bfloat16.
     values = np.array(numbers, kind) if whole else np.array(numbers, np.uint16).view(kind)
     ensure_finite(values, where)
 
 
 def _external(tensor: TensorProto, size: int, network: Path, where: str) -> tuple[Path, int]:
-    """Find a tensor's external data: a file inside the network's folder, long enough."""
+    """Return file and offset of a tensor's external data: in the network's folder, long enough."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     path = path_inside(network.parent, location, f"{where}: external data")
@@ -338,7 +337,7 @@ def _operator(node: NodeProto) -> str:
 
 
 def _text(value: str | bytes) -> str:
-    """Return a field as text: protobuf returns bytes where it is not UTF-8."""
+    """Return a field as text; protobuf returns bytes if it is not UTF-8."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 

@@ -1,10 +1,10 @@
-"""Checks on a TensorFlow Lite file before OpenVINO parses it, with errors in plain words.
+"""Checks on a TensorFlow Lite file before OpenVINO parses it, with plain errors.
 
-Every table that the network is made of is looked at: that it lies within the file, that indices
-lead to something, and that constants are as long as their shapes say. Sources: schema.fbs and
-metadata_schema.fbs of TensorFlow Lite, whose field numbers stand here.
+Every table of the network is checked: that it lies within the file, that indices are valid, and
+that constants are as long as their shapes require. Sources: schema.fbs and metadata_schema.fbs of
+TensorFlow Lite, whose field numbers are used here.
 
-Stays on the device: the public interface promises that `file` of a manifest may be a .tflite.
+Stays on the device: the public interface promises that a manifest's `file` may be a .tflite.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .protobuf import DamagedError
 
 IDENTIFIER = b"TFL3"
 MAX_BYTES = 2**31 - 1
-"""Offsets of FlatBuffers are of 32 bits, and signed where they lead back."""
+"""Offsets in FlatBuffers have 32 bits, and are signed if they point back."""
 MAX_NODES = 200_000
 MAX_RANK = 16
 MAX_ITEMS = 2**40
 
-# TensorType = NumPy's name and bits. Text, resources and variants are none of a network's numbers.
+# By TensorType: NumPy's name and bits. Strings, resources, and variants are not numbers.
 _TYPES: Mapping[int, tuple[str, int]] = {
     0: ("float32", 32),
     1: ("float16", 16),
@@ -49,9 +49,9 @@ _TYPES: Mapping[int, tuple[str, int]] = {
 }
 _UNREAD = {5: "string", 11: "complex128", 13: "resource", 14: "variant", 18: "bfloat16"}
 _FLOATS = {"float32": np.float32, "float16": np.float16, "float64": np.float64}
-_FLOATS |= {"complex64": np.float32}  # in pairs
+_FLOATS |= {"complex64": np.float32}  # as pairs
 _CUSTOM = 32
-# BuiltinOperator = the name that the other formats have for it, where anybody asks.
+# By BuiltinOperator: its name in the other formats, if it is used anywhere.
 _NAMES: Mapping[int, str] = {
     0: "Add",
     1: "AveragePool",
@@ -73,7 +73,7 @@ _NAMES: Mapping[int, str] = {
     70: "Unsqueeze",
     114: "QuantizeLinear",
 }
-# Those that hold graphs of their own or call into others, and those that keep something.
+# Operators that contain or call other graphs, and those that keep a state.
 _REFUSED: Mapping[int, str] = {
     29: "CONCAT_EMBEDDINGS",
     31: "CALL",
@@ -97,10 +97,10 @@ _MENDS: Mapping[str, str] = {
     "ends in raw boxes and scores (tflite_convert with output_arrays raw_outputs/box_encodings and "
     "raw_outputs/class_predictions), or take the same model as .onnx or from the Open Model Zoo",
 }
-"""The fixes for a custom operator."""
+"""The fix for a custom operator."""
 _FIRST_STABLEHLO = 162
-# BuiltinOperator = the number of its options in their union, which a parser reads without asking
-# whether they are there. Of the others all options have a default.
+# By BuiltinOperator: the number of its options in their union, which a parser reads without a check
+# that they exist. For other operators all options have a default.
 # fmt: off
 _OPTIONS: Mapping[int, int] = {
     0: 11, 1: 5, 2: 10, 3: 1, 4: 2, 5: 94, 9: 8, 11: 12, 12: 5, 13: 13, 16: 14, 17: 5, 18: 21,
@@ -110,10 +110,10 @@ _OPTIONS: Mapping[int, int] = {
     128: 102, 132: 106, 140: 27, 141: 106, 150: 116,
 }
 # fmt: on
-# Options that hold vectors, by their number in the union: of the vector's field, and its form.
+# Options with vectors, by their number in the union: the vector's field number, and its format.
 _VECTORS: Mapping[int, tuple[int, str]] = {17: (0, "<i"), 30: (0, "<i")}
 _WIDEST = 8
-"""Bytes of an option, at most."""
+"""Most bytes of an option."""
 _INTEGERS = frozenset({"int4", "int8", "uint8", "int16"})
 
 
@@ -142,7 +142,7 @@ def inspect_tflite(network: Path) -> NetworkFacts:
 
 
 def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
-    # First: of what has graphs within its graph, they say more than how many there are.
+    # First: for nested graphs, the error about their operators is more helpful than their number.
     codes = [_code(table, network) for table in model.tables(1)]
     graph = _graph(model, network)
     constants = [_buffer(table, network) for table in model.tables(4)]
@@ -150,7 +150,7 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
     tensors = [_spec(table, network) for table in tables]
     weight_bytes = 0
     known: set[int] = set()
-    """Tensors that have a value: constants, inputs, and what operators have made so far."""
+    """Tensors that have a value: constants, inputs, and outputs of operators so far."""
     for index, (table, spec) in enumerate(zip(tables, tensors, strict=True)):
         place = table.number(2, "<I")
         if place >= max(len(constants), 1):
@@ -172,7 +172,7 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
     if len(operators) > MAX_NODES:
         raise ModelError(f"{network}: more than {MAX_NODES} operators")
     makers: dict[int, tuple[str, int]] = {}
-    """By tensor: the operator that makes it, and the input that `maker_of` goes on with."""
+    """By tensor: the operator that makes it, and the input that `maker_of` continues from."""
     for operator in operators:
         _refuse_state(operator, codes, tables, network)
         _check_operator(operator, codes, known, makers, len(tensors))
@@ -231,7 +231,7 @@ def _code(table: Table, network: Path) -> int:
 
 
 def _buffer(table: Table, network: Path) -> tuple[int, int]:
-    """Return the place and length of a buffer."""
+    """Return the offset and length of a buffer."""
     if table.number(1, "<Q") > 1 or table.number(2, "<Q") > 1:
         raise ModelError(f"{network}: has weights outside its FlatBuffer, which is not supported")
     return table.vector(0, "<B") or (0, 0)
@@ -258,7 +258,7 @@ def _spec(table: Table, network: Path) -> TensorSpec:
 
 
 def _quantization(table: Table, spec: TensorSpec, network: Path) -> None:
-    """Check scales and zero points: as many as there are channels, or one, all finite."""
+    """Check that scales and zero points are finite, and one or as many as channels."""
     given = table.table(4)
     if given is None:
         return
@@ -308,7 +308,7 @@ def _indices(table: Table, field: int, count: int) -> list[int]:
 def _refuse_state(
     operator: Table, codes: Sequence[int], tables: Sequence[Table], network: Path
 ) -> None:
-    """Check that an operator takes no tensor that keeps its value from one run to the next."""
+    """Check that no input of an operator keeps its value from one run to the next."""
     taken = [int(index) for index in operator.numbers(1, "<i")]
     if any(0 <= index < len(tables) and tables[index].number(5, "<B") for index in taken):
         place = operator.number(0, "<I")
@@ -336,7 +336,7 @@ def _check_operator(
     if any(index not in known for index in taken):
         raise DamagedError("an operator takes what nothing has made before it")
     made = _indices(operator, 2, count)
-    # What is made must be new: an input or a constant that is written to is none.
+    # Outputs must be new: inputs and constants must not be written to.
     if any(index in known for index in made) or len(set(made)) != len(made):
         raise DamagedError("an operator makes what is there already")
     kind = operator.number(3, "<B")
@@ -356,19 +356,19 @@ def _check_operator(
 
 
 def _check_options(options: Table, kind: int) -> None:
-    """Check that options lie within their table, and a vector of theirs within the file."""
+    """Check that options lie within their table, and their vector within the file."""
     if kind in _VECTORS:
         options.vector(*_VECTORS[kind])
         return
     for field in range(options.fields):
-        # Which is how wide, only a parser knows; none but those above leads elsewhere.
+        # Only a parser knows how wide each is; only those above contain offsets.
         at = options.place(field, 1)
         if at is not None and at + _WIDEST > len(options.data):
             raise DamagedError("an operator's options reach beyond the file")
 
 
 def _step(table: Table) -> tuple[float, int] | None:
-    """Return scale and zero point of a tensor that has one of each."""
+    """Return the scale and zero point of a tensor if it has one of each."""
     given = table.table(4)
     if given is None:
         return None
@@ -379,7 +379,7 @@ def _step(table: Table) -> tuple[float, int] | None:
 
 
 def _metadata(model: Table, data: Buffer, constants: Sequence[tuple[int, int]]) -> dict[str, str]:
-    """Return the file's texts; the place of its own metadata is in "TFLITE_METADATA"."""
+    """Return the file's texts; "TFLITE_METADATA" has the place of its own metadata."""
     said = {"description": model.text(3)} if model.text(3) else {}
     for entry in model.tables(6):
         place = entry.number(1, "<I")
@@ -391,6 +391,6 @@ def _metadata(model: Table, data: Buffer, constants: Sequence[tuple[int, int]]) 
             said[name] = f"{start} {length}"
         elif length <= 256:
             text = bytes(data[start : start + length]).rstrip(b"\0").decode("utf-8", "replace")
-            if text.isprintable():  # the converter's own record is bytes
+            if text.isprintable():  # the converter's own entry is binary
                 said[name] = text
     return said

@@ -1,7 +1,7 @@
-"""An ONNX file without its weights: a graph of kilobytes that says where each tensor lies.
+"""An ONNX file without its weights: a graph of a few kilobytes that says where each tensor is.
 
-The file is never read as a whole. Its tensors stay where they are and are given to the engine as
-stretches of the mapped file, so that a network larger than the memory can be taken apart.
+The file is never read as a whole. Its tensors are not moved; the engine gets them as ranges of the
+mapped file, so that a network larger than the memory can be processed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REPLACED = frozenset({proto.TENSOR_RAW, proto.TENSOR_EXTERNAL_DATA, proto.TENSO
 
 
 def externalize_weights(data: Data, location: str) -> bytes:
-    """Return the ONNX model in *data*, a whole file, with every large initializer outside of it.
+    """Return the ONNX model in *data*, a whole file, with every large initializer external.
 
     The graph refers to the file as *location*.
 
@@ -67,9 +67,9 @@ def parse_graph(data: Data, location: str) -> ModelProto:
 
 
 def externalized(data: Sliceable, tensor: Tensor, location: str) -> bytes | None:
-    """Encode a tensor with a reference instead of its raw numbers; None: it stays unchanged.
+    """Encode a tensor with a reference instead of its raw numbers; None: leave it unchanged.
 
-    Quantizers state the location even of numbers inside the file: the last entry counts.
+    Quantizers write a location even for numbers inside the file: the last entry counts.
     """
     if tensor.is_external or tensor.raw is None:
         return None

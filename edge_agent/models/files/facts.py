@@ -13,9 +13,9 @@ from ...core.types import TensorSpec
 T = TypeVar("T")
 
 CONVERSION = "conversion_parameters"
-"""In the metadata of an IR: begins what its converter was asked for."""
+"""Prefix of the converter's options in an IR's metadata."""
 PUT_INSIDE = ("mean_values", "scale_values", "scale", "reverse_input_channels")
-"""The entries there that name pixel operations inside the network."""
+"""The options that name pixel operations inside the network."""
 
 
 @record(kw_only=True)
@@ -24,29 +24,29 @@ class NetworkFacts:
 
     kind: Literal["onnx", "ir", "tflite"]
     files: tuple[Path, ...]
-    """The file itself, then those that hold its weights."""
+    """The file itself, then those with its weights."""
     inputs: tuple[TensorSpec, ...]
-    """Without initializers."""
+    """Inputs, without initializers."""
     outputs: tuple[TensorSpec, ...]
     makers: Mapping[str, str]
-    """By name of an output: the type of the operator whose numbers it gives."""
+    """By name of an output: the type of the operator that computes its numbers."""
     metadata: Mapping[str, str]
-    """ONNX: `metadata_props`. IR: `rt_info`, a path of tags joined by spaces = value; what older
-    ones have in `meta_data` of their conversion, likewise. TensorFlow Lite: its description and the
-    texts among its entries."""
+    """ONNX: `metadata_props`. IR: `rt_info`, values by their path of tags joined with spaces; for
+    older ones, the same of `meta_data`. TensorFlow Lite: its description and the texts among its
+    entries."""
     nodes: int
     operators: frozenset[str]
-    """Types of its nodes; of other domains than ONNX's own with the domain before a dot."""
+    """Types of its nodes; those of domains other than ONNX's begin with the domain and a dot."""
     weight_bytes: int
     quantized: bool
     """Whether it computes with integers."""
     steps: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    """By name of an input or output, where the file says it: scale and zero point."""
+    """Scale and zero point by name of an input or output, if the file has them."""
     ends: Mapping[str, str] = field(default_factory=dict)
-    """As `makers`, of the last part where parts are joined, and before a bias."""
+    """Like `makers`, but for the last of concatenated parts, and before a bias."""
 
 
-# Operators that only reshape, retype or rescale what the one before them made.
+# Operators that only reshape, retype, or rescale the output of the one before them.
 NEUTRAL = frozenset(
     {
         "Cast",
@@ -71,10 +71,10 @@ def maker_of(
     """Return the type of the operator that computes an output's numbers; empty: none does.
 
     Args:
-        output: a tensor, or what else stands for it.
-        made: returns the operator that makes a tensor, and its first input, of a Concat the last;
-            None: nothing does.
-        neutral: operators that are passed over.
+        output: a tensor, or a value that identifies it.
+        made: returns the operator that makes a tensor, and its first input, or for a Concat its
+            last; None: nothing makes it.
+        neutral: operators that are skipped.
     """
     seen: set[T] = set()
     while output not in seen and (found := made(output)) is not None:
@@ -85,7 +85,7 @@ def maker_of(
     return ""
 
 
-# OpenVINO's names of types = NumPy's.
+# NumPy's names of types by OpenVINO's.
 OPENVINO_TYPES: Mapping[str, str] = {
     "boolean": "bool",
     **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
@@ -96,13 +96,13 @@ OPENVINO_TYPES: Mapping[str, str] = {
 
 @record
 class Draft:
-    """A manifest, as far as a network's shapes tell it."""
+    """A manifest, as far as it follows from a network's shapes."""
 
     family: str
-    """The apparent family of the network, in words."""
+    """The apparent family of the network, as text."""
     keys: Mapping[str, Any]
-    """The keys of a manifest besides name, version and file; some may be missing if there are
-    questions."""
+    """The keys of a manifest besides name, version, and file; if there are questions, some may be
+    missing."""
     assumed: tuple[str, ...] = ()
     questions: tuple[str, ...] = ()
-    """Questions that keep it from being a manifest: a key, and the choices. Empty: it is one."""
+    """Open questions, each a key and the choices; empty: the draft is a complete manifest."""

@@ -1,4 +1,4 @@
-"""The one check on the numbers of a network's weights: that they are finite."""
+"""The check that the numbers in a network's weights are finite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from ...core.errors import ModelError
 from ...core.types import Array
 
-# So that checking a weight of any size costs little memory.
+# Weights are checked in chunks to save memory.
 _CHUNK = 1 << 22
 _BOX = 4
 
@@ -17,13 +17,13 @@ _BOX = 4
 def ensure_finite(values: Array, what: str) -> None:
     """Check that weights are finite numbers.
 
-    Infinities are accepted where all else is zero: that is a mask or a bound, which networks do
-    have as constants. They are accepted, too, where they fill whole rows of four: RT-DETR, D-FINE
-    and DEIM mark anchors at the border so (`_generate_anchors` in their decoders). Amid other
-    numbers they are damage, as NaN is anywhere.
+    Infinities are accepted if everything else is zero: that is a mask or a bound, which networks do
+    have as constants. They are also accepted if they fill whole rows of four, as RT-DETR, D-FINE
+    and DEIM mark anchors at the border (`_generate_anchors` in their decoders). Among other numbers
+    they mean damage, as NaN does anywhere.
 
     Args:
-        values: any shape, in memory order; float16, float32 or float64, or uint16 for the bits of
+        values: any shape, in memory order; float16, float32, float64, or uint16 for the bits of
             bfloat16.
         what: names the tensor and its file.
 
@@ -50,7 +50,7 @@ def ensure_finite(values: Array, what: str) -> None:
 
 
 def _rows_are_whole(numbers: Array) -> bool:
-    """Whether rows of four are either finite or positive infinities only."""
+    """Whether each row of four is either finite or only positive infinities."""
     infinite = np.isposinf(numbers).reshape(-1, _BOX)
     return bool((infinite.all(1) == infinite.any(1)).all()) and not bool(np.isneginf(numbers).any())
 
@@ -67,7 +67,7 @@ def _all_finite(chunk: Array) -> bool:
         return not bool(((chunk & 0x7F80) == 0x7F80).any())
     if chunk.dtype == np.float16:
         return not bool(((chunk.view(np.uint16) & 0x7C00) == 0x7C00).any())
-    # A sum is finite only if every term is; a finite sum needs no array of booleans.
+    # A sum is only finite if every term is, and needs no array of booleans.
     with np.errstate(all="ignore"):
         return bool(np.isfinite(chunk.sum())) or bool(np.isfinite(chunk).all())
 

@@ -1,8 +1,8 @@
 """A reader of FlatBuffers that reads no byte before checking that it exists.
 
 The library's own reader for Python has no verifier. Source: FlatBuffers, "Internals": numbers are
-little-endian; an offset counts from its own place; a table begins with the signed distance to its
-vtable, which lists where in the table each field is, 0 for one that is left out.
+little-endian; an offset is relative to its own position; a table begins with the signed distance to
+its vtable, which lists where in the table each field is, 0 for a missing one.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .protobuf import DamagedError
 
 Buffer = bytes | mmap.mmap
 SHARED = 4
-"""How often the bytes of a file may be looked at, on average: a file whose tables all lead to the
-same long vector would be read for ever."""
+"""How often the bytes of a file may be read, on average: a file whose tables all point to the same
+long vector would be read forever."""
 FREE_BYTES = 2**20
 
 _ALIGNED = 4
-"""Bytes to which everything is aligned; writers differ about 8, and no reader needs more."""
+"""Alignment of everything in bytes; writers differ about 8, and no reader needs more."""
 
 
 class Budget:
-    """The bytes of a file that may still be looked at."""
+    """The number of bytes of a file that may still be read."""
 
     def __init__(self, size: int) -> None:
         self._left = FREE_BYTES + SHARED * size
@@ -34,7 +34,7 @@ class Budget:
         """Count bytes.
 
         Raises:
-            DamagedError: there are no more.
+            DamagedError: none are left.
         """
         self._left -= count
         if self._left < 0:
@@ -43,7 +43,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table: its place, and that of its vtable, both within the file."""
+    """One table: its offset, and that of its vtable, both within the file."""
 
     data: Buffer
     at: int
@@ -58,7 +58,7 @@ class Table:
         """Return a file's root table.
 
         Raises:
-            DamagedError: the file ends before the end of what was asked for.
+            DamagedError: the file ends too early.
         """
         return cls._at(data, _unsigned(data, 0), Budget(len(data)))
 
@@ -92,12 +92,12 @@ class Table:
         return 0 if at is None else int(_read(self.data, form, at))
 
     def table(self, field: int) -> Table | None:
-        """Return the table that a field leads to."""
+        """Return the table that a field points to, or None if the field is absent."""
         at = self._follow(field)
         return None if at is None else Table._at(self.data, at, self.budget)
 
     def text(self, field: int) -> str:
-        """Return a text; empty where it is left out."""
+        """Return a text field; empty if the field is absent."""
         at = self._follow(field)
         return "" if at is None else self._text(at)
 
@@ -113,14 +113,14 @@ class Table:
         ]
 
     def vector(self, field: int, form: str) -> tuple[int, int] | None:
-        """Return first byte and number of a vector's items, which are all there; None: left out."""
+        """Return the offset and number of a vector's items, all in the file; None: it is absent."""
         at = self._follow(field)
         if at is None:
             return None
         return self._vector(at, struct.calcsize(form))
 
     def numbers(self, field: int, form: str) -> tuple[Any, ...]:
-        """Return a vector of numbers, of a form of `struct`."""
+        """Return a vector of numbers in a `struct` format."""
         found = self.vector(field, form)
         if found is None or found[1] == 0:
             return ()
@@ -142,7 +142,7 @@ class Table:
 
     def _text(self, at: int) -> str:
         start, count = self._vector(at, 1)
-        # Readers in C look for the zero behind it.
+        # Readers in C expect a terminating zero.
         if start + count >= len(self.data) or self.data[start + count] != 0:
             raise DamagedError("a text does not end")
         return self.data[start : start + count].decode("utf-8", "replace")

@@ -1,10 +1,10 @@
-"""A manifest for a bare network without metadata, by its shapes and names.
+"""A manifest for a bare network without metadata, from its shapes and names.
 
-What a family's own exporter always writes, and nobody else, is enough: then the family's own code
-says how pictures go in, and that is assumed in so many words. Where shapes fit several families, or
-do not tell how a network was trained, what is known becomes a draft with the questions that are
-left. Of detectors only those of COCO's 80 classes are taken for sure: 80 + 5 or + 4 numbers are
-hardly anything else, while 16 may be 11 classes, or a face with its five points.
+Anything that only one family's exporter writes is enough: then the family's own code determines how
+pictures are given to it, which is stated as an assumption. If shapes fit several families, or do
+not show how a network was trained, the known part becomes a draft with the open questions. Only
+detectors of COCO's 80 classes count as certain: 80 + 5 or + 4 numbers are hardly anything else,
+while 16 may be 11 classes, or a face with its five points.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .guess_signals import SOUND, output_words, signal_draft, sounds_like, unusu
 
 COCO = 80
 _VECTOR = 64
-"""Numbers that an embedding has at least."""
+"""Least length of an embedding."""
 _BINS = 4 * 8
-"""Of NanoDet's distances."""
+"""Bins of NanoDet's distances, for four sides."""
 _ANCHORS = {8: 3, 16: 2, 32: 2, 64: 3}
-"""Boxes that UltraFace has in each cell of a stride."""
+"""UltraFace's boxes per cell, by stride."""
 _BARE = frozenset({"Conv", "Convolution", "QLinearConv", "Gemm", "MatMul"})
-"""Operators behind which a decoding, or a sigmoid, is still missing."""
+"""Operators at an output that show that decoding, or a sigmoid, is still missing."""
 _LOGITS = (
     "export: its scores are logits, and the decoders of such rows read chances; export it with "
     "the sigmoid, as YOLOX's own tools/export_onnx.py does"
@@ -40,7 +40,7 @@ _CHANCES = frozenset({"Softmax", "SoftMax", "Sigmoid"})
 
 _PADDLE: dict[str, Any] = {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}
 _PADDLE |= dict.fromkeys(["pad", "mean", "scale"], 127.5)
-"""How PaddleOCR's recognition is given a line."""
+"""How PaddleOCR's recognition takes a line."""
 _PADDLE_INPUT = "x"
 """Of what paddle2onnx exports."""
 
@@ -49,7 +49,7 @@ def draft_of(facts: NetworkFacts) -> Draft:
     """Guess the family of a network, and its manifest.
 
     Returns:
-        The draft; complete where it has no questions.
+        The draft, which is complete if it has no questions.
     """
     unusual = unusual_draft(facts) if facts.outputs else signal_draft(facts)
     if unusual is not None:
@@ -137,7 +137,7 @@ def _nanodet(picture: Picture) -> Draft | None:
 
 
 def _rows(picture: Picture) -> Draft | None:
-    """YOLOX, v5, v6 and v7: a row of box, objectness and classes for each place."""
+    """YOLOX, v5, v6 and v7: a row of box, objectness, and classes for each cell."""
     if len(picture.only) != 3:
         return None
     _, count, width = picture.only
@@ -159,7 +159,7 @@ def _rows(picture: Picture) -> Draft | None:
         )
     names = (picture.input.name, picture.facts.outputs[0].name)
     yolox = {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 114}
-    # Its exporter can decode boxes inside, for which nothing else in the network needs an Exp.
+    # Its exporter can decode boxes in the network, which is the only use of an Exp there.
     decoder = "yolov5" if "Exp" in picture.facts.operators else "yolox"
     output = {"decoder": decoder, "threshold": 0.3, "iou": 0.45}
     logits = [_LOGITS] if picture.facts.ends.get(names[1]) in _BARE else []
@@ -180,7 +180,7 @@ def _rows(picture: Picture) -> Draft | None:
 
 
 def _columns(picture: Picture) -> Draft | None:
-    """YOLOv8 and its like: a column of box and classes for each place."""
+    """YOLOv8 and similar ones: a column of box and classes for each cell."""
     if len(picture.only) != 3:
         return None
     _, width, count = picture.only
@@ -203,7 +203,7 @@ def _columns(picture: Picture) -> Draft | None:
 
 
 def _instances(picture: Picture) -> Draft | None:
-    """YOLOv8's and v5's segmentation: rows, and prototypes of masks."""
+    """Segmentation by YOLOv8 and v5: rows, and prototypes of masks."""
     rows = [one for one in picture.facts.outputs if len(one.shape) == 3]
     maps = [one for one in picture.facts.outputs if len(one.shape) == 4]
     if len(rows) != 1 or len(maps) != 1 or len(picture.outputs) != 2:
@@ -233,7 +233,7 @@ def _instances(picture: Picture) -> Draft | None:
 
 
 def _areas(picture: Picture) -> Draft | None:
-    """Segmentation: as many cells as pixels across and down, or a half or a quarter of them."""
+    """Segmentation: as many cells as pixels on each axis, or a half or a quarter of them."""
     size = infer_layout.picture_size(picture.input, picture.given["layout"])
     shape = picture.facts.outputs[0].shape
     if len(picture.facts.outputs) != 1 or None in size or len(shape) not in {3, 4}:
@@ -318,7 +318,7 @@ def _fastestdet(picture: Picture) -> Draft | None:
 
 
 def _queries(picture: Picture) -> Draft | None:
-    """DETR's descendants, with their suppression-free sets of boxes."""
+    """DETR's descendants, whose sets of boxes need no suppression."""
     width, height = infer_layout.picture_size(picture.input, picture.given["layout"])
     if {"labels", "boxes", "scores"} <= set(picture.outputs) and any(
         one.name == "orig_target_sizes" for one in picture.facts.inputs

@@ -1,4 +1,4 @@
-"""Drafts of detectors that their exporters end in finished boxes, in heads, or in cells."""
+"""Drafts for detectors exported with finished boxes, with heads, or with cells."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .guess_signals import NO_CHAIN, WAKE_WORDS
 
 _CUSTOM_VISION = [0.573, 0.677, 1.87, 2.06, 3.34, 5.47, 7.88, 3.53, 9.77, 9.17]
 _FASTEST = [12.64, 19.39, 37.88, 51.48, 55.71, 138.31, 126.91, 78.23, 131.57, 214.55]
-_FASTEST += [279.92, 258.87]  # of YOLO-FastestV2's COCO weights
+_FASTEST += [279.92, 258.87]  # for YOLO-FastestV2's COCO weights
 _LETTERBOX = {"color": "rgb", "resize": "letterbox", "pad": 114, "scale": 255}
 
 
 def finished(picture: Picture) -> Draft | None:
-    """Boxes that need no decoding."""
+    """Draft a network whose boxes need no decoding."""
     outputs, names = picture.facts.outputs, picture.outputs.keys()
     output: dict[str, Any] = {"decoder": "ssd", "threshold": 0.25}
     if "scale_factor" in {one.name for one in picture.facts.inputs}:
@@ -56,7 +56,7 @@ def _paddle(picture: Picture) -> Draft | None:
 
 
 def _rows(picture: Picture, output: dict[str, Any]) -> Draft:
-    """Image, box, class and score, as YOLOv7's and YOLO-NAS' own suppression gives them."""
+    """Draft rows of image, box, class, and score, from the suppression in YOLOv7 and YOLO-NAS."""
     name = picture.facts.outputs[0].name
     if "flat_predictions" in name:
         output["layout"] = "yolo-nas"
@@ -73,7 +73,7 @@ def _rows(picture: Picture, output: dict[str, Any]) -> Draft:
 
 
 def _custom_vision(picture: Picture, output: dict[str, Any], *left: str) -> Draft:
-    """Make a draft from the pixel settings that Custom Vision writes into its .onnx."""
+    """Make a draft from the pixel settings that Custom Vision writes into an .onnx."""
     said, input_ = picture.facts.metadata, {"resize": "stretch"}
     color = {"Rgb8": "rgb", "Bgr8": "bgr"}.get(said.get("Image.BitmapPixelFormat", ""))
     ranges = {"NominalRange_0_255": 1, "Normalized_0_1": 255}
@@ -84,7 +84,7 @@ def _custom_vision(picture: Picture, output: dict[str, Any], *left: str) -> Draf
 
 
 def heads(picture: Picture) -> Draft | None:
-    """Draft a network with outputs per grid cell that holds no anchors or needs none."""
+    """Draft a network with outputs per grid cell, whose anchors are outside or not needed."""
     levels = [_level(picture, one) for one in picture.facts.outputs]
     found = [level for level in levels if level is not None]
     if len(found) != len(levels) or len({stride for stride, _, _ in found}) != len(found):
@@ -115,7 +115,7 @@ def heads(picture: Picture) -> Draft | None:
 
 
 def _single(picture: Picture, count: int, *, last: bool) -> Draft | None:
-    """Draft Custom Vision's only head, or Edge Impulse's cells, of which each has a class."""
+    """Draft Custom Vision's single head, or Edge Impulse's cells, each with a class."""
     name = picture.facts.outputs[0].name
     if (picture.input.name, name) == ("data", "model_outputs0") and count % 5 == 0:
         output: dict[str, Any] = {"decoder": "yolov5", "layout": "custom-vision"}
@@ -124,7 +124,7 @@ def _single(picture: Picture, count: int, *, last: bool) -> Draft | None:
         return _custom_vision(picture, output, how)
     if not last or picture.given["layout"] != "nhwc":
         return None
-    # A YOLO's only head has the same shape, but its numbers are no chances that add up to 1.
+    # A YOLO's single head has the same shape, but its numbers are not probabilities with sum 1.
     if picture.facts.makers[name] != "Softmax":
         return _yolov2(picture, count)
     return detector(
@@ -154,7 +154,7 @@ def _yolov2(picture: Picture, count: int) -> Draft | None:
 
 
 def _level(picture: Picture, spec: TensorSpec) -> tuple[int, int, bool] | None:
-    """Return the stride of a head, its numbers a cell, and whether these come last."""
+    """Return a head's stride, its numbers per cell, and whether these are the last axis."""
     width, height = infer_layout.picture_size(picture.input, picture.given["layout"])
     sizes = [size for size in spec.shape[1:] if size]
     if not (width and height) or len(sizes) != len(spec.shape) - 1 or len(sizes) not in {3, 4}:
@@ -167,7 +167,7 @@ def _level(picture: Picture, spec: TensorSpec) -> tuple[int, int, bool] | None:
 
 
 def scrfd(picture: Picture) -> Draft | None:
-    """Scores, boxes and often points of three levels."""
+    """Draft SCRFD: scores, boxes, and often points of three levels."""
     widths = sorted(one.shape[-1] or 0 for one in picture.facts.outputs if one.shape)
     if widths not in ([1, 1, 1, 4, 4, 4], [1, 1, 1, 4, 4, 4, 10, 10, 10]):
         return None

@@ -1,4 +1,4 @@
-"""The common parts of all guesses of picture networks: their input, and a detector's draft."""
+"""What all guesses for picture networks share: their input, and a detector's draft."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...core.types import TensorSpec
 from . import infer_layout
 from .facts import CONVERSION, PUT_INSIDE, Draft, NetworkFacts
 
-# How an option that was not given is written down.
+# How a converter writes an option that was not given.
 _NOT_PUT = frozenset({"", "()", "[]", "{}", "None", "False"})
 
 COLORS = (
@@ -29,7 +29,7 @@ class Picture:
     facts: NetworkFacts
     input: TensorSpec
     given: dict[str, Any]
-    """Keys of [input] that follow from the shape."""
+    """Keys under [input] that follow from the shape."""
     outputs: Mapping[str, TensorSpec] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,9 +43,9 @@ class Picture:
     def only(self) -> tuple[int, ...]:
         """The shape of the only output; () if there are several, or it leaves a size open.
 
-        An open batch is 1.
+        An open batch counts as 1.
         """
-        # YOLOv5's early exports have its heads besides, which are not decoded.
+        # Early exports of YOLOv5 also have its heads, which are not decoded.
         outputs = [one for one in self.facts.outputs if len(one.shape) != 5]
         if len(outputs) != 1:
             return ()
@@ -54,7 +54,7 @@ class Picture:
         return (batch or 1, *known) if len(known) == len(sizes) else ()
 
     def cells(self, *strides: int, anchors: Mapping[int, int] | None = None) -> int | None:
-        """Count the places of a picture at these strides; None if its size is open."""
+        """Return the number of cells at these strides; None if the picture's size is open."""
         width, height = infer_layout.picture_size(self.input, self.given["layout"])
         if width is None or height is None:
             return None
@@ -74,7 +74,7 @@ def detector(
 ) -> Draft:
     """Make a detector's draft; its assumptions are the given values.
 
-    Where *words* say how pictures go in, they count whatever an IR has inside.
+    *words*, if given, say how pictures are prepared, whatever the IR does itself.
     """
     inside = [] if words else _inside(picture.facts)
     assumed = [f"family: {family}, by the output {', '.join(map(str, picture.facts.outputs))}"]
@@ -110,21 +110,21 @@ def _inside(facts: NetworkFacts) -> list[str]:
 
 
 def _before(input_: Mapping[str, Any], inside: list[str]) -> dict[str, Any] | None:
-    """Return the keys left to be applied before the network, or None if they cannot be told.
+    """Return the keys still to be applied before the network, or None if they are unknown.
 
-    What is inside is taken to be the family's own: each is one of its keys, or nothing can be told.
+    Operations inside are assumed to be the family's own, so each must be one of its keys.
     """
     made = dict(input_)
     turned, mean = "reverse_input_channels" in inside, "mean_values" in inside
     scale = "scale_values" in inside or "scale" in inside
     if not {"mean", "scale"} & made.keys():
-        # Pixels as they are: such a network was trained otherwise, and all of that is inside.
+        # Raw pixels: the family was trained otherwise, so all preprocessing is inside.
         return made if turned and (mean or scale) else None
     for key, put in (("mean", mean), ("scale", scale)):
         if put and made.pop(key, None) is None:
             return None
     if mean and "scale" in made:
-        return None  # it is subtracted first
+        return None  # the mean is subtracted first
     if turned:
         if any(isinstance(made.get(key), list) for key in ("mean", "scale")):
             return None

@@ -1,4 +1,4 @@
-"""A manifest for a bare network that does not take one picture, by the shapes of its inputs."""
+"""A manifest for a bare network that does not take one picture, from its input shapes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SOUND = (
     "the training code (docs/models.md, Sound); window and rate_hz are then those of the sound"
 )
 _FEATURES = frozenset({10, 12, 13, 20, 26, 32, 39, 40, 64, 80, 128})
-"""Coefficients and bands that are usual."""
+"""Usual numbers of coefficients and bands."""
 
 _TOKENS = 64
-"""Integers of a row from which on they are a text's tokens rather than a table's columns."""
+"""Least length of a row of integers that counts as a text's tokens, not a table's columns."""
 _ROW = 256
-"""Numbers of a flat input up to which they are a table's row rather than a window of one channel:
-few tables have more columns, and few windows fewer samples."""
+"""Greatest length of a flat input that counts as a table's row, not a window of one channel: few
+tables have more columns, and few windows fewer samples."""
 
 
 _OUTLIERS = frozenset({"ai.onnx.ml.TreeEnsembleRegressor", "ai.onnx.ml.SVMRegressor"})
@@ -33,7 +33,7 @@ _OUTLIERS = frozenset({"ai.onnx.ml.TreeEnsembleRegressor", "ai.onnx.ml.SVMRegres
 
 
 def unusual_draft(facts: NetworkFacts) -> Draft | None:
-    """Return a draft for a network that takes several pictures at once, or a tensor a column."""
+    """Return a draft for a network that takes several pictures, or one tensor per column."""
     shapes, ends = ([o.shape[1:] for o in facts.inputs], [o.shape[-1:] for o in facts.outputs])
     many = [one for one in facts.inputs if len(one.shape) == 4]
     # Beside another of four dimensions it is a state.
@@ -114,7 +114,7 @@ def signal_draft(facts: NetworkFacts) -> Draft:
 
 
 def _silero(facts: NetworkFacts) -> Draft | None:
-    """Draft Silero VAD from version 5 on, which takes 64 samples of the window before."""
+    """Draft Silero VAD from version 5 on, which takes 64 samples of the previous window."""
     names = {one.name for one in facts.inputs}
     states = [one.shape for one in facts.inputs if one.name == "state"]
     if names - {"sr"} != {"input", "state"} or states[0][::2] != (2, 128):
@@ -137,7 +137,7 @@ def _silero(facts: NetworkFacts) -> Draft | None:
 
 
 def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the keys of a window from the shape of the only input, and the same in words."""
+    """Return the keys of a window from the shape of the only input, and assumptions as text."""
     shape = facts.inputs[0].shape if len(facts.inputs) == 1 else ()
     shape = shape[1:] if len(shape) > 1 else shape
     sizes = [size for size in shape if size is not None]
@@ -158,12 +158,12 @@ def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def sounds_like(spec: TensorSpec) -> bool:
-    """Whether an input has the shape of a sound's spectrum: frames by few features, one channel."""
+    """Whether an input has the shape of a sound spectrum: frames by few features, one channel."""
     sizes = [size for size in spec.shape[1:] if size != 1]
-    # As wide as high is a picture.
+    # A square input is a picture.
     return len({*sizes}) == 2 and None not in sizes and bool({*sizes} & _FEATURES)
 
 
 def output_words(facts: NetworkFacts) -> str:
-    """Name the outputs of a network, as a question about them does."""
+    """Return a phrase that lists a network's outputs, for a question about them."""
     return f"its outputs are {', '.join(printable(str(each)) for each in facts.outputs)}"

@@ -1,8 +1,8 @@
 """The files that Hugging Face keeps beside a network, and the defaults of its processors.
 
 `transformers` writes config.json (architecture, labels) and preprocessor_config.json (how pictures
-go in); timm's config.json holds both. They lie in the network's folder, or in the one above where
-that is called "onnx".
+are prepared); timm's config.json has both. They are in the network's folder, or in its parent if
+that folder is called "onnx".
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
 MAX_BYTES = 8 * 2**20
 
-# PIL's numbers of filters = the manifest's; Lanczos and Hamming have no counterpart.
+# The manifest's filters by PIL's numbers; Lanczos and Hamming have no counterpart.
 _FILTERS: Mapping[int, str] = {0: "nearest", 2: "linear", 3: "cubic", 4: "area"}
 _TIMM_FILTERS = {"nearest": "nearest", "bilinear": "linear", "bicubic": "cubic"}
 _LAYOUT = "nchw"
 _CLASSIFIER, _DETECTOR = "ForImageClassification", "ForObjectDetection"
 _CONVNEXT_CROP = 224 / 256
-"""Its processor's own `crop_pct`."""
+"""The default `crop_pct` of its processor."""
 _CONVNEXT_STRETCHED = 384
-"""From this size on its processor stretches the picture."""
+"""Size from which its processor stretches the picture."""
 _SQUARES = ("DeiT", "Beit", "EfficientNet", "EfficientFormer", "Perceiver")
-"""Processors that cut, and for which a `size` of one number is a square to stretch to."""
+"""Processors that crop, and stretch to a square if `size` is one number."""
 _EDGES = ("ConvNext", "Detr", "Deta", "Yolos")
-"""Processors that do not cut, and for which it is the shorter edge."""
+"""Processors that do not crop, and use a `size` of one number as the shorter edge."""
 _LEVIT_ENLARGED = 256 / 224
 _POOLFORMER_CROP = 0.9
-"""Its processor's own `crop_pct`."""
+"""The default `crop_pct` of its processor."""
 
 Said = dict[str, Any]
 
 
 def config_of(network: Path) -> Mapping[str, Any] | None:
-    """Read the config.json that belongs to a network; returns None if it has none of theirs.
+    """Read the config.json of a network; returns None if it has none from these libraries.
 
     Raises:
         ModelError: it is too large or not JSON.
@@ -92,7 +92,7 @@ def describe(
         assumed.append("labels: those of its config.json, which are placeholders: name them")
     if task == "detection":
         if len(facts.inputs) > 1:
-            # The mask of what is picture and not padding: all of it.
+            # The mask of picture versus padding: all is picture.
             others = [one.name for one in facts.inputs if one.name != spec.name]
             for one in facts.inputs:
                 if one.name in others and len(one.shape) != 3:
@@ -166,12 +166,12 @@ def _timm(
 def _picture(
     processor: Mapping[str, Any], facts: NetworkFacts, where: str
 ) -> tuple[TensorSpec, Said, list[str]]:
-    """Describe the input by a processor's entries."""
+    """Describe the input from a processor's entries."""
     spec, said = infer_layout.picture_input(facts, where, usual=_LAYOUT)
     assumed: list[str] = []
     kind = _kind(processor)
     enlarging = any(name in kind for name in ("Levit", "PoolFormer"))
-    # These two cut where nothing is said; old files of PoolFormer have the other key.
+    # These two crop by default; old PoolFormer files have the other key.
     cuts = processor.get("do_center_crop", enlarging) is True
     cuts = cuts or processor.get("do_resize_and_center_crop") is True
     as_edge = any(name in kind for name in _EDGES)
@@ -225,13 +225,13 @@ def _picture(
 
 
 def _kind(processor: Mapping[str, Any]) -> str:
-    """Return the name of a processor's class; "" where an old file does not say it."""
+    """Return the name of a processor's class; "" if an old file lacks it."""
     name = processor.get("image_processor_type") or processor.get("feature_extractor_type")
     return str(name or "")
 
 
 def _enlarged(edge: int, kind: str, processor: Mapping[str, Any], where: str) -> int:
-    """Return the size of the shorter edge before the cut, where that is more than `size`."""
+    """Return the size of the shorter edge before cropping, if that is more than `size`."""
     if "Levit" in kind:
         return int(_LEVIT_ENLARGED * edge)
     crop = processor.get("crop_pct", _POOLFORMER_CROP)
@@ -259,7 +259,7 @@ def _normalization(processor: Mapping[str, Any], where: str) -> tuple[list[float
             "count or not; say true or false"
         )
     if processor.get("include_top", "EfficientNet" in _kind(processor)) is True:
-        # Its processor divides by the deviation once more, whatever do_normalize says.
+        # Its processor divides by the deviation again, whatever do_normalize says.
         again = _numbers(processor.get("image_std"), "image_std", where)
         deviations = again if deviations == [1.0] else [value * value for value in again]
     return [_short((mean + offset) / factor) for mean in means], [
@@ -268,12 +268,12 @@ def _normalization(processor: Mapping[str, Any], where: str) -> tuple[list[float
 
 
 def _short(value: float) -> float:
-    """Leave out the last bits that 1/255 has brought: 127.49999999999999 is 127.5."""
+    """Round away the error of 1/255: 127.49999999999999 becomes 127.5."""
     return round(value, 6)
 
 
 def _filter(kind: str) -> Said:
-    # PIL filters what it makes smaller.
+    # PIL filters when it downscales.
     return {"interpolation": kind, "antialias": kind in {"linear", "cubic"}}
 
 
@@ -282,7 +282,7 @@ def _crop(share: float) -> Said:
 
 
 def _settle_size(said: Said, spec: TensorSpec, height: Any, width: Any, where: str) -> None:
-    """Add the size where the network leaves it open; compare it where it does not."""
+    """Add the size if the network leaves it open; otherwise check that it agrees."""
     have_width, have_height = infer_layout.picture_size(spec, said["layout"])
     for key, have, want in (("width", have_width, width), ("height", have_height, height)):
         if have is None and want is None:
@@ -325,7 +325,7 @@ def _classes(labels: tuple[str, ...], facts: NetworkFacts, where: str) -> Said:
 
 
 def _labels(config: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], bool]:
-    """Read `id2label`; whether they are only numbers in words."""
+    """Read `id2label`; also return whether the labels are placeholders with numbers."""
     names = config.get("id2label")
     if not isinstance(names, dict) or not 0 < len(names) <= MAX_LABELS:
         raise ModelError(

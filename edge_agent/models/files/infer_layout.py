@@ -16,8 +16,8 @@ def picture_input(
     """Find the input that takes pictures.
 
     Returns:
-        Its spec, and its keys in a manifest's [input]: layout, color where it is gray, tensor
-        where there are others.
+        Its spec, and its keys in a manifest's [input]: layout, color if it is gray, tensor if there
+        are other inputs.
 
     Raises:
         ModelError: no input takes pictures, or more than one, or it takes several at once.
@@ -65,15 +65,15 @@ def yolo_decoder(
     """Infer the decoder of a YOLO network from the shape of its output.
 
     Args:
-        outputs: of the network.
-        classes: how many labels there are.
-        where: begins an error.
-        end_to_end: the exporter says that suppression is inside.
-        objectness: the exporter is an older one, whose rows are box, objectness and classes.
-        behind: numbers that the task adds to a row.
+        outputs: the network's outputs.
+        classes: number of labels.
+        where: prefix of errors.
+        end_to_end: whether the exporter says that suppression is inside.
+        objectness: whether the exporter is an older one, with rows of box, objectness, and classes.
+        behind: how many numbers the task adds to a row.
 
     Raises:
-        ModelError: it is not one that can be decoded; expected and found.
+        ModelError: it cannot be decoded; says expected and found.
     """
     found = ", ".join(map(str, outputs))
     if len(outputs) != 1 or len(outputs[0].shape) != 3:
@@ -85,7 +85,7 @@ def yolo_decoder(
     rows, columns = (None if size is None else size - behind for size in (rows, columns))
     if columns == 5 + classes and (objectness or (columns != 6 and not behind)):
         return "yolov5"
-    # No picture has so few places that 6 could be their count.
+    # No picture has as few as 6 cells.
     if not objectness and columns == 6 and (not behind or 4 + classes != rows):
         return "yolo-e2e"
     if 4 + classes == rows:
@@ -94,7 +94,7 @@ def yolo_decoder(
         # All sizes open: only the exporter can know.
         return "yolov5" if objectness else "yolo-e2e" if end_to_end else "yolov8"
     if columns == 4 + classes:
-        # No exporter of a YOLO writes its rows so; RT-DETR's are boxes in 0..1.
+        # No YOLO exporter writes such rows; RT-DETR's have boxes in 0..1.
         raise ModelError(
             f"{where}: output {found}: rows of {columns} are RT-DETR's or another family's, and "
             "its metadata does not say whose; name the decoder in a model.toml"
@@ -107,10 +107,10 @@ def yolo_decoder(
 
 
 def numbers(text: str, where: str) -> list[float]:
-    """Parse numbers between spaces, commas or brackets.
+    """Parse numbers separated by spaces, commas, or brackets.
 
     Raises:
-        ModelError: they are something else.
+        ModelError: they are not numbers.
     """
     words = text.replace(",", " ").strip("[]() ").split()
     try:
@@ -120,5 +120,5 @@ def numbers(text: str, where: str) -> list[float]:
 
 
 def filled(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section without entries of None: manifests lack keys that do not matter."""
+    """Return a section without entries of None, as manifests leave out unneeded keys."""
     return {key: value for key, value in section.items() if value is not None}

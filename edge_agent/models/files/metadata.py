@@ -1,9 +1,9 @@
 """A manifest for a bare network, from the metadata that its exporter wrote into it.
 
-Three kinds of metadata answer a manifest's questions: that of Ultralytics, that of OpenVINO's Model
-API, and the files that Hugging Face keeps beside a network. Where there is none, a network's shapes
-may leave no doubt. Defaults that none of them states but their own runtimes apply are assumed here
-too, and every assumption is put into words.
+Three kinds of metadata are enough for a manifest: that of Ultralytics, that of OpenVINO's Model
+API, and the files that Hugging Face keeps beside a network. Without metadata, a network's shapes
+may be enough. Defaults that the metadata omit but their own runtimes apply are assumed here too,
+and every assumption is reported.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
     """Build the manifest of a bare .onnx, .xml or .tflite.
 
     Returns:
-        The manifest, and each thing that was assumed, in words.
+        The manifest, and each assumption, as text.
 
     Raises:
-        ModelError: the file is not fit to run, or its metadata leaves a question open or asks for
-            something that is not supported, or it has none and its shapes leave a question open.
+        ModelError: the file cannot run, or its metadata leaves a question open or asks for
+            something unsupported, or it has none and its shapes leave a question open.
     """
     facts = inspect(network)
     where = str(network)
@@ -72,7 +72,7 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
 
 
 def _undecided(draft: Draft, where: str, why: str) -> ModelError:
-    """Return the refusal of a file of which neither its metadata nor its shapes say enough."""
+    """Return the error for a file whose metadata and shapes are not enough for a manifest."""
     if draft.questions and draft.questions[0].startswith("export: "):
         return ModelError(f"{where}: it is {draft.family}, by its shapes; {draft.questions[0]}")
     keys = "; ".join(question.partition(":")[0] for question in draft.questions)
@@ -84,7 +84,7 @@ def _undecided(draft: Draft, where: str, why: str) -> ModelError:
 
 
 def _check_levels(manifest: Manifest, facts: NetworkFacts, where: str) -> None:
-    """Check that an input of integers keeps the levels of a picture."""
+    """Check that an input of integers preserves the levels of a picture."""
     taken = [spec for spec in facts.inputs if len(spec.shape) == 4 and "int" in spec.dtype]
     scales = manifest.input.scale
     largest = max(map(abs, [scales] if isinstance(scales, int | float) else scales), default=1)

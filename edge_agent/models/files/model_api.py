@@ -1,8 +1,8 @@
 """The `model_info` of OpenVINO's Model API, and the defaults of its wrappers.
 
 In an ONNX file each entry is a property whose key is its path ("model_info labels"); in an IR it is
-an element of the same path in rt_info. Pictures are BGR unless `reverse_input_channels`; lists are
-separated by spaces; a label's own spaces are "_", which its wrappers leave unchanged.
+an element with the same path in rt_info. Pictures are BGR unless `reverse_input_channels` is set;
+lists are separated by spaces; spaces in a label are "_", which its wrappers leave unchanged.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .facts import NetworkFacts
 
 _PREFIX = "model_info "
 MOST_BOXES = 100_000
-"""As good as no limit."""
+"""In effect no limit."""
 
-# Its `resize_type` = the manifest's keys. All its sizes round half to even.
+# The manifest's keys by its `resize_type`. All its sizes round half to even.
 _RESIZE: Mapping[str, Mapping[str, str]] = {
     "standard": {"resize": "stretch"},
     "fit_to_window": {"resize": "letterbox", "anchor": "top-left", "rounding": "half-even"},
@@ -40,7 +40,7 @@ class _Info(dict[str, str]):
         self.assumed: list[str] = []
 
     def number(self, key: str, default: float) -> float:
-        """Read one number; record the assumption where the wrapper's default is used."""
+        """Read one number; record an assumption if the wrapper's default is used."""
         found = self.numbers(key)
         if len(found) == 1:
             return found[0]
@@ -91,7 +91,7 @@ def describe(
 
 
 def _detector(kind: str, info: _Info, facts: NetworkFacts, where: str) -> dict[str, Any]:
-    # Ultralytics' exporter calls classifiers YOLO too; only their output tells.
+    # Ultralytics' exporter calls classifiers YOLO too; only their output shows the difference.
     shapes = [spec.shape for spec in facts.outputs]
     if kind.startswith("yolo") and len(shapes) == 1 and len(shapes[0]) == 2:
         return _yolo_classifier(info, facts, where)
@@ -102,7 +102,7 @@ def _detector(kind: str, info: _Info, facts: NetworkFacts, where: str) -> dict[s
         picture = _picture(info, facts, where, resize="standard")
     elif kind == "yolox":
         decoder = "yolox"
-        # Its wrapper does not ask for resize_type.
+        # Its wrapper ignores resize_type.
         picture = _picture(info, facts, where, resize="fit_to_window")
         picture |= {**_RESIZE["fit_to_window"], "pad": 114}
     else:
@@ -113,7 +113,7 @@ def _detector(kind: str, info: _Info, facts: NetworkFacts, where: str) -> dict[s
                 "model_info does not tell; put the exporter's metadata.yaml beside it"
             )
         info.assumed.append(f"decoder: {decoder}, by the output {facts.outputs[0]}")
-        # Where these lack an entry, the wrapper does what Ultralytics does.
+        # For missing entries, the wrapper does what Ultralytics does.
         picture = _picture(
             info, facts, where, resize="fit_to_window_letterbox", pad=114, rgb=True, scale=255
         )
@@ -124,7 +124,7 @@ def _detector(kind: str, info: _Info, facts: NetworkFacts, where: str) -> dict[s
 
 
 def _suppression(kind: str, info: _Info, *, ultralytics: bool) -> dict[str, Any]:
-    """Return a manifest's keys for suppression; its wrappers have none for SSD by default."""
+    """Return a manifest's keys for suppression; by default the SSD wrapper does none."""
     if not info.flag("nms_execute", default=kind != "ssd"):
         # No two boxes overlap by more than 1.
         return {} if kind == "ssd" else {"iou": 1.0, "max_detections": MOST_BOXES}
@@ -164,7 +164,7 @@ def _classifier(info: _Info, facts: NetworkFacts, where: str) -> dict[str, Any]:
 
 
 def _classes(labels: tuple[str, ...], facts: NetworkFacts, where: str) -> dict[str, Any]:
-    """Compare labels with the first output; where it has one class more, that is the first."""
+    """Compare labels with the first output; if it has one more class, the first has no label."""
     spec = facts.outputs[0]
     sizes = [size for size in spec.shape[1:] if size != 1] or [1]
     if "int" in spec.dtype:
@@ -224,7 +224,7 @@ def _picture(
     rgb: bool = False,
     scale: float = 1,
 ) -> dict[str, Any]:
-    """Describe the input, where an entry is missing by the defaults of the wrapper."""
+    """Describe the input; missing entries get the wrapper's defaults."""
     spec, said = infer_layout.picture_input(facts, where)
     width, height = infer_layout.picture_size(spec, said["layout"])
     if None in {width, height}:
@@ -246,7 +246,7 @@ def _picture(
     said["pad"] = (info.numbers("pad_value") or [pad])[0] if letterboxed else 0
     said["interpolation"] = info.get("interpolation_mode", "linear").strip().lower()
     if info.flag("embedded_processing"):
-        # Color, mean and scale are in the network already, which takes BGR as it comes.
+        # Color, mean, and scale are already in the network, which takes BGR pixels unchanged.
         return {"color": "bgr", **said}
     reverse = info.flag("reverse_input_channels") if "reverse_input_channels" in info else rgb
     said.setdefault("color", "rgb" if reverse else "bgr")
@@ -262,7 +262,7 @@ def _picture(
 
 
 def _open_size(info: _Info, where: str) -> dict[str, Any]:
-    """Return the size that the network had before its preprocessing was put inside."""
+    """Return the network's input size before preprocessing was put inside it."""
     width, height = info.numbers("orig_width"), info.numbers("orig_height")
     if len(width) != 1 or len(height) != 1:
         raise ModelError(
@@ -275,7 +275,7 @@ def _open_size(info: _Info, where: str) -> dict[str, Any]:
 def _with_image_info(
     said: dict[str, Any], facts: NetworkFacts, size: tuple[int | None, int | None]
 ) -> dict[str, Any]:
-    """Return the constant of a detector's second input, where it has one: height, width and 1."""
+    """Add the constant for a detector's second input, if it has one: height, width, and 1."""
     width = said.get("width") or size[0]
     height = said.get("height") or size[1]
     others = [spec for spec in facts.inputs if len(spec.shape) == 2]

@@ -1,8 +1,8 @@
-"""The ONNX reader: nodes, tensors and values of a file, each with where its bytes lie.
+"""The ONNX reader: nodes, tensors, and values of a file, each with the place of its bytes.
 
 Reads `bytes`, a mapped file, and a file that is still being written (see `Sliceable`); weights are
-never read, nor is the file ever whole in memory. Names are text whose bytes are not lost where they
-are not UTF-8.
+never read, and the file is never in memory as a whole. Bytes of names that are not UTF-8 are
+preserved.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from . import onnx_schema as proto
 from .protobuf import LENGTH, DamagedError, Field, Sliceable, fields
 
 MAX_DEPTH = 60
-"""Messages within messages; a graph within a node takes three."""
+"""Most levels of nested messages; a graph within a node takes three."""
 
 Span = tuple[int, int]
-"""First byte, and the one after the last."""
+"""Offsets of the first byte and of the one after the last."""
 
 
 class Node(NamedTuple):
@@ -31,25 +31,25 @@ class Node(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Span]
-    """By name."""
+    """Their bytes, by name."""
     field: Field
-    """In its graph."""
+    """The node's field in its graph."""
 
 
 class Tensor(NamedTuple):
-    """A constant: its type and shape, and where its numbers lie."""
+    """A constant: its type and shape, and where its numbers are."""
 
     name: str
     dtype: int
     """TensorProto.DataType."""
     span: Span
-    """Of the message."""
+    """Place of the message."""
     raw: Field | None
-    """Numbers as bytes."""
+    """The numbers as raw bytes; None: they are not stored like that."""
     data: Span
     """The longest of the fields with numbers, raw or not; empty if it has none."""
     external: Mapping[str, str]
-    """Entries of its external data; they may be there though the data is not external."""
+    """Entries about external data; they may exist even if the data is not external."""
     is_external: bool
 
 
@@ -60,7 +60,7 @@ class Value(NamedTuple):
     dtype: int | None
     """TensorProto.DataType; None: none is declared, or it is not a tensor."""
     shape: tuple[int | None, ...] | None
-    """None for a size that is left open; None: no shape is declared."""
+    """Sizes, None for an open one; None: no shape is declared."""
 
 
 def map_file(path: Path) -> mmap:
@@ -79,12 +79,12 @@ def map_file(path: Path) -> mmap:
 
 
 def printable(text: str) -> str:
-    """Return a text with names in it as one that can be written out."""
+    """Return a text that contains names in a form that can be printed."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def read_node(data: Sliceable, field: Field) -> Node:
-    """Read a node; of its attributes only the names."""
+    """Read a node; its attributes are not decoded."""
     inputs, outputs = [], []
     operator = domain = ""
     attributes: dict[str, Span] = {}
@@ -105,7 +105,7 @@ def read_node(data: Sliceable, field: Field) -> Node:
 
 
 def read_tensor(data: Sliceable, span: Span) -> Tensor:
-    """Read all of a tensor but its numbers; where a field comes twice the last one counts."""
+    """Read a tensor except its numbers; if a field is repeated, the last one counts."""
     name, dtype, raw, is_external = "", 0, None, False
     longest = (0, 0)
     external: dict[str, str] = {}
@@ -141,24 +141,24 @@ def read_value(data: Sliceable, span: Span) -> Value:
 
 
 def _size(data: Sliceable, span: Span) -> int | None:
-    """Read one size of a shape; None if it is open, or is impossible for an array."""
+    """Read one size of a shape; None if it is open, or impossible for an array."""
     numbers = [part.value for part in fields(data, *span) if part.number == proto.SIZE_NUMBER]
     return numbers[-1] if numbers and 0 < numbers[-1] < 2**31 else None
 
 
 def read_name(data: Sliceable, span: Span, number: int) -> str:
-    """Read the field of a message that is its name; empty where it is not there."""
+    """Read the field of a message that is its name; empty if absent."""
     begin, end = find(data, span, number)
     return _decode(data[begin:end])
 
 
 def find(data: Sliceable, span: Span, number: int) -> Span:
-    """Find the content of a field, the last where it comes more than once; (0, 0): it is absent."""
+    """Find the content of a field, the last one if it is repeated; (0, 0): it is absent."""
     return [(0, 0), *contents(data, span, {number})][-1]
 
 
 def contents(data: Sliceable, span: Span, numbers: Container[int]) -> Iterator[Span]:
-    """Iterate over the contents of the fields of these numbers."""
+    """Iterate over the contents of the fields with these numbers."""
     for part in fields(data, *span):
         if part.number in numbers:
             yield part.begin, part.end
@@ -167,7 +167,7 @@ def contents(data: Sliceable, span: Span, numbers: Container[int]) -> Iterator[S
 def iter_tensors(
     data: Sliceable, span: Span, message: str = "model", depth: int = 0
 ) -> Iterator[Tensor]:
-    """Iterate over every tensor of a model: of functions, of graphs within nodes, sparse ones too.
+    """Iterate over all tensors of a model, also sparse ones, in functions and nested graphs.
 
     Raises:
         DamagedError: it is not a model, or is nested more than `MAX_DEPTH` deep.

@@ -1,4 +1,4 @@
-"""The part of onnx.proto that this package reads or writes: numbers of fields and types, messages.
+"""The part of onnx.proto that this package uses: numbers of fields and types, and messages.
 
 Source: onnx.proto of ONNX 1.19.
 """
@@ -26,16 +26,16 @@ NODE_INPUT, NODE_OUTPUT, NODE_OPERATOR, NODE_ATTRIBUTE, NODE_DOMAIN = 1, 2, 4, 5
 
 ATTRIBUTE_NAME, ATTRIBUTE_TENSOR = 1, 5
 ATTRIBUTE_GRAPHS = frozenset({6, 11})
-"""One, and many."""
+"""Fields of an attribute with one graph, and with several."""
 INTS = 7
-"""AttributeProto.AttributeType of a list of whole numbers."""
+"""AttributeProto.AttributeType of a list of integers."""
 
 TENSOR_TYPE, TENSOR_NAME = 2, 8
 TENSOR_RAW, TENSOR_DOC, TENSOR_EXTERNAL_DATA, TENSOR_DATA_LOCATION = 9, 12, 13, 14
 TENSOR_DATA = frozenset({4, 5, 7, TENSOR_RAW, 10, 11})
-"""float, int32, int64, raw, double and uint64 data."""
+"""Fields with float, int32, int64, raw, double, and uint64 data."""
 EXTERNAL = 1
-"""TensorProto.DataLocation of data in another file."""
+"""TensorProto.DataLocation for data in another file."""
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 
 VALUE_NAME, VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE = 1, 2, 1, 1, 2
@@ -56,7 +56,7 @@ TENSORS_WITHIN: Mapping[str, Mapping[int, str]] = {
     },
     "sparse": {1: TENSOR, 2: TENSOR},
 }
-"""By message: the fields that lead down to tensors, and the message each of them holds."""
+"""By message: the fields that lead to tensors, and the message in each."""
 
 # TensorProto.DataType
 FLOAT, UINT8, INT8, STRING, FLOAT16, DOUBLE, BFLOAT16 = 1, 2, 3, 8, 10, 11, 16
@@ -88,19 +88,19 @@ DTYPES: Mapping[int, tuple[str, int]] = {
     25: ("uint2", 2),
     26: ("int2", 2),
 }
-"""By TensorProto.DataType: name, NumPy's where it has one, and bits of an element."""
+"""By TensorProto.DataType: name, NumPy's if it has one, and bits per element."""
 NUMBERS: Mapping[str, int] = {name: number for number, (name, _) in DTYPES.items() if number < 14}
-"""By name, TensorProto.DataType of the real numbers that NumPy has."""
+"""TensorProto.DataType by name, for NumPy's types of real numbers."""
 
 _MESSAGES = "onnx.onnx_ml_pb2"
 _lock = threading.Lock()
 
 
 def new_model() -> ModelProto:
-    """Return an empty model, of the messages of ONNX's package without the rest of it.
+    """Return an empty model, using only the message classes of the ONNX package.
 
-    The package imports its checker, its helpers and types for NumPy: 60 ms on the way to a first
-    result, of which the messages take 13.
+    The package also imports its checker, helpers, and types for NumPy: 60 ms before a first result,
+    of which the messages take 13.
     """
     model: ModelProto = _model_class()()
     return model
@@ -110,7 +110,7 @@ def _model_class() -> Any:
     with _lock:
         if "onnx" not in sys.modules and _MESSAGES not in sys.modules:
             _load_messages()
-        # The classes must be one and the same: what imports the package later finds them here.
+        # The classes must be the same: later imports of the package find them here.
         return (sys.modules.get(_MESSAGES) or import_module("onnx")).ModelProto
 
 
@@ -124,5 +124,5 @@ def _load_messages() -> None:
         try:
             spec.loader.exec_module(module)
         except (ImportError, OSError):
-            return  # a version that keeps them elsewhere
+            return  # another version, with the classes elsewhere
         sys.modules[_MESSAGES] = module

@@ -1,8 +1,8 @@
 """Protocol buffers: the wire format, read in place and written field by field.
 
-Our own instead of a parser's: a parser builds an object for every part of a message, and an empty
-one takes 2 bytes in the file but 75 in memory (measured), so a file of 64 MB can cost 5 GB. Here
-nothing is kept of what has been passed.
+Used instead of a parser, which builds an object for every part of a message: an empty one takes 2
+bytes in the file but 75 in memory (measured), so a file of 64 MB can take 5 GB. Here nothing that
+has been read is kept.
 
 Source: protobuf.dev, "Encoding".
 """
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 _LONGEST = 20
-"""Bytes that tag and length of a field can take."""
+"""Most bytes that the tag and length of a field can take."""
 _VARINT_BYTES = 10
-"""Bytes that a number of 64 bits can take."""
+"""Most bytes that a 64-bit number can take."""
 
 LENGTH = 2
-"""The wire type of messages, texts, bytes and packed numbers."""
+"""The wire type of messages, texts, bytes, and packed numbers."""
 
 
 class DamagedError(ValueError):
@@ -26,24 +26,24 @@ class DamagedError(ValueError):
 
 
 class Sliceable(Protocol):
-    """Bytes by their offset: `bytes`, a mapped file, one that is still being written."""
+    """Bytes by offset: `bytes`, a mapped file, or one that is still being written."""
 
     def __getitem__(self, place: slice, /) -> bytes: ...
 
 
 class Field(NamedTuple):
-    """One field of a message: where it lies."""
+    """The place of one field of a message."""
 
     number: int
     wire: int
     """Its wire type."""
     start: int
-    """Of its tag."""
+    """Offset of its tag."""
     begin: int
-    """Of its content."""
+    """Offset of its content."""
     end: int
     value: int
-    """Of a varint; of any other wire type 0."""
+    """Value of a varint; 0 for any other wire type."""
 
 
 def fields(data: Sliceable, at: int, end: int) -> Iterator[Field]:
@@ -78,7 +78,7 @@ def fields(data: Sliceable, at: int, end: int) -> Iterator[Field]:
 
 
 def number_at(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at *at* (seven bits a byte, lowest first) and the offset behind it.
+    """Return the varint at *at* (seven bits per byte, lowest first) and the offset after it.
 
     Raises:
         DamagedError: it does not end within 64 bits.
@@ -98,12 +98,12 @@ def number_at(data: bytes, at: int) -> tuple[int, int]:
 def replace_fields(
     data: Sliceable, at: int, end: int, replacement: Callable[[Field], bytes | None]
 ) -> bytes:
-    """Copy the message from *at* to *end*, some of its fields replaced.
+    """Copy the message from *at* to *end*, replacing some of its fields.
 
     Args:
-        data: holds the message.
-        at: its first byte.
-        end: the byte after its last.
+        data: contains the message.
+        at: offset of its first byte.
+        end: offset after its last byte.
         replacement: returns the bytes to write instead of a field; None: the field is kept.
 
     Raises:
@@ -111,7 +111,7 @@ def replace_fields(
     """
     parts: list[bytes] = []
     kept = at
-    """Everything before has been copied."""
+    """Everything before this offset has been copied."""
     for field in fields(data, at, end):
         changed = replacement(field)
         if changed is not None:
@@ -127,12 +127,12 @@ def message(number: int, content: bytes) -> bytes:
 
 
 def numeral(number: int, value: int) -> bytes:
-    """Encode a field of a number."""
+    """Encode a number field."""
     return varint(number << 3) + varint(value)
 
 
 def varint(value: int) -> bytes:
-    """Encode a number, seven bits a byte, lowest first."""
+    """Encode a number, seven bits per byte, lowest first."""
     written = bytearray()
     while value >= 0x80:
         written.append(value & 0x7F | 0x80)

@@ -1,8 +1,8 @@
-"""An ONNX file without its weights, made by walking its bytes before any parser sees them.
+"""An ONNX file without its weights, made by scanning its bytes before any parser sees them.
 
 A parser builds an object for every part of a message, and an empty one takes 2 bytes in the file
-but 75 in memory (measured), so a file of 64 MB can cost 5 GB. Here parts are counted as they are
-passed, and the large ones, the weights, are left in place: only their place is recorded.
+but 75 in memory (measured), so a file of 64 MB can take 5 GB. Here parts are counted as they are
+read, and for the large ones, the weights, only their place is recorded.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .onnx_schema import TENSOR_DOC, TENSOR_RAW, new_model
 from .protobuf import LENGTH, DamagedError, fields, message
 
 MAX_PARTS = 2_000_000
-"""Fields of all messages, at any depth; ViT-B/16 has some thousands."""
+"""Most fields in all messages, at any depth; ViT-B/16 has a few thousand."""
 MAX_SHORT_BYTES = 512 * 2**20
 """Most bytes left without the weights. Weights that are not stored as raw bytes count."""
 SMALL = 1024
-"""Weights up to this size stay: constants whose values control a node."""
+"""Weights up to this many bytes stay: constants whose values control a node."""
 
 _TENSOR = "onnx.TensorProto"
 
 
 def without_weights(network: Path, data: bytes | mmap.mmap | None = None) -> bytes:
-    """Return an ONNX file as a message whose larger tensors have lost their `raw_data`.
+    """Return an ONNX file as a message without the `raw_data` of larger tensors.
 
-    Of such a tensor `doc_string`, which is used for nothing else, is "offset:length" of its data in
-    the file; of all other tensors it is empty. Nothing but these places is read of the weights.
+    The `doc_string` of such a tensor, otherwise unused, is "offset:length" of its data in the file;
+    that of all other tensors is empty. The weights themselves are not read.
 
     Raises:
         ModelError: it is not such a message, or has too many parts.
@@ -56,17 +56,17 @@ def _walk(data: mmap.mmap | bytes, network: Path) -> bytes:
 
 
 def place_of(doc_string: str) -> tuple[int, int] | None:
-    """Parse a place as `without_weights` writes it: offset and length."""
+    """Parse a place written by `without_weights`: offset and length."""
     offset, colon, length = doc_string.partition(":")
     return (int(offset), int(length)) if colon else None
 
 
 @cache
 def _inner(kind: str) -> Mapping[int, str]:
-    """Return, by number, the fields of a message that are messages themselves, and their kind.
+    """Return the kinds of the fields of a message that are messages themselves, by number.
 
-    Asked of the parser, not of a table of our own: what it would build an object for is what must
-    be counted, in every version of it.
+    Taken from the parser, not from our own table: in every version of it, each part for which it
+    would build an object must be counted.
     """
     descriptor: Any = new_model().DESCRIPTOR.file.pool.FindMessageTypeByName(kind)
     return {
@@ -77,7 +77,7 @@ def _inner(kind: str) -> Mapping[int, str]:
 
 
 class _Walk:
-    """One file."""
+    """The scan of one file."""
 
     def __init__(self, data: mmap.mmap | bytes, network: Path) -> None:
         self._data = data
@@ -92,7 +92,7 @@ class _Walk:
         pieces: list[bytes] = []
         raw: bytes | None = None
         kept = at
-        """From here on nothing has been changed."""
+        """Offset from which on nothing has been changed."""
         for field in fields(self._data, at, end):
             self._parts += 1
             if self._parts > MAX_PARTS:
@@ -110,7 +110,7 @@ class _Walk:
             elif is_tensor and field.number == TENSOR_DOC:
                 changed = b""
             elif is_tensor and field.number == TENSOR_RAW:
-                # Where a field comes twice the last one counts.
+                # If a field is repeated, the last one counts.
                 small = length <= SMALL
                 place = f"{field.begin}:{length}".encode()
                 raw = self._data[field.start : field.end] if small else message(TENSOR_DOC, place)
@@ -122,7 +122,7 @@ class _Walk:
         return b"".join((*pieces, self._copy(kept, end, pieces), raw or b""))
 
     def _copy(self, start: int, end: int, before: list[bytes]) -> bytes:
-        """Copy a part that stays, unless it adds up to too much with those before it."""
+        """Copy a part that stays, unless the total becomes too large."""
         size = end - start + sum(map(len, before)) if end - start > 2**20 else 0
         if size > MAX_SHORT_BYTES:
             raise ModelError(

@@ -1,8 +1,8 @@
 """The ranges of the tensors in a weight file, found without loading it.
 
-Blocks are cut there, so that a tensor that has not changed is a block that has not changed. What
-is found is a hint and nothing more: of a file that is not what its name says nothing is found, and
-it is cut evenly. Whether it can run is found when an engine loads it.
+Blocks are cut there, so that an unchanged tensor gives an unchanged block. The ranges are only a
+hint: a file that is not what its name says has none, and is cut evenly. Whether it can run is only
+known once an engine loads it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .onnx_reader import iter_tensors, map_file
 from .protobuf import DamagedError
 
 Range = tuple[int, int]
-"""First byte, and the one after the last, within a file."""
+"""Offsets of the first byte and of the one after the last, within a file."""
 
 
 def tensor_ranges(files: Mapping[str, Path]) -> dict[str, list[Range]]:
     """Find the tensors in the files of a model.
 
     Returns:
-        By name of the file: where its tensors lie, in the order in which they were found.
+        The ranges of the tensors by file name, in the order in which they were found.
     """
     found: dict[str, list[Range]] = {name: [] for name in files}
     for name, path in files.items():
@@ -73,7 +73,7 @@ def _tflite(path: Path) -> list[Range]:
 
 
 def _npz(path: Path) -> list[Range]:
-    """Find the arrays of an .npz, a zip: where inputs stay, only the outputs are sent again."""
+    """Find the arrays of an .npz, a zip: if inputs do not change, only outputs are sent again."""
     ranges: list[Range] = []
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
@@ -108,7 +108,7 @@ def _onnx(name: str, path: Path, found: dict[str, list[Range]]) -> None:
                 elif end > start:
                     found[name].append((start, end))
         except DamagedError:
-            # What was found so far are stretches of the file all the same: still good to cut at.
+            # The ranges found so far are still good places to cut.
             return
 
 

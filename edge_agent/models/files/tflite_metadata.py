@@ -1,7 +1,7 @@
 """The metadata of a TensorFlow Lite file: normalization, colors, labels.
 
-The metadata are a FlatBuffer of their own inside the file; labels lie in a zip behind it. Source:
-metadata_schema.fbs of TensorFlow Lite, whose field numbers stand here.
+The metadata are a separate FlatBuffer inside the file; labels are in a zip appended to it. Source:
+metadata_schema.fbs of TensorFlow Lite, whose field numbers are used here.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _IMAGE = 2
 _GRAY = 2
 
 MOST_INTEGER_SCALE = 16
-"""Greatest divisor of pixels for an input of integers; floats are divided by 50 and more, or 1."""
+"""Greatest divisor of pixels for an input of integers; floats are divided by 1, or 50 and more."""
 _OUTSIDE = 5
-"""Steps by which a normalization may leave the range of integers: two percent, by rounding."""
+"""Steps by which normalized values may exceed the range of integers: two percent, from rounding."""
 
 Said = dict[str, Any]
 
@@ -114,7 +114,7 @@ def _describe(
 
 
 def draft_with_labels(network: Path, facts: NetworkFacts) -> Draft:
-    """Guess a network as `draft_of`; its metadata's labels make a classifier of a signal's."""
+    """Guess a network like `draft_of`; a signal network with labels in its metadata classifies."""
     draft = draft_of(facts)
     signal = draft.keys.get("task") == "raw" and "window" in draft.keys.get("input", ())
     if facts.kind != "tflite" or not signal:
@@ -127,7 +127,7 @@ def draft_with_labels(network: Path, facts: NetworkFacts) -> Draft:
         labels = _labels(outputs[0], network, str(network))
         output, made = _output(facts.outputs[0], labels, facts, str(network))
     except (DamagedError, ModelError):
-        return draft  # the refusal that comes with a draft says what its metadata lack
+        return draft  # the error that comes with a draft says what its metadata lack
     left = draft.questions[1:]
     if output["decoder"] == "logits":
         left = ("output.decoder: softmax where its outputs are chances already", *left)
@@ -166,7 +166,7 @@ def _output(
 def _normalization(
     spec: TensorSpec, facts: NetworkFacts, inputs: list[Table], assumed: list[str]
 ) -> Said:
-    """Return mean and scale in units of 0..255, for the type of the input: floats or integers."""
+    """Return mean and scale in units of 0..255, for an input of floats or integers."""
     means: tuple[float, ...] = ()
     deviations: tuple[float, ...] = ()
     for unit in inputs[0].tables(4) if inputs else []:
@@ -174,7 +174,7 @@ def _normalization(
         if unit.number(0, "<B") == _NORMALIZATION and options is not None:
             means, deviations = options.numbers(0, "<f"), options.numbers(1, "<f")
     if spec.dtype == "uint8":
-        # A quantized network of pixels has its normalization in the step of its input.
+        # A quantized network for pixels has its normalization in its input's step.
         assumed.append("mean and scale: 0 and 1, as the input takes bytes")
         return {}
     if spec.dtype == "int8":
@@ -195,7 +195,7 @@ def _quantized(
 ) -> Said | None:
     """Return mean and scale of signed bytes: normalized, then divided by the input's step.
 
-    None if the file does not state them, or if they are a pixel's signed byte except for rounding.
+    None if the file does not state them, or if they only map pixels to signed bytes.
     """
     if not means or not deviations or step is None or len(means) != len(deviations):
         return None
@@ -233,10 +233,10 @@ def _labels(output: Table, network: Path, where: str) -> tuple[str, ...]:
 
 
 def member_of(network: Path, names: Sequence[str], most: int) -> str | None:
-    """Read a text of the zip that a file ends in; None if there is no such zip or member.
+    """Read a text from the zip at the end of a file; None if there is no such zip or member.
 
     Raises:
-        ModelError: it is longer, or not text.
+        ModelError: it is longer than *most* bytes, or not text.
     """
     try:
         with zipfile.ZipFile(network) as archive:
@@ -257,10 +257,10 @@ def member_of(network: Path, names: Sequence[str], most: int) -> str | None:
 
 
 def in_steps(manifest: Manifest, facts: NetworkFacts) -> Manifest:
-    """Return a manifest with the steps that a file of integers states for its inputs and outputs.
+    """Return a manifest with the steps that a file states for its integer inputs and outputs.
 
-    Mean and scale of floats become those of the integers that the input takes; where they do not
-    fit its step, pixels fill its range. The output's scale and zero point are the file's where the
+    Mean and scale of floats become those of the integers that the input takes; if they do not fit
+    its step, pixels fill its range. The output's scale and zero point are the file's if the
     manifest gives none.
     """
     picture = [spec for spec in facts.inputs if len(spec.shape) == 4]
@@ -278,7 +278,7 @@ def _input_in_steps(given: InputSpec, spec: TensorSpec, facts: NetworkFacts) -> 
     count = 1 if given.color == "gray" else 3
     means, scales = given.per_channel("mean", count), given.per_channel("scale", count)
     if "int" not in spec.dtype or max(map(abs, scales)) <= MOST_INTEGER_SCALE:
-        return given  # those of the integers themselves
+        return given  # already for integers
     size, zero = facts.steps[spec.name]
     low, high = (-128, 127) if spec.dtype == "int8" else (0, 255)
     made = [scale * size for scale in scales]
@@ -299,7 +299,7 @@ def _input_in_steps(given: InputSpec, spec: TensorSpec, facts: NetworkFacts) -> 
 
 
 def teachable_machine(network: Path, facts: NetworkFacts) -> tuple[Said, list[str]] | None:
-    """Describe the model in the zip of a Teachable Machine image project; None: it is not one.
+    """Describe the model of a Teachable Machine image project; None: it is not one.
 
     Beside its network it has a labels.txt, each line a number from 0 on and a label. Source:
     github.com/googlecreativelab/teachablemachine-community, its snippets for Python.
@@ -317,7 +317,7 @@ def teachable_machine(network: Path, facts: NetworkFacts) -> tuple[Said, list[st
     if facts.makers[output.name] != "Softmax":
         return None
     spec, picture = infer_layout.picture_input(facts, str(network))
-    # Floats are in -1..1; integers take pixels on the whole of their range.
+    # Floats are in -1..1; for integers, pixels fill the whole range.
     if "int" in spec.dtype:
         picture |= {"mean": 128 if spec.dtype == "int8" else 0, "scale": 1}
     else:

@@ -1,8 +1,8 @@
 """The metadata that Ultralytics' exporters write, and the defaults of their predictor.
 
-An ONNX file holds it as properties, as Python would print the values; beside an IR lies the same as
-metadata.yaml; a .tflite ends in a zip with it. YOLOv5's exporter, and YOLOv9's, which comes of it,
-write only `names` and `stride`.
+An ONNX file has it as properties, with values as Python prints them; an IR has it in metadata.yaml
+beside it; a .tflite ends in a zip with it. The exporters of YOLOv5, and of YOLOv9, which derives
+from it, write only `names` and `stride`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .tflite_metadata import member_of
 
 MAX_TEXT = 1024 * 1024
 
-# Heads whose outputs are read here. Exporters since 8.4 name theirs; others end in other numbers of
-# the same shapes.
+# Heads whose outputs are read here. Exporters since 8.4 name the head; other heads return different
+# numbers with the same shapes.
 _RTDETR = "RTDETRDecoder"
 _HEADS: Mapping[str, frozenset[str]] = {
     "detect": frozenset({"Detect", "v10Detect", "WorldDetect", "YOLOEDetect", _RTDETR}),
@@ -42,10 +42,10 @@ _TASKS: Mapping[str, Task] = {
 
 
 def fields_of(network: Path, facts: NetworkFacts) -> dict[str, str] | None:
-    """Collect Ultralytics' fields of a network; returns None if it has none.
+    """Collect Ultralytics' fields from a network; returns None if it has none.
 
     Raises:
-        ModelError: there is a metadata.yaml that is too large or not text.
+        ModelError: its metadata.yaml is too large or not text.
     """
     for prefix in ("", "framework "):
         fields = {
@@ -71,7 +71,7 @@ def describe(
     """Return the keys of a manifest besides name, version and file, and the assumptions.
 
     Raises:
-        ModelError: a task that is not supported, or fields that contradict the network.
+        ModelError: the task is not supported, or fields contradict the network.
     """
     labels = _labels(fields, where)
     if "task" in fields:
@@ -133,7 +133,7 @@ def _boxes(
         *assumed,
     ]
     if decoder != "yolo-e2e":
-        # Without a version it is YOLOv5's exporter, or YOLOv9's, which comes of it.
+        # Without a version the exporter is YOLOv5's, or YOLOv9's, which derives from it.
         yolov5 = older and (decoder == "yolov5" or "version" not in fields)
         output["iou"] = 0.45 if yolov5 else 0.7
         assumed.append(f"iou: {output['iou']}, the predictor's default")
@@ -168,7 +168,7 @@ def _behind(
 
 
 def _is_rtdetr(fields: Mapping[str, str]) -> bool:
-    """Whether it is an RT-DETR; exporters before 8.4 only have its name in the description."""
+    """Whether it is an RT-DETR; exporters before 8.4 only name it in the description."""
     head = fields.get("head", "").strip()
     return head == _RTDETR or (not head and "rtdetr" in fields.get("description", "").lower())
 
@@ -213,7 +213,7 @@ def _semantic(
     fields: Mapping[str, str], facts: NetworkFacts, labels: tuple[str, ...], where: str
 ) -> tuple[dict[str, Any], list[str]]:
     picture, _, assumed = _picture(fields, facts, where)
-    # Of a single class its exporter gives 0 and 1: 1 is the class.
+    # For a single class its exporter returns 0 and 1, where 1 is the class.
     output = {"decoder": "semantic", "labels": labels} | (
         {"first_label": 1} if len(labels) == 1 else {}
     )
@@ -227,10 +227,10 @@ def _semantic(
 def _picture(
     fields: Mapping[str, str], facts: NetworkFacts, where: str
 ) -> tuple[dict[str, Any], tuple[int, int], list[str]]:
-    """Describe the input; the size comes from `imgsz` where the network leaves it open.
+    """Describe the input; the size comes from `imgsz` if the network leaves it open.
 
     Returns:
-        Keys of a manifest's [input], width and height, and the assumptions.
+        Keys for a manifest's [input], width and height, and the assumptions.
     """
     spec, said = infer_layout.picture_input(facts, where)
     width, height = infer_layout.picture_size(spec, said["layout"])
@@ -259,7 +259,7 @@ def _picture(
 
 
 def _labels(fields: Mapping[str, str], where: str) -> tuple[str, ...]:
-    """Read `names`: a dictionary of numbers from 0 on, or a list."""
+    """Read `names`: a dictionary with keys from 0 on, or a list."""
     names = _value(fields, "names", where)
     if isinstance(names, dict):
         if sorted(names) != list(range(len(names))):
@@ -279,7 +279,7 @@ def _value(fields: Mapping[str, str], key: str, where: str) -> Any:
         raise ModelError(f"{where}: {key}: longer than {MAX_TEXT} characters")
     try:
         value = ast.literal_eval(text.strip())
-        # What sorts and counts below must be plain: keys of one type.
+        # Sorting and counting below needs keys of one plain type.
         if isinstance(value, dict) and key == "names" and not all(type(k) is int for k in value):
             raise TypeError
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -292,7 +292,7 @@ def _value(fields: Mapping[str, str], key: str, where: str) -> Any:
 
 
 def _in_zip(network: Path) -> dict[str, str] | None:
-    """Read the dictionary in the zip at the end of a .tflite of theirs; None if there is none.
+    """Read the dictionary in the zip at the end of their .tflite files; None if there is none.
 
     Source: `export_tflite` and `add_tflite_metadata` in the exporters of YOLOv5 and Ultralytics.
     """
@@ -313,9 +313,9 @@ def _in_zip(network: Path) -> dict[str, str] | None:
 
 
 def _read_yaml(path: Path) -> dict[str, str]:
-    """Read the little YAML that the exporter writes: scalars, one level of mappings and lists.
+    """Read the simple YAML that the exporter writes: scalars, one level of mappings and lists.
 
-    Mappings and lists come back as Python would print them, like the properties of an ONNX file.
+    Mappings and lists are returned as Python prints them, like the properties of an ONNX file.
     """
     try:
         if path.stat().st_size > MAX_TEXT:
@@ -342,7 +342,7 @@ def _read_yaml(path: Path) -> dict[str, str]:
 
 
 def _entries(lines: Iterable[str]) -> list[tuple[int, str]]:
-    """Return the indentation of each entry, and its text: long ones go on in deeper lines."""
+    """Return the indentation and text of each entry; long ones continue in deeper lines."""
     entries: list[tuple[int, str]] = []
     for line in lines:
         text = line.strip()

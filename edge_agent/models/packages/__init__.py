@@ -1,1 +1,1 @@
-"""Packages, the form in which models travel: blocks, signature. Section 5 of the interface."""
+"""Packages, the form in which models are sent: blocks, signature. Section 5 of the interface."""

@@ -1,6 +1,6 @@
-"""A package as one tar: its front, read without interpreting it, and the members behind it.
+"""A package as one tar: its front, read without interpreting it, and the members after it.
 
-Trusts nothing: the signature of the front is checked in `package`.
+Nothing is trusted: the signature of the front is checked in `package`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_TAIL = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The first three members: all of a package that is not in its blocks. Not verified yet."""
+    """The first three members: the part of a package outside its blocks. Not yet verified."""
 
     header: bytes
     signature: bytes | None
@@ -37,21 +37,21 @@ class Front:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A whole tar, of which only the front has been read."""
+    """A complete tar, of which only the front has been read."""
 
     where: str
-    """Names it in errors."""
+    """Its name in errors."""
     whole: Stream
     front: Front | None
-    """None: made by hand, hence unsigned."""
+    """None: it was made by hand, and so is unsigned."""
     start: int
-    """Where the members behind the front begin."""
+    """Offset of the members after the front."""
 
     def members(self, header: PackageHeader) -> Callable[[int, int], bytes]:
-        """Return a reader of the members that the blocks consist of, by offset and length.
+        """Return a reader of the members that make up the blocks, by offset and length.
 
         Raises:
-            ModelError: the archive is cut off, or something hides behind the last block.
+            ModelError: the archive is truncated, or something follows the last block.
         """
         end = self.start + header.size
         if end > self.whole.length:
@@ -67,10 +67,10 @@ class Archive:
 
 
 def open_archive(source: bytes | Path, where: str) -> Archive:
-    """Open a whole tar, in memory or in a file, and read its front.
+    """Open a complete tar, in memory or in a file, and read its front.
 
     Raises:
-        ModelError: it cannot be read, is no tar, or is cut off in its front.
+        ModelError: it cannot be read, is not a tar, or is truncated in its front.
     """
     with disk_errors(f"{where}: reading the package"):
         length = len(source) if isinstance(source, bytes) else source.stat().st_size
@@ -115,13 +115,13 @@ def member_reader(
 
 
 def unpack_handmade(archive: Archive, folder: Path) -> None:
-    """Unpack a tar that has been made by hand into an empty folder.
+    """Unpack a tar that was made by hand into an empty folder.
 
-    It may have one leading folder. Hidden files in it are left out, as `pack` leaves them out:
-    some systems' tar adds them unasked.
+    It may have one leading folder. Hidden files in it are left out, as `pack` does: some systems'
+    tar adds them by itself.
 
     Raises:
-        ModelError: it is not a model, or not fit to unpack; *folder* then holds a part of it.
+        ModelError: it is not a model, or cannot be unpacked; *folder* then contains part of it.
     """
     where, whole = archive.where, archive.whole
     with disk_errors(f"{where}: unpacking it"):
@@ -161,7 +161,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _sequential(stream: Stream) -> Read:
-    """Read a stream from its beginning on."""
+    """Return a reader of a stream from its beginning on."""
     at = 0
 
     def read(count: int) -> bytes:

@@ -1,7 +1,7 @@
-"""The blocks that a package is sent in, and the list that names each by its digest.
+"""The blocks that a package is sent in, and the list with the digest of each.
 
-Cut so that equal parts of two versions are equal blocks wherever they lie: at the start and end of
-every larger tensor and file. Knows bytes and digests, nothing of archives or transfers.
+They begin at the start and end of every larger tensor and file, so that equal parts of two versions
+give equal blocks wherever they are. Independent of archives and transfers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ...core.errors import ModelError
 MAX_BLOCK = 64 * 1024
 """Most bytes of any block."""
 CUT = MAX_BLOCK - 1024
-"""Most bytes of our blocks: with its topic, one then fits where 64 KiB limit a whole packet."""
+"""Most bytes of our blocks: with its topic, one then fits in a packet limited to 64 KiB."""
 SMALL = 4 * 1024
-"""Neighbors below this share a block: one of its own would cost more in entries and messages."""
+"""Neighbors below this share a block: separate ones would cost more in entries and messages."""
 MAX_BLOCKS = 1_000_000
 ENTRY = struct.Struct(">I32s")
 
@@ -31,15 +31,15 @@ Points = Iterable[int]
 def cut(length: int, hard: Points, soft: Points, largest: int = CUT) -> list[int]:
     """Cut a stream into blocks.
 
-    Between two hard points nothing depends on what lies outside, so what is between them is cut
-    alike in every version. Small things are put together until they make `SMALL`; only at their
-    own starts, the soft points, does such a group end early.
+    What is between two hard points does not depend on anything outside, so it is cut the same way
+    in every version. Small parts are combined until they reach `SMALL`; such a group can only end
+    early at one of their starts, the soft points.
 
     Args:
-        length: of the stream, bytes.
+        length: length of the stream, bytes.
         hard: where a block must begin: the starts and ends of large tensors and files.
         soft: where a block may begin: the starts of small ones.
-        largest: no block is longer.
+        largest: most bytes of a block.
 
     Returns:
         The length of each block, in order.
@@ -68,11 +68,11 @@ class BlockList:
     digests: tuple[bytes, ...]
     """SHA-256, 32 bytes each."""
     offsets: tuple[int, ...]
-    """Where each begins in the stream."""
+    """Offset of each in the stream."""
 
     @classmethod
     def of(cls, lengths: Iterable[int], digests: Iterable[bytes]) -> Self:
-        """Build a list of the blocks that a stream was cut into."""
+        """Build the list of a stream's blocks."""
         sizes = tuple(lengths)
         return cls(sizes, tuple(digests), tuple(accumulate(sizes, initial=0))[:-1])
 
@@ -81,10 +81,10 @@ class BlockList:
         """Check and read `package.blocks`.
 
         Args:
-            data: 36 bytes a block: length (u32, big-endian) and SHA-256.
-            count: of blocks, as `package.json` says.
-            total: bytes of all blocks, as `package.json` says.
-            sha256: of *data*, as `package.json` says, in hex.
+            data: 36 bytes per block: length (u32, big-endian) and SHA-256.
+            count: number of blocks, from `package.json`.
+            total: bytes of all blocks, from `package.json`.
+            sha256: SHA-256 of *data*, from `package.json`, in hex.
 
         Raises:
             ModelError: it is not the list that the package was made with.
@@ -115,10 +115,10 @@ class BlockList:
 
     @classmethod
     def read(cls, data: bytes) -> Self:
-        """Read a list without checking it: where a digest that misleads does no harm.
+        """Read a list without checking it, for use where a wrong digest does no harm.
 
         Raises:
-            ValueError: it is not a row of entries.
+            ValueError: it is not a sequence of entries.
         """
         try:
             entries = list(ENTRY.iter_unpack(data))
@@ -135,14 +135,14 @@ class BlockList:
         return sum(self.lengths)
 
     def touched(self, offset: int, length: int) -> range:
-        """Return the indices of the blocks that have something of a part of the stream."""
+        """Return the indices of the blocks that overlap a part of the stream."""
         if length <= 0:
             return range(0)
         first = bisect_right(self.offsets, offset) - 1
         return range(first, bisect_right(self.offsets, offset + length - 1))
 
     def to_bytes(self) -> bytes:
-        """Encode `package.blocks`."""
+        """Return the content of `package.blocks`."""
         return b"".join(map(ENTRY.pack, self.lengths, self.digests))
 
     def check(self, index: int, data: bytes) -> None:
@@ -171,7 +171,7 @@ def verified(
     Args:
         blocks: the signed list of the stream's blocks.
         read: returns bytes, given an offset and a length.
-        taken: whether a block exists; zeros stand for one that does not.
+        taken: whether a block was sent; one that was not is replaced with zeros.
 
     Raises:
         ModelError: a block differs from the list.
@@ -186,7 +186,7 @@ def verified(
 
 
 def reader_of(parts: Iterator[bytes]) -> Callable[[int], bytes]:
-    """Read from consecutive parts as from a file: at most this many bytes, none at the end."""
+    """Return a function that reads parts like a file: at most *n* bytes, b"" at the end."""
     rest = memoryview(b"")
 
     def read(count: int) -> bytes:
@@ -200,7 +200,7 @@ def reader_of(parts: Iterator[bytes]) -> Callable[[int], bytes]:
 
 
 def ranges(indices: Iterable[int]) -> list[tuple[int, int]]:
-    """Group rising numbers into ranges, first and last included."""
+    """Group ascending numbers into ranges, first and last included."""
     found: list[tuple[int, int]] = []
     for index in indices:
         if found and found[-1][1] == index - 1:

@@ -1,6 +1,6 @@
-"""Building packages from model folders, and reading them at their sender.
+"""Building packages from model folders, and reading them on the sender's side.
 
-The receiver, which trusts nothing, is in `package` and `archive`.
+The receiver's side, which trusts nothing, is in `package` and `archive`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package at its sender: its header, and where its bytes are."""
+    """A package on the sender's side: its header, and where its bytes are."""
 
     front: Front
     header: PackageHeader
@@ -59,9 +59,9 @@ class Package:
         """Read one block.
 
         Args:
-            index: of the block.
+            index: index of the block.
             check: whether to verify that it has not changed since the package was made; a sender
-                need not, since every device does (half of what sending a block cost, measured).
+                need not, because every device does (it took half the time of sending a block).
 
         Raises:
             ModelError: the files have changed since the package was made.
@@ -76,7 +76,7 @@ class Package:
         """Write the tar; a file is replaced as a whole, see `output_file`.
 
         Raises:
-            UsageError: *out* is nothing that could be written to.
+            UsageError: *out* is not something that can be written to.
             ModelError: it cannot be written.
         """
         try:
@@ -91,7 +91,7 @@ class Package:
             if content is not None:
                 file.write(header(name, len(content)) + content + padding(len(content)))
         file.writelines(self.block(index) for index in range(len(self.blocks)))
-        # Two records of zeros end an archive.
+        # An archive ends with two records of zeros.
         file.write(bytes(2 * RECORD))
 
 
@@ -104,12 +104,12 @@ def pack(
     targets: Sequence[str] = (),
     created: datetime | None = None,
 ) -> Package:
-    """Build a package of a model folder and write it to *out*.
+    """Build a package from a model folder and write it to *out*.
 
     Raises:
-        ModelError: the folder is not fit to be one, or *out* cannot be written.
+        ModelError: the folder cannot be packed, or *out* cannot be written.
     """
-    # `Path.resolve` has an error of its own for links in a circle.
+    # `Path.resolve` raises an error of its own for a loop of links.
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(folder)):
         raise ModelError(f"{out}: lies inside the model folder; write the package elsewhere")
     package = make(load(folder), key=key, expires=expires, targets=targets, created=created)
@@ -126,13 +126,13 @@ def make(
     created: datetime | None = None,
     largest: int = CUT,
 ) -> Package:
-    """Build a package of a model folder, whose files it goes on reading.
+    """Build a package from a model folder, whose files are read again later.
 
     Raises:
-        ModelError: the folder is not fit to be a package.
+        ModelError: the folder cannot be packed.
     """
     for each in _variants(model):
-        # Every device would refuse it, after all of it has been sent.
+        # Otherwise every device would refuse it, after it has been sent completely.
         if each.golden.exists():
             check_golden_file(each, _inspect(each))
     with disk_errors(f"{model.path}: reading the model"):
@@ -156,7 +156,7 @@ def describe(
     """Build the first members of a package of *blocks*; the arguments are those of `make`.
 
     Raises:
-        ModelError: a target or a time makes no sense, or a variant is not complete.
+        ModelError: a target or a time is not valid, or a variant is incomplete.
     """
     for target in targets:
         check_target_form(target, "targets")
@@ -183,7 +183,7 @@ def describe(
 
 
 def _shares(model: ModelFolder, layout: Layout, blocks: BlockList) -> dict[str, Mapping[str, Any]]:
-    """List which blocks the devices of each variant take: all but those of others' files alone."""
+    """List the blocks for each variant: all except those with only other variants' files."""
     if not model.manifest.variants:
         return {}
     own = {each.variant: _named(each) for each in _variants(model)}
@@ -195,7 +195,7 @@ def _shares(model: ModelFolder, layout: Layout, blocks: BlockList) -> dict[str, 
             for file, begin, size in layout.files()
             if file in others
             for index in blocks.touched(begin, size)
-            # One that a small file shares with its neighbors is taken.
+            # A block that a small file shares with its neighbors is included.
             if blocks.offsets[index] >= begin
             and blocks.offsets[index] + blocks.lengths[index] <= begin + size
         }
@@ -206,7 +206,7 @@ def _shares(model: ModelFolder, layout: Layout, blocks: BlockList) -> dict[str, 
 
 
 def _variants(model: ModelFolder) -> list[ModelFolder]:
-    """Read a model as each of its variants, and without any."""
+    """Read a model as each of its variants, and as none."""
     if not model.manifest.variants:
         return [model]
     return [load(model.path, [name]) for name in ("", *model.manifest.variants)]
@@ -218,7 +218,7 @@ def _inspect(model: ModelFolder) -> NetworkFacts:
 
 
 def _named(model: ModelFolder) -> set[str]:
-    """List the files that a model names as the variant it was read as."""
+    """List the files that a model, read as a variant, refers to."""
     files = [*_inspect(model).files, model.golden, model.usual_file]
     if isinstance(model.manifest.output.labels, str):
         files.append(model.path / model.manifest.output.labels)
@@ -229,7 +229,7 @@ def cut_folder(folder: Path, largest: int = CUT) -> tuple[Layout, BlockList]:
     """Lay out a model folder as the members of a tar and cut it into blocks.
 
     Raises:
-        ModelError: there is something in it that cannot be in a package.
+        ModelError: it contains something that cannot be in a package.
         OSError: a file cannot be read.
     """
     files = model_files(folder)
@@ -246,7 +246,7 @@ def cut_folder(folder: Path, largest: int = CUT) -> tuple[Layout, BlockList]:
         frame += begin + end
         pieces += [(None, len(begin)), (name, size), (None, len(end))]
         at += len(begin)
-        # The content itself is a stretch like its tensors.
+        # The whole content is a range, too, like its tensors.
         for first, last in ((0, size), *tensors[name]):
             if last - first >= SMALL:
                 hard |= {at + first, at + last}
@@ -265,10 +265,10 @@ def cut_folder(folder: Path, largest: int = CUT) -> tuple[Layout, BlockList]:
 
 
 def model_files(folder: Path) -> dict[str, Path]:
-    """List the files of a model: all in its folder but the hidden; the manifest first.
+    """List the files of a model: all in its folder except hidden ones; the manifest first.
 
     Raises:
-        ModelError: there is a link or a device among them, or too many or too deep.
+        ModelError: there is a link or a device among them, or they are too many or too deep.
     """
     found: dict[str, Path] = {}
     for parent, folders, names in os.walk(folder, onerror=_fail):
@@ -296,10 +296,10 @@ def _fail(problem: OSError) -> None:
 
 
 def open_package(path: Path) -> Package | None:
-    """Open a tar that `pack` has written, to send it; None for one that was made by hand.
+    """Open a tar written by `pack`, to send it; None if it was made by hand.
 
     Raises:
-        ModelError: not a package, or its front is damaged; a damaged block is found when read.
+        ModelError: it is not a package, or its front is damaged; blocks are checked when read.
     """
     archive = open_archive(path, str(path))
     if archive.front is None:

@@ -1,7 +1,7 @@
 """Ed25519 keys (RFC 8032): who may send models to this device.
 
-Private keys are PKCS#8, public ones SubjectPublicKeyInfo, both PEM, as OpenSSL writes them.
-`cryptography` is imported where it is used: a command that signs nothing does not pay for it.
+Private keys are PKCS#8, public ones SubjectPublicKeyInfo, both PEM, as written by OpenSSL.
+`cryptography` is imported where it is used, so that other commands start faster.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_KEY_BYTES = 16 * 1024
 
 
 def generate_key(path: Path) -> Path:
-    """Generate a key pair: *path*, readable by its owner only, and *path*.pub.
+    """Generate a key pair: *path*, readable only by its owner, and *path*.pub.
 
     Returns:
         The path of the public key.
@@ -53,7 +53,7 @@ def generate_key(path: Path) -> Path:
     public_path = path.with_name(f"{path.name}.pub")
     written: list[Path] = []
     try:
-        # The public one first: if it is in the way, no private key is left without its half.
+        # The public one first: if it already exists, no private key is left without it.
         for place, data, mode in ((public_path, public, 0o644), (path, private, 0o600)):
             _write_key(place, data, mode)
             written.append(place)
@@ -78,7 +78,7 @@ def load_private(path: Path) -> Ed25519PrivateKey:
     """Read a private key.
 
     Raises:
-        UsageError: the file holds no key, or one of another kind.
+        UsageError: the file contains no key, or one of another kind.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -94,7 +94,7 @@ def load_public(path: Path) -> Ed25519PublicKey:
     """Read a public key.
 
     Raises:
-        UsageError: the file holds no key, or one of another kind.
+        UsageError: the file contains no key, or one of another kind.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -140,12 +140,12 @@ class Keyring:
     """The public keys found when the ring was loaded."""
 
     keys: Mapping[str, Ed25519PublicKey]
-    """By file name."""
+    """Keys by file name."""
     problems: tuple[str, ...]
-    """One line for each place without a usable key; the other keys count all the same."""
+    """One line for each place without a usable key; the other keys still count."""
 
     def verify(self, signature: bytes, data: bytes) -> str | None:
-        """Return the file name of the key that signed exactly these bytes; None: none did."""
+        """Return the file name of the key that signed exactly these bytes, or None."""
         from cryptography.exceptions import InvalidSignature
 
         for name, key in self.keys.items():
@@ -159,17 +159,17 @@ class Keyring:
 
 @dataclass(frozen=True, slots=True)
 class TrustedKeys:
-    """Where trusted public keys lie: *.pub files, or folders of them.
+    """Where trusted public keys are: *.pub files, or folders of them.
 
-    They are read again at every use, so that a key whose file is removed is no longer trusted.
+    They are read at every use, so that a key whose file is removed is no longer trusted.
     """
 
     paths: Sequence[Path]
 
     @property
     def mend(self) -> str:
-        """How a key comes to be trusted here, as the end of an error."""
-        # One that is not there yet goes by its name.
+        """How to make this device trust a key, as the end of an error."""
+        # A missing one is recognized by its name.
         folders = [
             str(path)
             for path in self.paths

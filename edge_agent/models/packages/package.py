@@ -1,10 +1,10 @@
 """The header of a package, `package.json`, and its checks: section 5 of the public interface.
 
-The order is the protection: the signature over the bytes of `package.json`, then what they say,
-then `package.blocks` by the digest in it, then every block by the digest in that. Nothing is parsed
-before what comes before it in this row has been checked. The first three members are not part of
-the blocks; `bytes` counts the stream of all others as the tar has them: header, content and
-padding of each. Names and sizes of the files are in those headers, hence signed like the contents.
+The order of checks is the protection: the signature over the bytes of `package.json`, then its
+fields, then `package.blocks` by its digest there, then every block by its digest in that list.
+Nothing is parsed before the previous step has passed. The first three members are not part of the
+blocks; `bytes` counts the stream of all others as in the tar: header, content, and padding of each.
+Names and sizes of files are in those headers, and so signed like the contents.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Count = Annotated[int, Ge(0), Le(MAX_BLOCKS)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A device's share of a package."""
+    """The part of a package that a device takes."""
 
     __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's own form
     bytes: Annotated[int, Ge(1), Le(MAX_BLOCKS * MAX_BLOCK)]
-    """Of its blocks."""
+    """Bytes of its blocks."""
     blocks: tuple[tuple[Count, Count], ...]
-    """Ranges, rising, both ends inclusive."""
+    """Ranges in ascending order, both ends included."""
 
     def has(self, index: int) -> bool:
         """Whether a block is in it."""
@@ -80,23 +80,23 @@ class PackageHeader:
     targets: tuple[str, ...]
     """device:ID, profile:NAME or @group; empty: for any device."""
     size: int
-    """Of the members after the first three, as the tar has them; the sum of the blocks."""
+    """Bytes of the members after the first three, as in the tar; the sum of the blocks."""
     blocks: int
     blocks_sha256: str
     variants: Mapping[str, Share] = field(default_factory=dict)
-    """By name of a variant, what a device of it takes; under "", one that none suits. Empty: the
-    manifest has none."""
+    """By variant, what its devices take; under "", those that no variant suits. Empty: the manifest
+    has no variants."""
 
     @classmethod
     def parse(cls, data: bytes) -> PackageHeader:
         """Check and read `package.json`.
 
         Raises:
-            ModelError: it is not what section 5 of the interface says.
+            ModelError: it does not conform to section 5 of the interface.
         """
         says = _json(data)
         for key in ("schema", "bytes", "blocks"):
-            # Pydantic would take "7", 7.0 and true for numbers: other readers would not.
+            # Pydantic accepts "7", 7.0, and true as numbers; other readers do not.
             if key in says and type(says[key]) is not int:
                 raise ModelError(f"{HEADER}: {key}: expected an integer, found {says[key]!r:.40}")
         written = build(_Written, says, HEADER, ModelError)
@@ -142,7 +142,7 @@ class PackageHeader:
         return BlockList.parse(data, count=self.blocks, total=self.size, sha256=self.blocks_sha256)
 
     def share(self, here: Sequence[str]) -> Share:
-        """Return a device's share of it."""
+        """Return the share of a device, given the variants that suit it."""
         if not self.variants:
             return Share(bytes=self.size, blocks=((0, self.blocks - 1),))
         return self.variants[chosen(self.variants, here)]
@@ -178,7 +178,7 @@ def _check_shares(written: _Written) -> None:
 
 
 def _json(data: bytes) -> Mapping[str, Any]:
-    """Parse an object; refuse JSON that parsers read differently."""
+    """Parse a JSON object; refuse JSON that parsers disagree about."""
     if len(data) > MAX_HEADER:
         raise ModelError(f"{HEADER}: {len(data)} bytes, at most {MAX_HEADER}")
     try:
@@ -206,7 +206,7 @@ def _not_a_number(text: str) -> None:
 
 
 def parse_time(text: str, where: str) -> datetime:
-    """Parse an ISO 8601 time or date; without a zone it is UTC, a date is its first moment.
+    """Parse an ISO 8601 time or date; without a zone it is UTC, and a date means midnight.
 
     Raises:
         ModelError: it is not a time.
@@ -248,10 +248,10 @@ def verify_header(
     """Verify the signature over the bytes of `package.json`, before they are parsed.
 
     Returns:
-        The file name of the key that signed them; None for an unsigned package that is allowed.
+        The file name of the key that signed them; None if it is unsigned and that is allowed.
 
     Raises:
-        ModelError: they may not.
+        ModelError: they are not signed by a trusted key.
     """
     if len(header) > MAX_HEADER:
         raise ModelError(f"{HEADER}: {len(header)} bytes, at most {MAX_HEADER}")
@@ -297,9 +297,9 @@ def check_expiry(header: PackageHeader, *, now: datetime, credible: bool) -> Lit
     """Check that a package has not expired.
 
     Args:
-        header: of the package.
+        header: the package's header.
         now: the present time.
-        credible: whether that can be right; else it decides nothing, and the push waits.
+        credible: whether *now* can be right; otherwise the push waits.
 
     Raises:
         ModelError: it has expired.

@@ -1,7 +1,7 @@
-"""A model folder as the bytes of a tar's members, and back.
+"""Converts a model folder to the bytes of a tar's members, and back.
 
-A package is sent as this stream, so a device that has unpacked it must be able to give any
-part of it again: `Layout` holds the headers, the folder has the contents.
+A package is sent as this stream, so a device that has unpacked it must be able to reproduce any
+part of it: `Layout` has the headers, the folder has the contents.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def _part(source: bytes | Path, offset: int, count: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How an unpacked stream can be put together again."""
+    """How to reassemble an unpacked stream."""
 
     pieces: tuple[tuple[str | None, int], ...]
-    """In order: a file's name and length, or None and how many bytes of the frame come next."""
+    """In order: a file's name and length, or None and how many bytes of the frame follow."""
     frame: bytes
 
     def stream(self, folder: Path) -> Stream:
@@ -85,7 +85,7 @@ class Layout:
         return Stream(pieces)
 
     def files(self) -> Iterator[tuple[str, int, int]]:
-        """Iterate over the files: name, where its content begins in the stream, and its length."""
+        """Iterate over the files: name, offset of its content in the stream, and length."""
         end = 0
         for name, size in self.pieces:
             begin, end = end, end + size
@@ -93,7 +93,7 @@ class Layout:
                 yield name, begin, size
 
     def files_in(self, offset: int, length: int) -> list[str]:
-        """List the files of which a part of the stream has something."""
+        """List the files that overlap a part of the stream."""
         return [
             name
             for name, begin, size in self.files()
@@ -108,18 +108,18 @@ def unpack(
     rename: Callable[[str], str | None] = str,
     taken: Callable[[int, int], bool] = lambda _offset, _length: True,
 ) -> Layout:
-    """Write all members that follow into *folder*, each durable but for the folders' own names.
+    """Write all remaining members into *folder*, durably except for the folders' own entries.
 
     Args:
-        reader: standing at the first of them.
-        folder: exists and is empty.
-        where: names the archive in errors.
+        reader: positioned at the first of them.
+        folder: an existing empty folder.
+        where: the archive's name in errors.
         rename: returns the name to write a member under, or None to leave it out.
-        taken: whether a file's content is present, by offset in the stream and length; one that is
-            not is left out, too, but has its place in the layout.
+        taken: whether a file's content is present, by offset in the stream and length; a file that
+            is not is left out, but has its place in the layout.
 
     Raises:
-        ModelError: the archive is not fit to unpack; *folder* then holds a part of it.
+        ModelError: the archive cannot be unpacked; *folder* then contains part of it.
         OSError: the disk is full or broken.
     """
     pieces: list[tuple[str | None, int]] = []

@@ -1,8 +1,8 @@
 """Plain tar archives: written deterministically, read strictly.
 
 The format is POSIX.1-1988 "ustar": 512 bytes of header, the content, zeros up to the next 512.
-Reading takes what `tar cf` of any system makes of plain files and folders and refuses the rest by
-name: links, devices, sparse files, paths that lead elsewhere. Knows nothing of models or keys.
+Reading accepts what `tar cf` on any system makes from plain files and folders and refuses the rest
+by name: links, devices, sparse files, paths that lead elsewhere. Independent of models and keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_NAME_BYTES = 255
 _CHUNK = 1 << 20
 
 Read = Callable[[int], bytes]
-"""Returns the next bytes of a stream, at most the given number; none at its end."""
+"""Returns the next bytes of a stream, at most the given number; b"" at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Member:
     """The header of one member."""
 
     name: str
-    """Relative, without leading "./", checked by `check_name`."""
+    """Relative path without leading "./", checked by `check_name`."""
     size: int
     kind: Literal["file", "folder"]
 
 
 def header(name: str, size: int) -> bytes:
-    """Return the header of a plain file: owner 0, mode 0644, time 0, so that it is reproducible.
+    """Return the header of a plain file, reproducible: owner 0, mode 0644, time 0.
 
     Raises:
         ModelError: the name or the size does not fit this format.
@@ -51,7 +51,7 @@ def header(name: str, size: int) -> bytes:
 
 
 def padding(size: int) -> bytes:
-    """Return the zeros that fill up the last record of a content of *size* bytes."""
+    """Return the zeros that pad a content of *size* bytes to whole records."""
     return bytes(-size % RECORD)
 
 
@@ -82,7 +82,7 @@ def check_name(name: str, where: str) -> str:
 
 
 class TarReader:
-    """Reads one member after the other, once, and accounts for every byte."""
+    """Reads one member after another, once, and accounts for every byte."""
 
     def __init__(self, read: Read, length: int, where: str) -> None:
         self._read = read
@@ -92,17 +92,17 @@ class TarReader:
         self._padding = 0
         self._headers = 0
         self.frame = bytearray()
-        """All bytes so far that are not the content of a file."""
+        """All bytes read so far that are not a file's content."""
 
     def next(self) -> Member | None:
-        """Step to the next member, whose predecessor's content has been read; None at the end.
+        """Return the next member, or None at the end; read the previous one's content first.
 
         Raises:
-            ModelError: what comes is no plain file or folder, or not a tar at all.
+            ModelError: it is not a plain file or folder, or not a tar at all.
         """
         if self._content:
             raise AssertionError("the content of the member before has not been read")
-        # The padding of the last content may be left out: nothing depends on it.
+        # The padding after the last content may be missing: nothing depends on it.
         self._frame(min(self._padding, self._left))
         self._padding = 0
         longer_name: str | None = None
@@ -149,7 +149,7 @@ class TarReader:
         return Member(plain, size, "file")
 
     def _extended(self, size: int) -> str | None:
-        r"""Read a pax header, as Python's tarfile writes for a time with fractions.
+        r"""Read a pax header, which Python's tarfile writes for a time with fractions.
 
         Source: POSIX.1-2001, pax, "Extended Header": records "length key=value\n".
         """
@@ -187,7 +187,7 @@ class TarReader:
         return data
 
     def _exactly(self, count: int) -> bytes:
-        """Read this many bytes, no fewer."""
+        """Read exactly this many bytes."""
         parts: list[bytes] = []
         missing = count
         while missing:
@@ -218,7 +218,7 @@ _HARMLESS = frozenset(
 
 
 def _fields(record: bytes, where: str) -> tuple[str, int, bytes]:
-    """Parse name, size and kind of a header record."""
+    """Return name, size, and kind from a header record."""
     magic = record[257:265]
     if magic not in {b"ustar\x0000", b"ustar  \0"}:
         mend = "; unpack it first" if record[:2] in {b"\x1f\x8b", b"PK", b"BZ"} else ""
@@ -229,7 +229,7 @@ def _fields(record: bytes, where: str) -> tuple[str, int, bytes]:
         raise ModelError(f"{where}: damaged header of a member")
     name = record[:100].split(b"\0", 1)[0]
     prefix = record[345:500].split(b"\0", 1)[0]
-    # GNU tar's own format keeps other things where ustar has the front of a long name.
+    # GNU tar's own format has other fields where ustar has the beginning of a long name.
     if prefix and magic == b"ustar\x0000":
         name = prefix + b"/" + name
     return _text(name, where), _octal(record[124:136], where), record[156:157]

@@ -1,4 +1,4 @@
-"""The lock of the one agent of a state folder. Light: it is taken before the first result."""
+"""The lock of a state folder's only agent. Imports little: it is taken before the first result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def hold_agent_lock(state: Path) -> Iterator[None]:
         UsageError: another agent holds it.
     """
     try:
-        # Under the other lock, so that a process that only tests it is not taken for an agent.
+        # Under the store's lock, so that a process that only tests it is not mistaken for an agent.
         guard = take_lock(state / "store.lock", wait=True, like=state)
         try:
             mine = take_lock(state / "agent.lock", like=state)
@@ -31,7 +31,7 @@ def hold_agent_lock(state: Path) -> Iterator[None]:
     except OSError as problem:
         raise UsageError(f"state_dir: {state}: {problem.strerror}") from None
     try:
-        # The files of this folder are the agent's own: no other process is writing one now.
+        # Only the agent writes these files, so no other process is writing one now.
         for path in state.glob(".*.json.*"):
             path.unlink()
         yield

@@ -1,7 +1,7 @@
 """Every model that this device can run: pushed to it, put there by its owner, or bundled.
 
-Three places hold models: the store, the folders of `models_dirs`, and the models bundled with this
-program. For the same name and version the first of them counts. Only the store knows live versions.
+Models are in three places: the store, the folders of `models_dirs`, and those bundled with this
+program. For the same name and version the first place counts. Only the store has live versions.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ Place = Literal["store", "models_dirs", "bundled"]
 
 @record
 class Entry:
-    """A version of a model in one location."""
+    """A version of a model in one of the places."""
 
     name: str
     version: str | None
-    """None if the manifest cannot be read and nothing else tells."""
+    """None if the manifest cannot be read and nothing else shows it."""
     place: Place
     path: Path
     folder: ModelFolder | None
     """None: it is broken."""
     error: str | None = None
-    """One line that says how."""
+    """One line that says how it is broken."""
     accepted: bool = True
-    """Whether it may run without a trial: in the store, only versions that have been live once."""
+    """Whether it may run without a trial; in the store, only if it has been live before."""
 
 
 @record
 class Catalog:
-    """All models. Reads the folders at every call, as others change them; for many, use `now`."""
+    """All models. Reads the folders at every call, as they may change; for many calls use `now`."""
 
     store: Store
     models_dirs: Sequence[Path] = ()
@@ -56,11 +56,11 @@ class Catalog:
         return _Snapshot(self.store, self.models_dirs, self.bundled_dir, tuple(self._all()))
 
     def entries(self, name: str | None = None) -> tuple[Entry, ...]:
-        """List all versions, broken ones and those that another place hides included."""
+        """List all versions, including broken ones and those hidden by another place."""
         return tuple(entry for entry in self._all() if name is None or entry.name == name)
 
     def names(self) -> tuple[str, ...]:
-        """List the models of which a version can be loaded."""
+        """List the names of models with a version that can be loaded."""
         return tuple(sorted({entry.name for entry in self._all() if entry.folder}))
 
     def versions(self, name: str) -> tuple[Entry, ...]:
@@ -75,7 +75,7 @@ class Catalog:
         """Find a version of a model; None: the live one.
 
         Raises:
-            ModelError: it is missing, with the nearest known names or versions, or broken.
+            ModelError: it is missing or broken; suggests known names or versions.
         """
         if version is None:
             return self.live(name)
@@ -88,27 +88,27 @@ class Catalog:
         raise ModelError(f"{name}@{version}: not found; {self._known(name)}")
 
     def find_unchanged(self, name: str, version: str) -> ModelFolder:
-        """Find a version that is to go live again; its files are read and checked by their digests.
+        """Find a version that will go live again, after checking its files by their digests.
 
         Raises:
-            ModelError: as `find`, or the disk has changed it since it was installed.
+            ModelError: as for `find`, or it has changed on disk since it was installed.
         """
         return self.unchanged(self.find(name, version))
 
     def unchanged(self, folder: ModelFolder) -> ModelFolder:
-        """Return *folder*, once its files have been read and checked by their digests.
+        """Return *folder* after checking its files by their digests.
 
         Raises:
-            ModelError: the disk has changed it since it was installed.
+            ModelError: it has changed on disk since it was installed.
         """
         if folder.path.is_relative_to(self.store.models):
-            from .local_blocks import check_unchanged  # seldom needed
+            from .local_blocks import check_unchanged  # rarely needed
 
             check_unchanged(folder.path, folder.manifest.id)
         return folder
 
     def stands_in(self, folder: ModelFolder) -> str | None:
-        """Return in place of which live version another one runs, and why; None: it is the live."""
+        """Return which live version *folder* runs in place of, and why; None: it is live itself."""
         name, runs = folder.manifest.name, folder.manifest.version
         live = self.store.pointers(name).live
         if live is None or same_version(live, runs):
@@ -118,10 +118,10 @@ class Catalog:
         return f"{name}@{live} is live, but {why}; {runs} runs in its place: push it again"
 
     def live(self, name: str) -> ModelFolder:
-        """Find the version that runs: the store's pointer, else the highest one.
+        """Find the version that runs: the one the store's pointer names, else the highest one.
 
-        Where the pointer leads nowhere, or to something broken, the previous version is used
-        instead, then the highest; `problems` reports it.
+        If the version it names is missing or broken, the previous one is used instead, then the
+        highest; `problems` reports it.
 
         Raises:
             ModelError: there is no version that can be loaded and has been accepted.
@@ -132,7 +132,7 @@ class Catalog:
         return folder
 
     def stand_in(self, name: str) -> ModelFolder:
-        """Find a substitute if the live version cannot run: as `live`, but without damaged ones.
+        """Find a substitute if the live version cannot run: like `live`, but skip damaged ones.
 
         Raises:
             ModelError: there is no version that can be loaded, has been accepted and is unchanged.
@@ -181,7 +181,7 @@ class Catalog:
         return self.find(name, self.store.rollback(name, why))
 
     def problems(self) -> tuple[str, ...]:
-        """List the problems in all of the places, one line each."""
+        """List the problems in all places, one line each."""
         lines = [entry.error for entry in self._all() if entry.error]
         troubles = map(library_trouble, self.models_dirs)
         lines.extend(f"models_dirs: {trouble}" for trouble in troubles if trouble is not None)
@@ -206,11 +206,11 @@ class Catalog:
             yield from _plain(self.bundled_dir, "bundled")
 
     def _running(self, name: str) -> str | None:
-        """Return the version that runs now, for where no pointer names one."""
+        """Return the version that runs now, if no pointer names one."""
         try:
             return self.live(name).manifest.version
         except ModelError:
-            return None  # nothing runs: then there is nothing to go back to
+            return None  # nothing runs, so there is nothing to go back to
 
     def _known(self, name: str) -> str:
         """Return the known versions, as the end of an error."""
@@ -231,7 +231,7 @@ class Catalog:
 
 @record
 class _Snapshot(Catalog):
-    """The models as they were read once; which version is live is still read from the store."""
+    """The models as read once; which version is live is still read from the store."""
 
     found: tuple[Entry, ...] = ()
 
@@ -271,7 +271,7 @@ def _plain(parent: Path, place: Place) -> Iterator[Entry]:
 
 
 def library_trouble(folder: Path) -> str | None:
-    """Return why nothing can be found in a folder of `models_dirs`; None: it may hold models."""
+    """Return why no models can be in a folder of `models_dirs`; None: there may be some."""
     if not folder.is_dir():
         return f"{folder}: no such folder"
     if _has_manifest(folder):
@@ -280,12 +280,12 @@ def library_trouble(folder: Path) -> str | None:
 
 
 def _has_manifest(path: Path) -> bool:
-    """Whether a folder is meant as a model, be its manifest a pipe or a link to nothing."""
+    """Whether a folder is meant as a model, even if its manifest is a pipe or a dangling link."""
     manifest = path / MANIFEST
     return manifest.exists() or manifest.is_symlink()
 
 
 def _load(path: Path) -> ModelFolder:
-    """Read a model folder; whatever is wrong with it costs this version only."""
+    """Read a model folder; any problem with it only affects this version."""
     with contained(str(path), ModelError):
         return load(path)

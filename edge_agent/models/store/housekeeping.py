@@ -19,17 +19,17 @@ from .store import Store
 
 TRANSFER = re.compile(r"[0-9a-f]{32}")
 PATIENCE_S = 7 * 24 * 3600.0
-"""How long a transfer is kept that is not resumed."""
+"""How long an interrupted transfer is kept."""
 
 
 class DerivedForm(NamedTuple):
-    """A file made from a model that can be made again: a prepared form."""
+    """A prepared form, which can be made again from its model."""
 
     path: Path
     model: Path | None
-    """Folder of its model; None: it cannot be used."""
+    """Folder of its model; None: the form cannot be used."""
     useless: str | None = None
-    """Why it will not be used, or None."""
+    """Why it will not be used; None: it may be."""
 
 
 Derived = Callable[[Store], list[DerivedForm]]
@@ -49,7 +49,7 @@ class _Idle:
     """Something that may be deleted."""
 
     used: float
-    """Wall clock, seconds; where a box does not know the time, the order is a guess."""
+    """Wall-clock time in seconds; if a device's clock is wrong, so may be the order."""
     size: int
     label: str
     path: Path
@@ -66,23 +66,23 @@ def make_room(
     keep: Collection[tuple[str, str]] = (),
     transfer: str | None = None,
 ) -> tuple[str, ...]:
-    """Free disk space for *needed* more bytes; deletes the items unused longest, if it must.
+    """Free disk space for *needed* more bytes, deleting the items unused longest if necessary.
 
     Never deletes the live or previous version, or one on trial.
 
     Args:
-        store: to make room in.
-        needed: bytes of the version to come.
+        store: the store to make room in.
+        needed: bytes of the new version.
         quota: bytes that the store may take.
         derived: lists the forms made from models.
         keep: (name, version) of models that pipelines have pinned.
-        transfer: the one by which the version arrives, which is not counted.
+        transfer: the new version's own transfer, which is not counted.
 
     Returns:
         The deleted items: name@version, the id of an interrupted transfer, or a prepared form.
 
     Raises:
-        ModelError: the version does not fit. Nothing has been deleted then.
+        ModelError: the version does not fit; nothing has been deleted.
     """
     with disk_errors(f"making room for {_mb(needed)}"), store.locked():
         forms = derived(store)
@@ -97,7 +97,7 @@ def make_room(
                 f"does not fit: {_mb(needed)} needed, but of the store's {_mb(quota)}"
                 f" {_mb(taken - spare)} cannot be freed; raise quota_mb or delete a model"
             )
-        # While it is unpacked, a package lies on the disk twice.
+        # While it is unpacked, a package is on the disk twice.
         free = shutil.disk_usage(store.root).free
         if free + spare < 2 * needed:
             raise ModelError(
@@ -126,17 +126,17 @@ def _idle(
     keep: Collection[tuple[str, str]],
     transfer: str | None,
 ) -> list[_Idle]:
-    """List the items that may be deleted: unused longest first, and last what can be made again."""
+    """List the items that may be deleted, those unused longest first, prepared forms last."""
     found: list[_Idle] = []
     models: list[Path] = []
     for name in store.names():
         pointers = store.pointers(name)
-        # Damaged pointers protect everything: we do not know what is live.
+        # Damaged pointers protect everything: it is unknown what is live.
         if pointers.damage:
             continue
         for version in store.versions(name):
             pinned = any(name == model and same_version(version, pin) for model, pin in keep)
-            # Without a live pointer the highest version runs, and only a library knows which.
+            # Without a live pointer the highest version runs, which may be outside the store.
             if pinned or pointers.live is None or pointers.role(version) is not None:
                 continue
             path = store.models / name / version
@@ -157,10 +157,10 @@ def _idle(
 
 
 def clean_leftovers(store: Store, *, derived: Derived, now: float | None = None) -> tuple[str, ...]:
-    """Remove files that a crash has left, and transfers that are not resumed.
+    """Remove files left by a crash, and old interrupted transfers.
 
     Returns:
-        One line for each thing found, damaged pointers and foreign files included.
+        One line for each item found, including damaged pointers and foreign files.
 
     Raises:
         ModelError: the disk is broken.
@@ -218,14 +218,14 @@ def _useless(path: Path, installed: Collection[str], now: float) -> str | None:
         return "not a transfer"
     if path.name in installed:
         return "already installed"
-    # A clock that jumps ahead costs a resumable transfer at most.
+    # A clock that jumps ahead can at most cost a resumable transfer.
     if now - path.stat().st_mtime > PATIENCE_S:
         return "nobody went on with it for a week"
     return None
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether no process is at work in a folder."""
+    """Whether no process is using a folder."""
     try:
         drop_lock(take_lock(path))
     except BlockingIOError:

@@ -1,7 +1,7 @@
 """An incoming package: the blocks that have arrived, stored so that they survive any crash.
 
-No record is written of which blocks are there: after a restart their digests are checked. So no
-order of writes, and no sector lost in a power cut, can make a block count that is not whole.
+Which blocks have arrived is not recorded: after a restart their digests are checked. So no order of
+writes, and no sector lost in a power cut, can make an incomplete block count.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Incoming:
         """Start a transfer, or resume one that was interrupted.
 
         Raises:
-            ModelError: it is open already, or the disk is full or broken; nothing is left then.
+            ModelError: it is already open, or the disk is full or broken; nothing is left behind.
         """
         self.front, self.header, self.blocks = front, header, blocks
         self.here = here
@@ -64,9 +64,9 @@ class Incoming:
         for index, digest in enumerate(blocks.digests):
             self._where.setdefault(digest, []).append(index)
         self._urgent: list[int] = []
-        """Blocks to be requested before the others."""
+        """Blocks to request before the others."""
         self._settled = False
-        """Whether the folder and all in it but the blocks is durable."""
+        """Whether the folder and everything in it except the blocks is durable."""
         with disk_errors(f"{header.id}: preparing to receive it"):
             begun = self._is_begun()
             if not begun:
@@ -85,7 +85,7 @@ class Incoming:
                 raise
 
     def _is_begun(self) -> bool:
-        """Whether the transfer can be resumed; one that a power cut has damaged is removed."""
+        """Whether the transfer can be resumed; one damaged by a power cut is removed."""
         if not self._folder.is_dir():
             return False
         try:
@@ -102,9 +102,9 @@ class Incoming:
         return False
 
     def _create(self) -> None:
-        """Create the folder of the transfer in one step.
+        """Create the folder of the transfer atomically.
 
-        Nothing waits for the disk here: the first `flush` makes it durable with the first blocks,
+        This does not wait for the disk: the first `flush` makes it durable with the first blocks,
         and a power cut before that leaves nothing, or something that `_is_begun` removes.
         """
         with self._store.stage() as staged:
@@ -120,7 +120,7 @@ class Incoming:
             fault("receive.ready")
 
     def _reserve(self, descriptor: int) -> None:
-        """Reserve the disk space now: better no transfer than one that fails at its end."""
+        """Reserve the disk space now, so that the transfer does not fail at its end."""
         os.ftruncate(descriptor, self.header.size)
         offsets = (*self.blocks.offsets, self.blocks.total)
         for first, last in self._share.blocks:
@@ -131,9 +131,10 @@ class Incoming:
                     raise
 
     def _open(self) -> tuple[int, int]:
-        """Lock the transfer against collectors and second receivers; open its data."""
+        """Lock the transfer against collectors and other receivers; open its data."""
         try:
-            # Under the other lock, so that a collector that only tests it is no second receiver.
+            # Under the store's lock, so that a collector that only tests it does not look like a
+            # second receiver.
             with self._store.locked():
                 lock = take_lock(self._folder)
         except BlockingIOError:
@@ -159,7 +160,7 @@ class Incoming:
         self._count, self._low = sum(self._has), 0
 
     def _count_zeros(self) -> None:
-        """Count the blocks of nothing but zeros as there: a new file is full of them."""
+        """Count blocks of only zeros as present, since a new file is full of them."""
         lengths = set(self.blocks.lengths)
         zeros = {length: hashlib.sha256(bytes(length)).digest() for length in lengths}
         for index, length in enumerate(self.blocks.lengths):
@@ -188,7 +189,7 @@ class Incoming:
         return self._count == len(self._has)
 
     def missing(self, limit: int | None = None) -> list[int]:
-        """List the first *limit* blocks to request; of equal ones only one."""
+        """List up to *limit* blocks to request; equal ones are listed once."""
         found: list[int] = []
         asked: set[bytes] = set()
         self._skip()
@@ -207,7 +208,7 @@ class Incoming:
 
     @property
     def reach(self) -> int:
-        """Bytes that have arrived from the beginning on, without a gap."""
+        """Number of bytes that have arrived from the beginning on without a gap."""
         self._skip()
         offsets = self.blocks.offsets
         return offsets[self._low] if self._low < len(offsets) else self.blocks.total
@@ -224,12 +225,12 @@ class Incoming:
 
     @property
     def has_requested(self) -> bool:
-        """Whether all bytes that were requested first have arrived."""
+        """Whether all bytes from `request_first` have arrived."""
         return bool(self._urgent) and all(self._has[index] for index in self._urgent)
 
     @property
     def data(self) -> Path:
-        """The file that the blocks are written to, of its full length from the beginning."""
+        """The file that the blocks are written to, which has its full length from the start."""
         return self._folder / _DATA
 
     def put(self, index: int, data: bytes) -> bool:
@@ -239,7 +240,7 @@ class Incoming:
             Whether it was new.
 
         Raises:
-            ModelError: it is not the block that the list has, or the disk is full or broken.
+            ModelError: it is not the block in the list, or the disk is full or broken.
         """
         self.blocks.check(index, data)
         if self._has[index]:
@@ -248,7 +249,7 @@ class Incoming:
         return True
 
     def flush(self) -> None:
-        """Make all blocks durable that have been written.
+        """Make all written blocks durable.
 
         Raises:
             ModelError: the disk is full or broken.
@@ -259,7 +260,7 @@ class Incoming:
                 sync_tree(self._folder)
                 sync_folder(self._store.incoming)
                 self._settled = True
-            # Tells the collector that this one is alive.
+            # Shows the collector that this transfer is active.
             os.utime(self._folder)
         fault("block.durable")
 
@@ -267,7 +268,7 @@ class Incoming:
         """Copy the blocks that this device already has.
 
         Returns:
-            Bytes that need not be sent.
+            The number of bytes that need not be sent.
 
         Raises:
             ModelError: the disk is full or broken.
@@ -277,7 +278,7 @@ class Incoming:
         if wanted:
             for digest, data in find(wanted, sources):
                 self._write(digest, data)
-        # Not made durable: it lies on this disk once already.
+        # Not made durable: the blocks are already on this disk.
         return self._bytes_here() - before
 
     def read(self, offset: int, length: int) -> bytes:
@@ -289,7 +290,7 @@ class Incoming:
         return os.pread(self._file, length, offset)
 
     def discard(self) -> None:
-        """Close the transfer and remove all of it.
+        """Close the transfer and remove it completely.
 
         Raises:
             ModelError: the disk is broken.
@@ -319,7 +320,7 @@ class Incoming:
         self.close()
 
     def _write(self, digest: bytes, data: bytes) -> None:
-        """Write a checked block to every place where the package has it."""
+        """Write a checked block to every place that it has in the package."""
         with disk_errors(f"{self.header.id}: receiving"):
             for index in self._where[digest]:
                 written = os.pwrite(self._file, data, self.blocks.offsets[index])
@@ -335,13 +336,13 @@ class Incoming:
 
 
 def interrupted_transfers(store: Store) -> dict[str, Front]:
-    """List the transfers that were interrupted, by id; their signatures are to be checked again."""
+    """Return the interrupted transfers by id; their signatures must be checked again."""
     found: dict[str, Front] = {}
     for folder in subfolders(store.incoming):
         try:
             front = read_front(folder)
         except FileNotFoundError:
-            continue  # not a transfer; `clean_leftovers` says so
+            continue  # not a transfer; `clean_leftovers` reports it
         if front.transfer == folder.name:
             found[folder.name] = front
     return found

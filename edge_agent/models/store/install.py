@@ -1,6 +1,6 @@
-"""Installation into the store: of a package, a tar made by hand, a folder.
+"""Installation into the store: of a package, a tar made by hand, or a folder.
 
-All end alike: unpacked into staging, checked, and renamed into place in one step.
+All are unpacked into staging, checked, and renamed into place atomically.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def install_package(
     """Unpack a package into the store.
 
     Args:
-        store: to put it in.
+        store: the store to put it in.
         front: its first members.
-        header: their content; the caller has verified it.
-        blocks: the list in them.
-        read: returns the bytes of the blocks, by offset and length: `Archive.members` or
+        header: the header in them, verified by the caller.
+        blocks: the block list in them.
+        read: returns bytes of the blocks, by offset and length: `Archive.members` or
             `Incoming.read`.
-        here: variants that suit this device, the most specific first; files that only others name
-            are left out.
+        here: variants that suit this device, the most specific first; files that only other
+            variants use are left out.
 
     Raises:
-        ModelError: it is damaged or mislabeled, or there is no room. Nothing is left.
+        ModelError: it is damaged or mislabeled, or there is no room. Nothing is left behind.
     """
     share = header.share(here)
     with store.stage() as staged, _plainly(staged, header.id):
@@ -67,10 +67,10 @@ def install_package(
 
 
 def install_incoming(store: Store, incoming: Incoming) -> ModelFolder:
-    """Unpack a transfer that is complete, and remove it.
+    """Unpack a complete transfer, and remove it.
 
     Raises:
-        ModelError: as `install_package`; the transfer is still there then, for the caller to
+        ModelError: as for `install_package`; the transfer then still exists, for the caller to
             `recheck` or `discard`.
     """
     model = install_package(
@@ -81,12 +81,12 @@ def install_incoming(store: Store, incoming: Incoming) -> ModelFolder:
 
 
 def install_handmade(store: Store, archive: Archive, here: Sequence[str] = ()) -> ModelFolder:
-    """Unpack a tar that was made by hand, hence unsigned; the caller has checked that it may.
+    """Unpack an unsigned tar that was made by hand; the caller has checked that this is allowed.
 
-    Of a model with variants the one is kept that suits *here*, the most specific first.
+    Of a model's variants the first one in *here*, ordered from the most specific, is kept.
 
     Raises:
-        ModelError: it is not a model, or there is no room. Nothing is left.
+        ModelError: it is not a model, or there is no room. Nothing is left behind.
     """
     with store.stage() as staged, _plainly(staged, archive.where):
         unpack_handmade(archive, staged)
@@ -94,10 +94,10 @@ def install_handmade(store: Store, archive: Archive, here: Sequence[str] = ()) -
 
 
 def install_folder(store: Store, model: ModelFolder) -> ModelFolder:
-    """Copy a model folder into the store; of one with variants, that which it was loaded as.
+    """Copy a model folder into the store, as the variant that it was loaded as.
 
     Raises:
-        ModelError: it is not fit for the store, or there is no room. Nothing is left.
+        ModelError: it cannot be stored, or there is no room. Nothing is left behind.
     """
     with store.stage() as staged, _plainly(staged, str(model.path)):
         with disk_errors("copying it"):
@@ -121,17 +121,17 @@ def _adopt(store: Store, staged: Path, here: Sequence[str]) -> ModelFolder:
 
 
 def _files_of(share: Share, blocks: BlockList) -> Callable[[int, int], bool]:
-    """Return whether a file is in a share: takes where it begins in the stream, and its length."""
+    """Return a test whether a file, by its offset in the stream and length, is in a share."""
     return lambda offset, length: all(map(share.has, blocks.touched(offset, length)))
 
 
 def _kept(model: ModelFolder) -> str | None:
-    """Return the variant that is to be noted, or None if it has none."""
+    """Return the variant to note, or None if the model has none."""
     return model.variant if model.manifest.variants else None
 
 
 def _own_names(name: str) -> str:
-    """Refuse members with names that the store or a package uses itself."""
+    """Return a member's name; refuse those that the store or a package uses itself."""
     top = name.partition("/")[0]
     if top == NOTES or name in FRONT_NAMES:
         raise ModelError(f"member {name!r}: this name is not the model's to use; rename it")

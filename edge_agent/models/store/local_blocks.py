@@ -1,8 +1,8 @@
 """The blocks that this device already has, in any version of any model.
 
-Beside each stored version lies how it arrived: its block list, and the headers that its files had
-in the tar. With these any part of the tar can be rebuilt, so a block is found by its digest
-wherever it lies. A found place is a hint: the block is checked again when it is copied.
+Each stored version keeps notes on how it arrived: its block list, and the headers of its files in
+the tar. With these any part of the tar can be rebuilt, so a block is found by its digest wherever
+it is. This is only a hint: the block is checked again when it is copied.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ LAYOUT = "layout.json"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A stream, and the blocks that it was cut into."""
+    """A stream and its blocks."""
 
     blocks: BlockList
     stream: Stream
 
 
 def write_notes(folder: Path, front: Front, layout: Layout, variant: str | None) -> None:
-    """Write how a version arrived beside its files: front, frame and layout.
+    """Write notes on how a version arrived beside its files: front, frame, and layout.
 
     Raises:
         OSError: the disk is full or broken.
@@ -63,10 +63,10 @@ def write_front(folder: Path, front: Front, *, sync: bool = True) -> None:
 
 
 def read_front(folder: Path) -> Front:
-    """Read the front back; it is as unverified as when it arrived.
+    """Read the front, which is as unverified as when it arrived.
 
     Raises:
-        OSError: they are not there.
+        OSError: it is missing.
     """
     signature = folder / SIGNATURE
     return Front(
@@ -84,7 +84,7 @@ def stored_versions(store: Store) -> Iterator[Source]:
             try:
                 yield _stored(folder)
             except FileNotFoundError:
-                # Deleted meanwhile, or put there by hand: then its blocks are sent, no more.
+                # Deleted meanwhile, or put there by hand: then its blocks are sent again.
                 continue
             except (OSError, ValueError, TypeError) as problem:
                 log.warning(
@@ -109,8 +109,8 @@ def _layout(notes: Path) -> Layout:
 def plain_folders(folders: Iterable[Path]) -> Iterator[Source]:
     """Iterate over model folders outside the store, cut as `pack` would cut them.
 
-    They are read as a whole, so ask only for those that are likely to help: versions of the model
-    that is arriving.
+    They are read completely, so pass only those that are likely to help: versions of the arriving
+    model.
     """
     for folder in folders:
         try:
@@ -122,12 +122,12 @@ def plain_folders(folders: Iterable[Path]) -> Iterator[Source]:
 
 
 def check_unchanged(folder: Path, label: str) -> None:
-    """Check that a stored version is as it was installed, by the digests of its blocks.
+    """Check that a stored version has not changed, by the digests of its blocks.
 
-    All of it is read. One that was put there by hand came in no blocks and cannot be checked.
+    All of it is read. One that was put there by hand has no block list and cannot be checked.
 
     Raises:
-        ModelError: a file has changed since, or cannot be read.
+        ModelError: a file has changed since it was installed, or cannot be read.
     """
     notes = folder / NOTES
     if not (notes / HEADER).exists():
@@ -159,7 +159,7 @@ def find(wanted: Collection[bytes], sources: Iterable[Source]) -> Iterator[tuple
     """Find blocks by their digests.
 
     Yields:
-        Digest and content, each wanted one at most once; the content has that digest.
+        Digest and matching content, each wanted block at most once.
     """
     missing = set(wanted)
     for source in sources:
@@ -171,7 +171,7 @@ def find(wanted: Collection[bytes], sources: Iterable[Source]) -> Iterator[tuple
             try:
                 data = source.stream.read(offset, length)
             except (ModelError, OSError):
-                # Deleted or changed since: another source may have it, else it is sent.
+                # Deleted or changed meanwhile: another source may have it, else it is sent.
                 continue
             if hashlib.sha256(data).digest() == digest:
                 missing.discard(digest)

@@ -1,9 +1,9 @@
-"""The pointers of a model: which version is live, previous and on trial; one small file a model.
+"""The pointers of a model: which version is live, previous, and on trial; a small file per model.
 
-The file is replaced as a whole, so a change of several pointers is one step. It is our own, yet a
-disk can damage it: what cannot be read counts as absent and is reported, never guessed. No
-`core.state_file`: damage is published with the model, not only logged, and no write may fail
-unnoticed.
+The file is replaced as a whole, so a change of several pointers is atomic. A disk may damage it:
+a file that cannot be read counts as absent and is reported, never guessed. It is not a
+`core.state_file`, because damage is published with the model, not only logged, and no write may
+fail unnoticed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ...core.state_file import DAMAGED
 FILE = "pointers.json"
 SCHEMA = 1
 ROLLED_BACK = "rolled-back"
-"""Phase of a version that serves no longer, until that outcome is recorded."""
+"""Phase of a version that no longer serves, until that outcome is recorded."""
 
 
 def same_version(one: str, other: str) -> bool:
-    """Whether two versions are the same number: "2" is "2.0"."""
+    """Whether two versions are equal: "2" equals "2.0"."""
     return version_key(one) == version_key(other)
 
 
@@ -37,13 +37,13 @@ class Trial:
 
     version: str
     phase: str
-    """preparing, trial, shadow or probation, as the model topic has it; or ROLLED_BACK."""
+    """preparing, trial, shadow, or probation, as in the model topic; or ROLLED_BACK."""
     since: float
-    """Wall clock, seconds since 1970."""
+    """Wall-clock time, seconds since 1970."""
     starts: int = 0
-    """How often the agent has started while this was so: a crash in between counts."""
+    """How often the agent has started in this phase, including after crashes."""
     why: str | None = None
-    """It was rolled back."""
+    """Why it was rolled back."""
 
 
 @record
@@ -51,15 +51,15 @@ class Pointers:
     """The state of a model's versions beyond their files."""
 
     history: tuple[str, ...] = ()
-    """Versions that have been live and may be again, the live one last. They may lie outside the
+    """Versions that have been live and may be again, the live one last. They may be outside the
     store, among bundled models."""
     trial: Trial | None = None
     highest: str | None = None
-    """The highest version ever accepted; nothing below it is accepted again."""
+    """The highest version ever accepted; lower ones are no longer accepted."""
     used: Mapping[str, float] = field(default_factory=dict)
-    """By version: when it was last taken into use, seconds since 1970."""
+    """By version: when it last started to be used, seconds since 1970."""
     damage: str | None = None
-    """One line about a file that could not be read; the pointers are then empty."""
+    """One line about the file if it could not be read; the pointers are then empty."""
 
     @property
     def live(self) -> str | None:
@@ -72,7 +72,7 @@ class Pointers:
         return self.history[-2] if len(self.history) > 1 else None
 
     def role(self, version: str) -> str | None:
-        """Return why a version may not be deleted: live, previous or on trial; None: it may."""
+        """Return why a version must not be deleted: live, previous, or on trial; else None."""
         held = (
             ("live", self.live),
             ("previous", self.previous),
@@ -122,7 +122,7 @@ def write(folder: Path, pointers: Pointers) -> None:
 
 
 def _parse(data: Any) -> Pointers:
-    """Parse the content of the file; ValueError or TypeError where it is something else."""
+    """Parse the content of the file; raises ValueError or TypeError if it is malformed."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise ValueError("not ours")
     trial = data.get("trial")

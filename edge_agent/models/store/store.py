@@ -10,7 +10,7 @@
       incoming/<transfer>/  packages that are arriving
       staging/<random>/     versions being built or deleted; worthless after a crash
 
-Several processes may use one store. Knows nothing of engines, brokers or what makes a model good.
+Several processes may use one store. Independent of engines, brokers, and what makes a model good.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from . import pointers as pointing
 from .pointers import Pointers, Trial, same_version
 
 NOTES = ".package"
-"""Within a version: not part of the model."""
+"""Folder within a version that is not part of the model."""
 _ACCEPTED = "accepted"
 _HISTORY = 8
 
 
 class Store:
-    """The versions in one state_dir. Any number of threads and processes may have one each."""
+    """The versions in one state_dir. Any number of threads and processes may open it."""
 
     def __init__(self, state_dir: Path) -> None:
-        """Open the store, creating its folders where they are not there yet.
+        """Open the store, creating its folders if they are missing.
 
         Raises:
             UsageError: they cannot be created.
@@ -95,10 +95,10 @@ class Store:
         return path is not None and (path / NOTES / _ACCEPTED).is_file()
 
     def pointers(self, name: str) -> Pointers:
-        """Read which versions are live, previous and on trial.
+        """Read which versions are live, previous, and on trial.
 
-        Where the file is damaged, `damage` says so, and `highest` is restored from the accepted
-        versions that are there.
+        If the file is damaged, `damage` says so, and `highest` is restored from the accepted
+        versions that exist.
         """
         found = pointing.read(self.models / name)
         if found.damage:
@@ -121,8 +121,8 @@ class Store:
             )
 
     def transfer(self, name: str, version: str) -> str | None:
-        """Return the transfer that a version arrived by, or would have; None: it is not there."""
-        from ..packages.package import HEADER, transfer_id  # not on the way to the first result
+        """Return the transfer that a version came in, or would have; None: no such version."""
+        from ..packages.package import HEADER, transfer_id  # not needed for the first result
 
         path = self.path(name, version)
         try:
@@ -142,18 +142,18 @@ class Store:
         path = self.staging / uuid.uuid4().hex
         with disk_errors(f"{path}: preparing a model"), self.locked():
             path.mkdir()
-            # So that a process that cleans up meanwhile sees that this folder is in use.
+            # Shows a process that cleans up meanwhile that this folder is in use.
             guard = take_lock(path)
         try:
             yield path
         finally:
-            # It may be gone: committed. What a broken disk does not delete now is collected by
-            # `clean_leftovers`; the error being raised says more than one from here would.
+            # It may be gone because it was committed. `clean_leftovers` removes what a broken disk
+            # does not delete now; the error already being raised is more helpful.
             shutil.rmtree(path, ignore_errors=True)
             drop_lock(guard)
 
     def commit(self, staged: Path, name: str, version: str) -> Path:
-        """Rename a staged folder into place as *version* of *name*, in one step.
+        """Rename a staged folder atomically into place as *version* of *name*.
 
         If the same version with the same files exists already, it is kept instead.
 
@@ -188,7 +188,7 @@ class Store:
         """Delete a version.
 
         Raises:
-            ModelError: it is not there, or is live, previous or on trial.
+            ModelError: it does not exist, or is live, previous, or on trial.
         """
         with disk_errors(f"{name}@{version}: deleting it"), self.locked():
             path = self.path(name, version)
@@ -206,12 +206,12 @@ class Store:
             return
         old = self.pointers(name)
         if any(same_version(version, known) for known in (*old.history, *old.used)):
-            # First, so that nothing points to what is gone.
+            # First, so that nothing points to a deleted version.
             pointing.write(self.models / name, old.without(version))
         self.delete_folder(path)
 
     def delete_folder(self, folder: Path) -> None:
-        """Delete a folder, first renamed: no half of it has its name. The caller has the lock."""
+        """Rename, then delete a folder: no partial one has its name. The caller has the lock."""
         trash = self.staging / uuid.uuid4().hex
         folder.rename(trash)
         sync_folder(folder.parent)
@@ -230,10 +230,10 @@ class Store:
         """Make a version live and the live one previous; end its trial, or start its probation.
 
         Args:
-            name: of the model.
-            version: in the store, or known by the caller to lie in a read-only library.
-            before: what ran until now, where no pointer names it (a bundled model).
-            watched: its probation, recorded in the same step: no crash leaves it live without.
+            name: the model's name.
+            version: in the store, or, as the caller knows, in a read-only library.
+            before: the version that ran until now, if no pointer names it (a bundled model).
+            watched: its probation, recorded atomically, so that no crash leaves it live without.
         """
 
         def change(old: Pointers) -> Pointers:
@@ -252,9 +252,9 @@ class Store:
             return self._change(name, change)
 
     def rollback(self, name: str, why: str | None = None) -> str:
-        """Make the previous version live; the live one leaves the history.
+        """Make the previous version live; remove the live one from the history.
 
-        With a reason its mark stays, for the caller to clear once that is recorded.
+        If *why* is given, it is marked as rolled back, for the caller to clear once recorded.
 
         Returns:
             The version that is live now.
@@ -281,12 +281,12 @@ class Store:
             return self._change(name, change).history[-1]
 
     def set_trial(self, name: str, trial: Trial | None) -> Pointers:
-        """Record which version is on trial and its phase; None: no longer any."""
+        """Record which version is on trial, and its phase; None: no version is."""
         with disk_errors(f"{name}: noting the trial"), self.locked():
             return self._change(name, lambda old: replace(old, trial=trial))
 
     def _change(self, name: str, change: Callable[[Pointers], Pointers]) -> Pointers:
-        """Read, change and write the pointers of a model; the caller has the lock."""
+        """Read, change, and write the pointers of a model; the caller has the lock."""
         folder = self.models / name
         new = replace(change(self.pointers(name)), damage=None)
         if not folder.is_dir():
@@ -299,7 +299,7 @@ class Store:
     def _accept(self, name: str, version: str) -> None:
         """Mark a version of the store as accepted.
 
-        The mark is beside the files, not in the pointers: when those are damaged, it still
+        The mark is beside the files, not in the pointers: if those are damaged, it still
         distinguishes versions that have served from those never tried.
         """
         path = self.path(name, version)
