@@ -1,1 +1,1 @@
-"""A pushed model: received, run while it arrives, tried, and exchanged for the one that serves."""
+"""A pushed model: received, run while it arrives, tried, and put in place of the serving one."""

@@ -1,4 +1,4 @@
-"""Requests of `edge-agent add` to the agent that runs on the same state_dir, as small files.
+"""Requests from `edge-agent add` to the agent running on the same state_dir, as small files.
 
 `add` puts the version into the store and writes a request; the agent tries the version as if it
 had been pushed, and writes its state beside the request.
@@ -24,13 +24,13 @@ POLL_SECONDS = 0.1
 
 
 class LocalRequests:
-    """The folder of requests; both sides have one."""
+    """The folder of requests; both sides open it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._folder = store.root / "added"
         self._open: set[Path] = set()
-        """Of the agent: requests that have no final answer yet."""
+        """In the agent: requests without a final answer yet."""
 
     # In `add`
 
@@ -46,10 +46,10 @@ class LocalRequests:
         return request
 
     def wait(self, request: Path, on_state: Callable[[str], None], timeout: float) -> None:
-        """Wait until the version serves; *timeout* seconds without a new state are too long.
+        """Wait until the version serves, at most *timeout* seconds for each new state.
 
         Raises:
-            ModelError: it was rejected, or the agent has gone.
+            ModelError: it was rejected, or the agent has ended.
         """
         deadline = time.monotonic() + timeout
         last = ""
@@ -77,7 +77,7 @@ class LocalRequests:
     # In the agent
 
     def take(self) -> list[tuple[str, str, Path]]:
-        """Remove the waiting requests, and return name, version and path of each."""
+        """Remove the waiting requests, and return name, version, and path of each."""
         found = []
         if not self._folder.is_dir():
             return []
@@ -91,7 +91,7 @@ class LocalRequests:
         return found
 
     def answer(self, request: Path, state: str, why: str | None) -> None:
-        """Write the state of a version, until its trial has ended."""
+        """Write the state of a version, until the final one."""
         if request not in self._open:
             return
         if state in ENDED:
@@ -102,7 +102,7 @@ class LocalRequests:
             log.warning("%s: answer cannot be written: %s", request, problem.strerror)
 
     def clear(self) -> None:
-        """Remove the answers that an earlier agent wrote too late to be read."""
+        """Remove answers that an earlier agent wrote too late to be read."""
         for answer in self._folder.glob("*.answer"):
             answer.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """The plan and state of a roll-out, signed as one message on `edge/@rollout/<id>`. Section 5.
 
-A broker is not trusted with who installs what and when: a device follows only a plan that a trusted
-key has signed. It has no list of devices; each finds its wave by its name and its groups.
+A broker is not trusted to decide who installs what and when: a device only follows a plan signed by
+a trusted key. It has no list of devices; each finds its wave by its name and its groups.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 MAX_BYTES = 64 * 1024
 MAX_WAVES = 64
 DOMAIN = b"edge-agent roll-out 1\n"
-"""Signed before the plan, so that no signature of anything else is one of a plan."""
+"""Prefix of the signed bytes, so that no signature of anything else is valid for a plan."""
 ENDED = frozenset({"live", "rejected", "rolled-back", "aborted", "superseded"})
-"""Words of a device after which it does nothing more in this roll-out."""
+"""States of a device after which it does nothing more in a roll-out."""
 
 State = Literal["running", "paused", "aborted", "done"]
 _STRICT: Any = {"extra": "forbid"}
@@ -40,22 +40,22 @@ _STRICT: Any = {"extra": "forbid"}
 
 @record(kw_only=True)
 class Wave:
-    """Whom a wave is for; neither devices nor a group: everybody."""
+    """The devices of a wave; without devices or a group: all."""
 
     __pydantic_config__ = _STRICT
     devices: tuple[str, ...] = ()
     group: str | None = None
     share: Annotated[Share, Gt(0)] = 1.0
-    """Of the group, of earlier waves' members too."""
+    """Share of the group, including members of earlier waves."""
 
     def takes(self, device: str, groups: Collection[str], rank: float) -> bool:
-        """Whether a device is in it, if it is in none before."""
+        """Whether a device is in this wave, provided it is in no earlier one."""
         if self.devices:
             return device in self.devices
         return (self.group is None or self.group in groups) and rank < self.share
 
     def __str__(self) -> str:
-        """Name whom it is for."""
+        """Describe its devices."""
         if self.devices:
             return ", ".join(self.devices)
         who = "all devices" if self.group is None else f"@{self.group}"
@@ -64,27 +64,27 @@ class Wave:
 
 @record(kw_only=True)
 class Gate:
-    """Conditions on a wave before the next one begins; shares of its devices."""
+    """Conditions on a wave before the next one begins; shares are of its devices."""
 
     __pydantic_config__ = _STRICT
     max_rejected: Share = 0.05
     max_rolled_back: Share = 0.0
     max_disagreeing: Share = 1.0
     min_agreement: Share = 0.5
-    """Of the frames in shadow; a device below it disagrees."""
+    """Least share of shadow frames that agree; a device below it disagrees."""
     max_degraded: Share = 0.05
-    """Of those that were ok before."""
+    """Greatest share of devices that become degraded, of those that were ok before."""
     quorum: Annotated[Share, Gt(0)] = 0.95
-    """So many of those that are online must have ended."""
+    """Least share of online devices that must have ended."""
     hold_s: Seconds = 60.0
-    """How long it must hold after that."""
+    """How long the conditions must hold after that."""
     timeout_s: Annotated[Seconds, Gt(0)] = 3600.0
-    """For the quorum; then the roll-out is paused."""
+    """How long to wait for the quorum before the roll-out is paused."""
 
 
 @record(kw_only=True)
 class Plan:
-    """A roll-out: first its constant part, then its progress."""
+    """A roll-out: its constant part, then its progress."""
 
     __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's own form
     id: str
@@ -92,28 +92,28 @@ class Plan:
     name: str = ""
     version: str = ""
     settings: Mapping[str, Any] | None = None
-    """Instead of a package: a merge patch by pipeline, which each device keeps."""
+    """In place of a package: a merge patch by pipeline, which each device keeps."""
     created: str
     expires: str
     waves: tuple[Wave, ...]
     gate: Gate
     on_failure: Literal["stop", "back"]
     spread_s: Seconds
-    """Over which the devices of a wave begin, so that the broker does not serve all at once."""
+    """Time over which the devices of a wave begin, so that they do not all download at once."""
     serial: Annotated[int, Plain(), Ge(1), Le(2**53)]
-    """Rises with each change; a device ignores plans lower than one it has seen."""
+    """Increases with each change; a device ignores plans with a lower one than it has seen."""
     time: str
-    """Of this change."""
+    """Time of this change."""
     by: str
     state: State
     wave: Annotated[int, Plain(), Ge(0), Le(MAX_WAVES)]
-    """The last wave that may install, from 0."""
+    """The number of the last wave that may install, from 0."""
     back: bool = False
-    """Of an aborted one: who has it goes back."""
+    """Whether devices go back if the roll-out is aborted."""
     why: str | None = None
 
     def wave_of(self, device: str, groups: Collection[str]) -> int | None:
-        """Return the number of the first wave that a device is in; None: it is in none."""
+        """Return the number of the first wave that a device is in, or None."""
         place = hashlib.sha256(f"{self.id}\0{device}".encode()).digest()[:8]
         rank = int.from_bytes(place, "big") / 2**64
         for number, wave in enumerate(self.waves):
@@ -144,19 +144,19 @@ class Plan:
 
     @property
     def label(self) -> str:
-        """name@version, or whose settings it changes."""
+        """name@version, or the pipelines whose settings it changes."""
         if self.settings is not None:
             return f"settings of {', '.join(self.settings)}"
         return f"{self.name}@{self.version}"
 
     @property
     def created_at(self) -> float:
-        """Seconds since 1970."""
+        """When it was created, seconds since 1970."""
         return seconds_of(self.created)
 
     @property
     def expires_at(self) -> float:
-        """Seconds since 1970."""
+        """When it expires, seconds since 1970."""
         return seconds_of(self.expires)
 
 
@@ -180,10 +180,10 @@ def seal(plan: Plan, key: PrivateKey | None) -> bytes:
 
 
 def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) -> Plan:
-    """Return the plan in a payload, once its signature is good; no *ring*: whatever it is.
+    """Return the plan in a payload after verifying its signature, unless *ring* is None.
 
     Raises:
-        MalformedError: it is not a plan, or nobody who is trusted has signed it.
+        MalformedError: it is not a plan, or no trusted key has signed it.
     """
     body = parse_object(payload) if len(payload) <= MAX_BYTES else None
     text = None if body is None else body.get("signed")
@@ -216,7 +216,7 @@ def read_own(payload: bytes, key: PrivateKey | None) -> Plan:
 
 
 def _check(plan: Plan) -> None:
-    """Raise MalformedError if a text is invalid."""
+    """Raise MalformedError if a time, name, version, or wave is invalid."""
     try:
         for at in (plan.created, plan.expires, plan.time):
             seconds_of(at)

@@ -1,4 +1,4 @@
-"""The transfer protocol of section 5: common terms of sender and receiver, the status topic.
+"""The transfer protocol of section 5: what sender and receiver share, and the status topic.
 
 Blocks and their list are the package format's: `models.packages.blocks`.
 """
@@ -12,20 +12,20 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 MOST_OFFER_SECONDS = 60
-"""Age of an offer that is still accepted; brokers of MQTT 5 keep nothing of a push for longer."""
+"""Greatest age of an accepted offer; MQTT 5 brokers keep messages of a push no longer."""
 LIST_PART_BYTES = 64 * 1024
-"""Of a package's block list, in one message."""
+"""Bytes of a package's block list in one message."""
 WINDOW = 32
-"""Parts or blocks that a device asks for at a time: a broker silently drops what piles up behind a
-slow receiver (mosquitto's queue holds 1,000)."""
+"""Most parts or blocks that a device requests at a time: a broker silently drops messages that
+queue up for a slow receiver (mosquitto's queue holds 1,000)."""
 MAX_OFFER_BYTES = 64 * 1024
 MAX_SINGLE_MESSAGE_BYTES = 256 * 2**20
-"""Of a whole package in one message; a larger one is pushed block by block."""
+"""Limit for a package in one message; a larger one is pushed block by block."""
 ENDED = frozenset({"live", "probation", "rejected"})
-"""States after which a sender waits no longer."""
+"""States after which a sender stops waiting."""
 
 LOW_AGREEMENT = 0.5
-"""Share of the frames in shadow below which a version that goes live is warned of."""
+"""Share of agreeing shadow frames below which a version goes live with a warning."""
 
 Publish = Callable[[str, Mapping[str, Any]], object]
 """Publishes on the topic of a transfer; False without a connection."""
@@ -42,7 +42,7 @@ class StatusTopic:
     ) -> bool:
         """Publish a state of section 5; return False without a connection.
 
-        *have* and *total* count blocks; *more* is what else is told, of which None is left out.
+        *have* and *total* count blocks; *more* are further fields, of which None is left out.
         """
         percent = 100.0 * have / total if total else 0.0
         status = {"state": state, "have": have, "total": total, "percent": round(percent, 1)}
@@ -50,16 +50,16 @@ class StatusTopic:
         return bool(self._publish(transfer, status))
 
     def reject(self, transfer: str, why: str) -> None:
-        """Log and publish that a package does not come in."""
+        """Log and publish that a package is rejected."""
         log.warning("push %s: rejected: %s", transfer, why)
         self.publish(transfer, "rejected", why=why)
 
 
 def numbers_in(ranges: Any) -> list[int]:
-    """List the numbers in [[first, last], …]; no more than a few windows of them.
+    """List the numbers in [[first, last], …]; at most a few windows of them.
 
     Raises:
-        ValueError: those are no ranges.
+        ValueError: these are not ranges.
     """
     numbers: list[int] = []
     for first, last in ranges or []:
@@ -72,11 +72,10 @@ def numbers_in(ranges: Any) -> list[int]:
 
 
 def agreement_words(details: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """Describe how far a version that went live had agreed with the one before.
+    """Describe how far a version that went live had agreed with the previous one.
 
     Return "agrees with it on 12 of 30 live frames (…)", or None if nothing was compared; and
-    whether that is so little that it is to be warned of. *details* are of any device, so of any
-    shape.
+    whether that is low enough for a warning. *details* come from any device, so in any shape.
     """
     match details.get("shadow"):
         case {"compared": int(compared), "agreement": int() | float() as share} if compared > 0:

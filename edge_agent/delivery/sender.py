@@ -1,8 +1,8 @@
 """The sending side: offers a package and sends requested blocks, or leaves it on the broker.
 
-There it lies retained, block by block, for devices to draw: sent once, however many draw it and
-whenever they come; removed again by who has sent it. Section 5. Knows no terminal: progress is in
-`Sender.progress`, and `step` returns whose it is.
+There it is retained, block by block, for devices to draw: sent once, however many devices draw it,
+and whenever; its sender removes it again. Section 5. Independent of terminals: progress is in
+`Sender.progress`, and `step` returns the device that it is for.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from .protocol import ENDED, LIST_PART_BYTES, MOST_OFFER_SECONDS, WINDOW, number
 
 OFFER_AGAIN_SECONDS = 3.0
 PROBATION_OFFER_SECONDS = 30.0
-"""After which a device on probation is asked whether it is over: its word may have been lost."""
+"""Interval for asking a device whether probation is over: its message may have been lost."""
 RECENT_SECONDS = 1.5
-"""A block that was sent so recently is on its way: to every member of a group, and to a device
-that requests it twice, after an offer and by itself."""
+"""A block sent this recently is not sent again: it is in transit to every member of a group, or to
+a device that requests it twice, after an offer and by itself."""
 LEAST_BLOCK = 256
-"""Where the broker takes no packet of such a block, it takes no offer either."""
+"""Least bytes of a block: a broker that refuses such a packet also refuses the offer."""
 AROUND = 16
-"""Bytes of a PUBLISH packet beside its topic and payload, at most."""
+"""Most bytes of a PUBLISH packet besides its topic and payload."""
 
 
 def block_bytes(limit: int | None, root: str, target: str) -> int:
-    """Return the largest block, bytes, that the broker accepts; *limit*: that of its packets."""
+    """Return the largest block, in bytes, for a broker with a packet size limit of *limit*."""
     if limit is None:
         return CUT
     topic = f"{root}/{target}/in/push/{'0' * 32}/block/{'0' * 7}"
@@ -57,7 +57,7 @@ class Progress:
     heard_at: float = field(default_factory=time.monotonic)
     details: dict[str, Any] = field(default_factory=dict)
     already: bool = False
-    """Whether it was live before this push; the details are those of the push that made it so."""
+    """Whether it was live before this push; the details then come from the earlier push."""
     until: str = "probation"
     """Which state is success: the version serves ("probation"), or has passed it ("live")."""
 
@@ -71,9 +71,9 @@ class Progress:
 
 
 class Sender:
-    """One package to one device, or to all of a group.
+    """Sends one package to one device, or to all devices of a group.
 
-    BrokerError is raised where the broker is gone, or does not take packets of this size.
+    BrokerError is raised if the broker is gone, or refuses packets of this size.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class Sender:
         drawn: bool = False,
         until: str = "probation",
     ) -> None:
-        """Send nothing yet; *client* listens to `<root>/+/push/<transfer>`.
+        """Prepare; *client* must be subscribed to `<root>/+/push/<transfer>`.
 
-        *drawn*: the package lies on the broker; only members that cannot draw it are answered.
+        *drawn*: the package is on the broker, and only devices that cannot draw it are answered.
         """
         self._drawn = drawn
         self._until = until
@@ -116,7 +116,7 @@ class Sender:
         payload = json.dumps(offer).encode()
         self._check_sizes(len(payload))
         self._offered_at = time.monotonic()
-        self._sent.clear()  # what was on its way may have been lost
+        self._sent.clear()  # blocks in transit may have been lost
         self._publish(f"{self._prefix}/offer", payload)
 
     def _check_sizes(self, offer: int) -> None:
@@ -138,10 +138,10 @@ class Sender:
                 )
 
     def step(self, timeout: float) -> str | None:
-        """Answer one message, or offer again after a silence; return the device that was heard."""
+        """Answer one message, or offer again after silence; return the device that sent it."""
         now = time.monotonic()
         silent = [p for p in self.progress.values() if not p.ended]
-        # A device on probation has nothing to say until it is over.
+        # A device on probation sends nothing until it is over.
         long = all(p.waits_for_probation for p in silent)
         pause = PROBATION_OFFER_SECONDS if long else OFFER_AGAIN_SECONDS
         if silent and now - max(self._offered_at, *(p.heard_at for p in silent)) > pause:
@@ -171,7 +171,7 @@ class Sender:
         progress.state, progress.heard_at = state, time.monotonic()
         progress.percent = percent
         progress.why = status.get("why")
-        # What an earlier message has told holds: a device that is offered it once more says less.
+        # Earlier details are kept: a device that gets the offer again reports fewer.
         progress.details = {**progress.details, **status}
         for number in parts:
             data = self._list[number * LIST_PART_BYTES : (number + 1) * LIST_PART_BYTES]
@@ -183,7 +183,7 @@ class Sender:
         return device
 
     def _send(self, kind: str, number: int, data: bytes | None) -> None:
-        """Send a part once to all devices that requested it at about the same time."""
+        """Send a part only once to devices that requested it at about the same time."""
         now = time.monotonic()
         if now - self._sent.get((kind, number), -RECENT_SECONDS) < RECENT_SECONDS:
             return
@@ -193,17 +193,17 @@ class Sender:
         self._publish(f"{self._prefix}/{kind}/{number}", payload)
 
     def _publish(self, topic: str, payload: bytes) -> None:
-        """Publish to devices connected now: one that comes back later gets nothing uninvited."""
+        """Publish to devices connected now; one that reconnects later gets nothing unrequested."""
         self._client.publish(topic, payload, expires_s=MOST_OFFER_SECONDS)
 
 
 MAX_RETAINED_BYTES = 256 * 2**20
-"""Largest package to leave there; brokers keep retained messages in memory."""
+"""Largest package to leave on a broker, which keeps retained messages in memory."""
 SENT_SECONDS = 120.0
-"""Within which the broker acknowledges a window, over a slow link."""
+"""Most time for the broker to acknowledge a window over a slow link."""
 READ_BACK_SECONDS = 5.0
 CLEARED = 512
-"""Topics that are cleared at a time."""
+"""Number of topics cleared at a time."""
 
 
 def offer_of(package: Package) -> dict[str, Any]:
@@ -218,17 +218,17 @@ def offer_of(package: Package) -> dict[str, Any]:
 
 
 class RetainedPackage:
-    """One package, and the topics that it lies on.
+    """One package and the topics that it is retained on.
 
-    BrokerError is raised where the broker cannot be reached, or does not take part.
+    BrokerError is raised if the broker cannot be reached, or does not cooperate.
     """
 
     def __init__(
         self, client: OneShotClient, broker: Broker, package: Package, *, expires_s: int
     ) -> None:
-        """Send nothing yet.
+        """Prepare; nothing is sent yet.
 
-        After *expires_s* a broker of MQTT 5 removes it by itself.
+        After *expires_s* seconds an MQTT 5 broker removes the package by itself.
         """
         self._client = client
         self._broker = broker
@@ -239,7 +239,7 @@ class RetainedPackage:
         self.bytes_sent = 0
 
     def place(self, progress: Callable[[int, int], object]) -> str:
-        """Put it there; return why others cannot draw it from there; empty: they can."""
+        """Put it on the broker; return why others cannot draw it; empty: they can."""
         size = self._package.header.size
         if size > MAX_RETAINED_BYTES:
             most = MAX_RETAINED_BYTES >> 20
@@ -256,7 +256,7 @@ class RetainedPackage:
         )
 
     def put(self, progress: Callable[[int, int], object]) -> None:
-        """Send all of it, the offer last; *progress* is told the blocks that are sent, and all."""
+        """Send all of it, the offer last; *progress* gets the number of blocks sent, and of all."""
         done = 0
         parts = self._parts()
         while receipts := [self._publish(*part) for part in islice(parts, WINDOW)]:
@@ -279,7 +279,7 @@ class RetainedPackage:
         )
 
     def lies_there(self) -> bool:
-        """Whether another connection is given the offer, which was sent after all the rest."""
+        """Whether another connection receives the offer, which was sent last."""
         with OneShotClient(self._broker, []) as reader:
             return reader.read(f"{self._topic}/offer", READ_BACK_SECONDS) == self._offer
 
@@ -289,10 +289,10 @@ class RetainedPackage:
 
 
 def remove(client: OneShotClient, root: str, transfer: str) -> bool:
-    """Remove a package that another has put on the broker; False: it is not there.
+    """Remove a package that another sender has put on the broker; False: it is not there.
 
     Raises:
-        BrokerError: the broker does not do it.
+        BrokerError: the broker does not remove it.
     """
     topic = f"{packages(root)}/{transfer}"
     offer = client.read(f"{topic}/offer", READ_BACK_SECONDS)
@@ -308,7 +308,7 @@ def remove(client: OneShotClient, root: str, transfer: str) -> bool:
 
 
 def clear(client: OneShotClient, topic: str, blocks: int) -> None:
-    """Remove a package of *blocks* blocks; the offer last, which tells the topics to remove."""
+    """Remove a package of *blocks* blocks, the offer last, which gives the topics to remove."""
     parts = math.ceil(blocks * ENTRY.size / LIST_PART_BYTES)
     levels = [f"block/{number}" for number in range(blocks)]
     levels += [f"list/{number}" for number in range(parts)]

@@ -1,5 +1,5 @@
-"""A model that runs while it arrives, in the child of its trial: stages are built as weights come.
+"""A model that runs while it arrives, in its trial's child: stages are built as weights come.
 
-One that does not fit (another format, another order, a graph that cannot be cut) is no error: it is
-run when it is complete. docs/push.md promises the first result before its last byte.
+If a model is not suitable (another format, another order, a graph that cannot be cut), it is run
+when it is complete. docs/push.md promises the first result before its last byte.
 """

@@ -1,7 +1,7 @@
 """Runs a model while it arrives, in the child process of its trial.
 
-What comes before the network in the package is unpacked into a folder, so that it is read as usual.
-The stages' outputs count only if the complete network gives the same numbers bit for bit:
+Files before the network in the package are unpacked into a folder, so that they are read as usual.
+The stages' outputs only count if the complete network gives the same numbers bit for bit:
 `Followed.same`.
 """
 
@@ -25,7 +25,7 @@ from .onnx_stream import GrowingFile, OnnxFile, UnfitError
 from .stages import Frame, StagedNetwork
 
 MAX_EARLY_BYTES = 16 * 2**20
-"""Of labels and golden inputs before the network; with more, following it is not worth it."""
+"""Most bytes of labels and golden inputs before the network; with more, it is not worthwhile."""
 LEAST_NETWORK = 2**20
 
 
@@ -38,14 +38,14 @@ class Followed:
     label: str = ""
     stages: int = 0
     first_at: float | None = None
-    """Monotonic clock when a live frame had been inferred."""
+    """Monotonic time when a live frame had been inferred."""
     inputs: Tensors = field(default_factory=dict)
-    """That frame …"""
+    """That frame, as inputs of the network."""
     outputs: Mapping[str, Array] = field(default_factory=dict)
-    """… and its outputs."""
+    """The outputs for that frame."""
 
     def same(self, found: Mapping[str, Array]) -> bool:
-        """Whether the outputs of another network are these, bit for bit."""
+        """Whether another network's outputs equal these, bit for bit."""
         return found.keys() == self.outputs.keys() and all(
             (array.dtype, array.shape) == (found[name].dtype, found[name].shape)
             and array.tobytes() == found[name].tobytes()
@@ -62,7 +62,7 @@ def follow(
     """Run a live frame through the model as its stages are built.
 
     The *question* has the `folder` for the files before the network, and the `choice`; *progress*
-    is the file's; *wish* requests bytes before their turn.
+    is the socket for `GrowingFile`; *wish* requests bytes early.
     """
     found = Followed(label=label_of())
     try:
@@ -76,7 +76,7 @@ def follow(
         found.first_at, found.stages = time.monotonic(), network.built
     except (AgentError, DamagedError) as problem:
         found.why = str(problem)
-    except Exception as problem:  # noqa: BLE001 - whatever it is, the complete model decides
+    except Exception as problem:  # noqa: BLE001 - in any case the complete model decides
         found.why = reason(problem)
     return found
 
@@ -85,8 +85,8 @@ def unpack_early(data: GrowingFile, folder: Path) -> tuple[int, int]:
     """Unpack the files before the network; return where the network begins and ends in *data*.
 
     Raises:
-        UnfitError: it does not come last enough, or is no larger ONNX file.
-        ModelError: the package is not as it should be.
+        UnfitError: too much comes before it, or it is not an ONNX file of some size.
+        ModelError: the package is malformed.
     """
     at = 0
 

@@ -1,11 +1,11 @@
-"""An ONNX file read from its front, as it arrives: its nodes, then its weights one by one.
+"""An ONNX file read from the start as it arrives: its nodes, then its weights one by one.
 
-Another process fills the file of the transfer: a read waits until its bytes are there. Only what
-the writer has authenticated counts as there; it says how much that is in `PROGRESS`.
+Another process fills the file of the transfer: a read waits until its bytes have arrived. Only
+bytes that the writer has authenticated count; it reports how many in `PROGRESS`.
 
-Writers of protocol buffers put fields in the order of their numbers, so nodes come before weights;
-what the network takes and gives comes behind them, and is looked for in the file's last bytes,
-which are asked for early. What is found there is compared when the file is whole.
+Writers of protocol buffers order fields by their numbers, so nodes come before weights; inputs and
+outputs come after them, and are searched for in the file's last bytes, which are requested early.
+They are compared again when the file is complete.
 
 Source: onnx.proto.
 """
@@ -37,21 +37,21 @@ from ...models.files.onnx_reader import (
 from ...models.files.protobuf import DamagedError, Field, fields
 
 PROGRESS = struct.Struct("<Q?")
-"""Bytes from the beginning that are there, and whether those are there that were wished for."""
+"""How many bytes from the start have arrived, and whether those requested early have."""
 
 
 class UnfitError(AgentError):
-    """A model that cannot be run while it arrives; nothing is wrong with it."""
+    """The model cannot be run while it arrives; nothing is wrong with it."""
 
 
 class GrowingFile:
     """The members of a package, in the file of its transfer. Used by one thread."""
 
     def __init__(self, progress: socket.socket) -> None:
-        """Map the file, which may have lost its name.
+        """Map the file, which may have been unlinked.
 
-        *progress* brings its descriptor, then how far it is, in records of `PROGRESS`. It has its
-        full length from the beginning.
+        *progress* delivers its descriptor, then records of `PROGRESS`. The file has its full length
+        from the start.
         """
         _, (descriptor,), _, _ = socket.recv_fds(progress, PROGRESS.size, 1)
         try:
@@ -65,14 +65,14 @@ class GrowingFile:
         self._granted = False
 
     def wish(self, start: int, stop: int) -> None:
-        """Record which bytes are to come before their turn; once."""
+        """Record which bytes to request early; call it once."""
         self._wish = (start, stop)
 
     def wait(self, start: int, stop: int) -> None:
         """Wait until some bytes have arrived.
 
         Raises:
-            UnfitError: they lie outside the file, or will not come.
+            UnfitError: they are outside the file, or will not come.
         """
         if not 0 <= start <= stop <= self.length:
             raise UnfitError(f"bytes {start} to {stop} of {self.length}")
@@ -86,7 +86,7 @@ class GrowingFile:
             self._granted |= granted
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return some bytes, as soon as they have arrived."""
+        """Return some bytes as soon as they have arrived."""
         self.wait(start, stop)
         return self.buffer[start:stop]
 
@@ -95,37 +95,37 @@ class GrowingFile:
 
 
 MAX_GRAPH_BYTES = 4 * 2**20
-"""Of all nodes: what an engine's parser makes of them is 40 times as much at the worst."""
+"""Limit for all nodes: in an engine's parser they take up to 40 times as much."""
 TAIL_BYTES = 64 * 1024
 _OLDEST = 4
-"""The first version of the format in which weights are no inputs."""
+"""The first version of the format in which weights need not be inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The part of the file behind the weights."""
+    """The part of the file after the weights."""
 
     start: int
-    """Where the graph's part begins."""
+    """Offset of the graph's part of it."""
     inputs: Mapping[str, bytes]
-    """By name, as encoded in the file."""
+    """Inputs by name, as encoded in the file."""
     outputs: Mapping[str, bytes]
     opsets: bytes
 
 
 class OnnxFile:
-    """A file on its way; to be read in this order: nodes, ends, tensors.
+    """An arriving file; read in this order: nodes, ends, tensors.
 
-    UnfitError is raised where it cannot be read like this, as its parts are many, come in another
-    order or are none of the standard's; DamagedError for data that is no protocol buffer.
+    UnfitError is raised if it cannot be read this way, because it has too many parts, in another
+    order, or outside the standard; DamagedError for data that is not a protocol buffer.
     """
 
     def __init__(self, data: GrowingFile, begin: int, end: int) -> None:
-        """Wait for the first bytes of the file that lies in *data* from *begin* to *end*."""
+        """Wait for the first bytes of the file, which is in *data* from *begin* to *end*."""
         self._data = data
         self.begin, self.end = begin, end
         self.front = b""
-        """Fields of the model that come before its graph."""
+        """Fields of the model before its graph."""
         for field in fields(data, begin, end):
             if field.number == proto.MODEL_GRAPH:
                 break
@@ -171,7 +171,7 @@ class OnnxFile:
         return node
 
     def ends(self) -> Ends:
-        """Wait for the network's inputs and outputs, which stand behind its weights."""
+        """Wait for the network's inputs and outputs, which come after its weights."""
         start = self.tail[0]
         opsets = b""
         for field in fields(self._data, self.graph[1], self.end):
@@ -191,7 +191,7 @@ class OnnxFile:
         raise UnfitError("what it takes and gives is not among its last bytes")
 
     def tensors(self, ends: Ends) -> Iterator[Tensor]:
-        """Iterate over the weights, each when it has arrived."""
+        """Iterate over the weights, each as it arrives."""
         last = self._first
         while last is not None and last.number == proto.GRAPH_INITIALIZER:
             tensor = read_tensor(self._data, (last.begin, last.end))
@@ -224,7 +224,7 @@ _TAG_INPUT = bytes([proto.GRAPH_INPUT << 3 | 2])
 
 
 def _values(data: bytes) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Read inputs and outputs, if *data* is exactly the part behind the weights."""
+    """Return inputs and outputs, if *data* is exactly the part after the weights."""
     found: dict[int, dict[str, bytes]] = {proto.GRAPH_INPUT: {}, proto.GRAPH_OUTPUT: {}}
     for field in fields(data, 0, len(data)):
         if field.number not in proto.GRAPH_AFTER_WEIGHTS:
@@ -234,7 +234,7 @@ def _values(data: bytes) -> tuple[dict[str, bytes], dict[str, bytes]]:
             name = read_name(data, span, proto.VALUE_NAME)
             if not name or find(data, span, proto.VALUE_TYPE) == (0, 0):
                 raise UnfitError("something without name or type")
-            name.encode()  # bytes that are not UTF-8 are no name
+            name.encode()  # bytes that are not UTF-8 are not a name
             found[field.number][name] = data[field.start : field.end]
     if not all(found.values()):
         raise UnfitError("nothing goes in, or comes out")

@@ -1,7 +1,7 @@
-"""A network cut into stages while its weights arrive, and run as they are built.
+"""A network cut into stages while its weights arrive, each run as soon as it is built.
 
-An engine fuses operations that follow each other, and fused ones round differently. So a cut goes
-only where nothing would be fused; this is checked when the network is complete.
+An engine fuses consecutive operations, and fused ones round differently. So cuts are only made
+where nothing would be fused; this is checked when the network is complete.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ...models.files.protobuf import message, numeral
 from .onnx_stream import GrowingFile, OnnxFile, UnfitError, declared
 
 WIDEST = 3
-"""Tensors that may cross a cut."""
+"""Most tensors that may cross a cut."""
 LEAST_BYTES = 512 * 1024
-"""A smaller stage costs more to set up than it saves."""
+"""Least bytes of a stage: a smaller one costs more to set up than it saves."""
 STAGES = 8
 
-# Nothing is fused to the output of these …
+# Nothing is fused with the output of these operators …
 _CLOSED = frozenset(
     {
         *("Add", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "LayerNormalization"),
@@ -47,25 +47,25 @@ _JOINS = frozenset(
 
 
 class CutStage(NamedTuple):
-    """Nodes that are run together."""
+    """Nodes that run together."""
 
     nodes: tuple[int, ...]
-    """Their numbers, rising."""
+    """Their indices, ascending."""
     inputs: tuple[str, ...]
-    """Tensors from before: inputs of the network, or outputs of stages before."""
+    """Tensors it takes: inputs of the network, or outputs of earlier stages."""
     outputs: tuple[str, ...]
-    """Tensors for later: outputs of the network, or inputs of later stages."""
+    """Tensors it passes on: outputs of the network, or inputs of later stages."""
     weights: tuple[str, ...]
 
 
 class _Needs(NamedTuple):
-    """The needs of a node, with those of all nodes folded into it."""
+    """What a node needs, including all nodes folded into it."""
 
     tensors: frozenset[str]
-    """From other nodes, and from outside."""
+    """Tensors from other nodes, and from outside."""
     weights: frozenset[str]
     nodes: frozenset[int]
-    """Itself and those that are folded into it."""
+    """The node itself and those folded into it."""
 
 
 class Cutter:
@@ -93,15 +93,15 @@ class Cutter:
         self._places = self._find_places()
         self._begin = 0
         self._next = 0
-        """The first node that is not known to have all its weights."""
+        """The first node that may still lack weights."""
         self._size = 0
         """Bytes of weights from `_begin` to there."""
         self._seen: set[str] = set()
 
     def _find_folded(self) -> set[int]:
-        """Find the nodes that go with those that need them: constants, and dequantizers.
+        """Find the nodes that belong to the nodes that use them: constants, and dequantizers.
 
-        An engine computes the first at load; the second it takes into the operation itself.
+        An engine computes constants at load, and includes dequantizers in the operation itself.
         """
         varies = set(self._inputs)
         folded = set()
@@ -129,11 +129,11 @@ class Cutter:
                 elif maker not in nodes:
                     nodes.add(maker)
                     waiting.append(maker)
-        weights.discard("")  # an input that may be left out, and is
+        weights.discard("")  # an optional input that is left out
         return _Needs(frozenset(tensors), frozenset(weights), frozenset(nodes))
 
     def _find_places(self) -> set[int]:
-        """Find the nodes before which nothing would be fused that is cut apart."""
+        """Find the nodes before which a cut separates nothing that would be fused."""
         return {
             place
             for place, alive in enumerate(self._flow.alive()[: self._end])
@@ -156,7 +156,7 @@ class Cutter:
         )
 
     def _adds_to_convolution(self, node: Node) -> bool:
-        """Whether the engine fuses a node into a convolution, where both are in one stage."""
+        """Whether the engine fuses a node into a convolution if both are in one stage."""
         return node.operator in {"Add", "Sum"} and any(
             self._nodes[self._maker[name]].operator == "Conv"
             for name in node.inputs
@@ -169,12 +169,12 @@ class Cutter:
         return self._begin == self._end
 
     def next(self, here: Mapping[str, int], left: int, total: int) -> CutStage | None:
-        """Cut off the next stage, if enough for one is here.
+        """Cut off the next stage, if enough for one has arrived.
 
-        *here* has the bytes of the weights that have arrived, *left* those of the file that have
-        not.
+        *here* has the sizes in bytes of weights that have arrived; *left* is how many bytes of the
+        file have not, *total* how many it has.
         """
-        # Ever smaller toward the end: what is left to build when the last byte arrives is short.
+        # Smaller and smaller toward the end, so that little is left to build after the last byte.
         wanted = max(LEAST_BYTES, min(total // STAGES, left // 2))
         while self._next < self._end:
             index = self._next
@@ -200,23 +200,22 @@ class Cutter:
 
 
 _DATA = "arriving"
-"""The name of the arriving file in the graphs."""
+"""The name of the arriving file in the stages' graphs."""
 NEAR = 8
-"""The frame is taken when no more than this part of the file, one in 8, is missing."""
+"""The frame is taken when at most 1 / `NEAR` of the file is missing."""
 
 Frame = Callable[[tuple[TensorSpec, ...]], Tensors | None]
 """Returns the newest frame of a pipeline that uses the model, as its inputs."""
 
 
 class StagedNetwork:
-    """ONNX Runtime on the CPU, a session for each stage.
+    """ONNX Runtime on the CPU, with a session for each stage.
 
-    UnfitError is raised where the network cannot be run in stages, EngineError where the engine
-    fails.
+    UnfitError is raised if the network cannot be run in stages, EngineError if the engine fails.
     """
 
     def __init__(self, data: GrowingFile, file: OnnxFile, choice: EngineChoice) -> None:
-        """Read the graph of *file* as it arrives; nothing of it may have been read before."""
+        """Read the graph of *file* as it arrives; none of it may have been read before."""
         self._data = data
         self._file = file
         self._nodes = file.nodes()
@@ -225,9 +224,9 @@ class StagedNetwork:
         self.outputs = tuple(declared(name, value) for name, value in self._ends.outputs.items())
         self._words, _ = session_config(choice)
         self._left = self._total = file.end - file.begin
-        """Bytes of the file that are missing, and all."""
+        """Bytes of the file that are missing, and in total."""
         self.built = 0
-        """Stages that have been built."""
+        """Number of stages built so far."""
 
     def infer(self, frame: Frame) -> tuple[Tensors, dict[str, Array]]:
         """Run a frame through the stages as they are built; return the inputs and outputs."""
@@ -274,7 +273,7 @@ class StagedNetwork:
     def _graph(
         self, cut: CutStage, here: Mapping[str, Tensor], known: Mapping[str, bytes]
     ) -> bytes:
-        """Write a stage as a model of its own, its larger weights left where they are."""
+        """Return a stage as a separate model, whose larger weights stay where they are."""
         nodes = (self._nodes[index].field for index in cut.nodes)
         parts = [self._data.read(field.start, field.end) for field in nodes]
         parts.append(message(proto.GRAPH_NAME, b"stage"))
@@ -284,7 +283,7 @@ class StagedNetwork:
             parts.append(message(proto.GRAPH_INITIALIZER, data))
         parts += [known[name] for name in cut.inputs]
         for name in cut.outputs:
-            # Of what goes on to other stages the engine works the type out by itself.
+            # The engine infers the types of tensors for other stages.
             whole = self._ends.outputs.get(name)
             named = message(proto.VALUE_NAME, name.encode())
             parts.append(whole or message(proto.GRAPH_OUTPUT, named))

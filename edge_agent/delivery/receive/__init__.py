@@ -1,1 +1,1 @@
-"""Packages as they arrive over MQTT: offers, admission, blocks, until all is on the disk."""
+"""Packages as they arrive over MQTT: offers, admission, and blocks, until all are on the disk."""

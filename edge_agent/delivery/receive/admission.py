@@ -1,6 +1,6 @@
-"""Admission of packages, by signature, targets, expiry, version and room. Section 5.
+"""Admission of packages, by signature, targets, expiry, version, and room. Section 5.
 
-Checked by the thread that receives, and once more by the deployer's before anything is unpacked.
+Checked by the receiving thread, and again by the deployer's before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...models.store.store import NOTES, Store
 
 @dataclass(frozen=True, slots=True)
 class DeviceIdentity:
-    """The device, as far as packages are checked against it."""
+    """What packages are checked against on this device."""
 
     device: str
     profile: str
@@ -36,11 +36,11 @@ class DeviceIdentity:
     quota_bytes: Callable[[], int]
     pinned: Callable[[], Collection[tuple[str, str]]]
     credible: Callable[[], bool]
-    """Whether its clock shows a time that can be right; see `device.wall_clock`."""
+    """Whether its clock may be right; see `device.wall_clock`."""
 
 
 class Admission:
-    """Refuses by ModelError, whose text is published to the sender."""
+    """Refuses packages by raising ModelError, whose text is published to the sender."""
 
     def __init__(self, store: Store, catalog: Catalog, identity: DeviceIdentity) -> None:
         self.store = store
@@ -48,7 +48,7 @@ class Admission:
         self.identity = identity
 
     def check(self, header_bytes: bytes, signature: bytes | None) -> PackageHeader | None:
-        """Return the header of a package that may come in; None: not before the clock is set."""
+        """Return the header of a package that is admitted; None: wait until the clock is set."""
         identity = self.identity
         verify_header(
             header_bytes, signature, identity.trusted(), allow_unsigned=identity.allow_unsigned()
@@ -82,7 +82,7 @@ class Admission:
                 )
 
     def check_not_elsewhere(self, name: str, version: str) -> None:
-        """Raise ModelError if another place has this version: two models would be mixed up."""
+        """Raise ModelError if this version exists elsewhere, as two models would be confused."""
         for entry in self.catalog.entries(name):
             if (
                 entry.place != "store"
@@ -94,9 +94,9 @@ class Admission:
                 )
 
     def is_here(self, transfer: str, header: PackageHeader, *, phase: str | None) -> bool:
-        """Whether the store has this very package; another one that was never accepted is removed.
+        """Whether the store has exactly this package; a different one never accepted is removed.
 
-        *phase* is of a version of this number that is live or on its way there.
+        *phase* is that of the same version, if it is live or being deployed.
         """
         name, version = header.name, header.version
         place = self.store.path(name, version)
@@ -118,7 +118,7 @@ class Admission:
         return False
 
     def _is_same(self, header: PackageHeader) -> bool:
-        """Whether the store has this very content: the same folder packed again at another time."""
+        """Whether the store has the same content: the same folder packed at another time."""
         path = self.store.path(header.name, header.version)
         if path is None:
             return False
@@ -129,7 +129,7 @@ class Admission:
         return known.blocks_sha256 == header.blocks_sha256
 
     def make_room(self, size: int, transfer: str | None = None) -> None:
-        """Make room in the store for *size* bytes more; raise ModelError if it has not enough."""
+        """Make room in the store for *size* more bytes; raise ModelError if that is impossible."""
         make_room(
             self.store,
             size,

@@ -1,6 +1,6 @@
-"""Block lists and blocks as they arrive, until all of a package is durable on the disk.
+"""Block lists and blocks as they arrive, until a whole package is durable on the disk.
 
-A message is acknowledged after its content is durable. Used by the thread that takes requests.
+A message is acknowledged once its content is durable. Used by the request thread.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .transfer import STATUS_SECONDS, Drawing, Transfer
 log = logging.getLogger(__name__)
 
 END_BYTES = 64 * 1024
-"""Of a package, which its trial will wish for: mostly the end of the network."""
+"""Bytes at the end of a package that its trial requests early: usually the network's end."""
 SENDER_SECONDS = 120.0
 """Silence of the sender after which a transfer is suspended; received blocks stay."""
 MAX_TRANSFERS = 16
 CHANGE_SECONDS = 1.0
-"""At least between two publications of the progress."""
+"""Least time between two publications of the progress."""
 GATHER_SECONDS = 0.0015
-"""How long a quick disk waits for more blocks: a write for each few of them costs more processor
+"""How long to collect blocks for a fast disk: a write for every few of them takes more processor
 time than receiving them (measured)."""
 ENOUGH = 8
 
@@ -52,10 +52,10 @@ class BlockReceiver:
         submit: Callable[[Candidate, int], None],
         expect: Callable[[PackageHeader], EarlyTrial | None],
     ) -> None:
-        """Receive nothing yet.
+        """Prepare; nothing is received yet.
 
         *submit* takes a candidate whose package is complete, and the number of its blocks; *expect*
-        begins the trial of a package that is about to arrive, where that is worth it.
+        starts the trial of a package that is about to arrive, if that is worthwhile.
         """
         self._ledger = ledger
         self._status = ledger.status
@@ -72,7 +72,7 @@ class BlockReceiver:
     # What arrives
 
     def check_free(self) -> None:
-        """Raise ModelError if there are too many transfers for another one."""
+        """Raise ModelError if there are already too many transfers."""
         if len(self._active) >= MAX_TRANSFERS:
             raise ModelError(
                 f"{len(self._active)} transfers are under way already; try again later"
@@ -88,9 +88,9 @@ class BlockReceiver:
         began: float,
         drawing: Drawing | None = None,
     ) -> None:
-        """Request a package that was offered, except for blocks that have arrived before.
+        """Request an offered package, except for blocks that have already arrived.
 
-        *began*: monotonic clock when the offer came. *drawing*: where it lies on the broker.
+        *began* is the monotonic time when the offer came; *drawing* is set if it is on the broker.
         """
         candidate = Candidate(
             header.name, header.version, transfer_id, phase="receiving", percent=0.0, began=began
@@ -100,7 +100,7 @@ class BlockReceiver:
         candidate.early_trial = self._expect(header)
         self._ledger.add(candidate)
         self._active[transfer_id] = transfer
-        self._changed_at = 0.0  # that it begins is published at once
+        self._changed_at = 0.0  # the start is published at once
         log.info(
             "push %s: %s is offered, %d bytes in %d blocks",
             transfer_id,
@@ -115,17 +115,17 @@ class BlockReceiver:
             transfer.request(self._status)
 
     def answer_offer(self, transfer: str, drawing: Drawing | None = None) -> None:
-        """Answer a repeated offer: its sender was restarted, or has not heard of us for long."""
+        """Answer a repeated offer: its sender was restarted, or has not heard from us for long."""
         active = self._active[transfer]
         active.heard_at = time.monotonic()
         if drawing is not None and active.drawing is None:
-            # It has been resumed after a start, which does not know where the package lies.
+            # It was resumed after a start, without knowing that the package is on the broker.
             active.drawing = drawing
             active.requested.clear()
         active.answer_offer(self._status)
 
     def list_part(self, transfer: str, number: int, payload: bytes) -> None:
-        """Store a part of a block list, if wanted; raise MalformedError if it is not one."""
+        """Store a part of a block list if it is wanted; raise MalformedError if it is not one."""
         active = self._active.get(transfer)
         if active is None or active.incoming is not None or number >= active.list_parts:
             return
@@ -136,7 +136,7 @@ class BlockReceiver:
             active.request(self._status)
 
     def block(self, transfer: str, number: int, message: ReceivedMessage) -> bool:
-        """Store a block, if it is wanted; return True if it is acknowledged later."""
+        """Store a block if it is wanted; return True if it is acknowledged later."""
         active = self._active.get(transfer)
         if active is None or active.incoming is None:
             return False
@@ -145,7 +145,7 @@ class BlockReceiver:
             active.incoming.put(number, message.payload)
         except ModelError as problem:
             if active.drawing is not None:
-                # Whoever may write there could else have the devices reject what is good.
+                # Otherwise anyone who may write there could make devices reject good packages.
                 raise MalformedError(str(problem)) from None
             self._reject(active, str(problem))
             return False
@@ -158,13 +158,13 @@ class BlockReceiver:
         return True
 
     def abort(self, transfer: str) -> None:
-        """End a transfer that its sender aborts."""
+        """End a transfer that its sender has aborted."""
         active = self._active.get(transfer)
         if active is not None:
             self._reject(active, "aborted by the sender")
 
     def suspend(self, transfer: str) -> None:
-        """Receive nothing more of a transfer until it is offered again; received blocks stay."""
+        """Stop receiving a transfer until it is offered again; received blocks stay."""
         active = self._active.pop(transfer, None)
         if active is not None:
             self._flusher.wait()
@@ -174,14 +174,14 @@ class BlockReceiver:
     # From one step to the next
 
     def _begin_blocks(self, transfer: Transfer, block_list: bytes) -> None:
-        """Start receiving blocks; those that are on the device already are copied."""
+        """Start receiving blocks; those already on the device are copied."""
         front = Front(transfer.header_bytes, transfer.signature, block_list)
         try:
             blocks = transfer.header.block_list(block_list)
             here = self._admission.identity.here
             incoming = Incoming(self._admission.store, front, transfer.header, blocks, here)
             transfer.begin_blocks(incoming)
-            # Its folder is made durable while the first blocks are on their way.
+            # Its folder is made durable while the first blocks are being sent.
             self._flusher.put(incoming, None)
             folders = [
                 e.path
@@ -232,7 +232,7 @@ class BlockReceiver:
     def _install(self, transfer: Transfer, incoming: Incoming) -> ModelFolder:
         """Install a complete transfer; in the deployer's thread."""
         try:
-            # A key that was removed meanwhile is not trusted anymore.
+            # A key that was removed meanwhile is no longer trusted.
             self._admission.check(transfer.header_bytes, transfer.signature)
             return install_incoming(self._admission.store, incoming)
         except ModelError:
@@ -257,7 +257,7 @@ class BlockReceiver:
     # As time passes
 
     def tick(self, now: float) -> None:
-        """Repeat requests that were not answered; suspend transfers whose sender has gone."""
+        """Repeat unanswered requests; suspend transfers whose sender has gone."""
         if self._active and now - self._changed_at >= CHANGE_SECONDS:
             self._changed_at = now
             self._ledger.changed()
@@ -280,7 +280,7 @@ class BlockReceiver:
             self._suspend(transfer)
 
     def _suspend(self, transfer: Transfer) -> None:
-        """Close a transfer until it is offered again; nothing of it is being written anymore."""
+        """Close a transfer until it is offered again; none of it may still be being written."""
         transfer.end_drawing()
         transfer.candidate.close_early_trial()
         self._ledger.remove(transfer.candidate)
@@ -296,10 +296,10 @@ Work = tuple[Incoming, ReceivedMessage | None] | threading.Event
 
 
 class Flusher:
-    """Makes blocks durable in a thread of its own, started with the first, and acknowledges them.
+    """Makes blocks durable in its own thread, started with the first, and acknowledges them.
 
-    While the disk is busy with some, the next ones arrive: they are made durable together. So a
-    slow disk makes larger groups, not a slower transfer.
+    Blocks that arrive while the disk is busy are made durable together, so a slow disk makes larger
+    groups, not a slower transfer.
     """
 
     def __init__(self) -> None:
@@ -308,15 +308,15 @@ class Flusher:
         self._failed: dict[Incoming, str] = {}
 
     def put(self, incoming: Incoming, message: ReceivedMessage | None) -> None:
-        """Make the bytes that *incoming* was given so far durable, then acknowledge *message*."""
+        """Make all bytes given to *incoming* so far durable, then acknowledge *message*."""
         if self._thread is None:
-            # Should it die, the excepthook ends the agent, as for every thread.
+            # If it dies, the excepthook ends the agent, as for every thread.
             self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
             self._thread.start()
         self._queue.put((incoming, message))
 
     def wait(self) -> None:
-        """Wait until all that was put is durable: before anything is closed or installed."""
+        """Wait until everything put is durable; call it before closing or installing anything."""
         if self._thread is not None:
             done = threading.Event()
             self._queue.put(done)
@@ -324,7 +324,7 @@ class Flusher:
                 pass
 
     def failed(self, incoming: Incoming) -> str | None:
-        """Return, once, the error of the disk for a transfer, or None if there was none."""
+        """Return the disk error for a transfer, only once, or None if there was none."""
         return self._failed.pop(incoming, None)
 
     def _run(self) -> None:
@@ -340,7 +340,7 @@ class Flusher:
             self._flush(group)
 
     def _flush(self, group: list[Work]) -> None:
-        """Write all that came while the group before it was being written."""
+        """Write everything that came while the previous group was being written."""
         for incoming in {work[0] for work in group if not isinstance(work, threading.Event)}:
             try:
                 incoming.flush()

@@ -1,8 +1,8 @@
 """The roll-outs that this device follows: it installs when its wave comes, and reports the outcome.
 
-A plan on `edge/@rollout/<id>` is followed only if a trusted key has signed it, and never
-backwards: the serials seen of each roll-out outlive a restart. The package is drawn and tried
-like any that is pushed.
+A plan on `edge/@rollout/<id>` is only followed if a trusted key has signed it, and never backward:
+the last serial of each roll-out survives a restart. The package is drawn and tried like any that is
+pushed.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ from .router import Router
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 60.0
-"""After which a package that does not come is asked for again, and what serves is looked at."""
+"""Interval for requesting a package that does not come, and for checking what serves."""
 OFFER_SECONDS = 15.0
-"""After which its offer is asked for again: a node of a cluster that is lost takes with it what
-another was asked."""
+"""Interval for requesting its offer again: if a cluster node is lost, so are requests it had."""
 SOON_SECONDS = 2.0
 GATHER_SECONDS = 1.0
-"""For what lies on the broker to come, before the oldest of several settings is taken over."""
+"""How long to wait for retained plans before the oldest of several settings is applied."""
 MOST_TRIES = 2
-"""Of settings amid whose probation the agent has ended."""
+"""How often settings are tried if the agent ends during their probation."""
 MOST_KNOWN = 256
-"""Roll-outs that are remembered; more than that are not followed until others have expired."""
+"""Most roll-outs remembered; more are not followed until others have expired."""
 MOST_OTHERS = 32
-"""Roll-outs that the device's word tells of, beside the latest."""
+"""Most roll-outs in the device's report, besides the latest."""
 MOST_REFUSED = 8
-"""Of those: roll-outs that it does not follow."""
+"""Most of these that it does not follow."""
 
 
 @dataclass(slots=True)
@@ -54,24 +53,24 @@ class Followed:
     model: str
     version: str
     expires: float
-    """Seconds since 1970."""
+    """When it expires, seconds since 1970."""
     wave: int
     state: str = "waiting"
-    """waiting, receiving, a phase of `rollout.ledger`, or one of `plan.ENDED`."""
+    """waiting, receiving, a phase in `rollout.ledger`, or one of `plan.ENDED`."""
     why: str | None = None
     before: str | None = None
-    """The version that was live."""
+    """The version that was live before."""
     was: str | None = None
     """The health before: ok or degraded."""
     agreement: float | None = None
-    """With the version before, in shadow; 0 to 1."""
+    """Agreement with the previous version in shadow, 0 to 1."""
     aborted: bool = False
     installed: bool = False
-    """Whether it came to serve by this roll-out."""
+    """Whether this roll-out made it serve."""
     created: str = ""
-    """Of settings: when they were asked for. Newer ones of the same id are another change."""
+    """For settings: when they were requested. Newer ones with the same id are another change."""
     tries: int = 0
-    """Of settings: how often they were taken over."""
+    """For settings: how often they were applied."""
 
     @property
     def ended(self) -> bool:
@@ -94,7 +93,7 @@ class Followed:
 
 
 class Rollouts:
-    """The roll-outs and their states. Used by the thread that takes requests, except `heard`."""
+    """The roll-outs and their states. Used by the request thread, except for `heard`."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class Rollouts:
         rollback: Callable[[str], object],
         health: Callable[[], str | None],
     ) -> None:
-        """Read the state of earlier ones.
+        """Read the state of earlier roll-outs.
 
         *say* publishes this device's report, *stop* ends the trial of a transfer's model for a
         reason, *rollback* raises AgentError, *health* returns ok or degraded.
@@ -123,13 +122,13 @@ class Rollouts:
         self._changing: dict[str, Later] = {}
         """By id: settings on probation."""
         self._plans: dict[str, Plan] = {}
-        """By id: those that lie on the broker and are for this device."""
+        """By id: plans on the broker that are for this device."""
         self._due: dict[str, float] = {}
-        """By id: monotonic clock when it is to be looked at."""
+        """By id: monotonic time when it is checked next."""
         self._refused: dict[str, dict[str, Any]] = {}
-        """By id: the word on a roll-out for this device that it does not follow."""
+        """By id: the report on a roll-out for this device that it does not follow."""
         self._lock = threading.Lock()
-        """Guards the known roll-outs, and what is said of any."""
+        """Guards the known roll-outs, and the reports on all."""
         self._known: dict[str, Followed] = self._file.read(_parse) or {}
 
     # What arrives
@@ -180,7 +179,7 @@ class Rollouts:
                 self._speak(name)  # the broker may have lost it
 
     def _refuse(self, name: str, payload: bytes, why: str) -> None:
-        """Say why a roll-out that names this device is not followed; nothing else is done."""
+        """Report why a roll-out that names this device is not followed; do nothing else."""
         try:
             plan = read(payload, None)
         except MalformedError:
@@ -201,10 +200,10 @@ class Rollouts:
         known = Followed(plan.serial, plan.transfer, plan.name, plan.version, plan.expires_at, wave)
         if plan.settings is not None:
             known.created = plan.created
-            self._changing.pop(name, None)  # how those before end is of no interest anymore
+            self._changing.pop(name, None)  # the outcome of earlier ones no longer matters
         with self._lock:
             for other, each in list(self._known.items()):
-                # What has expired is refused by its time.
+                # Expired ones are refused by their time.
                 expired = self._identity.credible() and each.expires < time.time()
                 if expired and other not in self._plans:
                     del self._known[other]
@@ -215,7 +214,7 @@ class Rollouts:
         return known
 
     def _forget(self, name: str) -> None:
-        """Forget a roll-out that was removed from the broker: it installs nothing more."""
+        """Forget a roll-out that was removed from the broker; nothing more is installed."""
         plan, known = self._plans.pop(name, None), self._known.get(name)
         self._due.pop(name, None)
         self._refused.pop(name, None)
@@ -234,11 +233,11 @@ class Rollouts:
             self._transfers.suspend(plan.transfer)
         else:
             spread = plan.spread_s if known.state == "waiting" else 0.0
-            begin = time.monotonic() + random.uniform(0, spread)  # noqa: S311 - no secret
+            begin = time.monotonic() + random.uniform(0, spread)  # noqa: S311 - not a secret
             self._due[name] = begin if plan.settings is None else begin + GATHER_SECONDS
 
     def _abort(self, name: str, plan: Plan, known: Followed) -> None:
-        """Install nothing more of it; go back if requested."""
+        """Stop installing; go back if the plan says so."""
         if known.installed and known.state in {"probation", "live"}:
             if plan.back:
                 self._go_back(name, plan, known)
@@ -248,7 +247,7 @@ class Rollouts:
                 return
             self._transfers.abort(plan.transfer)
             self._stop(plan.transfer, "the roll-out was aborted")
-            # It may just be going live.
+            # It may be going live right now.
             self._due[name] = time.monotonic() + SOON_SECONDS
 
     def _go_back(self, name: str, plan: Plan, known: Followed) -> None:
@@ -263,7 +262,7 @@ class Rollouts:
             self._set(name, known, "rolled-back", plan.why or "the roll-out was aborted")
 
     def tick(self, now: float) -> None:
-        """Do the work that is due, by the monotonic clock."""
+        """Do the work that is due at *now*, monotonic time."""
         self._hear_changes(now)
         for name, at in list(self._due.items()):
             plan, known = self._plans.get(name), self._known[name]
@@ -299,7 +298,7 @@ class Rollouts:
             self._set(name, known, "rolled-back", f"{live} serves again")
 
     def _obstacle(self, plan: Plan) -> tuple[str, str] | None:
-        """Return why it is not installed now: the state that is said, and a reason."""
+        """Return why it is not installed now: the state to report, and a reason; None: it is."""
         if not self._identity.credible():
             return "waiting", "the clock of this device is not set yet"
         if plan.expires_at <= time.time():
@@ -316,7 +315,7 @@ class Rollouts:
     # Settings
 
     def _undoes(self, newer: Plan, plan: Plan) -> bool:
-        """Whether a newer plan is of the same model, or has set the same keys already."""
+        """Whether a newer plan is for the same model, or has already set the same keys."""
         if plan.settings is None or newer.settings is None:
             return newer.settings is plan.settings and newer.name == plan.name
         keys = ({path[:2] for path in touched(each)} for each in (plan.settings, newer.settings))
@@ -339,7 +338,7 @@ class Rollouts:
             why = "each time the agent has ended before the probation was over"
             self._set(name, known, "rolled-back", f"{why}; the settings before are back")
             return
-        self._count_try(known, 1)  # before: they may end the agent
+        self._count_try(known, 1)  # first, as they may end the agent
         try:
             self._changing[name] = self.configure(settings)
         except NotNowError:
@@ -396,7 +395,7 @@ class Rollouts:
         except ModelError:
             return None
 
-    # The word
+    # The report
 
     def _set(self, name: str, known: Followed, state: str, why: str | None = None) -> None:
         with self._lock:
@@ -410,7 +409,7 @@ class Rollouts:
             self._speak(name)
 
     def _speak(self, name: str | None = None) -> None:
-        """Publish the word on a roll-out first, and those on others; with the lock held."""
+        """Publish the report, this roll-out first; with the lock held."""
         others = [
             {"id": other, **each.word()}
             for other, each in self._known.items()

@@ -1,9 +1,9 @@
-"""Receives packages: offered, to be sent in blocks, or as a whole in one message.
+"""Receives packages: offered and then sent in blocks, or whole in one message.
 
 Handles messages for models under `in/` (section 5 of the interface). An offer is parsed and
-checked, then begun, answered, or kept until the clock is set; lists and blocks go to `blocks`. What
-comes as a whole is signed and in blocks like any other package, or a tar made by hand. What is
-complete goes to the deployer.
+checked, then begun, answered, or kept until the clock is set; lists and blocks go to `blocks`. A
+whole package is signed and in blocks like any other, or a tar made by hand. Complete packages go to
+the deployer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .transfer import Drawing
 log = logging.getLogger(__name__)
 
 CLOCK_SECONDS = 2.0
-"""Between two looks at the clock, while offers wait for it."""
+"""Interval for checking the clock while offers wait for it."""
 
 
 class Router:
@@ -56,8 +56,8 @@ class Router:
     ) -> None:
         """Make the parts; nothing is received yet.
 
-        *submit* takes a candidate whose package is complete; *expect* begins the trial of a package
-        that is about to arrive, where that is worth it.
+        *submit* takes a candidate whose package is complete; *expect* starts the trial of a package
+        that is about to arrive, if that is worthwhile.
         """
         self._ledger = ledger
         self._status = ledger.status
@@ -66,18 +66,18 @@ class Router:
         self.admission = Admission(store, catalog, identity)
         self._blocks = BlockReceiver(ledger, self.admission, submit=self._submit, expect=expect)
         self._waiting: dict[str, tuple[bytes, bytes | None, Drawing | None]] = {}
-        """Header and signature of those that wait for a credible clock; what draws them."""
+        """Header, signature, and drawing of offers that wait for a credible clock."""
         self._clock_checked = 0.0
 
     def message(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
         """Handle a message under `in/`; return True if it is acknowledged later.
 
         Raises:
-            MalformedError: it is nothing that is expected here.
+            MalformedError: it is not expected here.
         """
         match levels:
             case ("model",) | ("push", _, "offer") if not message.payload:
-                return False  # how a retained message is cleared; nothing is sent like this
+                return False  # clears a retained message; nothing else is sent like this
             case ("model",):
                 return self._whole(message)
             case ("push", transfer, "offer") if is_name(transfer):
@@ -101,10 +101,10 @@ class Router:
         self._blocks.list_part(transfer, number, message.payload)
         return False
 
-    # Of a roll-out
+    # For a roll-out
 
     def draw(self, transfer: str) -> bool:
-        """Download what the broker retains, unless it is here; whether that has yet to begin."""
+        """Draw a package from the broker unless it is here; return whether it has yet to begin."""
         if transfer in self._blocks:
             self._blocks.answer_offer(transfer, self._drawing)
         elif self._ledger.by_transfer(transfer) is None:
@@ -113,13 +113,13 @@ class Router:
         return False
 
     def suspend(self, transfer: str) -> None:
-        """Draw nothing more of a package for now; received blocks stay."""
+        """Stop drawing a package for now; received blocks stay."""
         self._drawing.end(transfer)
         self._waiting.pop(transfer, None)
         self._blocks.suspend(transfer)
 
     def abort(self, transfer: str) -> None:
-        """Draw nothing more of a package, and remove its received blocks."""
+        """Stop drawing a package, and remove its received blocks."""
         self._drawing.end(transfer)
         self._waiting.pop(transfer, None)
         self._blocks.abort(transfer)
@@ -128,8 +128,8 @@ class Router:
         """Handle a drawn part of a package; return True if it is acknowledged later.
 
         Raises:
-            MalformedError: it is not what it should be; another may come. Nothing else follows from
-                what anybody may have put there.
+            MalformedError: it is not what it should be; another may come. It has no other effect,
+                as anybody may have put it there.
         """
         match levels:
             case _ if not message.payload:
@@ -159,8 +159,8 @@ class Router:
             header, signature, sent, lies_retained = _parse(transfer, payload)
             age = 0.0 if sent is None else time.time() - sent
             if age > MOST_OFFER_SECONDS and self.admission.identity.credible():
-                # A broker has kept it while this device was away: nobody sends its blocks anymore,
-                # and it may be withdrawn.
+                # The broker kept it while this device was offline: nobody sends its blocks anymore,
+                # and it may have been withdrawn.
                 raise ModelError(
                     f"offer: is {age:.0f} s old, and at most {MOST_OFFER_SECONDS} s are accepted; "
                     "push it again, and where that is refused, too, compare the clocks of both "
@@ -203,7 +203,7 @@ class Router:
         self._blocks.begin(transfer, header_bytes, signature, header, began=began, drawing=drawing)
 
     def _wait(self, transfer: str, offer: tuple[bytes, bytes | None, Drawing | None]) -> None:
-        """Keep an offer until the clock says whether it has expired."""
+        """Keep an offer until the clock shows whether it has expired."""
         if len(self._waiting) >= MAX_TRANSFERS:
             raise ModelError(f"{len(self._waiting)} pushes wait for the clock already")
         self._waiting[transfer] = offer
@@ -211,7 +211,7 @@ class Router:
         self._status.publish(transfer, "need", why=why)
 
     def _answer_present(self, transfer: str, header: PackageHeader) -> bool:
-        """Answer the offer of a package that is on the device; return False if it is not."""
+        """Answer the offer of a package already on the device; return False if it is not."""
         name, version = header.name, header.version
         phase = self._ledger.phase(name, version)
         if not self.admission.is_here(transfer, header, phase=phase):
@@ -230,10 +230,10 @@ class Router:
     # Packages in one message
 
     def _whole(self, message: ReceivedMessage) -> bool:
-        """Submit a package; return True: its message is acknowledged when it is in the store.
+        """Submit a whole package; return True if it is acknowledged later, once in the store.
 
         Raises:
-            MalformedError: it is not one; that has been published, if it could be.
+            MalformedError: it is not one; that has been published, if possible.
         """
         payload = message.payload
         if len(payload) > MAX_SINGLE_MESSAGE_BYTES:
@@ -262,12 +262,12 @@ class Router:
         return True
 
     def _candidate(self, archive: Archive, transfer: str, size: int) -> Candidate | None:
-        """Make a candidate of a package that may come in; None: the device has it."""
+        """Make a candidate from an admitted package; None: the device already has it."""
         front = archive.front
         if front is None:
             self.admission.check_unsigned()
             self.admission.make_room(size)
-            # What it is called is known when it is unpacked.
+            # Its name is only known when it is unpacked.
             return Candidate("?", "0", transfer, partial(self._install_handmade, archive))
         header = self.admission.check(front.header, front.signature)
         if header is None:
@@ -287,7 +287,7 @@ class Router:
         return Candidate(header.name, header.version, transfer, install)
 
     def _install_handmade(self, archive: Archive) -> ModelFolder:
-        """Install a tar without a header; its name and version are known only then."""
+        """Install a tar without a header, whose name and version are only known then."""
         folder = install_handmade(self.admission.store, archive, self.admission.identity.here)
         name, version = folder.manifest.name, folder.manifest.version
         try:
@@ -301,7 +301,7 @@ class Router:
         return folder
 
     def _submit(self, candidate: Candidate, blocks: int) -> None:
-        """Submit a candidate to the deployer; all its *blocks* are on the device."""
+        """Submit a candidate to the deployer; all of its *blocks* blocks are on the device."""
         self._ledger.add(candidate)
         if candidate.phase == "receiving":
             self._ledger.advance(candidate, "verifying")
@@ -312,7 +312,7 @@ class Router:
     # As time passes
 
     def resume(self) -> None:
-        """Resume, after a start, the transfers that were interrupted."""
+        """Resume interrupted transfers after a start."""
         for transfer, front in interrupted_transfers(self.admission.store).items():
             log.info("push %s: was interrupted, is resumed", transfer)
             self._consider(transfer, front.header, front.signature)
@@ -330,7 +330,7 @@ class Router:
             log.error("push %s: not removed: %s", transfer, problem)  # noqa: TRY400 - one line, no traceback
 
     def tick(self, now: float) -> None:
-        """Do the due work, by the monotonic clock; offers wait until the wall clock is set."""
+        """Do the work due at *now*, monotonic time; offers wait until the wall clock is set."""
         self._blocks.tick(now)
         if self._waiting and now - self._clock_checked > CLOCK_SECONDS:
             self._clock_checked = now
@@ -348,9 +348,9 @@ def _is_number(level: str) -> bool:
 
 
 def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, float | None, bool]:
-    """Return header, signature and time of an offer, and whether its blocks lie on the broker.
+    """Return an offer's header, signature, and time, and whether its blocks are on the broker.
 
-    Nothing in it is trusted yet.
+    None of it is trusted yet.
     """
     if len(payload) > MAX_OFFER_BYTES:
         raise ModelError(f"offer: {len(payload)} bytes, at most {MAX_OFFER_BYTES}")

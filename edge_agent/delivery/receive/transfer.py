@@ -1,6 +1,6 @@
 """One transfer: the received blocks of a package, and those requested next.
 
-The device requests a window at a time; the sender never runs ahead.
+The device requests one window at a time; the sender sends nothing unrequested.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ..protocol import LIST_PART_BYTES, WINDOW, StatusTopic
 from ..rollout.ledger import Candidate
 
 SILENCE_SECONDS = 2.0
-"""Without a block, after which those that were requested are requested again; on a slow link
-longer by the time that four blocks take. What is on its way there must not be sent twice."""
+"""Time without a block after which the requested ones are requested again; on a slow link, the time
+of four blocks is added, so that blocks in transit are not sent twice."""
 FIRST_SECONDS = 10.0
-"""The same while the speed of the link is not known."""
+"""The same while the speed of the link is unknown."""
 LONGEST_SECONDS = 30.0
 DRAWN_SECONDS = 1.0
-"""Worth of blocks that are drawn at a time, by the speed at which they come: a broker that a
-thousand devices draw from at once keeps in memory what each of them has asked for."""
+"""How many seconds' worth of blocks are drawn at a time: a broker that a thousand devices draw from
+at once keeps in memory what each of them has requested."""
 STATUS_SECONDS = 2.0
-"""At most between two messages to the sender, which else offers again."""
+"""Most time between two messages to the sender, which would otherwise offer again."""
 
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """First the parts of its list come, then its blocks."""
+    """One transfer: first the parts of its block list come, then its blocks."""
 
     id: str
     header_bytes: bytes
@@ -40,25 +40,25 @@ class Transfer:
     header: PackageHeader
     candidate: Candidate
     heard_at: float
-    """When its sender was last heard; like all times here by the monotonic clock."""
+    """When its sender was last heard; monotonic, like all times here."""
     parts: dict[int, bytes] = field(default_factory=dict)
-    """Of the block list, until that is complete."""
+    """Parts of the block list, until that is complete."""
     incoming: Incoming | None = None
-    """Its blocks, since the list is complete."""
+    """Its blocks, once the list is complete."""
     requested: set[int] = field(default_factory=set)
-    """Parts or blocks that have been requested and have not come."""
+    """Parts or blocks that have been requested but have not come."""
     requested_at: float = 0.0
     arrived_at: float = 0.0
-    """When a part or a block came last."""
+    """When the last part or block came."""
     interval: float = 0.0
-    """Seconds from one to the next, lately; 0: not known yet."""
+    """Recent seconds from one block to the next; 0: not known yet."""
     published_at: float = 0.0
     hurried: bool = False
-    """Blocks that the trial wished for are being requested."""
+    """Whether blocks that the trial wants early are being requested."""
     unpublished: bool = False
-    """There was no connection for the last request."""
+    """Whether there was no connection for the last request."""
     drawing: Drawing | None = None
-    """Set where the package lies on the broker; else its sender answers."""
+    """Set if the package is on the broker; otherwise its sender answers."""
 
     @property
     def list_parts(self) -> int:
@@ -79,7 +79,7 @@ class Transfer:
         """Record that a part or a block has arrived."""
         now = time.monotonic()
         if self.arrived_at:
-            # A break of the connection says nothing about its speed.
+            # An interruption of the connection says nothing about its speed.
             gap = min(now - self.arrived_at, FIRST_SECONDS)
             self.interval = gap if not self.interval else 0.8 * self.interval + 0.2 * gap
         self.arrived_at = self.heard_at = now
@@ -94,13 +94,13 @@ class Transfer:
 
     @property
     def window(self) -> int:
-        """Blocks to have requested at a time; of those drawn, one until the speed is known."""
+        """Number of blocks to request at a time; when drawing, one until the speed is known."""
         if self.drawing is None:
             return WINDOW
         return max(1, min(WINDOW, int(DRAWN_SECONDS / self.interval))) if self.interval else 1
 
     def request(self, status: StatusTopic) -> None:
-        """Request blocks that are missing and not requested yet, up to a window."""
+        """Request blocks that are missing and not yet requested, up to a window."""
         self.requested_at = time.monotonic()
         incoming = self.incoming
         if incoming is None:
@@ -108,7 +108,7 @@ class Transfer:
             wanted = [n for n in range(self.list_parts) if n not in self.parts][:WINDOW]
             self.requested = set(wanted)
         else:
-            self.update_early_trial()  # what it wishes for is requested now
+            self.update_early_trial()  # what it wants is requested now
             kind, have, total = "block", incoming.have, incoming.total
             room = max(0, self.window - len(self.requested))
             missing = incoming.missing(room + len(self.requested))
@@ -120,7 +120,7 @@ class Transfer:
             self.drawing.ask(self.id, kind, wanted)
         self.published_at = self.requested_at
         asked = {"list" if incoming is None else "need": [list(each) for each in ranges(wanted)]}
-        # A sender is told that it is not asked where the package lies on the broker.
+        # Tells the sender that nothing is requested from it, as the package is on the broker.
         drawn = True if self.drawing is not None else None
         self.unpublished = not status.publish(
             self.id, "need", have=have, total=total, drawn=drawn, **asked
@@ -133,7 +133,7 @@ class Transfer:
             self.drawing.came(self.id, kind, str(number))
 
     def end_drawing(self) -> None:
-        """Draw nothing more."""
+        """Stop drawing."""
         if self.drawing is not None:
             self.drawing.end(self.id)
 
@@ -143,14 +143,14 @@ class Transfer:
         self.request(status)
 
     def answer_offer(self, status: StatusTopic) -> None:
-        """Answer a repeated offer; blocks that are on their way are not requested."""
+        """Answer a repeated offer; blocks in transit are not requested."""
         if self.requested and not self.request_timed_out(time.monotonic()):
             self.publish_progress(status)
         else:
             self.request_again(status)
 
     def publish_progress(self, status: StatusTopic) -> None:
-        """Publish how far it is, and request nothing."""
+        """Publish the progress, and request nothing."""
         self.published_at = time.monotonic()
         incoming = self.incoming
         have, total = (incoming.have, incoming.total) if incoming else (0, self.header.blocks)
@@ -166,7 +166,7 @@ class Transfer:
     # Its trial
 
     def update_early_trial(self) -> None:
-        """Tell the early trial about arrived blocks, and request those it wishes for early."""
+        """Tell the early trial about arrived blocks, and request those it wants early."""
         incoming, early = self.incoming, self.candidate.early_trial
         if early is None or incoming is None:
             return
@@ -181,30 +181,30 @@ class Transfer:
 class Drawing:
     """Draws packages that lie retained on the broker, by subscribing to the blocks needed.
 
-    The broker sends the retained message of a topic at each subscription to it, so that each
-    device goes at its own pace, however many there are. Used by the thread that takes requests.
+    The broker sends a topic's retained message at each subscription to it, so that each device goes
+    at its own pace, however many there are. Used by the request thread.
     """
 
     prefix: str
-    """Topic below which packages lie."""
+    """Topic below which packages are."""
     subscribe: Callable[[list[str]], object]
-    """Also renews subscriptions."""
+    """Subscribes to topics, or renews subscriptions."""
     unsubscribe: Callable[[list[str]], object]
     _wanted: frozenset[str] = frozenset()
-    """Replaced, never changed: the connection's thread reads it."""
+    """Topics wanted; replaced, never changed, because the connection's thread reads it."""
     _came: list[str] = field(default_factory=list)
-    """Topics that have arrived since topics were last left."""
+    """Topics whose message came after the last unsubscription."""
 
     def topics(self) -> Iterable[str]:
         """Return the topics to subscribe to at a new connection."""
         return sorted(self._wanted)
 
     def ask(self, transfer: str, kind: str, numbers: Iterable[int]) -> None:
-        """Have parts of the list or blocks sent, again if need be; leave those that have come."""
+        """Request parts of the list or blocks, again if necessary; unsubscribe from those here."""
         self._want([f"{self.prefix}/{transfer}/{kind}/{number}" for number in numbers])
 
     def ask_offer(self, transfer: str) -> None:
-        """Have the offer of a package sent."""
+        """Request the offer of a package."""
         self._want([f"{self.prefix}/{transfer}/offer"])
 
     def _want(self, topics: list[str]) -> None:
@@ -217,11 +217,11 @@ class Drawing:
         return "/".join((self.prefix, *levels)) in self._wanted
 
     def came(self, *levels: str) -> None:
-        """Record that the message of a topic has come; the topic is left with the next ones."""
+        """Record that the message of a topic has come; it is unsubscribed with the next ones."""
         self._came.append("/".join((self.prefix, *levels)))
 
     def end(self, transfer: str) -> None:
-        """Leave all topics of a package."""
+        """Unsubscribe from all topics of a package."""
         of = f"{self.prefix}/{transfer}/"
         self._leave_now([topic for topic in self._wanted if topic.startswith(of)])
 

@@ -1,4 +1,4 @@
-"""Acceptance: the bounds that a candidate must keep, and the watch of one that serves already."""
+"""Acceptance: the bounds that a candidate must meet, and the watch over one that serves."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ...inference.model import Model
 from ...models.manifest import ModelFolder
 
 MOST_ERRORS = 3
-"""Frames that a version may not fail on while it is on probation."""
+"""Failed frames that end a version's probation."""
 RECENT, FEWEST = 100, 10
-"""Inferences whose median says how fast one is, and how many there must be at least."""
+"""Number of inferences whose median time is judged, and the least number needed."""
 
 
 def bounds_of(folder: ModelFolder, device: Trial) -> Trial:
-    """Return the stricter of the manifest's bounds and the device's, each by itself."""
+    """Return for each bound the stricter of the manifest's and the device's."""
     own = folder.manifest.trial
     limits = [limit for limit in (device.max_infer_ms, own.max_infer_ms or 0.0) if limit > 0]
     return Trial(
@@ -34,17 +34,17 @@ class Watch:
 
     models: list[Model]
     until: float
-    """By the monotonic clock."""
+    """When it ends, monotonic time."""
     bounds: Trial
     inferred_before: int = 0
-    """Frames that it had inferred when this began."""
+    """Frames it had inferred when the watch began."""
 
     def __post_init__(self) -> None:
         self.inferred_before = sum(model.stats.inferred for model in self.models)
 
     @property
     def stuck(self) -> bool:
-        """Whether frames have gone in and none has come out."""
+        """Whether frames were given to it but none has been inferred."""
         waiting = any(model.users for model in self.models)
         return (
             waiting and sum(model.stats.inferred for model in self.models) == self.inferred_before
@@ -52,7 +52,7 @@ class Watch:
 
     @property
     def fault(self) -> str | None:
-        """Its fault so far, or None."""
+        """Why it fails its probation, or None so far."""
         limit = self.bounds.max_infer_ms
         for model in self.models:
             if model.stats.errors >= MOST_ERRORS:

@@ -52,7 +52,7 @@ class VersionCommands:
         name = request.model
         with self._swap.changing:
             version = self._swap.roll_back(name, "by command")
-            # Not before: one that fails changes nothing.
+            # Not earlier: a command that fails changes nothing.
             self._swap.ledger.cancel(name, "rolled back by command")
         return {"model": name, "version": version}
 
@@ -84,7 +84,7 @@ class VersionCommands:
                     f"{name}@{version} is named by a pipeline; change the settings first"
                 )
         if not self._swap.store.versions(name):
-            self._swap.catalog.find(name, version)  # of a mistyped name it tells the nearest
+            self._swap.catalog.find(name, version)  # for a mistyped name it suggests the nearest
         with self._swap.changing:
             if self._swap.ledger.phase(name, version) is not None:
                 raise ModelError(

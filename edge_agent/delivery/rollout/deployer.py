@@ -2,7 +2,7 @@
 
 One thread takes candidates one after another through all steps; commands come from another. This
 module has the steps and their order, and the trial in a child process for every kind of sample that
-a candidate gets; the other steps have modules of their own.
+a candidate gets; the other steps are in separate modules.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 WATCH_SECONDS = 0.05
-"""While a version is on probation: each frame that it fails on is one lost."""
+"""Interval for checking versions on probation: each frame they fail on is lost."""
 FIRST_SECONDS = 1.0
-"""That a live source has to give a new model a frame, before it is reported without."""
+"""How long to wait for a new model's first live frame before reporting it without one."""
 
 
 class Deployer:
@@ -65,7 +65,7 @@ class Deployer:
         """Make the steps; nothing runs yet.
 
         *trial* returns the device's bounds, which may be reloaded; *swap* is the profile's
-        "overlap" or "replace"; *memory_budget_mb* 0: no bound.
+        "overlap" or "replace"; *memory_budget_mb* 0 means no limit.
         """
         self._ledger = ledger
         self._queue: SimpleQueue[Candidate | None] = SimpleQueue()
@@ -74,26 +74,26 @@ class Deployer:
         self._swap = Swap(store, catalog, active, ledger, trial, overlap=swap != "replace")
         self._recovery = Recovery(self._swap)
         self._early: EarlyTrial | None = None
-        """The latest; there is one at a time."""
+        """The last one; there is only one at a time."""
         self.commands = VersionCommands(self._swap)
-        """The commands by which operators decide about versions."""
+        """The operators' commands about versions."""
 
     def expect(self, header: PackageHeader) -> EarlyTrial | None:
-        """Start the trial of a package that is about to arrive, where that is worth it."""
+        """Start the trial of a package that is about to arrive, if that is worthwhile."""
         if not self._swap.overlap or (self._early is not None and not self._early.over):
             return None  # two models may not be in memory at once
         self._early = begin_early(header, self._swap.store, self._swap.active, self._budget_mb)
         return self._early
 
     def submit(self, candidate: Candidate) -> None:
-        """Queue a complete candidate; it is deployed after those before it."""
+        """Queue a complete candidate; it is deployed after earlier ones."""
         self._ledger.add(candidate)
         self._queue.put(candidate)
 
     # Life
 
     def recover(self, last: PreviousCrash | None) -> None:
-        """Find candidates under way when the agent ended; before the ledger is asked anything."""
+        """Find candidates in progress when the agent ended; call it before using the ledger."""
         for candidate in self._recovery.find_candidates(last):
             self.submit(candidate)
 
@@ -115,9 +115,9 @@ class Deployer:
             self._swap.check_probations()
 
     def suspend(self) -> None:
-        """Record, at an orderly end, that the candidates are not to blame for it."""
+        """Record at a clean shutdown that the candidates did not cause it."""
         self._closing.set()
-        with self._swap.changing:  # after this nothing goes live anymore
+        with self._swap.changing:  # nothing goes live after this
             self._ledger.suspend()
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class Deployer:
             self._reject(candidate, str(problem))
 
     def _install(self, candidate: Candidate) -> ModelFolder | None:
-        """Install it, under the name that its manifest has; None: it is rejected."""
+        """Install it under the name in its manifest; None: it was rejected."""
         self._ledger.start(candidate)
         try:
             with contained(candidate.id, ModelError):
@@ -191,9 +191,9 @@ class Deployer:
         return folder
 
     def _serves_already(self, candidate: Candidate) -> bool:
-        """Whether this version is live or on probation, as after a push that was repeated.
+        """Whether this version is live or on probation, as after a repeated push.
 
-        It is not tried again then, and leaves the ledger.
+        It is then not tried again, and leaves the ledger.
         """
         phase = self._ledger.serving_phase(candidate.name, candidate.version)
         pointed = self._swap.store.pointers(candidate.name).live
@@ -220,7 +220,7 @@ class Deployer:
             self._swap.begin_probation(candidate, loaded, bounds)
         else:
             self._ledger.remove(candidate)
-        # Pipelines that name this very version may have waited for it.
+        # Pipelines that name exactly this version may have waited for it.
         self._swap.active.load_all()
         self._wait_for_first(loaded)
         details = {**details, **exchange_details(exchange), **_first_inference(candidate, loaded)}
@@ -235,7 +235,7 @@ class Deployer:
         self._swap.retire(exchange)
 
     def _wait_for_first(self, models: list[Model]) -> None:
-        """Wait a moment for the first frame of a live source."""
+        """Wait briefly for the first frame from a live source."""
         deadline = time.monotonic() + FIRST_SECONDS
         while (
             models
@@ -249,7 +249,7 @@ class Deployer:
         with self._swap.changing:
             self._ledger.remove(candidate)
             self._ledger.discard(candidate.name, candidate.version, why)
-        # It may have hidden the same version of another place.
+        # It may have hidden the same version in another place.
         self._swap.active.load_all()
         self._ledger.finish(candidate, "rejected", why)
 
@@ -275,7 +275,7 @@ def _try(
     budget_mb: int,
     closing: threading.Event,
 ) -> dict[str, Any]:
-    """Try a candidate; return the result for its model's topic. *budget_mb* 0: no bound."""
+    """Try a candidate; return the result for its model's topic. *budget_mb* 0 means no limit."""
     details: dict[str, Any] = {}
     engines = active.loader.engines
     servings = active.servings_of(folder.manifest.name)
@@ -307,7 +307,7 @@ def _try(
             if engines.verdicts is not None:
                 engines.verdicts.mark_wrong(folder.path, wrong, why)
         if verdict.passed and verdict.proven is not None and engines.verdicts is not None:
-            # Else it would be checked again on its first frames.
+            # Otherwise it would be checked again on its first frames.
             engines.verdicts.mark_correct(folder.path, choices[verdict.proven])
         if verdict.streamed:
             log.info("%s: run while it arrived: %s", candidate.id, verdict.streamed)

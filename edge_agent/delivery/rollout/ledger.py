@@ -1,9 +1,8 @@
-"""The ledger of candidates: every version on its way to serve, its phase, and how the last ended.
+"""The ledger of candidates: every version being deployed, its phase, and how the last one ended.
 
 A candidate is one record, from the offer of its package to the end of its probation. `recovery`
-continues from what is there after a kill. The thread that receives packages adds
-candidates, the deployer's thread takes them through the phases, commands cancel them; any thread
-may ask.
+continues with the records on disk after a kill. The thread that receives packages adds candidates,
+the deployer's thread takes them through the phases, commands cancel them; any thread may query.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Outcome = Literal["live", "rejected", "rolled-back"]
 PHASES: Mapping[str, frozenset[Phase | Outcome]] = {
     "receiving": frozenset({"verifying"}),
     "verifying": frozenset({"preparing", "rejected"}),
-    # To probation: one that the agent's end has interrupted.
+    # To probation: a candidate interrupted by the end of the agent.
     "preparing": frozenset({"trial", "probation", "rejected"}),
     "trial": frozenset({"shadow", "probation", "live", "rejected"}),
     "shadow": frozenset({"probation", "live", "rejected"}),
@@ -49,17 +48,17 @@ PHASES: Mapping[str, frozenset[Phase | Outcome]] = {
 }
 """By phase: what may follow.
 
-On the disk is of a candidate that is received `incoming/<transfer>/`, with the list and the blocks
-that have come; then that or, once installed, its folder in the store; from preparing on also
+While a candidate is received, `incoming/<transfer>/` is on the disk, with the list and the blocks
+that have come; later that or, once installed, its folder in the store; from preparing on also
 `trial` in the model's `pointers.json`, whose phase becomes "probation" in one write with the live
-pointer. After a kill a transfer is resumed, a trial begins again and a probation goes on, unless
-the candidate is to blame for the end. An outcome is persisted in `deployments.json`, and "live" and
-"rolled-back" by the model's pointers before. A transfer that is aborted or not admitted, and a
-version that serves already, leave the ledger without an outcome."""
+pointer. After a kill a transfer is resumed, a trial starts again, and a probation continues, unless
+the candidate caused the end. An outcome is stored in `deployments.json`, and "live" and
+"rolled-back" before that in the model's pointers. A transfer that is aborted or not admitted, and a
+version that already serves, leave the ledger without an outcome."""
 
 
 class Interrupted(ModelError):
-    """The agent ends; the trial begins again at its next start."""
+    """The agent ends; the trial starts again at its next start."""
 
 
 def _incomplete() -> ModelFolder:
@@ -71,34 +70,34 @@ class Candidate:
     """One version of one model."""
 
     name: str
-    """"?" while it is not known: of a tar made by hand, until it is unpacked."""
+    """"?" while it is unknown: for a tar made by hand, until it is unpacked."""
     version: str
     transfer: str | None
-    """The transfer it came by; None: by hand."""
+    """The transfer it came in; None: it was made by hand."""
     install: Callable[[], ModelFolder] = _incomplete
-    """Puts it into the store, when its package is complete; raises ModelError."""
+    """Puts it into the store once its package is complete; raises ModelError."""
     on_installed: Callable[[], object] = lambda: None
     """Called when it is in the store, or will not be."""
     on_state: Callable[[str, str | None], None] = lambda _state, _why: None
-    """Called at every step with the state and, of a rejection, the reason."""
+    """Called at every step with the state and, for a rejection, the reason."""
     phase: Phase = "verifying"
     percent: float = 100.0
-    """Of its blocks, that have come."""
+    """Percentage of its blocks that have come."""
     starts: int = 0
-    """How often the agent has been started since its trial began."""
+    """How often the agent has started since its trial began."""
     began: float = field(default_factory=time.monotonic)
     first_result_at: float | None = None
-    """Monotonic clock when its trial had inferred a live frame."""
+    """Monotonic time when its trial had inferred a live frame."""
     canceled: str | None = None
-    """Why it shall not go on."""
+    """Why it must stop, or None."""
     early_trial: EarlyTrial | None = None
-    """Its trial, begun while it was arriving."""
+    """Its trial, if it began while the package was arriving."""
     interrupted: Mark | None = None
-    """Of its probation, which the agent's end has interrupted, until the models are loaded."""
+    """Mark of its probation, if the end of the agent interrupted it, until models are loaded."""
     watch: Watch | None = None
-    """By which it is judged on probation."""
+    """Judges it on probation."""
     figures: Mapping[str, Any] | None = None
-    """Figures of its trial and its swap; None: it does not serve, or they are yet to be published.
+    """Figures from its trial and its swap; None: it does not serve, or they are not yet published.
     """
 
     @property
@@ -106,11 +105,11 @@ class Candidate:
         return f"{self.name}@{self.version}"
 
     def check_wanted(self, closing: threading.Event) -> None:
-        """Check that it shall go on.
+        """Check that it is still wanted.
 
         Raises:
             Interrupted: the agent ends.
-            ModelError: a command has overtaken it.
+            ModelError: a command has canceled it.
         """
         if closing.is_set():
             raise Interrupted(self.id)
@@ -122,22 +121,22 @@ class Candidate:
         return why if why.startswith(self.id) else f"{self.id}: {why}"
 
     def close_early_trial(self) -> None:
-        """End that child, if nothing has taken it; may be called twice."""
+        """End the child of its early trial unless it was taken over; may be called twice."""
         if self.early_trial is not None:
             self.early_trial.close()
             self.early_trial = None
 
 
 class Ledger:  # noqa: PLR0904 - one for each change of a candidate
-    """All candidates, in the order in which they came, and how the last of each model ended."""
+    """All candidates, in the order in which they came, and each model's last outcome."""
 
     def __init__(
         self, store: Store, catalog: Catalog, publish: Publish, on_change: Callable[[], None]
     ) -> None:
         """Read how earlier candidates ended.
 
-        *publish* is for the topic of a transfer; *on_change* is called when what `describe` returns
-        has changed.
+        *publish* is for the topic of a transfer; *on_change* is called when the result of
+        `describe` has changed.
         """
         self._store = store
         self._catalog = catalog
@@ -145,9 +144,9 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         self.changed = on_change
         self._lock = threading.Lock()
         self._candidates: list[Candidate] = []
-        """Replaced, never changed: read without the lock."""
+        """Replaced, never changed, so that it can be read without the lock."""
         self._current: Candidate | None = None
-        """Being processed by the deployer, which takes one candidate at a time."""
+        """The one in the deployer, which takes one candidate at a time."""
         self._file = StateFile(store.root / "deployments.json", "outcomes of earlier pushes")
         self._last = self._file.read(_parse) or {}
 
@@ -160,19 +159,19 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
                 self._candidates = [*self._candidates, candidate]
 
     def start(self, candidate: Candidate) -> None:
-        """Record that the deployer has taken it up; its model's topic shows it from now on."""
+        """Record that the deployer has started on it; its model's topic shows it from now on."""
         self._current = candidate
         self.changed()
 
     def advance(self, candidate: Candidate, phase: Phase) -> None:
-        """Record that it is in another phase; the caller publishes it."""
+        """Record its new phase; the caller publishes it."""
         _check_step(candidate, phase)
         candidate.phase = phase
         if phase == "probation" and self._current is candidate:
             self._current = None
 
     def enter(self, candidate: Candidate, phase: Phase) -> None:
-        """Record and publish that it is in another phase.
+        """Record and publish its new phase.
 
         Raises:
             ModelError: the mark of its trial cannot be written: the disk is full or broken.
@@ -194,15 +193,15 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
             self.status.publish(candidate.transfer, state, have=1, total=1, **model, **more)
 
     def answer(self, candidate: Candidate) -> None:
-        """Publish how far a candidate is, to a sender that offers it once more."""
+        """Publish a candidate's progress to a sender that offers it again."""
         if candidate.phase == "probation" and candidate.figures is None:
-            return  # that is about to be published, with all that there is to say
+            return  # it is about to be published in full
         if candidate.transfer is not None:
             figures = candidate.figures or {}
             self.status.publish(candidate.transfer, candidate.phase, have=1, total=1, **figures)
 
     def figures(self, name: str, version: str) -> dict[str, Any]:
-        """Return the figures of trial and swap if this version went live last, or else {}."""
+        """Return the figures from trial and swap if this version went live last, else {}."""
         last = self._last.get(name, {})
         if (last.get("version"), last.get("outcome")) != (version, "live"):
             return {}
@@ -214,7 +213,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
     ) -> None:
         """Remove a candidate and publish how it ended; only a rejection is recorded here.
 
-        That a version is live, or was rolled back, is recorded as it happens.
+        That a version is live, or was rolled back, is recorded when it happens.
         """
         _check_step(candidate, outcome)
         self.remove(candidate)
@@ -231,13 +230,13 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
                 self._current = None
 
     def cancel(self, name: str, why: str) -> None:
-        """Stop the candidate of a model that the deployer has taken up, if there is one."""
+        """Stop the candidate of a model that is in the deployer, if there is one."""
         current = self._current
         if current is not None and current.name == name:
             current.canceled = why
 
     def cancel_transfer(self, transfer: str, why: str) -> None:
-        """Stop the candidate that came by a transfer, if it does not serve yet."""
+        """Stop the candidate that came in a transfer, if it does not serve yet."""
         candidate = self.by_transfer(transfer)
         if candidate is not None:
             candidate.canceled = why
@@ -245,7 +244,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
     # Questions
 
     def by_transfer(self, transfer: str) -> Candidate | None:
-        """Find the candidate that came by a transfer."""
+        """Find the candidate that came in a transfer."""
         return next((each for each in self._candidates if each.transfer == transfer), None)
 
     def on_probation(self, name: str | None = None) -> list[Candidate]:
@@ -257,11 +256,11 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         ]
 
     def interrupted(self) -> list[Candidate]:
-        """List those whose probation the agent's end has interrupted."""
+        """List candidates whose probation was interrupted by the end of the agent."""
         return [each for each in self._candidates if each.interrupted is not None]
 
     def has_complete(self, name: str) -> bool:
-        """Whether a version of a model that is complete is on its way to serve or on probation."""
+        """Whether a complete version of a model is being deployed or on probation."""
         return any(each.name == name and each.phase != "receiving" for each in self._candidates)
 
     def phase(self, name: str, version: str) -> Phase | Literal["live"] | None:
@@ -276,7 +275,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         return self.serving_phase(name, version)
 
     def serving_phase(self, name: str, version: str) -> Literal["live", "probation"] | None:
-        """Return whether a version serves, and whether it is watched."""
+        """Return "live" or "probation" if a version serves, else None."""
         if any(same_version(each.version, version) for each in self.on_probation(name)):
             return "probation"
         try:
@@ -286,10 +285,10 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         return "live" if same_version(live, version) else None
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return `candidate` and `last` of a model's topic; one that waits its turn is not shown.
+        """Return `candidate` and `last` for a model's topic; waiting candidates are not shown.
 
-        Of several the one that the deployer has taken up comes first, then the one on probation,
-        then the one that is being received.
+        Of several the one in the deployer comes first, then the one on probation, then the one that
+        is being received.
         """
         shown = self._shown(name)
         state: dict[str, Any] = {}
@@ -322,9 +321,9 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
     # Marks in the pointers of a model
 
     def clear_mark(self, name: str, version: str) -> None:
-        """Clear the mark of a version, if it is this one's.
+        """Clear the mark in a model's pointers if it is for this version.
 
-        Where the disk is full, it stays until the next change of the model's pointers.
+        If the disk is full, it stays until the next change of the pointers.
         """
         mark = self._store.pointers(name).trial
         if mark is None or not same_version(mark.version, version):
@@ -335,7 +334,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
             log.error("model %s: mark of the trial not cleared: %s", name, problem)  # noqa: TRY400 - one line, no traceback
 
     def suspend(self) -> None:
-        """Write into all marks, at an orderly end, that the candidates are not to blame for it."""
+        """Write into all marks at a clean shutdown that the candidates did not cause it."""
         for name in {each.name for each in self._candidates}:
             mark = self._store.pointers(name).trial if is_name(name) else None
             if mark is None:
@@ -368,7 +367,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         why: str | None,
         details: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record how a version ended; where the disk is full, until the agent ends."""
+        """Record how a version ended; if the disk is full, only until the agent ends."""
         reason = {} if why is None else {"why": why}
         self._last[name] = {
             "version": version,

@@ -1,9 +1,9 @@
 """Recovery: candidates that the agent continues, retries or rolls back at its next start.
 
-The marks in the models' pointers name the candidates under way. At an orderly end they are changed
-so that the candidates are not blamed for it. After a crash or a hang a version on probation is
-taken for the cause, unless another model is known to be; after a kill or a power cut it is not. A
-candidate during whose trial or probation the agent has ended too often is given up all the same.
+The marks in the models' pointers name the candidates in progress. At a clean shutdown they are
+changed so that the candidates are not blamed for it. After a crash or a hang a version on probation
+is considered the cause, unless another model is known to be; after a kill or a power cut it is not.
+If the agent has ended too often during a trial or probation, that candidate is given up anyway.
 Transfers are resumed by `receive.router`.
 """
 
@@ -24,8 +24,7 @@ from .swap import Swap
 log = logging.getLogger(__name__)
 
 MOST_STARTS = 2
-"""Starts of the agent during one trial, or one probation, after which the candidate is held
-responsible."""
+"""Starts of the agent during one trial, or one probation, after which the candidate is blamed."""
 
 
 class Recovery:
@@ -35,13 +34,13 @@ class Recovery:
         self._swap = swap
 
     def find_candidates(self, last: PreviousCrash | None) -> list[Candidate]:
-        """Read the marks, before any model is loaded; return the candidates to be tried (again)."""
+        """Read the marks before any model is loaded; return the candidates to try (again)."""
         found: list[Candidate] = []
         for name in self._swap.store.names():
             mark = self._swap.store.pointers(name).trial
             try:
                 if mark is None:
-                    # It came into the store and was never tried: by `add`, or just before a crash.
+                    # It is in the store but was never tried: from `add`, or just before a crash.
                     versions = self._swap.store.versions(name)
                     untried = [v for v in versions if not self._swap.store.accepted(name, v)]
                     found += [self._stored(name, version) for version in untried[-1:]]
@@ -54,12 +53,12 @@ class Recovery:
                 else:
                     self._add_interrupted(name, mark)
             except ModelError as problem:
-                # A full disk: what serves, serves.
+                # The disk is full, but the models that serve can continue.
                 log.error("model %s: not recovered: %s", name, problem)  # noqa: TRY400 - one line, no traceback
         return found
 
     def _try_again(self, name: str, mark: Mark) -> list[Candidate]:
-        """Restart a trial that the agent's end has interrupted; not again and again."""
+        """Restart a trial interrupted by the end of the agent, unless that happened too often."""
         starts = mark.starts + 1
         candidate = self._stored(name, mark.version)
         candidate.starts = starts
@@ -74,16 +73,16 @@ class Recovery:
         return [candidate]
 
     def _add_interrupted(self, name: str, mark: Mark) -> None:
-        """Add a version whose probation is not over, for `resume_probations`."""
+        """Add a version whose probation has not ended, for `resume_probations`."""
         mark = replace(mark, starts=mark.starts + 1)
         self._swap.store.set_trial(name, mark)
         candidate = self._stored(name, mark.version)
-        candidate.phase = "preparing"  # whether it stays live is about to be decided
+        candidate.phase = "preparing"  # whether it stays live is still to be decided
         candidate.interrupted = mark
         self._swap.ledger.add(candidate)
 
     def _undo_crash(self, name: str, mark: Mark, why: str) -> None:
-        """Roll back before the version on probation can crash the agent once more."""
+        """Roll back before the version on probation can crash the agent again."""
         candidate = self._stored(name, mark.version)
         candidate.phase = "probation"
         try:
@@ -99,7 +98,7 @@ class Recovery:
         self._record_undone(name, mark.version, why)
 
     def _record_undone(self, name: str, version: str, why: str) -> None:
-        """Record that a version was rolled back, be it by a run that was killed meanwhile."""
+        """Record that a version was rolled back, possibly by a run that was killed meanwhile."""
         candidate = self._stored(name, version)
         candidate.phase = "probation"
         log.warning("%s: rolled back: %s", candidate.id, why)
@@ -108,7 +107,7 @@ class Recovery:
         self._swap.ledger.finish(candidate, "rolled-back", why)
 
     def _stored(self, name: str, version: str) -> Candidate:
-        """Make a candidate of a version in the store."""
+        """Make a candidate from a version in the store."""
         return Candidate(
             name,
             version,
@@ -117,7 +116,7 @@ class Recovery:
         )
 
     def resume_probations(self) -> None:
-        """Continue, when the models are loaded, the probations that the agent's end interrupted.
+        """Once models are loaded, continue probations interrupted by the end of the agent.
 
         The caller has `Swap.changing`.
         """
@@ -137,9 +136,9 @@ class Recovery:
 
 
 def _reason_against(name: str, mark: Mark, last: PreviousCrash | None) -> str | None:
-    """Return why a version on probation is to blame for the last run's end, or None if it is not.
+    """Return why a version on probation caused the last run's end, or None if it did not.
 
-    After an orderly end, which the mark records, only its own calls count.
+    After a clean shutdown, which the mark records, only its own calls count.
     """
     if last is not None and last.self_inflicted:
         own = any(call.target.startswith(f"{name}@{mark.version} ") for call in last.calls)

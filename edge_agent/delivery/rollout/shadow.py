@@ -1,4 +1,4 @@
-"""Shadow: the candidate runs beside the incumbent on the same live frames, its results unseen."""
+"""Shadow: the candidate runs beside the incumbent on the same live frames, unpublished."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ...serving.active import ActiveModels
 from .ledger import Candidate, Ledger
 
 SHARE = 0.5
-"""Of one lane's time, at most: the incumbent's frames come first."""
+"""Most of one lane's time that it may take: the incumbent's frames have priority."""
 POLL_SECONDS = 0.02
 
 
 class Comparison:
-    """Counts how far a candidate agrees with the incumbent."""
+    """Counts on how many frames a candidate agrees with the incumbent."""
 
     def __init__(self, model: Model, wanted: int) -> None:
         self.model = model
@@ -60,7 +60,7 @@ class Comparison:
             try:
                 outcome = self.model.infer(sample, threshold=threshold, region=region)
                 self.infer_ms.append(outcome.timing.infer_ms)
-                # The windows before, which the incumbent's state knows, the candidate has not seen.
+                # The incumbent's state includes earlier windows, which the candidate has not seen.
                 if incumbent is not None and not self.model.in_order:
                     self._judge(incumbent, outcome, threshold)
             except AgentError as problem:
@@ -84,14 +84,14 @@ class Comparison:
             self.disagreement = agreement.why
 
     def stop(self) -> None:
-        """Stop it; after this no lane is inside the candidate."""
+        """Stop comparing; after this no lane is using the candidate."""
         self.done.set()
         with self._busy:
             pass
 
     @property
     def agreement(self) -> float:
-        """Share of the frames that both inferred, on which they found the same."""
+        """Share of the frames inferred by both on which they agree."""
         return self.agreed / self.compared if self.compared else 1.0
 
     def payload(self) -> dict[str, Any]:
@@ -119,10 +119,10 @@ def run_in_shadow(
 ) -> dict[str, Any]:
     """Run a candidate in shadow, if there is an incumbent; return the result for its topic.
 
-    *meanwhile* is called again and again until it has seen its frames.
+    *meanwhile* is called repeatedly until it has seen its frames.
 
     Raises:
-        ModelError: it fails, is too slow or does not agree, or shall not go on.
+        ModelError: it fails, is too slow, does not agree, or was canceled.
     """
     servings = [
         s for s in active.servings_of(candidate.name) if s.model is not None and s.kind in models
@@ -154,7 +154,7 @@ def run_in_shadow(
 
 
 def _check(candidate: Candidate, shadow: Comparison, bounds: Trial) -> None:
-    """Raise ModelError if a candidate has failed in shadow, disagrees or is too slow."""
+    """Raise ModelError if a candidate has failed in shadow, disagrees, or is too slow."""
     if shadow.errors:
         raise ModelError(f"{candidate.id}: shadow: failed on a live frame: {shadow.error}")
     if bounds.min_agreement > 0:

@@ -1,7 +1,7 @@
 """Swap: one version replaces another, first on disk, then in service, between two frames.
 
-The pointer changes before what serves does: after a crash the device runs the old version or the
-new one.
+The pointer changes before the serving models do: after a crash the device runs either the old
+version or the new one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .ledger import Candidate, Ledger
 log = logging.getLogger(__name__)
 
 Models = Mapping[Kind, Model]
-"""One version, loaded for each kind of sample that its pipelines give it."""
+"""One version, loaded for each kind of sample from its pipelines."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +54,7 @@ class Swap:
     def reopen(self, name: str, version: str) -> tuple[ModelFolder, dict[Kind, Model]]:
         """Load a version that has been accepted before; needs no lock.
 
-        It may have been on disk for long: its files and its golden outputs are checked as they
-        were then.
+        It may have been on disk for long, so its files and golden outputs are checked again.
 
         Raises:
             AgentError: it is missing, does not load, or differs from what was accepted.
@@ -72,9 +71,9 @@ class Swap:
         return folder, models
 
     def open(self, folder: ModelFolder, *, checked: bool = True) -> dict[Kind, Model]:
-        """Load a version for every kind of sample that its pipelines give it; needs no lock.
+        """Load a version for every kind of sample from its pipelines; needs no lock.
 
-        Its network has been *checked*, if that is so, as in a trial.
+        *checked* says whether its network has already been checked, as in a trial.
 
         Raises:
             AgentError: it does not load.
@@ -96,7 +95,7 @@ class Swap:
         return not self.overlap or not has_room(size)
 
     def go_live(self, candidate: Candidate, models: Models, bounds: Trial) -> Exchange:
-        """Exchange the incumbent for a loaded candidate; the caller retires the incumbent."""
+        """Replace the incumbent with a loaded candidate; the caller retires the incumbent."""
         name, version = candidate.name, candidate.version
         self._activate(candidate, self.running(name, version), bounds)
         exchange = self.active.exchange(models, name)
@@ -106,9 +105,9 @@ class Swap:
     def replace(
         self, candidate: Candidate, folder: ModelFolder, bounds: Trial
     ) -> tuple[dict[Kind, Model], Exchange]:
-        """Unload the incumbent, then load the candidate, where memory does not hold both.
+        """Unload the incumbent, then load the candidate, if memory has no room for both.
 
-        Meanwhile frames wait or are superseded; the exchange returned says how long and how many.
+        Meanwhile frames wait or are superseded; the returned exchange says how long and how many.
 
         Raises:
             ModelError: the new one does not load, or the disk is full; the old one serves again.
@@ -135,10 +134,10 @@ class Swap:
         return models, Exchange(exchange.retired, took, self.active.lost_frames() - before)
 
     def activate(self, folder: ModelFolder, models: Models) -> Exchange:
-        """Exchange the version that serves for one that `reopen` has loaded.
+        """Replace the version that serves with one loaded by `reopen`.
 
         Raises:
-            ModelError: the disk is full; nothing has changed then.
+            ModelError: the disk is full; nothing has changed.
         """
         name = folder.manifest.name
         try:
@@ -149,32 +148,32 @@ class Swap:
         return self.exchange(name, models)
 
     def exchange(self, name: str, models: Models) -> Exchange:
-        """Exchange the serving models for these, and retire them."""
+        """Replace the serving models with these, and retire the old ones."""
         exchange = self.active.exchange(models, name)
         self.retire(exchange)
         return exchange
 
     def retire(self, exchange: Exchange) -> None:
-        """Close models that serve nothing anymore, after their last frame; needs no lock."""
+        """Close models that no longer serve, after their last frame; needs no lock."""
         for old in exchange.retired:
             self.active.retire(old)
 
     def _activate(self, candidate: Candidate, before: str | None, bounds: Trial) -> None:
-        """Make a candidate live on disk; the mark of its probation is in the same write."""
+        """Make a candidate live on disk, with the mark of its probation in the same write."""
         version = candidate.version
         watched = Mark(version, "probation", time.time()) if bounds.probation_s > 0 else None
         self.store.activate(candidate.name, version, before=before, watched=watched)
         fault("swap.activated")
 
     def running(self, name: str, other: str) -> str | None:
-        """Return the version that runs, also where no pointer names it; None: none but *other*."""
+        """Return the version that runs, even if no pointer names it; None: none except *other*."""
         try:
             version = self.catalog.live(name).manifest.version
         except ModelError:
             return None
         return None if same_version(version, other) else version
 
-    # Probation: a version serves and is still watched; one of a model at most
+    # Probation: a version serves and is still watched; at most one per model
 
     def begin_probation(self, candidate: Candidate, models: list[Model], bounds: Trial) -> None:
         """Watch a version that serves from now on."""
@@ -186,7 +185,7 @@ class Swap:
     def check_probations(self) -> None:
         """Check every version on probation: pass those whose time is over, roll back failing ones.
 
-        Takes the lock.
+        Acquires the lock.
         """
         for candidate in self.ledger.on_probation():
             watch = candidate.watch
@@ -228,11 +227,11 @@ class Swap:
 
         Raises:
             AgentError: there is none, it does not load, or it differs from what was accepted;
-                nothing has changed then.
+                nothing has changed.
         """
         pointers = self.store.pointers(name)
         if pointers.live is None:
-            self.catalog.live(name)  # of a mistyped name it tells the nearest
+            self.catalog.live(name)  # for a mistyped name it suggests the nearest
         if pointers.live is None or pointers.previous is None:
             raise ModelError(
                 f"{name}: there is no version before {pointers.live or 'the one that runs'}"
@@ -256,7 +255,7 @@ class Swap:
         return folder.manifest.version
 
     def keep_live(self, candidate: Candidate, why: str, problem: AgentError) -> None:
-        """Record that a version has failed and stays live, as there is no other."""
+        """Record that a version has failed but stays live, because there is no other."""
         why = f"{why}; it goes on all the same: {problem}"
         log.warning("%s: %s", candidate.id, why)
         self.ledger.record_last(candidate.name, candidate.version, "live", why)
@@ -270,14 +269,15 @@ def close_all(models: Models) -> None:
 
 
 def exchange_details(exchange: Exchange) -> dict[str, Any]:
-    """Return an exchange in the form of a model's topic."""
+    """Return an exchange in the form used in a model's topic."""
     return {"swap_ms": round(exchange.swap_ms, 3), "frames_dropped": exchange.frames_dropped}
 
 
 def log_live(name: str, version: str, before: str | None, details: Mapping[str, Any]) -> None:
-    """Log that a version serves from now on, in place of that *before*.
+    """Log that a version serves from now on, in place of *before*.
 
-    Of *details* `exchange_details` must be there; `first_inference_ms` and `shadow` may be.
+    *details* must include those of `exchange_details`, and may have `first_inference_ms` and
+    `shadow`.
     """
     first = details.get("first_inference_ms")
     agreed, low = agreement_words(details)

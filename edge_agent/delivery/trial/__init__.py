@@ -1,1 +1,1 @@
-"""The trial of a candidate in a process of its own, also while it is still arriving."""
+"""The trial of a candidate in a separate process, even while it is still arriving."""

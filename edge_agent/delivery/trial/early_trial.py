@@ -1,7 +1,7 @@
 """Early trials: a candidate is loaded and run in a child while it is still arriving.
 
-The child reads what has been authenticated. Whatever it finds, the trial itself follows, in the
-same child, when the package is complete.
+The child only reads authenticated bytes. Whatever the result, the trial itself follows, in the same
+child, when the package is complete.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WORTH_BYTES = 2**20
-"""A smaller package is complete before a child could be started."""
+"""Least size of a package: a smaller one is complete before a child could start."""
 STEP_BYTES = 128 * 1024
-"""How much must have arrived before the child is told: each message wakes it up."""
+"""How many bytes must arrive before the child is told, because each message wakes it."""
 
 
 class EarlyTrial:
@@ -47,13 +47,13 @@ class EarlyTrial:
         memory_mb: int,
         stage: AbstractContextManager[Path],
     ) -> None:
-        """Start the child, for the frames of *serving*; *stage* gives an empty folder for it."""
+        """Start the child, with frames from *serving*; *stage* provides an empty folder for it."""
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(stage)
         self._frames = LiveFrames(serving, self._folder)
         self.kind: Kind | None = self._frames.kind
         self.over = False
-        """Whether the child has been taken over or ended, and its folder is gone."""
+        """Whether the child has been taken over or ended, and its folder removed."""
         self._announced = (0, False)
         self._choice = next((choice for choice in choices if runs_arriving(choice)), None)
         engines = [choice.engine for choice in choices]
@@ -68,7 +68,7 @@ class EarlyTrial:
             raise
 
     def begin(self, data: Path) -> None:
-        """Ask the child to follow a model, in the file that its members are written to."""
+        """Ask the child to follow a model in the file that its members are written to."""
         if self._process is None or self._choice is None or self.kind is None:
             return
         try:
@@ -84,13 +84,13 @@ class EarlyTrial:
 
     @property
     def wish(self) -> tuple[int, int] | None:
-        """Bytes of the package that should be sent before their turn."""
+        """The range of bytes that should be sent early, or None."""
         return self._process.wish if self._process is not None else None
 
     def arrived(self, have: int, *, granted: bool, whole: bool = False) -> None:
         """Tell the child that the first *have* bytes have arrived and are authenticated.
 
-        *granted*: the bytes it wished for have arrived, too; *whole*: nothing is missing.
+        *granted*: the bytes it wanted early have arrived, too; *whole*: nothing is missing.
         """
         before, was_granted = self._announced
         if have - before < STEP_BYTES and granted == was_granted and not whole:
@@ -100,7 +100,7 @@ class EarlyTrial:
             self._process.send_progress(PROGRESS.pack(have, granted))
 
     def take(self) -> TrialProcess | None:
-        """Hand the child over, for the trial itself."""
+        """Hand over the child for the trial itself."""
         self._frames.close()
         process, self._process = self._process, None
         return process
@@ -117,11 +117,11 @@ class EarlyTrial:
 def begin_early(
     header: PackageHeader, store: Store, active: ActiveModels, budget_mb: int
 ) -> EarlyTrial | None:
-    """Start the trial of a package that is about to arrive, where that is worth it.
+    """Start the trial of a package that is about to arrive, if that is worthwhile.
 
-    *budget_mb* is what models may take; 0: no bound.
+    *budget_mb* is the memory that models may take; 0: no limit.
     """
-    # Which of its variants it is, is known when it is complete.
+    # Which of its variants to use is only known when it is complete.
     if header.size < WORTH_BYTES or header.variants or not has_room(header.size):
         return None
     engines = active.loader.engines
@@ -130,6 +130,6 @@ def begin_early(
     try:
         return EarlyTrial(choices, serving, budget_mb or free_mb(), store.stage())
     except (AgentError, OSError) as problem:
-        # It is tried when it is complete; if that fails too, the trial reports it.
+        # It is tried when complete; if that fails, too, the trial reports it.
         log.warning("%s: not tried while it arrives: %s", header.id, words(problem))
         return None

@@ -1,4 +1,4 @@
-"""The newest frame of a pipeline, as another model of that pipeline would get it."""
+"""The newest frame of a pipeline, as another model in its place would get it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from ...serving.active import Serving
 
 MAX_NUMBERS = 8 * 2**20
-"""In the inputs of a network that has not been tried; a picture of 2 megapixels has 6 million."""
+"""Most numbers in an untried network's inputs; a picture of 2 megapixels has 6 million."""
 
 FrameSource = Callable[[tuple[TensorSpec, ...]], Tensors | None]
 
 
 class LiveFrames:
-    """Watches the frames that go through a serving model, until it is closed.
+    """Watches the frames of a serving model until it is closed.
 
-    It stands where a candidate in shadow would, and keeps the newest frame.
+    It takes the place of a candidate in shadow, and keeps the newest frame.
     """
 
     def __init__(self, serving: Serving | None, folder: Path) -> None:
-        """Watch the frames of *serving*, for the model in *folder*, which need not be there yet."""
+        """Watch frames of *serving* for the model in *folder*, which need not exist yet."""
         self._serving = serving
         self._folder = folder
         self._sample: Sample | None = None
@@ -69,6 +69,6 @@ class LiveFrames:
             return None  # the trial of the complete model reports it
 
     def close(self) -> None:
-        """Watch no longer; the newest frame stays. May be called twice."""
+        """Stop watching; the newest frame is kept. May be called twice."""
         if self._serving is not None and self._serving.shadow is self:
             self._serving.shadow = None

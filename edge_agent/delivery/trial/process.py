@@ -1,4 +1,4 @@
-"""A candidate's trial in a process of its own, as the agent sees it.
+"""A candidate's trial in a separate process, on the agent's side.
 
 A native crash, a hang or too much memory ends the child, never the agent. The child runs
 `python -m edge_agent.delivery.trial.worker`: requests are lines of JSON on its stdin, the verdict
@@ -35,14 +35,14 @@ __all__ = ["TrialProcess", "Verdict", "run_trial"]
 
 POLL_SECONDS = 0.05
 PREPARE_SECONDS = 600.0
-"""To prepare a model that cannot be loaded whole."""
+"""Time limit for preparing a model that cannot be loaded whole."""
 _STDERR_BYTES = 4096
-"""Of the child's stderr, its end, for the reason of its death."""
+"""Bytes kept from the end of the child's stderr, for the reason of its end."""
 _LINE_BYTES = 1 << 20
-"""Of a line."""
+"""Most bytes of a line."""
 
 CHECK_MB = 64
-"""To check the files of such a model, and to run it part by part."""
+"""Memory for checking the files of such a model, and for running it in stages."""
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +53,13 @@ class _Limits:
 
     memory_mb: int
     counts_files: bool = True
-    """Whether mapped files count; the kernel can take their memory back at any time."""
+    """Whether mapped files count; the kernel can reclaim their memory at any time."""
     deadline: float = math.inf
-    """Monotonic clock when its time is over …"""
+    """Monotonic time when its time is over."""
     timeout_s: float = math.inf
-    """… and that time."""
+    """How long it may take."""
     stopped: Callable[[], str | None] = lambda: None
-    """Returns why it need not go on; None: it shall."""
+    """Returns why to stop; None: go on."""
 
 
 class TrialProcess:
@@ -68,10 +68,10 @@ class TrialProcess:
     def __init__(self, engines: Sequence[str], memory_mb: int, frame: FrameSource) -> None:
         """Start the child; it loads the libraries of *engines*.
 
-        *memory_mb* is its memory limit beyond the memory that it takes with no model; 0: no bound.
+        *memory_mb* is its memory limit beyond what it takes without a model; 0: no limit.
         """
         self._sending = threading.Lock()
-        # Keeps records apart, and takes a file along.
+        # Preserves record boundaries, and can pass a file descriptor.
         self._progress, progress = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._frames = os.memfd_create("frame", os.MFD_CLOEXEC)
         shared = progress.fileno(), self._frames
@@ -84,7 +84,7 @@ class TrialProcess:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 pass_fds=shared,
-                # Else NumPy's library starts threads that wait by spinning, and are not needed.
+                # Otherwise NumPy's library starts unneeded threads that spin while they wait.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
         except BaseException:
@@ -99,11 +99,11 @@ class TrialProcess:
         self._frame = frame
         self._unsent: bytes | None = None
         self._libraries_mb: tuple[float, float] | None = None
-        """Memory that it takes with no model: all of it, and that without mapped files."""
+        """Memory that it takes without a model: in total, and without mapped files."""
         self._stderr = b""
         self._verdict: Verdict | None = None
         self.wish: tuple[int, int] | None = None
-        """Bytes that it wants before their turn."""
+        """The range of bytes that it wants early, or None."""
         self.why: str | None = None
         """Why it was killed."""
         self._ended = threading.Event()
@@ -120,7 +120,7 @@ class TrialProcess:
         self._send(**question)
 
     def send_progress(self, record: bytes) -> None:
-        """Send how far that model has arrived; never waits."""
+        """Send how much of that model has arrived; never waits."""
         with self._sending:
             try:
                 self._progress.send(record)
@@ -138,7 +138,7 @@ class TrialProcess:
         memory_mb: int,
         stopped: Callable[[], str | None],
     ) -> Verdict:
-        """Ask it to judge a model, and return its verdict; the arguments are `run_trial`'s."""
+        """Ask it to judge a model, and return its verdict; arguments as for `run_trial`."""
         mapped = question["forms"] is not None
         deadline = time.monotonic() + timeout_s
         self._limits = _Limits(memory_mb, not mapped, deadline, timeout_s, stopped)
@@ -165,7 +165,7 @@ class TrialProcess:
         return int(self._child.pid)
 
     def _send(self, **what: Any) -> None:
-        """Send a line; they are so few and so short that this never waits."""
+        """Send a line; lines are so few and short that this never waits."""
         with self._sending, contextlib.suppress(BrokenPipeError):
             if not self._child.stdin.closed:
                 self._child.stdin.write(json.dumps(what).encode() + b"\n")
@@ -184,7 +184,7 @@ class TrialProcess:
             selector.register(self._child.stdout, selectors.EVENT_READ)
             selector.register(self._child.stderr, selectors.EVENT_READ)
             while selector.get_map():
-                # Its own children may outlive it and keep its pipes open.
+                # The child's own children may outlive it and keep its pipes open.
                 over = self._child.poll() is not None
                 ready = selector.select(0 if over else POLL_SECONDS)
                 if over and not ready:
@@ -225,8 +225,8 @@ class TrialProcess:
             elif "verdict" in message:
                 self._verdict = Verdict(**message["verdict"])
         except (ValueError, TypeError):
-            return  # printed by an engine: what counts is a verdict
-        except Exception as problem:  # noqa: BLE001 - whatever the child asks for, the agent lives
+            return  # printed by an engine: only a verdict counts
+        except Exception as problem:  # noqa: BLE001 - no request of the child may end the agent
             log.warning("trial: no live frame for the child: %s", problem)
             self._send(frame=None)
 
@@ -282,13 +282,13 @@ def run_trial(
     forms: Forms | None = None,
     frame: FrameSource = lambda _specs: None,
 ) -> Verdict:
-    """Return the verdict of a child process on a model, tried on *choices* of engines in order.
+    """Return the verdict of a child process on a model, tried on engine *choices* in order.
 
-    It counts as hung after *timeout_s*; beyond what it takes with no model it may take *memory_mb*,
-    0: no bound. *stopped* returns why it need not go on. *process* runs already, has perhaps
-    followed the model, and has a *frame* of its own. With *forms* its prepared form is made to
-    stream from, as it is larger than all models may take: that takes time of its own, and memory
-    that is not counted.
+    It counts as hung after *timeout_s*; beyond what it takes without a model it may take
+    *memory_mb*, 0: no limit. *stopped* returns why to stop. A given *process* already runs, may
+    have followed the model, and has its own source of frames instead of *frame*. With *forms*, for
+    a model larger than all models may take, a prepared form is made to stream from: that has its
+    own time limit, and its memory is not counted.
     """
     question = {
         "folder": str(folder),
@@ -301,13 +301,13 @@ def run_trial(
         timeout_s += PREPARE_SECONDS
         memory_mb += CHECK_MB
     if process is None or (process.ended and process.why is not None):
-        # One that was killed while the model arrived says nothing about the complete model.
+        # A child killed while the model arrived says nothing about the complete model.
         process = TrialProcess([choice.engine for choice in choices], memory_mb, frame)
     return process.judge(question, timeout_s=timeout_s, memory_mb=memory_mb, stopped=stopped)
 
 
 def _cause_of_death(status: int, words: bytes) -> str:
-    """Return how a child ended, as the reason of a verdict."""
+    """Return how a child ended, as the reason for a verdict."""
     if (name := signal_name(status)) is not None:
         return f"crashes the engine ({name})"
     return f"its trial failed: {last_line(words) or f'status {status}'}"

@@ -1,6 +1,6 @@
 """The child of a trial: loads a candidate on the engine that it will use, and runs it.
 
-It may be started while the candidate is still arriving; then it follows it (`early.follow`).
+If it is started while the candidate is still arriving, it first follows it (`early.follow`).
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class Verdict:
     engine: str = ""
     infer_ms: float = 0.0
     first_at: float | None = None
-    """Monotonic clock at the end of the first inference on a live frame, if that counts."""
+    """Monotonic time when the first inference on a live frame ended, if that counts."""
     streamed: str = ""
-    """How running it while it arrived ended; empty: it was not tried."""
+    """The result of running it while it arrived; empty: that was not tried."""
     wrong: Sequence[tuple[int, str]] = ()
-    """The choices, by number, that compute it wrongly, and why."""
+    """The indices of choices that compute it wrongly, and why."""
     proven: int | None = None
-    """The choice, by number, that has given the golden outputs, or agreed on enough live frames."""
+    """The index of the choice that gave the golden outputs, or agreed on enough live frames."""
 
 
 class Channel:
-    """Messages between the agent and the child: a line of JSON each, on stdin and stdout."""
+    """Messages between the agent and the child: lines of JSON on stdin and stdout."""
 
     def __init__(self) -> None:
         self.questions: SimpleQueue[dict[str, Any]] = SimpleQueue()
@@ -65,9 +65,9 @@ class Channel:
         self._saying = threading.Lock()
 
     def listen(self) -> None:
-        """Sort the messages that come, until the agent ends."""
+        """Receive and sort messages until the agent ends."""
         rest = b""
-        # Not by `sys.stdin`: an engine that forks would inherit the lock that this thread holds.
+        # Not through `sys.stdin`: an engine that forks would inherit the lock held by this thread.
         while data := os.read(0, 1 << 16):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
@@ -100,8 +100,8 @@ class Channel:
 
 
 def main() -> None:
-    """Answer the questions on stdin: perhaps one to follow a model, then one to judge it."""
-    # It must not outlive an agent that is killed, nor slow its frames, nor fill its disk.
+    """Answer the questions on stdin: optionally one to follow a model, then one to judge it."""
+    # It must not outlive a killed agent, slow down its frames, or fill its disk.
     die_with_parent()
     run_in_background()
     progress, memory = (int(text) for text in sys.argv[1:])
@@ -122,7 +122,7 @@ def main() -> None:
             lambda start, stop: channel.send(wish=[start, stop]),
             lambda specs: channel.frame(memory, specs),
         )
-        # What the stages took is not to be counted as the complete network's.
+        # Memory of the stages must not be counted for the complete network.
         gc.collect()
         trim_memory()
         question = channel.questions.get()
@@ -138,20 +138,20 @@ def main() -> None:
     except AgentError as problem:
         verdict = Verdict(False, str(problem))
     channel.send(verdict=asdict(verdict))
-    # Engines may crash on their way out; that says nothing about the model.
+    # Engines may crash at exit, which says nothing about the model.
     os._exit(0)
 
 
 def _load_libraries(engines: list[str]) -> None:
-    """Load libraries that any model needs, so that their memory is not counted as this one's."""
+    """Load libraries that any model needs, so that their memory is not counted for this one."""
     for engine in engines:
-        # One that is not installed is passed over later, with its reason.
+        # A missing one is skipped later, with its reason.
         with contextlib.suppress(ImportError):
             load_library(engine)
 
 
 def _memory_mb() -> tuple[float, float]:
-    """Return the memory of this process, and how much of it is not of files, in MB."""
+    """Return the memory of this process in MB: in total, and without mapped files."""
     numbers = Path("/proc/self/statm").read_text(encoding="ascii").split()
     resident, shared = (int(pages) * resource.getpagesize() / 2**20 for pages in numbers[1:3])
     return resident, resident - shared
@@ -181,7 +181,7 @@ def judge(
 
         forms = Forms(Path(question["forms"]["state"]), question["forms"]["budget_mb"])
         model = open_streamed(folder, choices[0], question["kind"], forms, checked=False)
-        # No other engine could load it, and no other session.
+        # No other engine or session could load it.
         return replace(_judge_on(model, [model.choice], question, followed, None), proven=None)
     trust = Trust(folder, question["kind"], frame)
     wrong: list[tuple[int, str]] = []
@@ -193,7 +193,7 @@ def judge(
         left = choices[at + 1 :]
         if found.passed or not left:
             break
-        # Another engine may compute it rightly.
+        # Another engine may compute it correctly.
         wrong.append((at, found.why))
         model.close()
     if wrong and not found.passed:
@@ -211,7 +211,7 @@ def _judge_on(
     followed: Followed | None,
     trust: Trust | None,
 ) -> Verdict:
-    """Return the verdict on a candidate as one engine has loaded it."""
+    """Return the verdict on a candidate as loaded by one engine."""
     from ...inference.golden import compare_golden
     from ...inference.probe import probe_inputs, race
     from ...serving.reference_check import INPUTS
@@ -240,7 +240,7 @@ class Trust:
     """The comparison for a model without golden outputs."""
 
     def __init__(self, folder: ModelFolder, kind: Kind, frame: FrameSource) -> None:
-        """Load nothing yet; *frame* returns a live frame, as inputs of the network, or None."""
+        """Prepare; *frame* returns a live frame, as inputs of the network, or None."""
         self._folder = folder
         self._kind = kind
         self._frame = frame
@@ -249,7 +249,7 @@ class Trust:
 
     @property
     def frames(self) -> int:
-        """How many live frames it was compared on that were not the same."""
+        """Number of different live frames it was compared on."""
         return len({b"".join(one.tobytes() for one in each.values()) for each in self._frames})
 
     def judge(self, model: Model, noise: Tensors) -> tuple[bool, str]:
@@ -273,9 +273,9 @@ class Trust:
         return True, f"no golden.npz; agrees with {words}"
 
     def _live(self, specs: tuple[TensorSpec, ...]) -> Iterator[Tensors]:
-        """Yield the frames that the engine before was compared on, then newer ones.
+        """Yield the frames that the previous engine was compared on, then newer ones.
 
-        Each is taken when the one before has been compared: the camera has moved on meanwhile.
+        Each is taken after the previous one was compared, so that the picture has changed.
         """
         from ...serving.reference_check import INPUTS
 
