@@ -1,9 +1,9 @@
 """The life cycle of the daemon: starts the frames, then all other services; closes in reverse.
 
-The other services are built in `services`. A start without a plan reads the device and its
-models before anything runs. A start from the plan of the last good one, or from a draft, starts the
-frames first; the plan's assumptions are checked after the first result, and if they no longer hold
-the agent restarts without the plan.
+The other services are built in `services`. A start without a plan reads the device and its models
+before anything runs. A start from the last good start's plan, or from a draft, starts the frames
+first; the plan's assumptions are checked after the first result, and if they no longer hold, the
+agent restarts without the plan.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_RESULT_SECONDS = 10.0
-"""How long requests, pushes and health wait for a first result that is to be expected."""
+"""How long requests, pushes, and health wait for an expected first result."""
 
 
 class Restart(Exception):
-    """The agent is to be started again in the same place."""
+    """Raised to start the agent again in the same process."""
 
 
 class Agent:
@@ -74,13 +74,14 @@ class Agent:
         origins: tuple[str | None, str],
         planned: tuple[Plan, Preload, bool] | None = None,
     ) -> None:
-        """Open the parts that can be opened without waiting for anyone.
+        """Open the parts that can be opened without waiting.
 
-        *planned*: a start from a plan, what of it runs already, and whether it is a draft.
+        *planned*, for a start from a plan: the plan, what is already loading, and whether it is a
+        draft.
         """
         make_state_folder(settings.state)
         overrides = Overrides(settings.state / OVERRIDES)
-        if planned is None:  # a plan's settings have it already
+        if planned is None:  # already done for a plan's settings
             settings = overrides.lay_over(settings)
         for line in overrides.removed():
             log.info("%s", line)
@@ -105,11 +106,11 @@ class Agent:
         self._control: Control | None = None
         self._closing = False
         self._asked = False
-        """Somebody has asked for the end; False: whatever ends the agent is a failure."""
+        """Whether the end was requested; if not, whatever ends the agent is a failure."""
         self._last: PreviousCrash | None = None
-        """How the last run ended, if not by itself."""
+        """How the last run ended, if abnormally."""
         self._reload_missed = False
-        """SIGHUP came before there was a control to reload."""
+        """Whether SIGHUP came before there was a control to reload."""
         self._changing = threading.Lock()
         """Held while the control is started or closed."""
 
@@ -136,7 +137,7 @@ class Agent:
             stack.enter_context(hold_agent_lock(runner.settings.state))
             self._take_over(stack)
             stack.callback(runner.active.close)
-            # Outlives the workers, who publish; its end publishes that the device is offline.
+            # Closed after the workers, which publish; closing publishes that the device is offline.
             stack.callback(self._close_client)
             stack.callback(self._close_transfers)
             stack.enter_context(runner.threads)
@@ -145,7 +146,7 @@ class Agent:
             stack.callback(runner.halt)
             stack.callback(self._drain)
             if self._planned is None:
-                # Before any model is loaded: a version that has crashed us must not do so again.
+                # Before any model is loaded: a version that crashed the agent must not do so again.
                 self._begin_control()
                 runner.board.settled.set()
                 runner.start()
@@ -153,7 +154,7 @@ class Agent:
                 first = next(iter(self._planned[0].models), None)
                 runner.start(first and Arm(first.name, first.version, 1).reference)
                 runner.threads.spawn("first", partial(self._begin_quick, *self._planned))
-            # Not of the group: it publishes until the last of them is done.
+            # Not in the thread group: it publishes until the group's last thread has ended.
             connecting = threading.Thread(
                 target=self._guarded, args=("client", runner.client.run), name="client", daemon=True
             )
@@ -170,7 +171,7 @@ class Agent:
         return stop
 
     def _take_over(self, stack: ExitStack) -> None:
-        """Read how the last run of this folder ended, and record how this one goes."""
+        """Read how the last run in this folder ended, and start recording this one."""
         state = str(self._runner.settings.state)
         self._last = previous_crash(state)
         if self._last is not None:
@@ -197,12 +198,12 @@ class Agent:
                 with recorder.call("load", _place(quick)), contained(quick.name):
                     model = self._quick_model(quick, early.model(index))
             except AgentError as problem:
-                # It is loaded in the usual way, when the rest is there.
+                # It is loaded in the usual way once the rest is there.
                 if quick.form:
                     log.warning("model %s: not from its prepared form: %s", quick.name, problem)
                 else:
-                    # What is wrong with the model is said where it is loaded in the usual way; a
-                    # mistake of ours would be seen nowhere else.
+                    # Problems of the model are reported when it is loaded in the usual way; a
+                    # mistake of ours would appear nowhere else.
                     level = logging.DEBUG if problem.__cause__ is None else logging.INFO
                     words = "model %s: not loaded the quick way: %s"
                     log.log(level, words, quick.name, problem)
@@ -212,7 +213,7 @@ class Agent:
                 if drafted:
                     told = arm.reference, model.id, engine_words(model.engine.label)
                     log.info("model %s is live as %s on %s", *told)
-                # A camera may be away; the frames of a recording come, if later than the model.
+                # A camera may be offline; a recording's frames come, even if later than the model.
                 comes = self._timeline.has("first_frame") or self._runner.reads_recording
                 if index == 0 and comes:
                     self._timeline.first.wait(FIRST_SECONDS)
@@ -234,7 +235,7 @@ class Agent:
         self._stops.put(Stop(why, asked=True, restart=True))
 
     def _learn(self, plan: Plan) -> None:
-        """Record which pages this start has touched, before anything else is imported."""
+        """Record which pages this start has accessed, before anything else is imported."""
         if not self._timeline.first.is_set() or readahead.is_known(plan.state, plan.origins):
             return
         content = readahead.list_touched(
@@ -254,31 +255,31 @@ class Agent:
         if quick.form:
             model = open_prepared(folder, choice, begun or read(quick.form), quick.kind)
         else:
-            # Looked into when the plan was made, and unchanged since.
+            # Checked when the plan was made, and unchanged since then.
             from ..inference.model import load_model
 
             model = load_model(folder, [choice], quick.kind, checked=True)
         if quick.unverified:
             from ..serving.reference_check import (
-                attach_check,  # the run before ended too soon to know
+                attach_check,  # the previous run ended too soon to know
             )
 
             attach_check(model, quick.kind)
         return model
 
     def _holds(self, plan: Plan) -> bool:
-        """Check all that the plan took for granted."""
+        """Check all assumptions of the plan."""
         config, origins = self._origins
         try:
             settings = self._runner.overrides.lay_over(self._reread())
         except UsageError:
             if digest(config) == origins:
                 raise
-            # Changed since this start has read them: a reload says what is wrong.
+            # Changed since this start read them: a reload reports what is wrong.
             self._reload_missed = True
             return True
         if settings != self._runner.settings and digest(config) != origins:
-            # Changed since then: applied as at a reload, which lets go on what it can.
+            # Changed since then: applied as in a reload, which keeps running what it can.
             self._reload_missed = True
             settings = self._runner.settings
         inventory = self._take_inventory(settings)
@@ -378,7 +379,7 @@ class Agent:
 
 
 def _place(quick: PlannedModel) -> str:
-    """Return the name of a plan's model and engine, as the flight recorder has it."""
+    """Return the name of a plan's model and engine, as in the flight recorder."""
     manifest, choice = quick.folder["manifest"], quick.choice
     network = None if quick.form else str(unpack(quick.folder).network)
     model = f"{manifest['name']}@{manifest['version']}"
@@ -391,14 +392,14 @@ def run(
     timeline: Timeline,
     origins: tuple[str | None, str],
 ) -> int:
-    """Run the daemon; the exit status of `edge-agent run`."""
+    """Run the daemon; return the exit status of `edge-agent run`."""
     return _run(lambda: Agent(settings, reread, timeline, origins=origins))
 
 
 def resume(
     plan: Plan, early: Preload, config: str, timeline: Timeline, *, drafted: bool, verbose: bool
 ) -> int:
-    """Run the daemon from a plan, or from a draft; the exit status of `edge-agent run`."""
+    """Run the daemon from a plan, or from a draft; return the exit status of `edge-agent run`."""
     set_up(verbose=verbose, steady=True)
     settings: Settings = unpack(plan.settings)
 
@@ -420,17 +421,17 @@ def _run(make: Callable[[], Agent]) -> int:
         log.info("restarting")
         restart()
     except (RuntimeError, OSError, ImportError) as problem:
-        # From a thread that has just been started it comes as the error of the stop.
+        # From a new thread it comes as the error of the stop.
         raise (system_limit(problem) or problem) from None
     if stop.asked:
         log.info("stopped: %s", stop.reason)
         if agent.left_behind:
-            # An engine that is building a network when Python takes itself apart aborts.
+            # An engine that is still building a network when Python finalizes aborts.
             logging.shutdown()
             os._exit(0)
         return 0
     if agent.left_behind:
-        # What hangs in native code would keep Python from taking itself apart.
+        # A thread that hangs in native code would keep Python from finalizing.
         log.error("stopped: %s", stop.reason)
         logging.shutdown()
         os._exit(1)

@@ -38,7 +38,7 @@ _FACTS = ("arch", "cpu", "cpus", "memory_mb", "board", "os", "kernel", "npu")
 
 
 class PushStatus:
-    """Publishes how far a transfer or deployment is, on its own topic."""
+    """Publishes the progress of a transfer or deployment on its own topic."""
 
     def __init__(self, client: Client, topics: Topics, device: str) -> None:
         self._client = client
@@ -61,7 +61,7 @@ class PushStatus:
 
 
 class Announcements:
-    """Publishes changes, and clears the topics of whatever is gone."""
+    """Publishes changes, and clears the topics of removed models and pipelines."""
 
     def __init__(
         self,
@@ -86,19 +86,19 @@ class Announcements:
             lambda: [runner.topics.pipeline(name) for name in (*list(runner.pipelines), DEVICE)],
         )
         self.on_pipelines = Callbacks()
-        """Called after what can be set of the pipelines was published."""
+        """Called after the pipelines' settable properties were published."""
         self._publishing = threading.RLock()
         self._streaming: set[str] = set()
         """Models whose streaming mode has been logged."""
         self._unlisted: dict[str, str] = {}
-        """By reference: why a model serves on an engine that the profile does not list."""
+        """By reference: why a model serves on an engine that is not in the profile."""
         self._logged_doubts: set[tuple[str, str]] = set()
-        """Settings without effect that have been logged, by pipeline."""
+        """Pipelines' settings without effect that have been logged."""
 
     # The device
 
     def info(self) -> None:
-        """Publish the description of this device, if that has changed."""
+        """Publish the description of this device, if it has changed."""
         with self._publishing:
             self._retained.publish(self._runner.topics.info, self._info(), timestamp=True)
 
@@ -152,7 +152,7 @@ class Announcements:
     # Pipelines
 
     def pipelines(self) -> None:
-        """Publish the settable properties of each pipeline, where they have changed."""
+        """Publish the settable properties of each pipeline if they have changed."""
         with self._publishing:
             for pipeline in list(self._runner.pipelines.values()):
                 if self._runner.stopping():
@@ -170,7 +170,7 @@ class Announcements:
     # Models
 
     def models(self) -> None:
-        """Publish the live models, and clear the topics of models that are gone."""
+        """Publish the live models, and clear the topics of removed ones."""
         runner = self._runner
         with self._publishing:
             if runner.stopping():
@@ -228,7 +228,7 @@ class Announcements:
         return state | self._ledger.describe(name)
 
     def _check_engine(self, serving: Serving) -> None:
-        """Record, and log once, that a model runs on no engine of the profile."""
+        """Record, and log once, that a model does not run on any engine of the profile."""
         model, reference = serving.model, serving.reference
         why = None
         if model is not None:
@@ -253,7 +253,7 @@ class Announcements:
         self._logged_doubts = now
 
     def problems(self) -> list[str]:
-        """Return a line for each pipeline whose filters leave nothing of its model's findings."""
+        """Return a line for each pipeline whose filters remove all of its model's findings."""
         doubts = sorted(self._logged_doubts)
         return [f"pipeline {name}: {line}" for name, line in doubts if LEAVES_NOTHING in line]
 

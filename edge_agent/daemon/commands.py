@@ -1,6 +1,6 @@
 """The commands about the agent itself: ping, restart. Section 3 of the interface.
 
-Those about pipelines stand in `runtime/pipelines/commands`, those about versions in
+Those about pipelines are in `runtime/pipelines/commands`, those about versions in
 `delivery/rollout/commands`.
 """
 
@@ -28,7 +28,7 @@ class Restart:
 
 
 class AgentCommands:
-    """Carried out by the thread of requests."""
+    """The commands, run by the request thread."""
 
     def __init__(self, runner: Runner, stops: ShutdownQueue) -> None:
         self._runner = runner
@@ -43,7 +43,7 @@ class AgentCommands:
         return {"time": payloads.iso(time.time_ns()), "session": self._runner.identity.session}
 
     def restart(self, _request: Restart) -> Mapping[str, Any]:
-        """Restart the agent once the reply is on its way."""
+        """Restart the agent after the reply has been sent."""
         stop = Stop("restart was asked for", asked=True, restart=True)
         self._stops.call(lambda: self._stops.put(stop))
         return {"session": self._runner.identity.session}

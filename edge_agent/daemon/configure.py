@@ -1,8 +1,8 @@
-"""The command `configure`: pipelines changed from afar, on probation.
+"""The command `configure`: changes pipelines remotely, on probation.
 
-A patch is judged by the thread of requests, and taken over by the main thread, as a reload is.
-Nothing of it is kept before its probation is over: if the agent ends earlier, the old settings
-return, and the next run says so; likewise what came of it, if the agent ends before that is told.
+A patch is checked by the request thread, and applied by the main thread, like a reload.
+It is not stored before its probation is over: if the agent ends earlier, the old settings return,
+and the next run reports it, or the outcome if the agent ended before reporting that.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class Configure:
 
     pipelines: Annotated[Mapping[str, Any], Kind(_pipelines, {"type": "object"})]
     if_: Text | None = None
-    """Hash of the settings that the patch was made from."""
+    """Hash of the settings that the patch is based on."""
     persist: Flag = False
 
 
 @record(eq=False)
 class _Probation:
-    """A patch that was taken over and is watched."""
+    """A patch that was applied and is being watched."""
 
     patch: Patch
     persist: bool
     before: Before
     expected: Mapping[str, int]
-    """The pipelines that are to give results, each with how many frames of it were still."""
+    """The pipelines that must give results, each with its number of motionless frames."""
     began: float
-    """Monotonic seconds; likewise the next."""
+    """When it began, monotonic seconds, like the next."""
     until: float
     later: Later
 
@@ -90,11 +90,11 @@ class Configuration:
             self._last = _outcome(outcome, names, why)
         self.commands: tuple[Command[Any], ...] = (Command("configure", Configure, self.configure),)
 
-    # What holds
+    # The settings in effect
 
     def publish(self) -> None:
-        """Publish the settings of all pipelines as they hold, if that has changed."""
-        with self._publishing:  # what is older is not published later
+        """Publish the settings in effect of all pipelines, if they have changed."""
+        with self._publishing:  # so that older settings are not published later
             topic = self._runner.topics.config
             self._runner.client.retained.publish(topic, self._payload())
 
@@ -126,7 +126,7 @@ class Configuration:
     # The command
 
     def answer_interrupted(self, requests: Requests) -> None:
-        """Answer the patch that the last run has not answered, if somebody waits."""
+        """Answer the patch that the last run did not answer, if somebody waits."""
         interrupted = self._runner.overrides.interrupted
         if interrupted is not None and interrupted["reply_to"] is not None:
             kept = interrupted.get("kept") is True
@@ -134,15 +134,15 @@ class Configuration:
             requests.answer_unfinished(interrupted["reply_to"], outcome)
 
     def settle(self) -> None:
-        """Forget what is noted of a patch once its outcome was told; the thread of requests."""
+        """Forget the note of a patch once its outcome was reported; for the request thread."""
         latest = self._latest
-        # A roll-out, to which nobody replies, looks by itself what has come of it.
+        # A roll-out gets no reply and checks the outcome itself.
         told = latest is None or (latest.answered if latest.reply_to else latest.told)
         if told and self._runner.client.connected:
             self._runner.overrides.note(None)
 
     def keep(self, pipelines: Mapping[str, Any]) -> Later:
-        """Judge settings that are to hold for good; the thread of requests.
+        """Check settings and have them applied permanently; for the request thread.
 
         Raises:
             NotNowError: others are on probation, or the file has not been read yet.
@@ -155,7 +155,7 @@ class Configuration:
         return later
 
     def configure(self, request: Configure) -> Later:
-        """Judge a patch, and have it taken over; the thread of requests."""
+        """Check a patch, and have it applied; for the request thread."""
         runner = self._runner
         if self._latest is not None and not self._latest.told:
             raise NotNowError("another change is on probation; ask again when it is over")
@@ -173,7 +173,7 @@ class Configuration:
         return later
 
     def _note(self, patch: Patch, persist: bool, judged: str, later: Later) -> None:
-        """Have a patch applied that the next run knows of, whatever becomes of this one."""
+        """Note a patch for the next run, in case this one ends, and have it applied."""
         names = sorted(patch.changes)
         self._runner.overrides.note({"pipelines": names, "reply_to": later.reply_to})
         self._stops.call(lambda: self._begin(patch, persist, judged, later))
@@ -197,7 +197,7 @@ class Configuration:
         self.tick()
 
     def _expected(self, patch: Patch) -> dict[str, int]:
-        """Find the changed pipelines that give results, as far as can be told within probation."""
+        """Return the changed pipelines that should give results during the probation."""
         span = self._runner.settings.trial.probation_s
         since = time.monotonic() - span
         found = {}
@@ -224,10 +224,10 @@ class Configuration:
             self._return(probation, silent)
 
     def _gives(self, name: str, probation: _Probation) -> bool:
-        """Whether a pipeline has given a result of a frame captured since, or is at rest."""
+        """Whether a pipeline has given a result for a frame captured since, or is idle."""
         pipeline = self._runner.pipelines.get(name)
         if pipeline is None or not pipeline.settings.enabled:
-            return True  # taken out of the file meanwhile, or switched off
+            return True  # removed from the file meanwhile, or switched off
         still = _still(pipeline)
         at_rest = pipeline.served and still > 0 and still != probation.expected[name]
         return at_rest or pipeline.stream.latest >= probation.began
@@ -270,7 +270,7 @@ class Configuration:
         probation.later.tell(RequestError(why))
 
     def _reason(self, name: str) -> str | None:
-        """Return why a pipeline gives nothing, where its source or a model says so."""
+        """Return why a pipeline gives nothing, if its source or a model reports it."""
         pipeline = self._runner.pipelines.get(name)
         if pipeline is None:
             return None
@@ -284,11 +284,11 @@ class Configuration:
 
 
 def _outcome(outcome: str, pipelines: Sequence[str], why: str | None) -> dict[str, Any]:
-    """Describe how a patch has ended, as published."""
+    """Return the outcome of a patch as published."""
     told = {"outcome": outcome, "pipelines": [*pipelines], "time": payloads.iso(time.time_ns())}
     return told if why is None else {**told, "why": why}
 
 
 def _still(pipeline: Pipeline) -> int:
-    """Return how many frames were dropped as motionless: such a pipeline is at work."""
+    """Return how many frames were dropped as motionless, which shows that a pipeline works."""
     return pipeline.queue.account.dropped["still"]

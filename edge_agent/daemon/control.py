@@ -1,6 +1,6 @@
-"""The life of everything beside the frames: deployments, requests, upkeep, health.
+"""The life cycle of everything besides the frames: deployments, requests, upkeep, health.
 
-Comes to life after the first result; meets the frames at frame boundaries only.
+It starts after the first result, and only affects the frames at frame boundaries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class Service(Protocol):
     """Something that runs from the start of the agent to its end.
 
-    A run that returns early is all right; one that raises ends the agent.
+    `run` may return early; if it raises, the agent ends.
     """
 
     @property
@@ -44,7 +44,7 @@ class Service(Protocol):
         """Ask `run` to return; must not wait, and may come before `run`."""
 
     def problems(self) -> list[str]:
-        """Return why the device is degraded, in words for health; empty: nothing is wrong."""
+        """Return why the device is degraded, as texts for health; empty: nothing is wrong."""
 
 
 class Services:
@@ -64,7 +64,7 @@ class Services:
             service.close()
 
     def problems(self) -> list[str]:
-        """Return the reasons of all, in their order."""
+        """Return the problems of all services, in their order."""
         return [problem for service in self._services for problem in service.problems()]
 
 
@@ -85,7 +85,7 @@ class Control:
     _first_result_logged: bool = field(default=False, init=False)
 
     def recover(self, last: PreviousCrash | None) -> None:
-        """Resume or undo the deployments that the last run left; before any model is loaded."""
+        """Resume or undo the last run's deployments; call it before any model is loaded."""
         return_large_blocks()
         self.deployer.recover(last)
 
@@ -107,7 +107,7 @@ class Control:
         self.configuration.tick()
         self.answers.tick()
         if self.runner.is_blocked():
-            # Without a pipeline, a camera that is on, or a model: what comes then is no start.
+            # Without a pipeline, a running camera, or a model: a later result is not the start's.
             self.runner.identity.timeline.give_up()
 
     def _log_first_result(self) -> None:
@@ -123,16 +123,16 @@ class Control:
     def publish_health(self, watchdog: dict[str, Any]) -> None:
         """Publish the health payload."""
         payload = self.health.payload(watchdog)
-        # By which a reader tells health of now from what a device that hangs has left.
+        # Lets a reader distinguish current health from that left by a device that hangs.
         payload["interval_s"] = self.runner.settings.health.interval_s
         self.runner.sinks.give(lambda sink: sink.health(payload))
 
     def drain(self) -> None:
-        """Stop taking questions, and answer those under way."""
+        """Stop taking questions, and answer those in progress."""
         self.answers.drain()
 
     def suspend(self) -> None:
-        """Suspend probations, so that none ends because the agent does."""
+        """Suspend probations, so that none fails because the agent ends."""
         self.deployer.suspend()
 
     def close(self) -> None:
@@ -141,5 +141,5 @@ class Control:
         self.answers.close()
 
     def close_transfers(self) -> None:
-        """Write down how far transfers are; after the threads have ended."""
+        """Save the progress of transfers; call it after the threads have ended."""
         self.transfers.close()

@@ -1,4 +1,4 @@
-"""The service that loads the models at the start, then deploys new versions."""
+"""The service that loads the models at startup, then deploys new versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..serving.active import unusable
 log = logging.getLogger(__name__)
 
 FILE = "served.json"
-"""The last inputs of a start with which a model has been loaded, as a digest."""
+"""File with a digest of the inputs of the last start in which a model was loaded."""
 
 
 class Deployment:
@@ -49,8 +49,8 @@ class Deployment:
         """Load, clean up, deploy; until closed."""
         self._local_requests.clear()
         self._load()
-        # What is here now is here to stay. A collection that goes through all of it holds every
-        # lane for 20 ms (measured), and each swap asks for one.
+        # Objects that exist now are permanent. A collection that visits all of them blocks every
+        # lane for 20 ms (measured), and each swap triggers one.
         gc.freeze()
         try:
             for line in clean_leftovers(self._store, derived=collect.forms):
@@ -73,10 +73,10 @@ class Deployment:
             if not served and any(each.model is not None for each in active.all()):
                 self._served.save(self._origins)
         elif served:
-            # Not the settings are wrong: the disk is. Nobody may come to see, but may push.
+            # The disk is at fault, not the settings. Nobody may be there, but a push may come.
             log.error("nothing can run, as it has before; the agent waits for another version")
         else:
-            # Nothing of this can run, and all of it came with the settings, not over the air.
+            # None of this can run, and all of it came with the settings, not by push.
             self._stops.put(Stop(str(problem), UsageError(str(problem))))
 
     def close(self) -> None:

@@ -21,11 +21,11 @@ from ..runtime.pipelines.runner import Runner
 from .event_service import EventService
 
 BLOCK_BYTES = 32 * 1024
-"""Of a clip in one message; small enough for any broker."""
+"""Bytes of a clip in one message; small enough for any broker."""
 BYTES_PER_SECOND = 2 * 2**20
 MOST_LISTED = 500
 ENDING_SECONDS = 0.2
-"""In which a thread ends that has sent its last block: who has it asks for the next clip."""
+"""Time for a thread to end after its last block, when the next clip may already be requested."""
 
 
 @record
@@ -48,9 +48,9 @@ class Fetch:
 
     event: Name
     first: Annotated[int, whole(0, 1_000_000)] = 0
-    """Block to begin with."""
+    """The first block."""
     count: Annotated[int, whole(1, 1_000_000)] | None = None
-    """Blocks; None: all that follow."""
+    """Number of blocks; None: all that follow."""
 
 
 @record
@@ -63,14 +63,14 @@ class ListEvidence:
 
 
 class EventCommands:
-    """Carried out by the thread of requests."""
+    """The commands, run by the request thread."""
 
     def __init__(self, runner: Runner, events: EventService) -> None:
         self._runner = runner
         self._events = events
         self._sending: Thread | None = None
         self._hashed: tuple[tuple[str, int], str] = (("", 0), "")
-        """File and time of the clip that was asked for last, and its SHA-256."""
+        """File and time of the last requested clip, and its SHA-256."""
         self.commands: tuple[Command[Any], ...] = (
             Command("reset", Reset, self.reset),
             Command("picture", Picture, self.picture, changes=False),
@@ -79,7 +79,7 @@ class EventCommands:
         )
 
     def reset(self, request: Reset) -> Mapping[str, Any]:
-        """Set the totals of a pipeline's lines to nothing."""
+        """Set the totals of a pipeline's lines to 0."""
         dispatcher = self._events.dispatcher
         pipeline = find_pipeline(self._runner, request.pipeline)
         if dispatcher is None or not dispatcher.reset(pipeline.name):
@@ -102,7 +102,7 @@ class EventCommands:
         file = self._open(request.event, "clip")
         known = os.fstat(file.fileno())
         clip, size = (file.name, known.st_mtime_ns), known.st_size
-        if self._hashed[0] != clip:  # a clip is asked for in parts
+        if self._hashed[0] != clip:  # a clip is requested in parts
             self._hashed = clip, hashlib.file_digest(file, "sha256").hexdigest()
         blocks = -(-size // BLOCK_BYTES)
         stop = blocks if request.count is None else min(blocks, request.first + request.count)
@@ -122,7 +122,7 @@ class EventCommands:
 
     def _open(self, event: str, kind: str) -> BufferedReader:
         kept = self._events.open(self._runner).evidence.find(event, kind)
-        with suppress(FileNotFoundError):  # it may just have gone
+        with suppress(FileNotFoundError):  # it may just have been removed
             if kept is not None:
                 return kept.open("rb")
         raise RequestError(
@@ -136,6 +136,6 @@ class EventCommands:
             for index in blocks:
                 block = file.read(BLOCK_BYTES)
                 if not self._runner.client.publish(f"{topic}/{index}", block, qos=1):
-                    return  # whoever wants it asks again for what is missing
-                # So that results and health go between.
+                    return  # the receiver requests missing blocks again
+                # So that results and health can be sent in between.
                 time.sleep(len(block) / BYTES_PER_SECOND)

@@ -1,6 +1,6 @@
-"""The service for tracks, zones, lines, rules and events; imported code where they are used.
+"""The service for tracks, zones, lines, rules, and events, whose code is imported when needed.
 
-Until a pipeline needs a rule engine, this is all there is of it: the rest is not even imported.
+Until a pipeline needs a rule engine, only this module is imported.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class EventService:
 
     def __init__(self) -> None:
         self.dispatcher: EventDispatcher | None = None
-        """None: nothing has needed it."""
+        """None: nothing has needed it yet."""
         self._local: AskLocal | None = None
-        """Asks language models of this device, see `Asking`."""
+        """Asks language models of this device; see `Asking`."""
         self._made = threading.Condition()
         self._closing = False
 
     def stage(
         self, runner: Runner, settings: PipelineSettings, spec: SourceSpec
     ) -> ResultStage | None:
-        """Make a pipeline's rule engine, instead of the one that it has; None: it needs none."""
+        """Make a pipeline's rule engine, replacing the one it has; None: it needs none."""
         self.forget(settings.name)
         if not (settings.needs_rule_engine or self._left(runner)):
             return None
@@ -45,18 +45,18 @@ class EventService:
         )
 
     def forget(self, name: str) -> None:
-        """End the events of a pipeline that is gone, or goes on with other settings."""
+        """End the events of a pipeline that was removed, or has other settings now."""
         if self.dispatcher is not None:
             self.dispatcher.engines.close(name, "reloaded")
 
     def _left(self, runner: Runner) -> bool:
-        """Whether an earlier run may have left events that are to be ended."""
+        """Whether an earlier run may have left events that must be ended."""
         state = runner.settings.state
         files = (state / "events.json", state / "events.log")
         return self.dispatcher is None and any(each.exists() for each in files)
 
     def open(self, runner: Runner) -> EventDispatcher:
-        """Return the dispatcher of events; made at the first call, by whoever has events."""
+        """Return the dispatcher of events, which the first call makes."""
         from ..rules.dispatcher import EventDispatcher
 
         with self._made:
@@ -75,7 +75,7 @@ class EventService:
             return self.dispatcher
 
     def ask_by(self, local: AskLocal) -> None:
-        """Ask language models of this device so, as `Asking.local`."""
+        """Set the function that asks language models of this device; see `Asking.local`."""
         with self._made:
             self._local = local
             if self.dispatcher is not None:
@@ -84,7 +84,7 @@ class EventService:
     # The service
 
     def run(self) -> None:
-        """Dispatch events from the first need on, until closed."""
+        """Dispatch events, once the dispatcher is needed, until closed."""
         with self._made:
             self._made.wait_for(lambda: self.dispatcher is not None or self._closing)
             dispatcher = self.dispatcher
@@ -95,7 +95,7 @@ class EventService:
         dispatcher.run()
 
     def close(self) -> None:
-        """End the events that go on, then the thread."""
+        """End the ongoing events, then the thread."""
         with self._made:
             self._closing = True
             self._made.notify_all()

@@ -1,7 +1,7 @@
 """Detects calls into an engine that do not return, logs them once, and ends them by a restart.
 
-Nothing within a process can end such a call. The service manager ends the process once it is not
-fed anymore; where there is none, the process ends itself.
+Nothing within a process can end such a call. The service manager ends the process when its watchdog
+is no longer notified; without one, the process ends itself.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from ..core.flight_recorder import Recorder, short_name
 log = logging.getLogger(__name__)
 
 HANG_SECONDS = 120.0
-"""How long an inference may take where no service manager watches."""
+"""How long an inference may take if no service manager watches."""
 SURE_SECONDS = 5.0
-"""Time that the process must have been awake: one that was frozen itself sees no hang."""
+"""How long the process must have been running: if it was frozen itself, there is no hang."""
 
 
 class HangWatch:
-    """Checks once a second or so."""
+    """Checks about once a second for calls that hang."""
 
     def __init__(self, recorder: Recorder, limit: float, end: Callable[[str], None] | None) -> None:
         """Watch the calls of a recorder.
 
         Args:
-            recorder: knows which calls are in progress.
+            recorder: has the calls in progress.
             limit: seconds that an inference may take.
             end: ends the agent, given the reason; None: the service manager does.
         """

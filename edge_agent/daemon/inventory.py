@@ -1,4 +1,4 @@
-"""The inventory of this device: hardware, profile, engines, models and their crash records."""
+"""The inventory of this device: hardware, profile, engines, models, and their crash records."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Inventory:
         self.catalog = open_library(settings, self.store)
 
     def other_variants(self, folders: Iterable[ModelFolder]) -> list[str]:
-        """List the installed ones of *folders* that are other variants than suit this device now.
+        """List installed models in *folders* whose variant no longer suits this device.
 
-        Settings may name another profile since a model came.
+        The profile in the settings may have changed since a model was installed.
         """
         lines = []
         for folder in {folder.path: folder for folder in folders}.values():
@@ -55,7 +55,7 @@ class Inventory:
     def blame(self, last: PreviousCrash | None) -> None:
         """Count an abnormal end of the last run against the models in use at that moment.
 
-        Must come before any model is loaded.
+        Must be called before any model is loaded.
         """
         if last is not None:
             self.verdicts.add_crash(last)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .fast_start.drafting import Drafting
 
 _forks: list[Drafting] = []
-"""Drafts that must not outlast a restart of this program, which knows nothing of them."""
+"""Drafts that must not outlive a restart of this program, which would not know of them."""
 
 
 def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
@@ -66,8 +66,8 @@ def run_from_plan(arguments: Sequence[str], timeline: Timeline) -> int | None:
         else:
             plan = None
     except (ImportError, RuntimeError, OSError):
-        # An engine has been uninstalled, or no thread or process can be made: the normal start
-        # finds another way, or reports it.
+        # An engine was uninstalled, or no thread or process can be started: the normal start finds
+        # another way, or reports it.
         if plan is not None:
             clear_starting(plan.state)
         plan = None
@@ -110,21 +110,21 @@ def _draft(early: Preload, config: str, origins: str, timeline: Timeline) -> Pla
 
 
 def _may_start_quickly(state: str) -> bool:
-    """Whether nothing in the last run speaks against loading models at once."""
+    """Whether the last run gives no reason against loading models at once."""
     last = previous_crash(state)
     return (last is None or not last.self_inflicted) and mark_starting(state)
 
 
 def _mind_signals() -> None:
-    """Install handlers for signals that arrive before the agent exists: to stop is no failure."""
+    """Install handlers for signals that arrive before the agent exists: stopping is no failure."""
 
     def end_forks() -> None:
         for fork in _forks:
             fork.close()
 
     def anew(*_: object) -> None:
-        # What has been read of the settings is out of date. Until they are read again there is
-        # nothing that another SIGHUP could mean; that it is ignored outlasts `execv`.
+        # The settings read so far are out of date. Until they are read again, another SIGHUP would
+        # mean nothing; ignoring it persists across `execv`.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         hold_signals()
         end_forks()
@@ -132,7 +132,7 @@ def _mind_signals() -> None:
 
     def end(*_: object) -> None:
         end_forks()
-        # Not `sys.exit`: where the signal falls into a destructor, Python drops that.
+        # Not `sys.exit`: Python ignores that if the signal arrives in a destructor.
         os._exit(0)
 
     for number in ENDING:

@@ -1,6 +1,6 @@
-"""Applies changed settings while the agent runs (SIGHUP); the others are not touched.
+"""Applies changed settings while the agent runs (SIGHUP); others are not touched.
 
-What cannot be applied takes effect at the next start, and the log says so.
+Changes that cannot be applied take effect at the next start, and the log says so.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SettingsReload:
     """The error in the settings when they were last read again."""
 
     def problems(self) -> list[str]:
-        """Return a warning if the settings in effect differ from the file's, with the reason."""
+        """Return a warning, with the reason, if the settings in effect differ from the file's."""
         ignored = self.runner.overrides.ignored
         if self._refused is None or self.plan_writer.is_put_back():
             return list(ignored)
@@ -75,7 +75,7 @@ class SettingsReload:
         settings = runner.overrides.lay_over(settings)
         runner.settings = settings
         if settings.groups != before.groups:
-            # First of all: loading publishes `info`, by which others know that we listen.
+            # First: loading publishes `info`, which tells others that the agent listens.
             runner.client.subscribe()
         if settings.broker != before.broker:
             log.info("broker: changed, connecting to %s", settings.broker.address, extra=ANSWER)
@@ -87,7 +87,7 @@ class SettingsReload:
         systemd.notify("READY=1", f"STATUS={pipelines}")
 
     def change(self, settings: Settings, touched: Iterable[str]) -> None:
-        """Go on with valid settings that differ in their pipelines only."""
+        """Apply valid settings that only differ in their pipelines."""
         runner, before = self.runner, self.runner.settings
         self.plan_writer.go_on(settings)
         self._apply(before)
@@ -115,7 +115,7 @@ class SettingsReload:
         return settings, tls
 
     def _arrange(self, settings: Settings) -> None:
-        """Remove, add and replace pipelines."""
+        """Remove, add, and replace pipelines."""
         runner = self.runner
         before = {pipeline.name: pipeline for pipeline in settings.pipelines}
         after = {pipeline.name: pipeline for pipeline in runner.settings.pipelines}
@@ -123,7 +123,7 @@ class SettingsReload:
             words = "%s: names no pipeline any more, so all %d are gone; is it whole?"
             log.warning(words, self.file or "the settings", len(before), extra=ANSWER)
         if before != after:
-            # The first result of what comes now is not that of the start.
+            # The first result from now on is not that of the start.
             runner.identity.timeline.give_up()
         with self.runner.arranging:
             for name in [name for name in after if name in before and after[name] != before[name]]:
@@ -145,8 +145,8 @@ class SettingsReload:
 
     def _load(self) -> None:
         """Publish the present pipelines, load the models they need, and release the others."""
-        # Not in the main thread: another one may be publishing what models there are, which takes
-        # a while where they are many.
+        # Not in the main thread: another thread may be publishing the models, which takes a while
+        # if there are many.
         self.runner.client.retained.clear_gone()
         self.announcements.info()
         self.announcements.pipelines()
@@ -158,8 +158,8 @@ class SettingsReload:
             return
         with self.runner.arranging:
             gone = active.forget({(s.reference, s.kind) for s in self.runner.used()})
-        # Not while that is held: frames on their way through them may take long, and the next
-        # reload would wait, with all else that the main thread does.
+        # Not with the lock held: frames in these models may take long, and the next reload would
+        # wait, along with everything else in the main thread.
         for model in gone:
             active.retire(model)
         self.runner.check_thresholds()

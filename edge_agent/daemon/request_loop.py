@@ -1,4 +1,4 @@
-"""The service that handles MQTT requests, transfers and `edge-agent add`."""
+"""The service that handles MQTT requests, transfers, and `edge-agent add`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .configure import Configuration
 
 @dataclass(eq=False)
 class RequestLoop:
-    """One thread takes everything, one message after the other."""
+    """One thread that handles all messages, one after another."""
 
     name = "requests"
 
@@ -34,12 +34,12 @@ class RequestLoop:
 
     def run(self) -> None:
         """Resume interrupted transfers, then handle messages until closed."""
-        # Resumed first, so that blocks which the broker has kept for us find their transfer.
+        # Resumed first, so that blocks kept by the broker find their transfer.
         self.transfers.resume()
         self.requests.run(self._tick)
 
     def _tick(self) -> None:
-        """Do the work that is due between two messages."""
+        """Do work that is due between two messages."""
         self.transfers.tick(time.monotonic())
         self.rollouts.tick(time.monotonic())
         self.configuration.settle()
@@ -55,9 +55,9 @@ class RequestLoop:
             )
 
     def close(self) -> None:
-        """End the thread after the messages that wait."""
+        """End the thread after the waiting messages."""
         self.inbox.put(None)
 
     def problems(self) -> list[str]:
-        """Return nothing: each request is answered by itself."""
+        """Return nothing: problems of a request are in its answer."""
         return []

@@ -1,7 +1,7 @@
-"""The composition root of everything beside the frames: builds each part from others.
+"""The composition root of everything besides the frames: builds each part from others.
 
-Built from the bottom up: each part gets all it needs in its constructor. A new background service
-is one more entry of `Services` in `compose`.
+Parts are built from the bottom up, each with all it needs in its constructor. A new background
+service is one more entry of `Services` in `compose`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def compose(
     origins: tuple[str | None, str],
     events: EventService,
 ) -> Control:
-    """Build everything that runs beside the frames; nothing is started."""
+    """Build everything that runs besides the frames; nothing is started."""
     lazy = inventory.match.profile.unload_idle_s > 0
     runner.lazy(wanted=lazy)
     local = LocalRequests(inventory.store)
@@ -169,7 +169,7 @@ def _upkeep(
         *(runner, store, inventory.catalog, loader.engines.lanes),
         lazy=lazy,
         origins=origins,
-        models=lambda: upkeep.planned(),  # noqa: PLW0108 - upkeep calls it, and is made below
+        models=lambda: upkeep.planned(),  # noqa: PLW0108 - called by upkeep, which is made below
     )
     upkeep = Upkeep(
         *(runner.active, loader, runner.board, store),
@@ -190,7 +190,7 @@ def _announcements(
     announcements = Announcements(runner, inventory, ledger, upkeep.prepared)
     machine = inventory.facts.board or inventory.facts.cpu
     announcements.on_pipelines.add(Announcer(runner, machine, runner.settings.state).publish)
-    # Not by the lane that has learned it: whoever publishes may wait for a disk.
+    # Not in the lane that learned it, because publishing may wait for a disk.
     runner.learned.thresholds.on_put.add(lambda: stops.call(announcements.pipelines))
     runner.common.on_values.add(lambda: stops.call(announcements.models))
     return announcements
@@ -219,7 +219,7 @@ def _requests(
 def _ports(
     runner: Runner, answers: Answers, latest: Callable[[], Mapping[str, Any] | None]
 ) -> tuple[MetricsPort, HttpListener]:
-    """Build the port for Prometheus, of the latest health, and the listener for questions."""
+    """Build the Prometheus port, which shows the latest health, and the listener for questions."""
     port, device = runner.settings.health.metrics_port, runner.settings.device_id
     return (
         MetricsPort(port, device, __version__, latest),
@@ -228,7 +228,7 @@ def _ports(
 
 
 def _deliveries(runner: Runner, transfers: Router, answers: Answers) -> Handler:
-    """Return a handler for all messages below `in/` that are not commands."""
+    """Return a handler for messages below `in/` other than commands."""
     door = MqttDoor(answers, runner.client, runner.topics)
 
     def take(levels: tuple[str, ...], message: ReceivedMessage) -> bool:
@@ -247,7 +247,7 @@ def _health(
     events: EventService,
     answers: Answers,
 ) -> Health:
-    """Build the report of the device."""
+    """Build the report on the device's health."""
     active = runner.active
     return Health(
         *(runner.board, runner.client),
@@ -269,7 +269,7 @@ def _health(
 
 
 def _device_identity(runner: Runner, inventory: Inventory) -> DeviceIdentity:
-    """Return the identity that packages are checked against, by the current settings."""
+    """Return the identity that packages are checked against, from the current settings."""
     return DeviceIdentity(
         device=runner.settings.device_id,
         profile=inventory.match.name,

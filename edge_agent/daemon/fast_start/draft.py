@@ -1,8 +1,8 @@
-"""The plan of a start that has none: settings, device and models are read, the models in part.
+"""A plan for a start without one: settings, device, and models are read, the models in part.
 
-Everything is read as in a normal start, and nothing is taken for granted. What differs: a model is
-loaded from its prepared form if that is still valid, or else the quick way, while the rest of the
-program is imported (`drafting`). What suits each in the long run is found by `serving`.
+Everything is read as in a normal start, and nothing is assumed. The difference: a model is loaded
+from its prepared form if that is still valid, or else the quick way, while the rest of the program
+is imported (`drafting`). `serving` later finds the best engine for each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .plan import Plan
 
 
 def draft(config: str, origins: str) -> Plan | None:
-    """Make a plan; None: everything has to be opened before the first result, or is wrong."""
+    """Make a plan; None: everything must be opened before the first result, or is wrong."""
     try:
         settings = load(Path(config))
         settings = Overrides(settings.state / FILE).lay_over(settings)
@@ -34,13 +34,13 @@ def draft(config: str, origins: str) -> Plan | None:
         if any(store.pointers(name).trial for name in store.names()):
             return None  # a crash would have to be undone before anything is loaded
         lazy = inventory.match.profile.unload_idle_s > 0
-        # Once: of two hundred models each would read the manifests of all.
+        # Read once: with two hundred models, each would read the manifests of all.
         catalog = inventory.catalog.now()
         models: dict[tuple[str, Kind], PlannedModel] = {}
         for arm, kind in _arms(settings, lazy=lazy):
             planned = _planned(inventory, catalog, arm, kind)
             if planned is not None:
-                # What is pinned to the live version shares its model, once the rest is there.
+                # A pipeline pinned to the live version later shares its model.
                 models.setdefault((str(planned.folder["path"]), kind), planned)
         lanes = inventory.loader.engines.lanes
     except AgentError:
@@ -51,7 +51,7 @@ def draft(config: str, origins: str) -> Plan | None:
 
 
 def _arms(settings: Settings, *, lazy: bool) -> Iterator[tuple[Arm, Kind]]:
-    """Yield the models that are needed at once, each of them once, the most urgent first."""
+    """Yield the models needed at once, each only once, the most urgent first."""
     found: dict[tuple[str, Kind], Arm] = {}
     for pipeline in settings.pipelines:
         kind = parse_source(pipeline.source, settings.base).kind
@@ -66,19 +66,19 @@ def _arms(settings: Settings, *, lazy: bool) -> Iterator[tuple[Arm, Kind]]:
 
 
 def _planned(inventory: Inventory, catalog: Catalog, arm: Arm, kind: Kind) -> PlannedModel | None:
-    """Return how a model can be loaded at once; None: only in the usual way."""
+    """Return how to load a model at once; None: only in the usual way."""
     loader, engines = inventory.loader, inventory.loader.engines
     try:
         folder = catalog.find(arm.name, arm.version)
         if arm.version is None and catalog.stands_in(folder) is not None:
             return None  # it is checked first
         form = None
-        # Without any forms nothing is read of the model for the key of one.
+        # Without any forms, the model need not be read for a form's key.
         if any((inventory.store.root / FOLDER).glob("*/")):
             form = loader.prepared_form(folder, kind)
         start = engines.at_start(folder, engines.prepared_choice(folder) if form else None)
     except (AgentError, OSError):
-        return None  # what is wrong is reported when it is loaded
+        return None  # the problem is reported when it is loaded
     if start is None:
         return None
     place = form.folder if form is not None and start.way == "prepared" else ""

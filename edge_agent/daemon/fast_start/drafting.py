@@ -1,10 +1,10 @@
 """A plan drafted in a fork of this process, while this one imports what every start needs.
 
-Settings, device and models are read by code that is not needed before the first result, and the
-checks of a network take as long as the engine's import: on two processors all that costs a start
-next to nothing. The fork comes before this process has any other thread.
+Settings, device, and models are read by code that is not needed before the first result, and the
+checks of a network take as long as the engine's import: on two processors all this costs a start
+almost nothing. The fork happens before this process has any other thread.
 
-Stays, though the same can be done in this process: a first start takes 355 ms instead of 490.
+Kept, though the same could be done in this process: a first start takes 355 ms instead of 490.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from .plan import Plan
 PATIENCE = 30.0
 """Seconds to wait for an answer: a disk may be slow, or never come back."""
 KILLED_SECONDS = 1.0
-"""To wait for a fork that was killed: one that sits in a driver is left to the kernel."""
+"""How long to wait for a killed fork: one blocked in a driver is left to the kernel."""
 BEHIND = 5
 """Niceness of the process that checks the other models while the first one is loaded."""
 _PIECE = 2**26
 
 
 class Drafting:
-    """A plan that is being drafted, and the networks that it loads the quick way, checked."""
+    """A plan that is being drafted, and the checked networks that it loads the quick way."""
 
     def __init__(self, config: str, origins: str) -> None:
         memory = os.memfd_create("networks")
         read, write = os.pipe()
         ended, alive = os.pipe()
-        # Neither ends by flushing what the other has in its buffers: the fork leaves by `_exit`.
+        # The fork leaves through `_exit`, so that buffers are not flushed by both processes.
         self._child = os.fork()
         if self._child == 0:
             os.close(read)
@@ -59,7 +59,7 @@ class Drafting:
         self._said: dict[int, Any] = {}
 
     def plan(self) -> Plan | None:
-        """Wait for the plan; None: everything has to be opened first, or is wrong."""
+        """Wait for the plan; None: everything must be opened first, or is wrong."""
         given = self._hear()
         if given is None:
             return None
@@ -67,7 +67,7 @@ class Drafting:
         return Plan(**given)
 
     def network(self, planned: PlannedModel, index: int) -> CheckedNetwork:
-        """Wait until a model's network is checked; `plan` has been asked for."""
+        """Wait until a model's network has been checked; call `plan` before."""
         with self._reading:
             while index not in self._said:
                 said = self._hear()
@@ -86,7 +86,7 @@ class Drafting:
         )
 
     def _hear(self) -> Any:
-        """Return the fork's next message, or None if there is none or it is cut off."""
+        """Return the fork's next message, or None if there is none or it is truncated."""
         until = time.monotonic() + PATIENCE
         while b"\n" not in self._heard:
             ready = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))[0]
@@ -101,7 +101,7 @@ class Drafting:
             return None
 
     def close(self) -> None:
-        """End the fork, if it has not ended by itself; may be called again, from a signal, too."""
+        """End the fork if it has not ended by itself; may be called again, even from a signal."""
         child, self._child = self._child, 0
         if child == 0:
             return
@@ -111,21 +111,21 @@ class Drafting:
             while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < until:
                 time.sleep(0.002)
         for descriptor in (self._answers, self._alive, self._memory):
-            os.close(descriptor)  # what is mapped of the memory stays
+            os.close(descriptor)  # mappings of the memory stay
 
 
 def _end_with(ended: int) -> None:
-    """End the fork with the process that wants its answers.
+    """End the fork when the process that wants its answers ends.
 
-    By the pipe that only that one holds: to ask the kernel (`core.child.die_with_parent`) takes an
-    import of 10 ms, which the first result would wait for.
+    Detected by a pipe that only that process holds: asking the kernel
+    (`core.child.die_with_parent`) needs an import of 10 ms, which would delay the first result.
     """
     os.read(ended, 1)
     os._exit(0)
 
 
 def _draft(config: str, origins: str, memory: int, answers: int) -> NoReturn:
-    """Draft and answer, in the fork; whoever reads takes a missing answer for a refusal."""
+    """Draft and answer, in the fork; the reader treats a missing answer as a refusal."""
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -136,7 +136,7 @@ def _draft(config: str, origins: str, memory: int, answers: int) -> NoReturn:
         for index, planned in enumerate(() if plan is None else plan.models):
             if planned.way == "quick":
                 _tell(answers, {"index": index, **_checked(planned, memory)})
-                os.setpriority(os.PRIO_PROCESS, 0, BEHIND)  # the model that is loaded now first
+                os.setpriority(os.PRIO_PROCESS, 0, BEHIND)  # the model loading now comes first
     finally:
         os._exit(0)
 

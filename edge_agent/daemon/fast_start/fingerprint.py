@@ -1,7 +1,7 @@
-"""Fingerprint of the inputs of a start; a plan is valid while it is the same.
+"""Fingerprint of the inputs of a start; a plan is valid while it stays the same.
 
-Environment, credentials, file, program and machine. Not cryptographic: an attacker who may write to
-the state folder or the settings needs no collision.
+Environment, credentials, file, program, and machine. Not cryptographic: an attacker who may write
+to the state folder or the settings needs no collision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VARIABLES = ("EDGE_AGENT_", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "HOME="
 
 
 def digest(config: str | None) -> str:
-    """Return a digest of all that decides the settings and how they are applied on this machine."""
+    """Return a digest of everything that affects the settings and their use on this machine."""
     parts = xxhash.xxh3_128()
 
     def add(*words: str | bytes) -> None:
@@ -32,7 +32,7 @@ def digest(config: str | None) -> str:
     add(__version__, sys.version, sys.executable, __file__, working_folder())
     add(config or "", _bytes(config))
     for place in sys.path:
-        # Where engines are installed: what was found of one says nothing about another version.
+        # Where engines are installed: what is known about one may not hold for another version.
         if place.endswith("-packages"):
             add(place, str(stamp(place)))
     for name, value in sorted(os.environ.items()):
@@ -49,9 +49,9 @@ def digest(config: str | None) -> str:
 
 
 def stamp(path: str) -> list[int] | None:
-    """Return a value that changes with a file or folder, or None if it does not exist."""
+    """Return a value that changes when a file or folder does, or None if it does not exist."""
     try:
-        known = os.stat(path)  # noqa: PTH116 - pathlib's is slower, and there are many
+        known = os.stat(path)  # noqa: PTH116 - pathlib is slower, and there are many
     except OSError:
         return None
     return [known.st_mtime_ns, known.st_size, known.st_ino, known.st_ctime_ns]

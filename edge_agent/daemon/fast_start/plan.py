@@ -1,9 +1,9 @@
-"""The plan of a fast start: settings and models as the last good start resolved them.
+"""The plan for a fast start: settings and models as resolved by the last good start.
 
-Kept in the state folder as `start.json`, with the fingerprint of its inputs and a stamp of every
-file that it depends on. It is used only while all of these are the same; settings, profile and
-models are checked in full after the first result, and a difference leads to a normal start. No
-`core.state_file`: it is sealed by a checksum and readable by its owner alone.
+It is in the state folder as `start.json`, with the fingerprint of its inputs and a stamp of every
+file that it depends on, and only used while these are the same. Settings, profile, and models are
+checked fully after the first result, and a difference leads to a normal start. It is not a
+`core.state_file`, because it has a checksum and is only readable by its owner.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ log = logging.getLogger(__name__)
 FILE = "start.json"
 SCHEMA = 3
 _HEAD = 33
-"""Length of the first line: the checksum of all that follows, XXH3 of 128 bits in hexadecimal."""
+"""Length of the first line: the checksum of the rest, 128-bit XXH3 in hexadecimal."""
 _SECRETS = ("url", "username", "password")
-"""Of the broker."""
+"""The broker's settings that are never written."""
 _STATE = re.compile(rb'^\s*state_dir\s*=\s*(?:"([^"\n]*)"|\'([^\'\n]*)\')', re.MULTILINE)
 
 
 _NO_PLAN = (OSError, ValueError, KeyError, TypeError, AttributeError)
-"""Errors of a plan that is absent, damaged or of another version."""
+"""Errors from a plan that is absent, damaged, or of another version."""
 
 
 class Plan(NamedTuple):
-    """A start."""
+    """What a fast start needs."""
 
     state: str
     origins: str
@@ -53,8 +53,8 @@ class Plan(NamedTuple):
 def broker_secrets() -> dict[str, str]:
     """Return the broker's address and credentials from the environment, by key of `[broker]`.
 
-    They are read at every start, and never written to the plan. Read as `config` reads it: the
-    names of variables in any case, behind their prefix, and the longer name wins.
+    They are read at every start, and never written to the plan. They are read as `config` does:
+    variable names in any case, after their prefix, and the longer name wins.
     """
     found: dict[str, str] = {}
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
@@ -80,7 +80,7 @@ def broker_secrets() -> dict[str, str]:
 
 
 def find(config: str | None, origins: str) -> Plan | None:
-    """Read the plan of a start from this settings file; returns None if none is valid."""
+    """Read the plan for a start with this settings file; returns None if none is valid."""
     state = _state_folder(config)
     try:
         read = _read(state)
@@ -140,15 +140,15 @@ def write(plan: Plan, looked_at: list[Path]) -> None:
             return
     except OSError:
         pass
-    # As private as a file can be: it holds what the settings file holds.
+    # As private as possible, because it contains the same as the settings file.
     replace_file(path, content, 0o600)
 
 
 def _hidden(settings: Any) -> bool:
-    """Whether the environment holds a camera's credentials: they are never written down either."""
+    """Whether the environment has a camera's credentials, which are never written either."""
     if not any(name.upper().startswith("EDGE_AGENT_PIPELINES") for name in os.environ):
         return False
-    # Of an address; the options of a file are none.
+    # Credentials in an address; options of a file have none.
     sources = [str(pipeline["source"]) for pipeline in settings["pipelines"]["of"]]
     return any("://" in source and redact(source) != source for source in sources)
 
@@ -158,7 +158,7 @@ def _seal(body: bytes) -> bytes:
 
 
 def forget(state: Path) -> None:
-    """Remove the plan: it is no longer valid."""
+    """Remove the plan, which is no longer valid."""
     (state / FILE).unlink(missing_ok=True)
 
 

@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 Stamps = dict[Path, list[int] | None]
 SETTLE_SECONDS = 1.0
-"""Wait after a change: changes come in bunches."""
+"""How long to wait after a change, because changes often come in groups."""
 
 
 class PlanWriter:
-    """Writes the plan when something has changed that it depends on; a task of upkeep."""
+    """Writes the plan when something that it depends on has changed; an upkeep task."""
 
     def __init__(
         self,
@@ -56,24 +56,24 @@ class PlanWriter:
         self._models = models
         self._unchanging = _stamps(_unchanging())
         self._served: dict[Path, Stamps] = {}
-        """By folder of each serving model: the stamps of its files when it began to serve."""
+        """By folder of each serving model: stamps of its files when it started to serve."""
         self._checking = threading.Lock()
         self.waits_for_restart = False
-        """Settings have been read that take effect at the next start."""
+        """Whether settings have been read that take effect at the next start."""
         self._due: float | None = None
-        """When the plan is to be written again, as something has changed; None: nothing has."""
+        """When to write the plan again, if something has changed, else None."""
         self._writing = threading.Lock()
 
     def reread(self) -> None:
         """Compute the fingerprint of the inputs, right before the settings are read again.
 
-        It is used if the new settings are applied: wrong ones leave everything as it was.
+        It is only used if the new settings are applied: wrong ones change nothing.
         """
         self._adopt()
         self._pending = digest(self._config)
 
     def go_on(self, settings: Settings) -> None:
-        """Give the runner settings that were changed otherwise than by their inputs."""
+        """Give the runner settings that were not changed through their inputs."""
         with self._adopting:
             if self._runner.settings is not self._settings:
                 self._origins = self._pending
@@ -82,7 +82,7 @@ class PlanWriter:
             forget(settings.state)
 
     def is_put_back(self) -> bool:
-        """Whether inputs that `reread` found changed are again those of the settings in use."""
+        """Whether inputs that `reread` found changed are back to those of the settings in use."""
         return self._pending != self._origins == digest(self._config)
 
     def _adopt(self) -> None:
@@ -91,13 +91,13 @@ class PlanWriter:
                 self._settings, self._origins = self._runner.settings, self._pending
 
     def changed(self) -> None:
-        """Schedule a write of the plan; called as soon as another model serves."""
+        """Schedule writing the plan; called as soon as another model serves."""
         self._outdated()
         if self._due is None:
             self._due = time.monotonic() + SETTLE_SECONDS
 
     def step(self) -> float:
-        """Write the plan a moment after a change; return the seconds until then."""
+        """Write the plan shortly after a change; return the seconds until then."""
         due = self._due
         if due is None:
             return math.inf
@@ -113,7 +113,7 @@ class PlanWriter:
             self.write()
 
     def write(self) -> None:
-        """Write the plan, or remove it where a start must read everything."""
+        """Write the plan, or remove it if the next start must read everything."""
         with self._writing:
             self._due = None
             self._write()
@@ -132,7 +132,7 @@ class PlanWriter:
                 forget(state)
                 return
             if any(serving.stands_in for serving in self._runner.active.all()):
-                # What serves in place of another is checked at each start, and reported.
+                # A model that serves in place of another is checked at each start, and reported.
                 forget(state)
                 return
             urgency = self._runner.settings.urgency
@@ -142,7 +142,7 @@ class PlanWriter:
                 self._lanes,
                 self._lazy,
                 pack(self._runner.settings),
-                # The first that is wanted is the first that is loaded.
+                # The most urgent model is loaded first.
                 sorted(self._models(), key=lambda each: -urgency.get(each.reference, 0)),
             )
             write(made, self._dependencies())
@@ -177,7 +177,7 @@ class PlanWriter:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the files that decide a model's computations and results."""
+    """List the files that affect a model's results."""
     return [
         path
         for path in folder.rglob("*")
@@ -190,9 +190,9 @@ def _stamps(paths: list[Path]) -> Stamps:
 
 
 def _unchanging() -> list[Path]:
-    """List the files that are read once in a run: profiles and their folders, modules of records.
+    """List the files that are read once per run: profiles, their folders, and record modules.
 
-    The modules matter in a checkout, and in a build that bears the same version.
+    The modules matter in a checkout, and in a build with the same version.
     """
     profiles = [
         path for folder in default_dirs() for path in (folder, *sorted(folder.glob("*.toml")))

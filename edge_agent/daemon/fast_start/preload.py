@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from .drafting import Drafting
 
 FIRST_SECONDS = 1.0
-"""That the first model of several has the processor to itself for its first result."""
+"""How long the first of several models has the processor to itself for its first result."""
 
 
 class Preload:
     """The libraries and models of a start, being loaded in the background."""
 
     def __init__(self, timeline: Timeline) -> None:
-        """Load nothing yet; set Python up for a start."""
-        # Nothing that is made during the start is garbage, and a thread that has come back from
-        # native code must not wait 5 ms for its turn.
+        """Configure Python for a start; nothing is loaded yet."""
+        # Nothing made during the start is garbage, and a thread that returns from native code must
+        # not wait 5 ms for the GIL.
         gc.disable()
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(0.0005)
@@ -44,20 +44,20 @@ class Preload:
         """Set when the first model has given its first result, or need not be waited for."""
 
     def import_engine(self) -> None:
-        """Import NumPy, and the engine that gives first results."""
+        """Import NumPy, and the engine for first results."""
         self._import_numpy()
         self._need(ENGINE)
 
     def begin(self, plan: Plan, drafting: Drafting | None = None) -> None:
-        """Import the libraries that the first result needs, and start to load the plan's models.
+        """Import the libraries that the first result needs, and start loading the plan's models.
 
         Raises:
-            ImportError: a library is not installed anymore.
-            RuntimeError: the system allows no further thread.
+            ImportError: a library is no longer installed.
+            RuntimeError: the system allows no more threads.
         """
         self._reading = start_read_ahead(plan.state, plan.origins)
-        # Forms of other engines are not begun here: their libraries take longer to import than
-        # the forms to load.
+        # Other engines' forms are not loaded here: importing their libraries takes longer than
+        # loading the forms.
         for index, planned in enumerate(plan.models):
             model = None
             if planned.way == "quick":
@@ -68,10 +68,10 @@ class Preload:
         begun = [model for model in self._models if model is not None]
         formed = [model for model in begun if model.form]
         if formed and self._reading is None and not cached(f"{formed[0].form}/{WEIGHTS}", 0):
-            # The libraries are in memory, the model is not: the disk need not wait for Python.
+            # The libraries are cached, the model is not: the disk need not wait for Python.
             threading.Thread(target=_warm, args=(formed,), daemon=True).start()
-        # In this order, one after another: what the loader waits for comes first. By one thread:
-        # two that import NumPy at a time get half of it (seen).
+        # In this order: what the loader waits for comes first. In one thread: two that import NumPy
+        # at the same time may see it incomplete.
         self._import_numpy()
         if begun:
             self._need(ENGINE)
@@ -104,9 +104,9 @@ class Preload:
         import_module(package)
 
     def model(self, index: int) -> Any:
-        """Return the load begun for a model of the plan, or None.
+        """Return the load started for a model of the plan, or None.
 
-        That is `inference.prepared.load.Load`, or what `serving.open.begin_quick` returns.
+        It is an `inference.prepared.load.Load`, or what `serving.open.begin_quick` returns.
         """
         model = self._models[index]
         return None if model is None else model.result()
@@ -118,7 +118,7 @@ class Preload:
 
 
 class _Loading:
-    """A model that is loaded, from its prepared form or the quick way."""
+    """The loading of a model, from its prepared form or the quick way."""
 
     def __init__(self, work: Callable[[], Any], form: str = "") -> None:
         self.form = form
@@ -129,7 +129,7 @@ class _Loading:
         self._done = threading.Event()
 
     def load(self) -> None:
-        """Load it, or keep the error for `result`."""
+        """Load it; keep an error for `result`."""
         try:
             self._result = self._work()
         except BaseException as problem:  # noqa: BLE001 - raised by `result`
@@ -145,22 +145,22 @@ class _Loading:
 
 
 def _begin_quick(planned: PlannedModel, index: int, drafting: Drafting | None) -> Any:
-    # Not on the way of models that have a form.
+    # Not needed for models with a form.
     from ...inference.engines.registry import check_quick
     from ...serving.open import begin_quick
 
     if drafting is not None:
         return begin_quick(drafting.network(planned, index))
-    # Define the records of the plan, which nothing else may have imported yet.
+    # Defines records of the plan, which nothing else may have imported yet.
     import_module("edge_agent.inference.engines.engine")
     import_module("edge_agent.models.manifest")
     return begin_quick(check_quick(unpack(planned.choice), unpack(planned.folder).network))
 
 
 def _skip_documentation(package: str, *without: str) -> None:
-    """Leave out modules of a package that only write its documentation: 4.4 of NumPy's 47 ms.
+    """Skip modules of a package that only add its documentation: 4.4 of NumPy's 47 ms.
 
-    Where a later version of it has no such modules, nothing changes.
+    If a later version lacks these modules, this has no effect.
     """
     if package not in sys.modules:
         for name in without:
@@ -181,7 +181,7 @@ def _load(
     first_is_served: threading.Event,
 ) -> None:
     if reading is not None:
-        # A slow disk: the libraries first, without which no weight is of any use.
+        # On a slow disk the libraries come first, as weights are useless without them.
         start = time.monotonic()
         reading.wait()
         timeline.record("read", time.monotonic() - start)

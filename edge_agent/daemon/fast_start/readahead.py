@@ -1,9 +1,8 @@
 """Read-ahead of the file pages that a start needs, as listed by the last good start.
 
 After a cold boot from flash the libraries outweigh the model: some 100 MB are read for a model of
-26 MB, most of it because the kernel reads 128 KiB around each page that is touched. What is read
-here is what was mapped or imported when the first result went out, in about the order of its use,
-and no byte beyond it.
+26 MB, mostly because the kernel reads 128 KiB around each accessed page. This reads exactly what
+was mapped or imported when the first result was published, in about the order of its use.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ FILE = "pages.json"
 SCHEMA = 1
 _PRESENT = 1 << 63
 _GAP = 4
-"""Pages between two ranges that are read along: a request costs more than they do."""
+"""Ranges with at most this many pages between them are read together: a request costs more."""
 _PIECE = 256 * 1024
 _NO_LIST = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
-"""Errors of a list that is absent or damaged."""
+"""Errors from a list that is absent or damaged."""
 
 
 class ReadAhead:
-    """Thread that reads the pages that the last start has touched, package by package.
+    """A thread that reads the pages accessed by the last start, package by package.
 
-    A touch of a page that has not been read makes the kernel read 128 KiB around it; so a package
-    is imported only after it has been read (`wait`).
+    Accessing a page that has not been read makes the kernel read 128 KiB around it, so a package is
+    only imported after it has been read (`wait`).
     """
 
     def __init__(self, files: Sequence[Any]) -> None:
         self._files = files
         tops = [_package(path) for path, _ in files]
         self._left = {top: len(tops) - 1 - tops[::-1].index(top) for top in set(tops)}
-        """By package: the last of its files."""
+        """By package: the index of its last file."""
         self._next = 0
         self._moved = threading.Condition()
         threading.Thread(target=self._read_all, name="ahead", daemon=True).start()
 
     def wait(self, package: str | None = None) -> None:
-        """Wait until a package's files have been read, and all before them; None: all files."""
+        """Wait until a package's files, and all before them, have been read; None: all files."""
         last = len(self._files) - 1
         if package is not None:
             last = max(self._left.get(package, -1), self._left.get(f"{package}.libs", -1))
@@ -72,23 +71,23 @@ class ReadAhead:
 
 
 def start_read_ahead(state: str, origins: str) -> ReadAhead | None:
-    """Start to read ahead.
+    """Start reading ahead.
 
     Returns:
-        The running readahead; None if there is no list or the files are in memory already.
+        The running read-ahead; None if there is no list or the files are already in memory.
     """
     try:
-        with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - before pathlib is needed
+        with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - pathlib is not imported yet
             known = json.loads(file.read())
         if (known["schema"], known["origins"]) != (SCHEMA, origins) or cached(*known["probe"]):
             return None
         return ReadAhead([(str(path), ranges) for path, ranges in known["files"]])
     except _NO_LIST:
-        return None  # it only makes a start quicker
+        return None  # it only makes a start faster
 
 
 def cached(path: str, offset: int) -> bool:
-    """Whether a page of a file is in memory; also True for a file that is absent."""
+    """Whether a page of a file is in memory; also True if the file is absent."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -98,7 +97,7 @@ def cached(path: str, offset: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # not every file system can say
+        return True  # not every file system can tell
     finally:
         os.close(handle)
     return True
@@ -108,9 +107,9 @@ def _read(path: str, ranges: Sequence[Sequence[int]], buffer: memoryview) -> Non
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return  # gone since: whoever needs it will say so
+        return  # deleted meanwhile: its user will report it
     try:
-        # Exactly what is asked for; the kernel else reads on behind it.
+        # Otherwise the kernel reads more than requested.
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
         for first, count in ranges:
             offset, end = first * PAGE, (first + count) * PAGE
@@ -126,7 +125,7 @@ def _read(path: str, ranges: Sequence[Sequence[int]], buffer: memoryview) -> Non
 
 
 def is_known(state: str, origins: str) -> bool:
-    """Whether there is a list of this start."""
+    """Whether there is a list for this start."""
     try:
         with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - as above
             known = json.loads(file.read())
@@ -136,17 +135,17 @@ def is_known(state: str, origins: str) -> bool:
 
 
 def list_touched(origins: str, without: Sequence[str]) -> bytes | None:
-    """Return the list of pages that this process has mapped or imported by now.
+    """Return the list of pages that this process has mapped or imported so far.
 
     Returns:
-        The content of the list's file, or None if the kernel does not show it.
+        The content of the list's file, or None if the kernel does not show the pages.
     """
     try:
         mapped = {path: pages for path, pages in _mapped() if not path.startswith(tuple(without))}
     except OSError:
         return None
     files: dict[str, list[list[int]]] = {}
-    # Of the system first, then package by package, each with its libraries before its modules.
+    # System files first, then package by package, each with its libraries before its modules.
     for path in sorted(mapped):
         if not _package(path):
             files[path] = mapped[path]
@@ -175,7 +174,7 @@ def list_touched(origins: str, without: Sequence[str]) -> bytes | None:
 
 
 def _package(path: str) -> str:
-    """Return the folder below site-packages; OpenCV's libraries lie in one of a longer name."""
+    """Return the folder below site-packages; OpenCV's libraries are in one with a longer name."""
     _, found, rest = path.partition("/site-packages/")
     top = rest.split("/")[0] if found else ""
     return "cv2.libs" if top.startswith("opencv_python") and top.endswith(".libs") else top
@@ -189,7 +188,7 @@ def _size(path: str) -> int:
 
 
 def _mapped() -> Iterator[tuple[str, list[list[int]]]]:
-    """Yield the pages of each mapped file that this process has touched: proc(5), pagemap."""
+    """Yield for each mapped file the pages that this process has accessed (proc(5), pagemap)."""
     found: dict[str, set[int]] = {}
     pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -213,7 +212,7 @@ def _mapped() -> Iterator[tuple[str, list[list[int]]]]:
 
 
 def _ranges(pages: Sequence[int]) -> list[list[int]]:
-    """Join neighbors to [first, count]."""
+    """Merge adjacent pages into ranges [first, count]."""
     ranges: list[list[int]] = []
     for page in pages:
         if ranges and page - (ranges[-1][0] + ranges[-1][1]) <= _GAP:

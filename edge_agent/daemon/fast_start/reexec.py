@@ -1,4 +1,4 @@
-"""Restart in the same process, by `execv`, without losing a signal."""
+"""Restarting in the same process, with `execv`, without losing a signal."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _HELD = (*ENDING, signal.SIGHUP)
 
 
 def hold_signals() -> None:
-    """Block signals, over `execv` too, until `release_signals`.
+    """Block signals, even across `execv`, until `release_signals`.
 
-    Those that came before have been handled when this returns: Python ensures it.
+    Signals that came before have been handled when this returns, as Python ensures.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
 
 
 def release_signals() -> None:
-    """Unblock signals; those that are pending are delivered."""
+    """Unblock signals; pending ones are delivered."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 
 def restart() -> NoReturn:
-    """Execute this program again, as it was started; signals must be held."""
-    # A thread in native code may still run, which does not block them. A signal that it gets in
-    # this last moment ends the process; a handler would set a flag that is lost.
+    """Execute this program again as it was started; signals must be blocked."""
+    # A thread in native code that does not block them may still run. A signal that it gets at this
+    # point ends the process; a handler would set a flag that is lost.
     for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
     mark_reexec()
