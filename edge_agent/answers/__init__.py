@@ -1,1 +1,1 @@
-"""Answers on demand: models of this device asked by others, over MQTT and HTTP."""
+"""Answers on demand: others ask models of this device over MQTT and HTTP."""

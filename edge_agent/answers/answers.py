@@ -1,8 +1,8 @@
-"""Answers to others: admits questions within limits, and sees each one through.
+"""Answers to others: admits questions within limits, and processes each until it is answered.
 
-A question is admitted first, before its bytes are looked at or even here; then it is parsed, given
-to the lanes, and answered, each by whichever thread has time for it. At any moment: asked =
-answered + failed + refused + waiting.
+A question is admitted before its bytes are read or have even arrived; then it is parsed, given to
+the lanes, and answered, each step by any thread that is free. At any moment: asked = answered +
+failed + refused + waiting.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ log = logging.getLogger(__name__)
 
 PIPELINE = "@infer"
 MOST = 32
-"""Questions that are under way at a time."""
+"""Most questions in progress at a time."""
 ROOM = 1024
-"""Samples that wait for a lane; a question of several rows has several."""
+"""Most samples waiting for a lane; a question of several rows has several."""
 MOST_BYTES = 256 * 2**20
-"""Of their pictures and tensors, beyond the first."""
+"""Limit for their pictures and tensors together, which a single question may exceed."""
 ANSWER_SECONDS = 60.0
-"""After which a question is given up: an engine hangs, or its model takes too long to load."""
+"""Time after which a question is given up: an engine hangs, or its model loads too slowly."""
 DRAIN_SECONDS = 5.0
 STOPPING = "this model takes no questions at the moment; ask again later"
 FULL = f"{MOST} questions are being answered; ask again later"
@@ -70,15 +70,15 @@ class _Asked:
 
     name: str
     route: str
-    """As a pipeline's `model`: all of the settings, or one version of it."""
+    """The versions asked, in the form of a pipeline's `model`."""
     of: str
-    """The model or route as the settings name it."""
+    """The model or route as named in the settings."""
     kind: Kind = "picture"
     queue: RequestQueue[Model] | Generator | None = None
     problem: AgentError | None = None
     """Why it could not be opened."""
     latest: Model | None = None
-    """The model that served last; even closed, it tells which input is accepted."""
+    """The model that served last; even when closed, it shows which input is accepted."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
     """Callbacks for when it is open or has failed to open; while any are listed, it is opening."""
 
@@ -93,17 +93,17 @@ class Answers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ready = True
-        """False: the agent stops, and takes no more questions."""
+        """False: the agent is stopping, and takes no more questions."""
         self._runner = runner
         self.catalog = catalog
         self._clock = clock
         self._workers = Workers("infer", runner.threads)
         self._lock = threading.Lock()
-        """Guards all below."""
+        """Guards everything below."""
         self._models: dict[str, _Asked] = {}
         self._open: set[Ticket] = set()
         self._credit, self._credited = inf, clock()
-        """Questions that may be asked at once, and when that was so."""
+        """Number of questions allowed at once, and the time of that count."""
         self._counts = dict.fromkeys(("asked", "answered", "failed", "refused"), 0)
         self._latency_ms: deque[float] = deque(maxlen=1000)
         self._seq = itertools.count()
@@ -112,23 +112,23 @@ class Answers:
 
     @property
     def names(self) -> list[str]:
-        """The models that may be asked."""
+        """The names of the models that may be asked."""
         return list(self._routes())
 
     @property
     def most_bytes(self) -> int:
-        """Of one question."""
+        """Largest question accepted, bytes."""
         return int(self._runner.settings.infer.max_mb * 2**20)
 
     def _routes(self) -> dict[str, str]:
-        """By name of each model that may be asked: its versions, as a pipeline's `model`."""
+        """By name of each model that may be asked: its versions, like a pipeline's `model`."""
         return {
             text.partition(",")[0].partition("@")[0].strip(): text
             for text in self._runner.settings.infer.models
         }
 
     def settings_changed(self) -> None:
-        """Forget the models that may be asked no more, or are split otherwise now."""
+        """Forget models that may no longer be asked, or whose split has changed."""
         routes, priority = self._routes(), self._runner.settings.infer.priority
         with self._lock:
             gone = [
@@ -147,16 +147,16 @@ class Answers:
     # A question
 
     def admit(self, model: str, size: int = 0, version: str | None = None) -> Ticket:
-        """Admit a question to a model, or to that *version* alone, or refuse it at once.
+        """Admit a question to a model, or only to *version*, or refuse it at once.
 
         Raises:
             UnknownModelError: it may not be asked.
-            RefusedError: too much is asked at the moment, or the agent stops.
+            RefusedError: there are too many questions at the moment, or the agent is stopping.
             TooLargeError: the question is too large.
         """
         with self._lock:
             self._counts["asked"] += 1
-            self._counts["refused"] += 1  # taken back below
+            self._counts["refused"] += 1  # undone below
             if model not in self._routes():
                 raise UnknownModelError(unknown(model, self.names))
             self.check_size(size)
@@ -171,7 +171,7 @@ class Answers:
             return ticket
 
     def admit_own(self, model: str) -> Ticket:
-        """Admit a question of this device itself, whatever others may ask and how much."""
+        """Admit a question from this device itself, regardless of the limits for others."""
         ticket = Ticket(model, None, self._clock())
         with self._lock:
             self._counts["asked"] += 1
@@ -185,7 +185,7 @@ class Answers:
             raise TooLargeError(f"larger than {most:g} MB, which infer.max_mb allows")
 
     def _take_credit(self) -> None:
-        """Count one more question; as many as the settings allow in a second may come at once."""
+        """Count a question against the rate limit; one second's worth may come at once."""
         rate, now = self._runner.settings.infer.per_s, self._clock()
         saved = self._credit + (now - self._credited) * rate
         self._credit, self._credited = min(saved, max(1.0, rate)), now
@@ -195,11 +195,11 @@ class Answers:
         self._credit -= 1.0
 
     def ask(self, ticket: Ticket, parse: Callable[[Any, Kind], Question]) -> None:
-        """Submit a question to be answered; never waits."""
+        """Submit a question; never waits."""
         self._when_open(ticket.model, ticket.version, partial(self._put, ticket, parse))
 
     def look(self, model: str, version: str | None) -> Future[tuple[Model, list[str]]]:
-        """Load a model, if it is not there; return one of its versions, and all that answer."""
+        """Load a model if necessary; return one of its versions, and the names of all."""
         if model not in self._routes():
             raise UnknownModelError(unknown(model, self.names))
         future: Future[tuple[Model, list[str]]] = Future()
@@ -221,10 +221,10 @@ class Answers:
         return future
 
     def _when_open(self, model: str, version: str | None, work: Callable[[_Asked], None]) -> None:
-        """Have a worker do something once the model is loaded, or has failed to load."""
+        """Have a worker do something once the model is loaded, or loading has failed."""
         with self._lock:
             of = self._routes().get(model, model)
-            # A version of several has a queue of its own; what is live is asked like all.
+            # A version of several has its own queue; a live one uses the common queue.
             pinned = {arm.version for arm in parse_route(of)} if "," in of else set()
             route = f"{model}@{version}" if version in pinned else of
             asked = self._models.setdefault(route, _Asked(model, route, of))
@@ -234,18 +234,18 @@ class Answers:
             asked.waiting.append(partial(work, asked))
             if len(asked.waiting) > 1:
                 return
-        # Not by a worker: others are asked meanwhile.
+        # Not in a worker, so that other models can be asked meanwhile.
         self._runner.threads.spawn("loader", partial(self._load, asked))
 
     def _load(self, asked: _Asked) -> None:
-        """Open the queue of a model, and load whatever is not loaded yet."""
+        """Open the queue of a model, and load what is not loaded yet."""
         queue = None
         try:
             queue = self._opened(asked)
             asked.problem = None
         except AgentError as problem:
             asked.problem = problem
-        except Exception as problem:  # noqa: BLE001 - whatever the model makes of it is its own
+        except Exception as problem:  # noqa: BLE001 - any failure is the model's
             asked.problem = converted(problem, asked.name)
         with self._lock:
             asked.queue, waiting = queue, asked.waiting
@@ -297,7 +297,7 @@ class Answers:
             self._submit(ticket, question, asked)
         except AgentError as problem:
             self._settle(ticket, problem)
-        except Exception as problem:  # noqa: BLE001 - a stranger's bytes cost the stranger
+        except Exception as problem:  # noqa: BLE001 - bad bytes only fail their question
             self._settle(ticket, converted(problem, "the question", SampleError))
 
     def _submit(self, ticket: Ticket, question: Question, asked: _Asked) -> None:
@@ -331,7 +331,7 @@ class Answers:
                 one.cancel()
 
     def _serving(self, asked: _Asked) -> tuple[Model | Generator, list[Serving]]:
-        """Return the model that is likely to answer, and all that may."""
+        """Return the model that will probably answer, and all that may."""
         if asked.queue is None:
             raise asked.problem or StoppingError(STOPPING, DRAIN_SECONDS)
         if isinstance(asked.queue, Generator):
@@ -345,7 +345,7 @@ class Answers:
             if serving.problem is not None:
                 raise RequestError(f"model {serving.reference}: {serving.problem}")
         if asked.latest is not None:
-            return asked.latest, servings  # it is being exchanged; what is submitted waits
+            return asked.latest, servings  # it is being exchanged; submitted questions wait
         raise RefusedError(f"model {asked.name} is being loaded; ask again", 1.0)
 
     def _hold(self, ticket: Ticket, question: Question) -> None:
@@ -368,7 +368,7 @@ class Answers:
         try:
             outcomes = [one.result() for one in ticket.inner]
             if len({outcome.model for outcome in outcomes}) > 1:
-                # The model was exchanged amid the rows: one version answers all of them.
+                # The model was exchanged between rows, but one version must answer all of them.
                 self._submit(ticket, question, asked)
                 return
             outcome = joined(outcomes)
@@ -379,7 +379,7 @@ class Answers:
             self._settle(ticket, StoppingError(STOPPING, DRAIN_SECONDS))
         except AgentError as problem:
             self._settle(ticket, problem)
-        except Exception as problem:  # noqa: BLE001 - rows may give outputs of unlike shapes
+        except Exception as problem:  # noqa: BLE001 - rows may give outputs of different shapes
             self._settle(ticket, converted(problem, "joining the rows", SampleError))
         else:
             picture = question.tensors is None and question.data.ndim == 3
@@ -394,7 +394,7 @@ class Answers:
             if ticket not in self._open:
                 return
             self._open.remove(ticket)
-            # A cycle would keep a picture in memory until there is much else to collect.
+            # A cycle would keep a picture in memory until the next garbage collection.
             inner, ticket.inner = ticket.inner, ()
             if isinstance(found, Answer):
                 self._counts["answered"] += 1
@@ -409,7 +409,7 @@ class Answers:
             ticket.future.set_exception(found.with_traceback(None))
 
     def give_up(self, ticket: Ticket, why: AgentError | None = None) -> None:
-        """Answer no more: whoever has asked has gone, or has sent nothing."""
+        """Give up a question whose sender has gone, or has sent nothing."""
         self._settle(ticket, why or RequestError("nobody waits for the answer any more"))
 
     # All questions
@@ -421,7 +421,7 @@ class Answers:
             old = [ticket for ticket in self._open if max(ticket.since, ticket.heard) < late]
             opened = list(self._models.items())
         for route, asked in opened:
-            # The next question loads what is live now.
+            # The next question loads what is live then.
             if isinstance(asked.queue, Generator) and asked.queue.outdated(
                 partial(self._find, asked)
             ):
@@ -432,7 +432,7 @@ class Answers:
             self.give_up(ticket, RefusedError(f"no answer within {ANSWER_SECONDS:.0f} s", 1.0))
 
     def drain(self) -> None:
-        """Stop taking questions, and wait until those under way are answered."""
+        """Stop taking questions, and wait until those in progress are answered."""
         with self._lock:
             self.ready = False
             left = list(self._open)
@@ -444,7 +444,7 @@ class Answers:
                 self.give_up(ticket, StoppingError(STOPPING, DRAIN_SECONDS))
 
     def close(self) -> None:
-        """End the threads, once the work waiting for them is done."""
+        """End the threads once their waiting work is done."""
         with self._lock:
             queues = [each.queue for each in self._models.values()]
         for queue in queues:
@@ -454,7 +454,7 @@ class Answers:
         self._workers.close()
 
     def health(self) -> dict[str, Any]:
-        """Return the counts for health; empty: nothing may be asked, nor has been."""
+        """Return the counts for health; empty if nothing may be asked or has been."""
         with self._lock:
             if not self._routes() and not self._counts["asked"]:
                 return {}

@@ -1,4 +1,4 @@
-"""Why a question gets no answer."""
+"""Errors for questions that get no answer."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ class RefusedError(RequestError):
 
 
 class UnknownModelError(RequestError):
-    """A model, or a version of it, that this device does not answer for."""
+    """The model, or its version, is not one that this device answers for."""
 
 
 class StoppingError(RefusedError):
-    """No more answers: the agent is stopping, or the model may not be asked now."""
+    """The agent is stopping, or the model may not be asked now."""
 
 
 class TooLargeError(RequestError):
-    """It is larger than the settings allow."""
+    """The question is larger than the settings allow."""
 
 
 def unknown(model: str, names: list[str]) -> str:
-    """Return the error that a model may not be asked; it names those that may."""
+    """Return the error text for a model that may not be asked; it names those that may."""
     if not names:
         return "this device answers nobody; name the models in infer.models of its settings"
     return f"model {model} may not be asked here; infer.models has {', '.join(names)}"
 
 
 def no_version(model: str, version: str | None, served: list[str]) -> str:
-    """Return the error that a version does not serve; it names those that do."""
+    """Return the error text for a version that does not serve; it names those that do."""
     return f"model {model} has no version {version} that serves; there is {', '.join(served)}"

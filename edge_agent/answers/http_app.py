@@ -74,7 +74,7 @@ class _Site:
         self._answers = answers
         self._metrics = metrics
         self._reading = 0
-        """Bodies that name their model, and come in: not admitted yet."""
+        """Number of bodies being read that name their model, and so are not yet admitted."""
         model = "/v2/models/{model}"
         version = f"{model}/versions/{{version}}"
         routes = [
@@ -192,11 +192,11 @@ class _Site:
             raise
 
     async def _stream(self, request: Request, ticket: Ticket, asked: TextRequest) -> Response:
-        """Answer in events, from the first piece on; a failure before that is refused as usual."""
+        """Answer in events, from the first piece on; a failure before that is a normal error."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece]()
 
         def take(piece: Piece) -> None:
-            with suppress(RuntimeError):  # the loop has ended, and nobody listens
+            with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
         def tell(model: str, text: str) -> None:
@@ -211,9 +211,9 @@ class _Site:
             raise problem
         return StreamingResponse(
             asked.events(first, pieces),
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},  # of proxies
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},  # for proxies
             media_type="text/event-stream",
-            background=BackgroundTask(self._answers.give_up, ticket),  # where the caller has left
+            background=BackgroundTask(self._answers.give_up, ticket),  # if the caller has gone
         )
 
     async def _listed(self, request: Request) -> Response:
@@ -229,7 +229,7 @@ class _Site:
         """Return the live models that take text, as entries of a model list."""
         found = {}
         for name in self._answers.names:
-            with suppress(ModelError):  # nothing of it is live; health says so
+            with suppress(ModelError):  # no version is live; health says so
                 folder = self._answers.catalog.live(name)
                 if speaks(folder):
                     found[name] = listed(name, folder)
@@ -268,7 +268,7 @@ class _Site:
 
 
 async def _kept(request: Request, wanted: asyncio.Future[T]) -> T:
-    """Wait for something, as long as the caller does; the body has been read.
+    """Wait for something while the caller waits; the body must have been read.
 
     Raises:
         ClientDisconnect: the caller has gone.
@@ -299,7 +299,7 @@ def _response(ticket: Ticket, encode: Callable[[Answer], Response]) -> Future[Re
 def _encoded(
     done: Future[Answer], encode: Callable[[Answer], Response], response: Future[Response]
 ) -> None:
-    """Make the response of an answer; in the thread that has it."""
+    """Make the response from an answer, in the thread that has it."""
     if not response.set_running_or_notify_cancel():
         return  # the caller has gone
     problem = done.exception()
@@ -307,7 +307,7 @@ def _encoded(
         if problem is not None:
             raise problem
         response.set_result(encode(done.result()))
-    except Exception as failure:  # noqa: BLE001 - raised where it is waited for
+    except Exception as failure:  # noqa: BLE001 - raised in the waiting code
         response.set_exception(failure)
 
 
@@ -324,7 +324,7 @@ async def _body(request: Request, most: int) -> bytes:
 
 
 def _inflated(body: bytes, coding: str, most: int) -> bytes:
-    """Return a body as it was before it was compressed."""
+    """Return a decompressed body, of up to *most* bytes."""
     coding = coding.lower().removeprefix("x-")
     if coding in {"", "identity"}:
         return body
@@ -345,7 +345,7 @@ def _inflated(body: bytes, coding: str, most: int) -> bytes:
 
 
 def _wrong(path: str, status: int, text: str, **more: Any) -> dict[str, Any]:
-    """Return the body of a refusal, in the form of the API that was asked."""
+    """Return the body of an error, in the format of the API used."""
     return error(status, text, **more) if path.startswith("/v1/") else {"error": text, **more}
 
 
@@ -355,7 +355,7 @@ async def _refused(request: Request, problem: HTTPException) -> Response:
 
 
 async def _failed(request: Request, problem: AgentError) -> Response:
-    """Turn an error into a response: status, headers and text."""
+    """Convert an error to a response: status, headers, and text."""
     more: dict[str, Any] = {}
     headers: dict[str, str] = {}
     match problem:

@@ -1,4 +1,4 @@
-"""The service that listens for HTTP, where `[http] listen` says so. Needs the extra `http`."""
+"""The service that listens for HTTP if `[http] listen` is set. Needs the extra `http`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BACKLOG = 256
 
 
 class _Server:
-    """A socket that is listened on, until `close`."""
+    """A listening socket and its server, until `close`."""
 
     def __init__(self, http: Http, app: Any) -> None:
         try:
@@ -51,7 +51,7 @@ class _Server:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Listen no more; those who wait get their answer first."""
+        """Stop listening, after answering those who wait."""
         self._uvicorn.should_exit = True
         self._thread.join(END_SECONDS + 1)
         if self._endpoint.port is None:
@@ -65,8 +65,8 @@ def bind(endpoint: Endpoint) -> socket.socket:
         server = socket.create_server(
             (endpoint.host, endpoint.port), family=family, backlog=BACKLOG
         )
-        # Connections inherit it; asyncio sets it only where a socket was made with its protocol.
-        # Without it a body waits for the acknowledgment of its head, for 40 ms.
+        # Inherited by connections; asyncio only sets it for sockets made with a protocol. Without
+        # it a body waits 40 ms for the acknowledgment of its head.
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return server
     path = Path(endpoint.host)
@@ -77,13 +77,13 @@ def bind(endpoint: Endpoint) -> socket.socket:
         path.unlink()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(path))
-    path.chmod(0o660)  # before anybody can connect
+    path.chmod(0o660)  # before anyone can connect
     listening.listen(BACKLOG)
     return listening
 
 
 def missing(library: str) -> str:
-    """Return the message that a library of the extra is missing, and how to install it."""
+    """Return the error for a missing library of the extra, and how to install it."""
     return (
         f"http.listen: needs {library}; install it with: "
         f"{sys.executable} -m pip install starlette uvicorn httptools"
@@ -91,7 +91,7 @@ def missing(library: str) -> str:
 
 
 class HttpListener:
-    """The service: listens as the settings have it at the moment, or says why not."""
+    """The service: listens as the current settings say, or reports why not."""
 
     name = "http"
 
@@ -112,11 +112,11 @@ class HttpListener:
         self._closed = False
 
     def run(self) -> None:
-        """Listen, where the settings say so; a thread of its own answers."""
+        """Listen if the settings say so; a separate thread answers."""
         self.settings_changed()
 
     def settings_changed(self) -> None:
-        """Listen elsewhere, or no more; where that cannot be, the present address stays."""
+        """Change the address, or stop listening; if that fails, the present address stays."""
         with self._changing:
             wanted = self._http()
             listen = "" if self._server is None else self._server.http.listen
@@ -150,14 +150,14 @@ class HttpListener:
         return exposition(self._device, __version__, self._latest)
 
     def problems(self) -> list[str]:
-        """Return why nothing is listened on."""
+        """Return why the service does not listen."""
         server = self._server
         if self._problem is None and server is not None and not server.alive:
             return [f"http: nothing listens on {server.http.listen} any more; restart the agent"]
         return [] if self._problem is None else [self._problem]
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with self._changing:
             self._closed = True
             self._close()

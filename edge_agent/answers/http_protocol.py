@@ -1,6 +1,6 @@
 """One HTTP connection with the bounds that the library leaves open.
 
-uvicorn waits for ever for a slow head or body, and takes heads of any size and any number of
+uvicorn waits forever for a slow head or body, and accepts heads of any size and any number of
 connections. Content-Length together with Transfer-Encoding is refused by its parser (httptools).
 """
 
@@ -14,14 +14,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_CONNECTIONS = 256
 MOST_HEAD = 16 * 1024
-"""Bytes of a request's line and headers."""
+"""Most bytes of a request line and headers."""
 MOST_HEADERS = 64
 HEAD_SECONDS = 10.0
 BODY_SECONDS = 10.0
 SLOWEST = 128 * 1024
 """Bytes a second of a body, beyond those seconds."""
 LONGEST = 120.0
-"""Seconds for any body."""
+"""Most seconds for any body."""
 WRITE_SECONDS = 30.0
 """Without a reader, once the system's buffers are full."""
 
@@ -29,16 +29,16 @@ _UPGRADE = re.compile(rb"\r\nUpgrade:", re.IGNORECASE)
 
 
 class _TooLargeError(Exception):
-    """The head is larger than it may be; the parser gives up."""
+    """The head is too large; ends parsing."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection from its beginning to its end; used by the event loop."""
+    """One connection; used by the event loop."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._deadline: asyncio.TimerHandle | None = None
-        """Ends the connection unless the awaited data comes."""
+        """Ends the connection unless the expected data comes."""
         self._writing: asyncio.TimerHandle | None = None
         self._in_head = True
         """Whether the next byte belongs to a head."""
@@ -153,7 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._writing = None
 
     def _refuse(self, status: int, why: str) -> None:
-        """Answer by hand, and hang up."""
+        """Send an error response directly, and close the connection."""
         if self.transport.is_closing():
             return
         body = f'{{"error": "{why}"}}'

@@ -1,4 +1,4 @@
-"""Several rows or texts of one question: through the lanes each by itself, and one answer again."""
+"""Several rows or texts of one question: each goes through the lanes separately, then joined."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The Open Inference Protocol (KServe v2) as bytes: requests to questions, outcomes to answers.
 
-In JSON and with the binary tensor data extension. Knows neither HTTP nor lanes.
+In JSON and with the binary tensor data extension. Independent of HTTP and lanes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ DATATYPES: Mapping[str, str] = {
     "FP32": "float32",
     "FP64": "float64",
 }
-"""NumPy's name of each; BYTES and BF16 no network here takes."""
+"""NumPy's name of each datatype; no network here takes BYTES or BF16."""
 _NAMES = {dtype: datatype for datatype, dtype in DATATYPES.items()}
 MOST_ROWS = 256
-"""Of one request to a network that takes one at a time."""
+"""Limit for one request to a network that takes one row at a time."""
 MOST_AXES = 32
-"""Of a tensor, as NumPy 1 has them."""
+"""Limit for a tensor, as in NumPy 1."""
 
 
 def metadata(name: str, versions: list[str], model: Model) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def metadata(name: str, versions: list[str], model: Model) -> dict[str, Any]:
 
 
 def _described(spec: TensorSpec) -> dict[str, Any]:
-    # A batch of one is any number here: rows go through the network beside those of others.
+    # A batch of one means any number here: rows are inferred one by one or with those of others.
     shape = [
         -1 if size is None or (size == 1 and place == 0) else size
         for place, size in enumerate(spec.shape)
@@ -60,14 +60,14 @@ def _described(spec: TensorSpec) -> dict[str, Any]:
 
 
 class Inference:
-    """One request to `…/infer`."""
+    """A request to `…/infer`."""
 
     def __init__(self, body: bytes, head: str | None) -> None:
         """Keep the body unparsed.
 
         Args:
             body: JSON, followed by the binary tensors.
-            head: how many bytes of it are JSON, according to the header; None: all.
+            head: how many bytes of it are JSON, from the header; None: all.
         """
         self._body = body
         self._head = head
@@ -111,7 +111,7 @@ class Inference:
     def _check_outputs(self, model: Model) -> None:
         wanted = self._asked.get("outputs", [])
         known = {spec.name for spec in model.engine.outputs}
-        if not isinstance(wanted, list) or len(wanted) > len(known):  # one twice costs its size
+        if not isinstance(wanted, list) or len(wanted) > len(known):  # repeats cost their size
             raise SampleError("outputs: expected a list that names each once")
         for each in wanted:
             name = each.get("name") if isinstance(each, dict) else None
@@ -126,7 +126,7 @@ class Inference:
     def encode(self, answer: Answer, name: str) -> tuple[bytes, int | None]:
         """Return the answer, and how many bytes of it are JSON; None: all."""
         found = answer.outcome.findings
-        assert isinstance(found, RawTensors)  # noqa: S101 - it was asked for
+        assert isinstance(found, RawTensors)  # noqa: S101 - it was requested
         wanted = self._asked.get("outputs") or [{"name": each} for each in found.tensors]
         all_binary = bool(_parameters(self._asked).get("binary_data_output", False))
         outputs: list[dict[str, Any]] = []
@@ -168,7 +168,7 @@ def _check_in_request(what: str, given: Mapping[str, Any]) -> None:
 
 
 def _tensor(given: dict[str, Any], spec: TensorSpec, rest: memoryview) -> tuple[Array, memoryview]:
-    """Return one input, and the binary data behind it."""
+    """Return one input, and the binary data after it."""
     shape, datatype = given.get("shape"), given.get("datatype")
     if not isinstance(shape, list) or len(shape) > MOST_AXES:
         raise SampleError(f"input {spec.name}: shape: expected a list of up to {MOST_AXES} sizes")
@@ -189,12 +189,12 @@ def _tensor(given: dict[str, Any], spec: TensorSpec, rest: memoryview) -> tuple[
             f"input {spec.name}: expected {prod(shape) * dtype.itemsize} bytes of binary data, "
             f"found {min(len(rest), size) if type(size) is int else size!r}"
         )
-    # A copy, which lies as engines want it: sums depend on that, and ARM takes nothing else.
+    # A copy is aligned as engines need it: sums depend on that, and ARM accepts nothing else.
     return np.array(np.frombuffer(rest[:size], dtype).reshape(shape)), rest[size:]
 
 
 def _rows(tensors: Mapping[str, Array], known: Mapping[str, TensorSpec]) -> int:
-    """Return how many samples the tensors hold, for a network that takes one at a time."""
+    """Return the number of samples in the tensors, for a network that takes one at a time."""
     counts = {array.shape[0] for array in tensors.values() if array.ndim}
     rows = counts.pop() if len(counts) == 1 else 1
     single = all(known[name].shape[:1] == (1,) for name in tensors)

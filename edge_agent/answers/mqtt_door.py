@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class MqttDoor:
-    """Takes questions off the broker, and publishes the answers."""
+    """Takes questions from the broker, and publishes the answers."""
 
     answers: Answers
     client: Client
@@ -38,7 +38,7 @@ class MqttDoor:
         if len(more) > 1 or not all(map(is_name, more)):
             raise MalformedError(f"expected in/infer/<model>[/<id>], the id a name ({NAME_RULE})")
         if message.retained and not message.payload:
-            return False  # how a retained message is cleared
+            return False  # clears a retained message
         number = more[0] if more else None
         publish = self._way_back(number, message)
         if publish is None:
@@ -87,7 +87,7 @@ class MqttDoor:
 
 
 def _refusal(number: str | None, problem: BaseException) -> dict[str, Any]:
-    """Return the reply to a question that has no answer."""
+    """Return the reply to a question that gets no answer."""
     reply: dict[str, Any] = {
         "schema": payloads.SCHEMA,
         "id": number,

@@ -1,4 +1,4 @@
-"""OpenAI's API: its questions as those that models are asked here, and answers in its form."""
+"""OpenAI's API: converts its requests to questions, and answers to its format."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .question import Question, read_question
 from .ticket import Answer
 
 Piece = tuple[str, str] | Future[Answer]
-"""A piece of an answer: the model and its next text; at the end the whole answer or its error."""
+"""A piece of an answer: the model and its next text; the last is the whole answer or its error."""
 
 IDLE = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 )
-"""Keys of a body that change no answer."""
+"""Keys of a body that do not affect the answer."""
 NEUTRAL: Mapping[str, Any] = {
     "n": 1,
     "best_of": 1,
@@ -42,7 +42,7 @@ NEUTRAL: Mapping[str, Any] = {
     "tool_choice": "none",
     "modalities": ["text"],
 }
-"""Keys that are supported with this value only."""
+"""Keys that are only supported with this value."""
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 CODES = {
     401: "invalid_api_key",
@@ -54,7 +54,7 @@ CODES = {
 
 
 def error(status: int, text: str, **more: Any) -> dict[str, Any]:
-    """Return the body of a refusal."""
+    """Return the body of an error."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     code = CODES.get(status)
     return {"error": {"message": text, "type": kind, "param": None, "code": code, **more}}
@@ -67,7 +67,7 @@ def listed(name: str, folder: ModelFolder) -> dict[str, Any]:
 
 
 def speaks(folder: ModelFolder) -> bool:
-    """Whether a model is asked with texts."""
+    """Whether a model takes texts."""
     manifest = folder.manifest
     return manifest.task == "generate" or manifest.input.kind == "text"
 
@@ -79,7 +79,7 @@ class TextRequest:
         """Parse the request as far as possible without its model.
 
         Raises:
-            SampleError: it is malformed, or asks for something that is not supported.
+            SampleError: it is malformed, or asks for something unsupported.
         """
         try:
             found = read_json(body)
@@ -120,7 +120,7 @@ class TextRequest:
 
     def _embedding(self, given: dict[str, Any]) -> dict[str, Any]:
         coding = given.pop("encoding_format", "float")
-        if coding not in ("float", "base64"):  # it may be of any type
+        if coding not in ("float", "base64"):  # it may have any type
             raise SampleError("encoding_format: expected float or base64")
         self._base64 = coding == "base64"
         if "dimensions" in given:
@@ -150,7 +150,7 @@ class TextRequest:
         return made if schema is None else {**made, "schema": schema}
 
     def parse(self, model: Model, kind: Kind) -> Question:
-        """Make the question, for a model that is loaded.
+        """Make the question for a loaded model.
 
         Raises:
             SampleError: the model is not of this kind.
@@ -204,7 +204,7 @@ class TextRequest:
         return self._path == "chat/completions"
 
     def _head(self, model: str) -> dict[str, Any]:
-        """Return the fields that an answer and each of its chunks begin with."""
+        """Return the first fields of an answer and of each of its chunks."""
         kind = "chat.completion.chunk" if self.stream else "chat.completion"
         return {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}",
@@ -214,11 +214,11 @@ class TextRequest:
         }
 
     async def events(self, first: Piece, more: Queue[Piece]) -> AsyncIterator[bytes]:
-        """Yield the events of an answer that is streamed.
+        """Yield the events of a streamed answer.
 
         Args:
-            first: of the pieces.
-            more: those that follow; the answer itself is the last.
+            first: the first piece.
+            more: the other pieces; the answer itself is the last.
         """
         piece, told, none = first, 0, {"usage": None} if self._usage else {}
         model = piece[0] if isinstance(piece, tuple) else piece.result().outcome.model
@@ -270,7 +270,7 @@ def _only(left: Mapping[str, Any], known: str) -> None:
 
 
 def _schema(given: Any) -> dict[str, Any] | None:
-    """Return the schema that an answer keeps to; None: it is free."""
+    """Return the schema that an answer must follow; None: it has none."""
     kind = given.get("type") if isinstance(given, dict) else None
     if kind == "text":
         return None

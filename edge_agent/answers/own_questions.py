@@ -1,4 +1,4 @@
-"""Questions of the device itself, about events, to its own models of task generate."""
+"""Questions from the device itself, about events, to its own models of task generate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .ticket import ask_payload
 def generate(
     answers: Answers, model: str, text: str, picture: bytes | None, seconds: float
 ) -> tuple[str, int]:
-    """Ask a model; return its text, and the number of tokens."""
+    """Ask a model; return its text, and the number of its tokens."""
     ticket = answers.admit_own(model)
     answers.ask(ticket, about(text, picture))
     try:

@@ -1,4 +1,4 @@
-"""Parses questions to models: a picture, readings, or raw inputs of the network, from bytes."""
+"""Parses questions to models from bytes: a picture, readings, or raw inputs of the network."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from ..models.manifest import InputSpec
 from ..sources.opencv import MAX_PIXELS, decode, refusal
 
 PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
-"""How a JPEG and a PNG begin: no other decoder is given a stranger's bytes."""
+"""First bytes of a JPEG and a PNG: no other decoder gets untrusted bytes."""
 EXPECTED = 'a JPEG, a PNG, or JSON: {"tensors": {name: lists}} or {"readings": [[…], …]}'
 DATA = '{"url": "data:image/jpeg;base64,…"}'
 MOST_PICTURES = 4
 MOST_TEXTS = 256
-"""In a question."""
+"""Most texts in a question."""
 
 
 @record(quick=True, eq=False)
 class Question:
-    """A question as the lanes take it."""
+    """A question in the form that the lanes take."""
 
     data: Array
-    """A picture or a window, as `core.types.Sample` has it; with *tensors* one of them."""
+    """A picture or a window, like the data of a `core.types.Sample`; with *tensors* one of them."""
     tensors: Tensors | None = None
     """Inputs of the network by name."""
     raw: bool = False
-    """The network's raw outputs are wanted."""
+    """Whether the network's raw outputs are wanted."""
     warnings: tuple[str, ...] = ()
     """Parts of the question that were not used."""
     more: tuple[Array, ...] = ()
-    """Further texts; pictures that a text is about."""
+    """More texts, or the pictures that a text is about."""
     rows: int = 1
-    """How many samples the tensors hold, of a network that takes one."""
+    """Number of samples in the tensors, for a network that takes one at a time."""
 
     def parts(self) -> list[tuple[Array, Tensors | None]]:
-        """Return its samples, as the lanes take each."""
+        """Return its samples, each in the form that the lanes take."""
         if self.rows == 1 or self.tensors is None:
             return [(data, self.tensors) for data in (self.data, *self.more)]
         rows = (
@@ -60,7 +60,7 @@ class Question:
 
 
 def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
-    """Parse a payload sent to a model that is loaded for samples of a kind."""
+    """Parse a payload for a model that is loaded for samples of a kind."""
     if payload.startswith(PICTURES) and kind != "generate":
         if kind != "picture":
             takes = '{"texts": […]}' if kind == "text" else '{"readings": [[…], …]}'
@@ -85,7 +85,7 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
 
 
 def _instead(payload: bytes) -> str:
-    """Return what came instead of a question, as far as it is known, behind a semicolon."""
+    """Return what came instead of a question, if known, preceded by a semicolon."""
     why = refusal(payload[:12])
     if payload.startswith(b"--") and b"form-data" in payload[:1024]:
         why = "a form came; send the file itself as the body, as `curl -T FILE` does"
@@ -93,7 +93,7 @@ def _instead(payload: bytes) -> str:
 
 
 def _in_words(payload: bytes, body: Any) -> Question:
-    """Extract the pictures from chat messages, leaving tags in the text where they stood."""
+    """Extract the pictures from chat messages, leaving tags in their places in the text."""
     messages = body.get("messages") if isinstance(body, dict) else None
     pictures: list[Array] = []
     for message in messages if isinstance(messages, list) else ():
@@ -153,8 +153,8 @@ def to_array(value: Any, spec: TensorSpec, shape: tuple[int, ...] | None = None)
 
     Args:
         value: nested lists.
-        spec: of the input.
-        shape: the shape that the sender states, for lists that may be flat; None: the lists' own.
+        spec: the input.
+        shape: the shape stated by the sender, for lists that may be flat; None: the lists' own.
     """
     try:
         found = np.asarray(value)
@@ -178,7 +178,7 @@ def to_array(value: Any, spec: TensorSpec, shape: tuple[int, ...] | None = None)
 
 
 def _window(given: Any, columns: Any, spec: InputSpec) -> Question:
-    """Cut the window that a pipeline would make last of these rows."""
+    """Return the last window that a pipeline would cut from these rows."""
     named = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
     if columns and not named:
         raise SampleError("columns: expected the channels' names")
@@ -186,7 +186,7 @@ def _window(given: Any, columns: Any, spec: InputSpec) -> Question:
         rows = np.asarray(given)
     except (ValueError, OverflowError):
         rows = np.empty(0, object)
-    if rows.ndim == 1:  # of one channel, or a single row
+    if rows.ndim == 1:  # one channel, or a single row
         several = (spec.window or 1) > 1 and len(spec.channels) <= 1
         rows = rows[:, None] if several else rows[None]
     if rows.ndim < 2 or not rows.size or rows.dtype.kind not in "iuf":
@@ -203,7 +203,7 @@ def _window(given: Any, columns: Any, spec: InputSpec) -> Question:
         warnings = (f"readings: of {len(rows)} rows the last {needed} were used",)
     with np.errstate(over="ignore"):
         last = rows[-needed:].astype(np.float32)
-    # They come at the model's own rate, and nothing before them is missing.
+    # They are at the model's own rate, with no gap before them.
     plain = replace(spec, lead=0, resample_hz=0.0)
     reading = Reading(last, time.time_ns(), time.monotonic(), columns=tuple(columns))
     try:

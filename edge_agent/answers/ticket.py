@@ -26,7 +26,7 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """An admitted question; `future` gets its answer, or the error instead of one."""
+    """An admitted question; `future` gets its answer or an error."""
 
     model: str
     version: str | None
@@ -34,17 +34,17 @@ class Ticket:
     since: float
     future: Future[Answer] = field(default_factory=Future)
     inner: tuple[Future[Outcome], ...] = ()
-    """Of the lanes, one for each row."""
+    """Futures from the lanes, one for each row."""
     held: int = 0
-    """Bytes of its arrays."""
+    """Total bytes of its arrays."""
     tell: Callable[[str, str], None] | None = None
-    """Gets the model and each piece of its text, in the model's thread; must not raise."""
+    """Receives the model and each piece of its text, in the model's thread; must not raise."""
     heard: float = 0.0
     """When the last piece came."""
 
 
 def ask_payload(payload: bytes) -> Callable[[Model, Kind], Question]:
-    """Return a parser for a question whose payload has arrived whole."""
+    """Return a parser for a question whose payload has arrived completely."""
 
     def parse(model: Model, kind: Kind) -> Question:
         from .question import read_question

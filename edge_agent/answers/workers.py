@@ -1,4 +1,4 @@
-"""Two threads that carry out submitted work; started when there is some."""
+"""Two threads that do submitted work; started when there is some."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from queue import SimpleQueue
 from ..core.threads import ThreadGroup
 
 COUNT = 2
-"""Pictures that are decoded, or answers that are encoded, at a time."""
+"""Number of pictures decoded, or answers encoded, at a time."""
 
 
 class Workers:
-    """Threads of one name. Any thread may give them something to do."""
+    """Threads with a common name. Any thread may give them work."""
 
     def __init__(self, name: str, threads: ThreadGroup) -> None:
-        """Start no thread yet; they will belong to *threads*, which end with the agent."""
+        """Prepare; threads will be started in *threads*, the group that ends with the agent."""
         self._name = name
         self._threads = threads
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._started = False
 
     def do(self, work: Callable[[], None]) -> None:
-        """Submit some work, to be done soon; it must not raise."""
+        """Submit work, which is done soon; it must not raise."""
         self._queue.put(work)
         if not self._started:
             self._started = True
@@ -32,9 +32,9 @@ class Workers:
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             work()
-            del work  # and with it the picture that it was about
+            del work  # and with it its picture
 
     def close(self) -> None:
-        """End the threads, once waiting work is done."""
+        """End the threads once waiting work is done."""
         for _ in range(COUNT):
             self._queue.put(None)
