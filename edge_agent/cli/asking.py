@@ -1,4 +1,4 @@
-"""One command sent to a device, or to every member of a group that is online; each one's answer."""
+"""Sends a command to a device, or to every online member of a group, and prints the answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .options import Options, add_broker, broker_settings, positive
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """Declare whom to ask, and how long to wait."""
+    """Add the options for the device or group, and how long to wait."""
     parser.add_argument("--device", required=True, metavar="ID|@GROUP")
     parser.add_argument("--wait", action="store_true", help="wait for a device that is offline")
     parser.add_argument("--timeout", type=positive, default=60.0, metavar="S", help="default 60")
@@ -38,12 +38,12 @@ def ask(
     """Send a command and print each device's answer; 0 if all carried it out, 1 if one did not.
 
     Args:
-        options: what `add_target` declares.
-        verb: of the command.
+        options: the options of `add_target`.
+        verb: the command's name.
         body: its keys, without `id` and `time`.
-        done: puts the result of a device in words.
+        done: describes a device's result.
         late: what a device that has not answered in time may still do.
-        follow: its topic where it tells how long the answer may take.
+        follow: topic of the device that shows how long the answer may take.
     """
     target: str = options.device
     check_target(target)
@@ -80,7 +80,7 @@ def _await(
     """Print each device's answer as it comes; return the problems of the others.
 
     Returns:
-        By device, the words to follow its name; empty: it has not answered.
+        The problem by device, as text to follow its name; empty: it has not answered.
     """
     waiting, failed = set(devices), {}
     deadline = time.monotonic() + timeout

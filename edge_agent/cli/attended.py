@@ -1,7 +1,7 @@
-"""Work that may never come back, done in a thread of its own, so that Ctrl-C is always heard.
+"""Work that may never return, done in a separate thread, so that Ctrl-C always works.
 
-A network may hold a loop without end, a driver may hang; a thread in such native code cannot be
-interrupted. The command waits for it in the main thread, names the work it waits for, and can end.
+A network may contain an infinite loop, a driver may hang; a thread in such native code cannot be
+interrupted. The command waits for it in the main thread, says what it waits for, and can end.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from ..core.text import one_line
 T = TypeVar("T")
 
 FIRST_WORD = 5.0
-"""Seconds until a message names the work waited for; then after twice as long, and so on."""
+"""Seconds until a message says what is waited for; then again after twice as long, and so on."""
 LEAVE_SECONDS = 1.0
-"""Time for the work to come back once it is to end."""
+"""Time for the work to return once it must end."""
 AHEAD = 4
-"""Items that may wait for the main thread."""
+"""Most items waiting for the main thread."""
 _NAME = "attended"
 
 
 class OverdueError(AgentError):
-    """Work that did not come back in the time that it had; its thread is left behind."""
+    """The work did not return in time; its thread is left behind."""
 
 
 class Attendant:
-    """Waits for work that is done in a thread, one piece after the other."""
+    """Waits for work that is done in a thread, one piece after another."""
 
     def __init__(self, patience_s: float | None = None) -> None:
-        """Start without work; one call may take *patience_s*, None: until Ctrl-C."""
+        """Start without work; a call may take *patience_s* seconds, None: until Ctrl-C."""
         self.closing = threading.Event()
-        """Set when the work is to end."""
+        """Set when the work must end."""
         self.left_behind: str | None = None
-        """Work that did not come back in time; its resources must stay open. None: all did."""
+        """Work that did not return in time, whose resources must stay open; None: all did."""
         self.patience_s = patience_s
         self._left = ""
         """The call it was in."""
         self._doing: tuple[str, float] | None = None
-        """The call that the thread is in, and the monotonic clock when that began."""
+        """The call that the thread is in, and the monotonic time when it began."""
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Note, in the thread, a call that may not come back: *what* "has not come back"."""
+        """In the thread, note a call that may not return: *what* "has not come back"."""
         self._doing = what, time.monotonic()
         try:
             yield
@@ -59,12 +59,12 @@ class Attendant:
             self._doing = None
 
     def check_open(self) -> None:
-        """End the work, in its thread, if it is to end."""
+        """In the thread, raise if the work must end."""
         if self.closing.is_set():
             raise KeyboardInterrupt
 
     def call(self, work: Callable[[], T], what: str, until: float = math.inf) -> T:
-        """Do *work* in a thread, named as for `doing`; monotonic *until* bounds it."""
+        """Do *work* in a thread, named as for `doing`, until the monotonic time *until*."""
         try:
             results = list(self.each(self._once(work, what), lambda: time.monotonic() < until))
         except KeyboardInterrupt:
@@ -85,12 +85,12 @@ class Attendant:
         """Yield the items of an iterator that runs in a thread; close this to leave early.
 
         Args:
-            items: is closed by nobody; `closing` tells it to end.
-            tick: called about four times a second while there is nothing; False ends the work.
+            items: never closed; `closing` tells it to end.
+            tick: called about four times a second while there are no items; False ends the work.
 
         Raises:
             OverdueError: it took too long.
-            BaseException: whatever is raised in the thread.
+            BaseException: anything raised in the thread.
         """
         waiting: deque[T] = deque()
         changed = threading.Condition()
@@ -119,7 +119,7 @@ class Attendant:
         try:
             while True:
                 with changed:
-                    # A timeout, so that Ctrl-C is heard.
+                    # With a timeout, so that Ctrl-C works.
                     if not waiting and not ended:
                         changed.wait(0.25)
                     item = waiting.popleft() if waiting else None
@@ -138,7 +138,7 @@ class Attendant:
             raise ended[0]
 
     def _mention(self, said: float) -> float:
-        """Name the work waited for, if it is time; return the seconds until the next time."""
+        """Say what is waited for, if it is time; return the seconds until the next time."""
         doing = self._doing
         if doing is None:
             return said
@@ -158,7 +158,7 @@ class Attendant:
             return
         self.closing.set()
         self._left, since = self._doing or ("its work", time.monotonic())
-        # Before the wait, too: a second Ctrl-C may end that.
+        # Set before the wait, too, because a second Ctrl-C may end that.
         self.left_behind = _late(self._left, since)
         thread.join(LEAVE_SECONDS)
         self.left_behind = _late(self._left, since) if thread.is_alive() else None
@@ -169,7 +169,7 @@ def _late(what: str, since: float) -> str:
 
 
 def leave_behind(status: int) -> None:
-    """End the process here if a thread was left in native code, which must not be waited for."""
+    """End the process here if a thread was left in native code, without waiting for it."""
     if not any(thread.name == _NAME for thread in threading.enumerate()):
         return
     sys.stdout.flush()

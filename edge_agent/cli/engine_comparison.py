@@ -1,4 +1,4 @@
-"""Which engine of this box is the fastest for a model, of those that compute it rightly."""
+"""Finds the fastest engine on this device that computes a model correctly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .terminal import say
 
 @dataclass(eq=False)
 class _Comparison:
-    """The state of comparing a model's engines, which are tried one after another."""
+    """The state of a comparison of engines, which are tried one after another."""
 
     imported: ImportedModel
     spec: SourceSpec
@@ -36,10 +36,10 @@ class _Comparison:
     def try_engine(
         self, attendant: Attendant, choice: EngineChoice, seconds: float
     ) -> tuple[Model | None, float]:
-        """Load the model on an engine, check it and time it.
+        """Load the model on an engine, check it, and time it.
 
         Returns:
-            The model and frames a second; None and 0.0 where it may not serve.
+            The model and frames per second; None and 0.0 if it must not serve.
         """
         imported, spec, sample = self.imported, self.spec, self.sample
         name = f"{choice.engine}:{choice.device}"
@@ -71,7 +71,7 @@ class _Comparison:
         return model, rate
 
     def leave(self, choice: EngineChoice, problem: OverdueError) -> None:
-        """Go on without an engine that has not come back, whatever it is in."""
+        """Continue without an engine that has not returned."""
         self.plain = None  # it may be in use there
         self._refuse(f"{choice.engine}:{choice.device}", "is left", str(problem))
 
@@ -87,7 +87,7 @@ def compare_engines(
     seconds: float,
     patience_s: float | None,
 ) -> Model:
-    """Time every engine of this box on the first sample; return the model on the fastest."""
+    """Time every engine of this device on the first sample; return the model on the fastest."""
     known, best, best_rate = _Comparison(imported, spec, sample), None, 0.0
     for choice in engines_for(imported.folder.network):
         attendant = Attendant(patience_s)
@@ -109,12 +109,12 @@ def compare_engines(
     if best is None:
         raise EngineError(f"no engine can run it: {'; '.join(known.refusals)}")
     if plain is not None:
-        best.check = ReferenceCheck(plain)  # one sample is not enough to go by
+        best.check = ReferenceCheck(plain)  # one sample is not enough
     return best
 
 
 def _golden_trouble(model: Model, name: str) -> str | None:
-    """Return why a device's trial would refuse the model; None: it passes, or no golden file."""
+    """Return why a device's trial would refuse the model; None: it passes, or nothing is golden."""
     try:
         agreement = compare_golden(model)
     except (ModelError, SampleError) as problem:
@@ -127,14 +127,14 @@ def _why_wrong(plain: Model, model: Model, kind: Kind, sample: Sample) -> str | 
     try:
         tensors = plain.prepare(Request(sample)).tensors
     except SampleError:
-        return None  # the sample does not fit the model, which is reported where it is inferred
+        return None  # the sample does not fit the model, which is reported when it is inferred
     return why_wrong(plain, model, kind, [plain.unfolded(tensors)])
 
 
 def _rate(
     attendant: Attendant, model: Model, sample: Sample, lanes: int, seconds: float
 ) -> tuple[float, float]:
-    """Measure frames a second with all lanes busy, and the median milliseconds of one alone."""
+    """Measure frames per second with all lanes busy, and the median milliseconds of one alone."""
     alone: list[float] = []
     deadline = time.perf_counter() + seconds / 3
     while time.perf_counter() < deadline or len(alone) < 3:
@@ -145,7 +145,7 @@ def _rate(
     deadline = time.perf_counter() + seconds
 
     def lane(_number: int) -> int:
-        # One at least: on a busy machine the time may be over before a lane begins.
+        # At least one: on a busy machine the time may be over before a lane begins.
         model.infer(sample)
         count = 1
         while time.perf_counter() < deadline and not attendant.closing.is_set():

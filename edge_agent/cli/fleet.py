@@ -1,6 +1,6 @@
-"""The broker's memory of all devices: their retained topics, whoever published them.
+"""What the broker retains about all devices, whoever published it.
 
-Payloads are taken unchecked; whoever shows them must expect any JSON in them.
+Payloads are not checked; code that shows them must expect any JSON.
 """
 
 from __future__ import annotations
@@ -20,56 +20,56 @@ from ..mqtt.one_shot import OneShotClient
 LOOK_SECONDS = 1.5
 """How long the first retained topic may take to arrive."""
 QUIET_SECONDS = 0.4
-"""After the last one; then there are no more."""
+"""Silence after the last one that means there are no more."""
 SLOWER = 4.0
-"""Times as long, over MQTT 3.1.1: clusters that speak no other look filters up on their disks."""
+"""Factor for these over MQTT 3.1.1: clusters limited to it look up filters on disk."""
 MOST_SECONDS = 30.0
-"""For all of them, over a slow link."""
+"""Time limit for all of them, over a slow link."""
 AGAIN_SECONDS = 2.0
-"""Before a look that a node has refused."""
+"""Pause before repeating a look that a node has refused."""
 KINDS = ("status", "info", "health", "rollout", "model/+", "source/+")
-"""Kinds of topics that devices leave retained and a look may be at."""
+"""Kinds of retained topics that a look may include."""
 SMALL = 100
-"""So few messages no broker drops."""
+"""Number of messages that no broker drops."""
 QUEUE = 1000
-"""So many a stock mosquitto keeps for a client that is slower than it."""
+"""Number of messages that a default mosquitto queues for a slower client."""
 MANY = 8
-"""Devices, above which they are counted, not named."""
+"""With more devices, they are counted instead of named."""
 BATCH = 200
-"""Exact topics that are asked for at once."""
+"""Number of exact topics requested at once."""
 
 
 class Fleet:
-    """The devices, from their retained topics."""
+    """The devices, as known from their retained topics."""
 
     def __init__(self, client: OneShotClient, root: str) -> None:
-        """Start without any messages; *client* is subscribed to the topics of interest."""
+        """Start without messages; *client* must be subscribed to the topics of interest."""
         self._client = client
         self._root = root
         self.status: dict[str, dict[str, Any]] = {}
         self.info: dict[str, dict[str, Any]] = {}
         self.health: dict[str, dict[str, Any]] = {}
         self.models: dict[str, dict[str, dict[str, Any]]] = {}
-        """By device and model."""
+        """Model topics by device and model."""
         self.sources: dict[str, dict[str, dict[str, Any]]] = {}
-        """By device and pipeline."""
+        """Source topics by device and pipeline."""
         self.rollouts: dict[str, dict[str, Any]] = {}
-        """By device: its word on roll-outs."""
+        """By device: its report on roll-outs."""
         self.plans: dict[str, bytes] = {}
-        """By id: what lies on the topic of a roll-out."""
+        """By id: the payload on the topic of a roll-out."""
         self.discovery: dict[str, dict[str, Any]] = {}
-        """Of Home Assistant, by topic."""
+        """Home Assistant's discovery payloads, by topic."""
         self.topics: dict[str, set[str]] = {}
-        """All that hold something, by device."""
+        """All topics with a retained message, by device."""
         self.gap = ""
-        """Why there may be devices that were not seen; empty: the look is complete."""
+        """Why devices may have been missed; empty: the look is complete."""
         self._asked: set[str] = set()
 
     def look(self) -> None:
-        """Collect retained messages until no more arrive, and find topics that were left out.
+        """Collect retained messages until no more arrive, and request topics that were left out.
 
-        A cluster refuses subscriptions while it does without a node that was lost: once more, then,
-        over another node.
+        A cluster refuses subscriptions while a lost node is missing: then the look is repeated over
+        another node.
         """
         until = time.monotonic() + MOST_SECONDS
         self._look()
@@ -89,7 +89,7 @@ class Fleet:
         else:
             kinds = self._look_by_kind()
         missing = self._missing(kinds)
-        # Where each kind was looked at by itself, only a device that was not seen is a gap.
+        # If each kind was requested separately, only a missing device is a gap.
         proofs = ("/status", "/info") if len(heard) < QUEUE else ("/status",)
         for start in range(0, len(missing), BATCH):
             found = self._collect(missing[start : start + BATCH])
@@ -103,10 +103,10 @@ class Fleet:
         self.gap = f"{why} (mosquitto: max_queued_messages)"
 
     def _look_by_kind(self) -> set[str]:
-        """Look at each kind by itself, which fits a queue that is too short for all together.
+        """Request each kind separately, in case the broker's queue is too short for all together.
 
         Returns:
-            The kinds so numerous that some topics may have been left out even so.
+            The kinds with so many topics that some may still have been left out.
         """
         before, many = len(self.status), {"status"}
         for wanted in self._client.filters:
@@ -114,7 +114,7 @@ class Fleet:
             kind = wanted.removeprefix(f"{self._root}/").partition("/")[2]
             if count >= QUEUE:
                 many.add(kind)
-            # What a slow reader is not sent differs each time; over 3.1.1 it is always the same.
+            # The messages dropped for a slow reader vary; over 3.1.1 they are always the same.
             if (kind == "status" and not before == len(self.status) == count) or (
                 count >= QUEUE and self._client.protocol != 5
             ):
@@ -122,7 +122,7 @@ class Fleet:
         return many
 
     def _missing(self, kinds: set[str]) -> list[str]:
-        """List the topics of these kinds that devices may hold but have not arrived; each once."""
+        """List the topics of these kinds that may exist but have not arrived, each once."""
         missing = [
             f"{self._root}/{device}/{kind}"
             for kind in KINDS
@@ -135,7 +135,7 @@ class Fleet:
         return new
 
     def _collect(self, filters: list[str] | None = None) -> list[ReceivedMessage]:
-        """Collect retained messages, by these filters or by the subscribed ones."""
+        """Collect retained messages for these filters, or for the subscribed ones."""
         if filters is not None:
             self._client.ask(filters)
         collected: list[ReceivedMessage] = []
@@ -149,7 +149,7 @@ class Fleet:
             if heard is None:
                 return collected
             self.take(heard.topic, heard.payload)
-            # What is published meanwhile does not prolong it.
+            # Messages published meanwhile do not prolong it.
             if heard.retained:
                 collected.append(heard)
                 quiet = time.monotonic() + QUIET_SECONDS * pace
@@ -210,7 +210,7 @@ class Fleet:
         return sorted(device for device in self.info if group in self.groups(device))
 
     def rolled_out(self, but: str = "") -> set[str]:
-        """Return the transfers of packages that roll-outs need, but for those of one."""
+        """Return the transfers of packages that roll-outs other than *but* need."""
         found = set()
         for name, payload in self.plans.items():
             with suppress(MalformedError):
@@ -231,7 +231,7 @@ def look_filters(root: str, target: str | None, *kinds: str) -> list[str]:
 
 
 def some_of(devices: Sequence[str]) -> str:
-    """Name devices; of many, the first."""
+    """List devices by name; if there are many, only the first."""
     more = len(devices) - MANY
     named = ", ".join(devices[:MANY])
     return named if more <= 0 else f"{named} and {more} more"
@@ -244,7 +244,7 @@ def check_target(target: str) -> None:
 
 
 def online_targets(fleet: Fleet, target: str, *, wait: bool, timeout: float) -> list[str]:
-    """Find the devices that a target means and that are online; *wait* for the first of them."""
+    """Return the online devices of a target; *wait* for the first of them if requested."""
     deadline = time.monotonic() + timeout
     while True:
         fleet.look()
@@ -277,5 +277,5 @@ def absence(fleet: Fleet, target: str) -> str:
 
 
 def unknown(fleet: Fleet, device: str) -> str:
-    """Return the message that a device is unknown; it names the known ones."""
+    """Return the error text for an unknown device; it names the known ones."""
     return f"device {device} is unknown; known: {', '.join(sorted(fleet.status)) or 'none'}"

@@ -1,4 +1,4 @@
-"""Clears a device's retained topics on the broker, Home Assistant's discovery included."""
+"""Clears a device's retained topics on the broker, including Home Assistant's discovery."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def forget(settings: Settings, device: str, known: Collection[str] = ()) -> tupl
     """Clear the retained topics of a device that is offline.
 
     Returns:
-        How many, and why there may be more; empty: these were all.
+        How many, and why there may be more; empty: that was all.
     """
     topics = Topics(settings.broker.topic_root, device)
     own = f"{topics.root}/{device}/"
     discovery = f"/device/{object_id(topics)}/config"
-    # The box may have had another prefix than who forgets it.
+    # The device may have had another prefix than these settings.
     filters = [f"{own}#", *{f"+{discovery}", f"{settings.homeassistant.prefix}{discovery}"}]
     with OneShotClient(settings.broker, filters) as client:
         fleet = Fleet(client, topics.root)
         fleet.look()
         if fleet.online(device):
             raise AgentError(f"device {device} is online; it would say it all again")
-        # Its inbox is not its own: what others have left there is theirs.
+        # Messages that others have left in its inbox belong to them.
         found = {t for t in fleet.topics.get(device, ()) if not t.startswith(f"{own}in/")}
         found |= {t for t, says in fleet.discovery.items() if _is_of(says, topics.status)}
         found |= set(known)
@@ -40,7 +40,7 @@ def forget(settings: Settings, device: str, known: Collection[str] = ()) -> tupl
 
 
 def _is_of(says: dict[str, Any], status: str) -> bool:
-    """Whether a discovery is of the device with this status, not of one below another root."""
+    """Whether a discovery belongs to the device with this status, not one below another root."""
     listed = says.get("availability")
     return isinstance(listed, list) and any(
         isinstance(each, dict) and each.get("topic") == status for each in listed
@@ -51,7 +51,7 @@ def forget_installed(settings: Path, credentials: Path) -> str:
     """Clear the retained topics of this machine's stopped service; return a report."""
     read = load(settings, {"CREDENTIALS_DIRECTORY": str(credentials)})
     topics = Topics(read.broker.topic_root, read.device_id)
-    # The device's own user of the broker may not read what it has published.
+    # The device's broker user may not be allowed to read what it has published.
     known = {topics.status, topics.info, topics.health, topics.rollout, topics.config}
     known |= {topics.count(pipeline.name) for pipeline in read.pipelines}
     known.add(topics.pipeline("@device"))

@@ -1,4 +1,4 @@
-"""The engines of this device that can read a network's file, as its profile has them."""
+"""The engines in this device's profile that can read a network's file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as they come: a table that is kept fresh, or lines if there is no terminal."""
+"""Results as they come: a table that is kept up to date, or lines without a terminal."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from .signal_trace import SignalTrace
 
 LINE_SECONDS = 0.5
-"""Where there is no terminal, one line a pipeline at most this often …"""
+"""Least time between two lines per pipeline, without a terminal."""
 TURN_SECONDS = 0.05
-"""… and this often where it is an anomaly now and was none, or the other way round."""
+"""The same if a pipeline's state changed between anomalous and normal."""
 DRAW_SECONDS = 0.1
 STILL_SECONDS = 2.0
-"""And more than three times the usual interval without a result: its rate is 0."""
+"""Time without a result, if also three times the usual interval, after which the rate is 0."""
 RECENT = 8
-"""Lines of earlier results, where the terminal has the height."""
+"""Lines of earlier results, if the terminal is high enough."""
 MOST_KINDS = 8
-"""Classes that the summary counts."""
+"""Most classes that the summary counts."""
 FOUND_WIDTH = 24
-"""The least width that a column may leave to the findings."""
+"""The least width that other columns must leave for the findings."""
 NAME_WIDTH = 24
 MODEL_WIDTH = 40
 
@@ -50,12 +50,12 @@ class Row:
     engine: str = ""
     said: float = 0.0
     anomalous: bool | None = None
-    """The state that the latest line showed."""
+    """The state shown by the last line."""
     kinds: Counter[str] = field(default_factory=Counter)
-    """How many results there were of each best class or verdict."""
+    """Number of results for each best class or verdict."""
 
     def fps(self) -> float:
-        """Frames a second over the latest results; 0 once they have stopped."""
+        """Frames per second over the last results; 0 once they have stopped."""
         if len(self.times) < 2:
             return 0.0
         span = max(self.times[-1] - self.times[0], 1e-6)
@@ -64,14 +64,14 @@ class Row:
         return 0.0 if silent > max(STILL_SECONDS, 3 / rate) else rate
 
     def mean_fps(self) -> float:
-        """Frames a second from the first result to the last."""
+        """Frames per second from the first result to the last."""
         if self.results < 2:
             return 0.0
         return (self.results - 1) / max(self.times[-1] - self.began, 1e-6)
 
 
 class LiveView:
-    """Shows results; a context, so that the terminal is left as it was found."""
+    """Shows results; a context manager that restores the terminal."""
 
     def __init__(
         self,
@@ -82,20 +82,20 @@ class LiveView:
         quiet: bool = False,
         every: bool = False,
     ) -> None:
-        """Set up the view; *every*: without a terminal, each result has its line."""
+        """Set up the view; *every*: without a terminal, each result gets a line."""
         self._title = printable(title)
         self._quiet = quiet
         self._every = every
         self.notes = [printable(note) for note in notes]
         self.trouble = ""
-        """The present trouble; shown in full, in place of earlier results."""
+        """The current problem; shown in full, in place of earlier results."""
         self.trace: SignalTrace | None = None
-        """Of a sensor: shown between table and earlier results."""
+        """A sensor's trace, shown between the table and earlier results."""
         self.rows: dict[str, Row] = {}
         self._names = list(pipelines)
         self._live: Any = None
         self._kept = ExitStack()
-        """The settings that the terminal is given back."""
+        """Restores the terminal's settings."""
         self._recent: deque[str] = deque(maxlen=RECENT)
         self._drawn = 0.0
 
@@ -151,19 +151,19 @@ class LiveView:
         self.tick()
 
     def tick(self) -> None:
-        """Draw new results and time-dependent figures, if it is time to."""
+        """Draw new results and time-dependent figures if it is time."""
         if self._live is not None and time.monotonic() - self._drawn > DRAW_SECONDS:
             self._refresh()
 
     def print(self, text: str) -> None:
-        """Add a line of another kind."""
+        """Add a line that is not a result."""
         text = printable(text)
         self._recent.append(text)
         if self._live is None and not self._quiet:
             print(text, flush=True)
 
     def summary_lines(self) -> list[str]:
-        """Sum up, one line a pipeline."""
+        """Return a summary, one line per pipeline."""
         lines = []
         for name, row in self.rows.items():
             age, infer = percentiles(list(row.ages)), percentiles(list(row.infers))
@@ -178,14 +178,14 @@ class LiveView:
 
     def _refresh(self) -> None:
         self._drawn = time.monotonic()
-        # One line less than there are: the last is the cursor's, and more would scroll.
+        # One line less than the terminal has: the cursor needs the last, and more would scroll.
         width, height = self._live.console.size
         self._live.update(self.draw(width, height - 1), refresh=True)
 
     def draw(self, width: int, height: int) -> Any:
-        """Return the view in this many columns, at most this many lines; it is always as high.
+        """Return the view in *width* columns and at most *height* lines; its height is constant.
 
-        Each pipeline has one line. Columns that do not fit are left out, never cut.
+        Each pipeline has one line. Columns that do not fit are left out, never truncated.
         """
         from rich.console import Group
         from rich.panel import Panel
@@ -200,21 +200,21 @@ class LiveView:
         return Panel(Group(*parts), title=Text(self._title), border_style="blue", width=width)
 
     def _layout(self, height: int) -> tuple[list[str], int]:
-        """Return the pipelines that have a line, and how many lines earlier results get."""
+        """Return the pipelines that get a line, and the number of lines for earlier results."""
         names = [*self._names, *(name for name in self.rows if name not in self._names)]
-        # The frame, the headings, two empty lines.
+        # The frame, the headings, and two empty lines.
         room = height - 5 - len(self.notes) - self._traced(height)
         shown = names[: max(1, room)]
         return shown, max(0, min(RECENT, room - len(shown)))
 
     def _traced(self, height: int) -> int:
-        """Return the number of lines for the view of a sensor: all that it takes, or none."""
+        """Return the number of lines for a sensor's trace: all that it needs, or none."""
         if self.trace is None or self.trace.height + 2 > height - 5 - len(self.notes):
             return 0
         return self.trace.height
 
     def _middle(self, width: int, height: int) -> list[str]:
-        """Return exactly *height* lines: the trouble in full, then the latest results."""
+        """Return exactly *height* lines: the problem in full, then the last results."""
         from textwrap import wrap
 
         trouble = wrap(printable(self.trouble), width)[: max(0, height)]
@@ -239,7 +239,7 @@ class LiveView:
 
 
 def _kinds(name: str, row: Row) -> list[str]:
-    """Count how often each class was the best, or each verdict given; nothing of other results."""
+    """Return a line with how often each best class or verdict occurred; none for other results."""
     if not row.kinds:
         return []
     shown = row.kinds.most_common(MOST_KINDS)
@@ -251,7 +251,7 @@ def _kinds(name: str, row: Row) -> list[str]:
 def _columns(rows: Sequence[tuple[str, Row]], width: int) -> list[Any]:
     """Choose the columns that fit: heading, width, justification, style, and the cells' content."""
     named = max(8, min(NAME_WIDTH, max((len(name) for name, _ in rows), default=0)))
-    # Until it is known, so much is kept free that no column has to go again.
+    # Until it is known, enough width is reserved that no column must be removed later.
     model = max((len(_model(row)) for _, row in rows), default=0) or MODEL_WIDTH
     columns: list[Any] = [
         ("pipeline", named, "left", "bold cyan", lambda name, _: name),
@@ -280,7 +280,7 @@ def _ages(row: Row) -> str:
 
 
 def _clipped(lines: Sequence[str], style: str = "") -> list[Any]:
-    """Return lines that never take more than one each."""
+    """Return lines that are clipped instead of wrapped."""
     from rich.text import Text
 
     return [Text(line, style, no_wrap=True, overflow="ellipsis") for line in lines]

@@ -1,9 +1,9 @@
-"""The command line: the list of commands, exit statuses and signals.
+"""The command line: the list of commands, exit statuses, and signals.
 
 Each command is a module in `commands` with two functions: `arguments(parser)` declares its options,
-`main(options)` runs it and returns the exit status; its `EXAMPLES` end its help. The module is
-imported only when the command or its help is asked for. Another command is one module and one line
-in `GROUPS`.
+`main(options)` runs it and returns the exit status; its `EXAMPLES` end its help. The module is only
+imported when the command or its help is requested. To add a command, write a module and add a line
+to `GROUPS`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ..core.timeline import Timeline
 
 
 class Command(NamedTuple):
-    """A command as the list shows it."""
+    """A command, as shown in the list."""
 
     name: str
     help: str
     module: str = ""
-    """In `edge_agent.cli.commands`, or a full name; empty: called as the command."""
+    """Module in `edge_agent.cli.commands`, or a full name; empty: the same as the command."""
 
 
 GROUPS = (
@@ -88,7 +88,7 @@ GROUPS = (
         (Command("bench", "measure this device, beside what a plain script gets"),),
     ),
 )
-"""As `edge-agent --help` lists them."""
+"""The commands as listed by `edge-agent --help`."""
 EXAMPLES = (
     "edge-agent demo --seconds 20                    see it at work",
     "edge-agent try /dev/video0 yolov8n.onnx         your camera, your model",
@@ -99,9 +99,9 @@ COMMANDS = tuple(command for _, commands in GROUPS for command in commands)
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that asks the command's module for its arguments when they are needed.
+    """A parser that gets the arguments from the command's module when they are needed.
 
-    Wrong usage is one line on stderr, as wrong settings are.
+    Errors in usage are one line on stderr, like errors in settings.
     """
 
     def __init__(self, *args: Any, module: str | None = None, **options: Any) -> None:
@@ -111,7 +111,7 @@ class CommandParser(argparse.ArgumentParser):
         self._mixing = False
 
     def load(self) -> None:
-        """Import the command's module, which declares its arguments; once."""
+        """Import the command's module, which declares its arguments, only once."""
         if self._module is not None:
             module = command_module(self._module)
             self._module = None
@@ -122,7 +122,7 @@ class CommandParser(argparse.ArgumentParser):
         self.load()
         parsed = super().parse_known_args(args, namespace)
         if parsed[1] and self._subparsers is None and not self._mixing:
-            # One that may be left out counts as left out where options stand before it.
+            # An optional argument would count as left out if options come before it.
             self._mixing = True
             parsed = self.parse_known_intermixed_args(args)
             self._mixing = False
@@ -135,7 +135,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_args(self, *args: Any, **options: Any) -> Any:
         parsed, rest = self.parse_known_args(*args, **options)
         if rest:
-            # The command's own help has what it takes, not that of all commands.
+            # The command's own help shows its arguments, not the help of all commands.
             parsed.parser.error(f"unrecognized arguments: {' '.join(rest)}")
         return parsed
 
@@ -154,14 +154,14 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
     """Run one command.
 
     Returns:
-        The exit status: 0 done, 1 it ran and failed, 2 wrong usage or settings.
+        The exit status: 0 for success, 1 for failure, 2 for wrong usage or settings.
     """
     _write_anywhere(sys.stdout)
     options = parser().parse_args(arguments)
     options.timeline = timeline or Timeline()
     set_up(verbose=options.verbose, steady=options.command == "run")
     try:
-        # The daemon has its own ways with signals.
+        # The daemon handles signals itself.
         with nullcontext() if options.command == "run" else _tidy_end():
             status: int = command_module(options.module).main(options)
             return status
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
         print("edge-agent: interrupted", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader has seen enough, as in `edge-agent tail | head`.
+        # The reader has closed the pipe, as in `edge-agent tail | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as problem:
@@ -190,8 +190,8 @@ def main(arguments: Sequence[str], timeline: Timeline | None = None) -> int:
 
 
 def _write_anywhere(stream: TextIO | None) -> None:
-    """Make a stream escape characters that its locale cannot encode, as stderr does already."""
-    # In tests, and where there is no stdout at all, it is another thing.
+    """Make a stream escape characters that its locale cannot encode, as stderr already does."""
+    # In tests, and without a stdout, it has another type.
     if isinstance(stream, TextIOWrapper):
         codecs.register_error("edge-agent", encodable)
         stream.reconfigure(errors="edge-agent")
@@ -199,9 +199,9 @@ def _write_anywhere(stream: TextIO | None) -> None:
 
 @contextmanager
 def _tidy_end() -> Iterator[None]:
-    """End a command on SIGTERM and on a closed terminal as on Ctrl-C: with all its clean-up.
+    """End a command on SIGTERM and on a closed terminal like on Ctrl-C: with all its cleanup.
 
-    Until now Ctrl-C has ended the process at once (`__main__`).
+    Before this, Ctrl-C ends the process at once (`__main__`).
     """
 
     def interrupt(_number: int, _frame: object) -> NoReturn:
@@ -236,7 +236,7 @@ def parser(*, listed: bool = False) -> CommandParser:
 
 
 class _TopParser(CommandParser):
-    """The parser of all commands, whose help lists them in their groups."""
+    """The parser of all commands, whose help lists them in groups."""
 
     def format_help(self) -> str:
         self.epilog = _grouped(shutil.get_terminal_size().columns - 2)
@@ -244,7 +244,7 @@ class _TopParser(CommandParser):
 
 
 def _grouped(width: int) -> str:
-    """List the commands in their groups, in lines of at most this many columns."""
+    """List the commands in groups, in lines of at most *width* columns."""
     wide = max(len(command.name) for command in COMMANDS)
     lines = []
     for title, commands in GROUPS:
@@ -267,10 +267,10 @@ def add_commands(
     *,
     listed: bool = True,
 ) -> None:
-    """Add commands below a parser; the one that is asked for is in `options.module`.
+    """Add commands below a parser; the selected one is in `options.module`.
 
-    Its name becomes `options.<dest>`; *metavar* stands for it in the help, which lists all of them
-    here where they are *listed*.
+    Its name becomes `options.<dest>`; *metavar* stands for it in the help, which lists all commands
+    if they are *listed*.
     """
     below = above.add_subparsers(
         dest=dest,

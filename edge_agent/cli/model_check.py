@@ -1,6 +1,6 @@
-"""A model loaded and run in a child process, for commands that only want to know whether it works.
+"""Loads and runs a model in a child process, for commands that only check whether it works.
 
-It may compute for ever, crash or take all memory: that ends the child, not the command.
+A model that runs forever, crashes, or takes all memory ends the child, not the command.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Checked:
     """The outcome of running a model once."""
 
     engine: str
-    """As results name it."""
+    """The engine's name in results."""
     choice: str
-    """The engine alone."""
+    """The engine's name alone."""
     begins: str | None
-    """The engine and device that a start begins on, where they are others; None: the same."""
+    """The engine and device that a start begins on, if different; None: the same."""
     passed_over: list[str]
-    """Engines that do not serve, and why."""
+    """Engines that cannot serve, and why."""
     golden: str | None
     """How its golden outputs agree, or None if it has none."""
 
@@ -37,7 +37,7 @@ def check_model(settings: Settings, config: str | None, folder: ModelFolder, kin
     """Load a model on this device, and compare its golden outputs.
 
     Raises:
-        ModelError: it is not fit to run, does not give its golden outputs, or does not come back.
+        ModelError: it cannot run, does not give its golden outputs, or does not return.
         EngineError: no engine can run it.
     """
     question = {
@@ -74,7 +74,7 @@ def _answer(question: Any) -> dict[str, Any]:
         return asdict(Checked(LABEL, LABEL.partition(":")[0], None, [], golden))
     settings = load_settings(Namespace(config=question["config"]))
     match, facts = match_profile(settings)
-    # With all that the agent has found out here about its engines, as it will choose by that.
+    # Uses what the agent has learned about its engines here, because its choice depends on that.
     store = open_store(settings)
     engines = DeviceEngines(match.profile, facts, settings.engine, state=store.root)
     loader = ModelLoader(engines, store)

@@ -1,4 +1,4 @@
-"""Options that several commands share: kinds of arguments, and the settings that they read."""
+"""Options shared by several commands: types of arguments, and the settings that they read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def positive(text: str) -> float:
 
 
 def not_negative(text: str) -> float:
-    """Parse a number from 0."""
+    """Parse a number of at least 0."""
     return _number(text, "from 0", lambda value: 0 <= value < float("inf"))
 
 
@@ -47,7 +47,7 @@ def _number(text: str, bounds: str, is_within: Callable[[float], bool]) -> float
     try:
         value = float(text)
     except ValueError:
-        value = float("nan")  # is within no bounds
+        value = float("nan")  # within no bounds
     if not is_within(value):
         raise argparse.ArgumentTypeError(f"expected a number {bounds}, found {text!r}")
     return value
@@ -61,7 +61,7 @@ def positive_int(text: str) -> int:
 
 
 def load_settings(options: Any, *, needed: bool = False) -> Any:
-    """Read the settings that a command names or finds."""
+    """Read the settings that a command line names, or the default file."""
     from ..config.load import find_file, load
     from ..config.locations import PLACES
 

@@ -1,4 +1,4 @@
-"""A picture of the latest result: kept fresh in the working directory."""
+"""A picture of the last result, kept up to date in the working directory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from .terminal import say
 
 MARK = b"edge-agent try\n"
-"""Behind the picture in a file, where viewers do not look: tells ours from a person's own."""
+"""Appended to our pictures, where viewers ignore it, to distinguish them from the user's files."""
 MOST_NAMES = 100
-"""That are tried where files of somebody's own have the names of a picture."""
+"""Most names tried if files of the user have the picture's name."""
 PICTURE_SECONDS = 0.5
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a picture may be written to a path: it is free, or holds one of an earlier run."""
+    """Whether a picture may be written to a path: it is free, or has one from an earlier run."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             return False
@@ -33,12 +33,12 @@ def _is_ours(path: Path) -> bool:
 
 
 class PictureFile:
-    """Keeps a picture fresh; replaced in one step, for viewers that watch the file."""
+    """Keeps a picture up to date; replaced atomically, for viewers that watch the file."""
 
     def __init__(self, path: Path, what: str, encode: Callable[[Any], bytes]) -> None:
         self.path = path
         self.trouble = ""
-        """Why it cannot be written; the results are worth seeing all the same."""
+        """Why it cannot be written, which does not end the command."""
         self.written = False
         self._usual = path
         self._what = what
@@ -70,13 +70,13 @@ class PictureFile:
         self._draw = draw
 
     def refresh(self) -> None:
-        """Draw the latest into the file, if it is time to."""
+        """Draw the last result into the file if it is time."""
         if time.monotonic() - self._drawn >= PICTURE_SECONDS:
             self._drawn = time.monotonic()
             self.write()
 
     def write(self) -> None:
-        """Draw the latest result into the file, if there is one."""
+        """Draw the last result into the file, if there is one."""
         if self._draw is None or self.trouble:
             return
         try:

@@ -1,4 +1,4 @@
-"""Progress of long work, on stderr."""
+"""The progress of long work, on stderr."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from ..core.text import printable
 
 _LIVE_SECONDS = 1.0
 _SECONDS = 10.0
-"""Of silence, after which a step is said to go on: on a terminal, and where no line can change."""
+"""Seconds of silence after which a step is shown as ongoing: on a terminal, and elsewhere."""
 
 
 class Progress:
-    """Shows the current step on stderr: a line that changes, or one a step where none can.
+    """Shows the current step on stderr: a line that changes, or without a terminal one per step.
 
-    A step that tells nothing of itself, such as a library's, is said to go on by a thread.
+    For a step that does not report progress, such as a library's, a thread shows that it goes on.
     """
 
     def __init__(self, every: float | None = None) -> None:
-        """Start without output; a step is said to go on after *every* seconds."""
+        """Start without output; a step is shown as ongoing every *every* seconds."""
         self._live = sys.stderr.isatty()
         self._every = every or (_LIVE_SECONDS if self._live else _SECONDS)
         self._what = ""
         self._count = ""
         self._since = self._told = 0.0
-        """Monotonic clock of the step's start, and of the latest line."""
+        """Monotonic time of the step's start, and of the last line."""
         self._open = False
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show the current step, how much of it is done, and the total; 0: not known."""
+        """Show the current step, how much of it is done, and the total; 0: unknown."""
         count = f" {done}" if done or total else ""
         with self._lock:
             new = what != self._what

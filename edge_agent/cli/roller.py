@@ -1,6 +1,6 @@
-"""Leads a roll-out: counts the devices' words, judges each wave by its gate, begins the next.
+"""Leads a roll-out: counts the devices' reports, judges each wave by its gate, starts the next.
 
-All of its state lies on the broker: anyone else with the key may continue it.
+All of its state is on the broker, so anyone with the key may continue it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 JUDGE_SECONDS = 0.5
 SPREAD_SECONDS = 0.02
-"""For each online device of a wave; together, the time over which the wave starts."""
+"""Time per online device of a wave; the sum is the time over which the wave starts."""
 COME_BACK_SECONDS = 1.0
 RETURN_SECONDS = 10.0
-"""Time for devices to come back after the broker was away, and as long again as it was …"""
+"""Time for devices to reconnect after the broker was away, in addition to how long it was."""
 MOST_AWAY = 60.0
-"""… up to the longest pause between their attempts: until then none of them counts as lost."""
+"""Limit for that time: the longest pause between attempts. Until then no device counts as lost."""
 MISSING_SECONDS = 3.0
 """Time after a new connection for the broker to send retained messages."""
 MOST_SPREAD = 600.0
 BACK_SECONDS = 60.0
-"""For which devices are watched as they go back."""
+"""How long devices are watched while they go back."""
 AGAIN_SECONDS = 5.0
 """Least time between two corrections of others' messages on the topic of the roll-out."""
 
@@ -55,20 +55,20 @@ class Tally:
     online: int = 0
     ended_online: int = 0
     judged: int = 0
-    """Those that are online or have ended, of which the gate's shares are."""
+    """Devices that are online or have ended, which the gate's shares refer to."""
     states: Counter[str] = field(default_factory=Counter)
     disagreeing: int = 0
     degraded: int = 0
-    """Devices that were ok before and are not now."""
+    """Devices that were ok before and no longer are."""
     not_well: dict[str, list[str]] = field(default_factory=dict)
-    """Devices by their trouble."""
+    """Devices by their problem."""
     still_has: int = 0
-    """Devices that are online and serve it."""
+    """Online devices that serve it."""
     offline: list[str] = field(default_factory=list)
-    """Devices that are away and have not ended."""
+    """Devices that are offline and have not ended."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures, as `--json` has them."""
+        """Return the figures for `--json`."""
         return {
             "members": self.members,
             "online": self.online,
@@ -78,7 +78,7 @@ class Tally:
         }
 
     def trouble(self, plan: Plan) -> str | None:
-        """Return the reason for which the gate refuses, or None if it does not."""
+        """Return the reason why the gate stops the roll-out, or None if it does not."""
         gate = plan.gate
         for count, most, what in (
             (self.states["rejected"], gate.max_rejected, "rejected it"),
@@ -91,11 +91,11 @@ class Tally:
         return None
 
     def has_quorum(self, plan: Plan) -> bool:
-        """Whether enough of those that are online have ended."""
+        """Whether enough of the online devices have ended."""
         return self.online > 0 and self.ended_online >= plan.gate.quorum * self.online
 
     def __str__(self) -> str:
-        """Write the sum."""
+        """Return a summary."""
         parts = [f"{n} {state}" for state, n in sorted(self.states.items()) if state != "waiting"]
         waiting = self.states["waiting"] - len(self.offline)
         parts += [f"{waiting} waiting"] if waiting > 0 else []
@@ -150,12 +150,12 @@ def _not_well(plan: Plan, fleet: Fleet, device: str, word: Mapping[str, Any]) ->
 
 
 def wave_line(plan: Plan, number: int, counts: Tally) -> str:
-    """Write a wave and how far it is."""
+    """Return a line with a wave and its progress."""
     return f"wave {number + 1} of {len(plan.waves)} ({plan.waves[number]}): {counts}"
 
 
 def trouble_lines(counts: Tally) -> Iterator[str]:
-    """Yield a line for each kind of trouble in a wave."""
+    """Yield a line for each kind of problem in a wave."""
     for why, devices in sorted(counts.not_well.items()):
         yield printable(f"  {counted(len(devices), 'device')} {why} ({some_of(sorted(devices))})")
 
@@ -163,13 +163,13 @@ def trouble_lines(counts: Tally) -> Iterator[str]:
 def changed(plan: Plan, **what: Any) -> Plan:
     """Return a plan with a change, above the serial that devices have seen."""
     now = time.time_ns()
-    # By the clock, so that it is also above what a broker may have lost.
+    # Based on the clock, so that it is also above plans that a broker may have lost.
     serial = max(plan.serial + 1, now // 1_000_000_000)
     return replace(plan, **{"serial": serial, "time": iso(now), "by": who(), "why": None, **what})
 
 
 def who() -> str:
-    """Return the name under which this process leads."""
+    """Return the name of this process as the leader."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -203,11 +203,11 @@ class Roller:
         """Set up; nothing is published yet.
 
         Args:
-            client: subscribed to the topics of a look at the fleet, and to that of the roll-out.
-            fleet: has looked.
+            client: subscribed to the fleet's topics and to that of the roll-out.
+            fleet: the fleet, after a look.
             root: first topic level.
-            key: signs.
-            package: republished if the broker has lost it; None: it is not at hand.
+            key: signs the plans.
+            package: republished if the broker has lost it; None: not available.
         """
         self._client = client
         self._fleet = fleet
@@ -218,16 +218,16 @@ class Roller:
         self._sealed = b""
         """The message that should be on the topic."""
         self._echoes: deque[bytes] = deque()
-        """Messages published whose echo is still to come."""
+        """Published messages whose echo has not come yet."""
         self._missing: float | None = None
         self._returning = 0.0
-        """Until then devices may be on their way back, monotonic seconds."""
+        """Monotonic time until which devices may still be reconnecting."""
         """Since when, by the monotonic clock, it may not lie there."""
         self._corrected = -math.inf
         self._progress = Progress()
 
     def lead(self, plan: Plan) -> int:
-        """Go through the waves; return 0 when all are through, 1 when it has stopped."""
+        """Go through the waves; return 0 when all are complete, 1 if it has stopped."""
         try:
             while plan.state == "running":
                 counts = tally(plan, self._fleet, plan.wave)
@@ -250,7 +250,7 @@ class Roller:
         return 0 if plan.state == "done" else 1
 
     def _publish(self, plan: Plan) -> Any:
-        """Publish a plan, of which devices take notice; return the receipt."""
+        """Publish a plan with a new serial; return the receipt."""
         self._plan, self._sealed = plan, seal(plan, self._key)
         return self._send()
 
@@ -283,7 +283,7 @@ class Roller:
                 return "unknown", f"after {plan.gate.timeout_s:.0f} s {done}"
 
     def _watch_back(self, plan: Plan) -> None:
-        """Watch the devices that are online go back."""
+        """Watch the online devices go back."""
         until = time.monotonic() + BACK_SECONDS
         while time.monotonic() < until:
             self._hear(JUDGE_SECONDS)
@@ -344,7 +344,7 @@ class Roller:
             self._missing = self._missing or time.monotonic()
 
     def _come_back(self, problem: str) -> None:
-        """Connect again, however long that takes."""
+        """Reconnect, however long that takes."""
         print(f"{problem}; trying again", file=sys.stderr, flush=True)
         self._echoes.clear()
         began = time.monotonic()
@@ -358,7 +358,7 @@ class Roller:
         self._returning = now + RETURN_SECONDS + min(MOST_AWAY, now - began)
 
     def _put_again(self) -> None:
-        """Put back on the broker whatever it has lost."""
+        """Publish again what the broker has lost."""
         self._missing = None
         if self._package is not None and not self._package.lies_there():
             self._package.put(lambda _done, _total: None)
@@ -366,7 +366,7 @@ class Roller:
 
 
 def _after(plan: Plan, outcome: Outcome, why: str | None) -> Plan:
-    """Return the plan that follows a wave with this outcome."""
+    """Return the plan after a wave with this outcome."""
     if outcome == "good":
         last = plan.wave + 1 == len(plan.waves)
         return changed(plan, state="done") if last else changed(plan, wave=plan.wave + 1)
@@ -376,7 +376,7 @@ def _after(plan: Plan, outcome: Outcome, why: str | None) -> Plan:
 
 
 def ending(plan: Plan) -> str:
-    """Write how it stands with a roll-out that nobody leads."""
+    """Describe the state of a roll-out without a leader."""
     commands = f"edge-agent rollout resume {plan.id}, or abort {plan.id}"
     match plan.state:
         case "done":

@@ -1,4 +1,4 @@
-"""Samples of a source as they come, for a command that looks at one source alone."""
+"""Samples from a source as they come, for commands with a single source."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from ..sources.source import Source, SourceContext, Topics, open_source, reading
 from ..sources.spec import SourceSpec
 
 AHEAD = 4
-"""Of a lossless source: samples that may wait."""
+"""Most waiting samples of a lossless source."""
 WINDOWS = 256
-"""Of a live signal, where each window has data that no other has."""
+"""Most waiting windows of a live signal, each of which has unique data."""
 STABLE_SECONDS = 10.0
-"""A source that has run this long is reopened at once when it is lost."""
+"""A source that has run for this long is reopened at once when it is lost."""
 MOST_SKIPPED = 5
-"""Readings that are skipped, each with its reason, before they are only counted."""
+"""Number of skipped readings reported with reasons before they are only counted."""
 HANG_SECONDS = 2.0
-"""Time for a driver to come back from a read when all is over."""
+"""Time for a driver to return from a read at the end."""
 
 
 class Samples:
     """Opens a source and numbers its samples; cuts a signal into windows. A context manager.
 
-    A live source that is lost is opened again, with growing pauses, as the daemon does.
+    A live source that is lost is opened again, with growing pauses, as in the daemon.
 
-    `first` reads in the caller's thread. From `follow` on the source belongs to a thread of its
-    own, which also closes it: a driver that hangs in a read must not be closed under its feet.
+    `first` reads in the caller's thread. From `follow` on the source belongs to its own thread,
+    which also closes it: a driver that hangs in a read must not be closed meanwhile.
     """
 
     def __init__(
@@ -49,27 +49,27 @@ class Samples:
         """Open the source.
 
         Args:
-            spec: of the source.
-            shape: how a model wants its windows.
+            spec: the source.
+            shape: how a model takes windows.
             closing: ends all reading.
-            topics: where messages of others come from; None: nowhere.
-            tell: takes a line about each reading that is skipped.
+            topics: source of messages for a topic source; None: there is none.
+            tell: takes a line about each skipped reading.
         """
         self._spec = spec
         self._shape = shape
         self._closing = closing
         self._tell = tell
         self.trouble: str | None = None
-        """Why the source is lost at the moment, or None if it is not."""
+        """Why the source is currently lost, or None if it is not."""
         self.latest = time.monotonic()
-        """Monotonic clock of its latest sample, or when it was opened."""
+        """Monotonic time of its last sample, or when it was opened."""
         self.columns: tuple[str, ...] = ()
-        """Names of a signal's channels, where the source has them."""
+        """Names of a signal's channels, if the source has them."""
         self._seq = 0
         self._context = SourceContext(self._closing, topics=topics)
         self._source: Source = open_source(spec, self._context)
         self._samples = self._read()
-        # Of a live picture the newest; what is lossless is awaited.
+        # Only the newest live picture waits; lossless samples are never dropped.
         room = None if spec.lossless else WINDOWS if spec.kind == "signal" else 1
         self._waiting: deque[Sample] = deque(maxlen=room)
         self._changed = threading.Condition()
@@ -77,7 +77,7 @@ class Samples:
         self._error: BaseException | None = None
         self._reader: threading.Thread | None = None
         self._reading = False
-        """Somebody is in `first`; perhaps for ever, in a driver."""
+        """Whether a thread is in `first`, perhaps forever, in a driver."""
 
     def __enter__(self) -> Self:
         return self
@@ -99,14 +99,14 @@ class Samples:
         return sample
 
     def follow(self) -> Iterator[Sample]:
-        """Yield all samples of a recording; of a live source the newest from now on.
+        """Yield all samples of a recording, or the newest of a live source from now on.
 
         Raises:
             SourceError: the source is lost, and not live.
             ModelError: its samples do not fit the model.
         """
         if not self._spec.live:
-            # From the beginning: its clock has gone on since the first one.
+            # From the beginning, as its clock has advanced since the first one.
             self._source.close()
             self._source = open_source(self._spec, self._context)
             self._samples, self._seq = self._read(), 0
@@ -114,7 +114,7 @@ class Samples:
         self._reader.start()
         while True:
             with self._changed:
-                # A timeout, for `closing` wakes nobody.
+                # With a timeout, because `closing` does not wake this thread.
                 while not self._waiting and not self._done and not self._closing.is_set():
                     self._changed.wait(0.25)
                 if self._closing.is_set():
@@ -153,7 +153,7 @@ class Samples:
                 self._changed.notify_all()
 
     def _put_all(self) -> None:
-        """Queue the source's samples for `follow`, until it ends or is to end."""
+        """Queue the source's samples for `follow`, until it ends or must end."""
         for sample in self._samples:
             self.trouble, self.latest = None, time.monotonic()
             with self._changed:
@@ -167,7 +167,7 @@ class Samples:
                 return
 
     def _reopen(self, backoff: Backoff) -> bool:
-        """Open the source again, however long that takes; False: it is to end."""
+        """Open the source again, however long that takes; False: it must end."""
         while not self._closing.wait(backoff.pause()):
             try:
                 self._source = open_source(self._spec, self._context)
@@ -183,7 +183,7 @@ class Samples:
         skipped = 0
 
         def skip(problem: SampleError) -> None:
-            # No window spans it.
+            # No window may span it.
             nonlocal skipped
             skipped += 1
             if skipped <= MOST_SKIPPED:
@@ -214,7 +214,7 @@ class Samples:
             except ModelError as problem:
                 if not self._spec.live:
                     raise
-                # Others may fit.
+                # Other samples may fit.
                 self._tell(printable(f"skipped  {problem}"))
                 windower.reset()
         if skipped > MOST_SKIPPED:

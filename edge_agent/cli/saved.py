@@ -1,6 +1,6 @@
-"""The output of `edge-agent try --save`: a model folder, and commented settings to go on from.
+"""The output of `edge-agent try --save`: a model folder, and commented settings to start from.
 
-Both are for their owner only: a camera's password stands in its source.
+Both are only readable by their owner, because a source may contain a camera's password.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _PICTURE = """\
 def new_folder(name: str) -> Iterator[Path]:
     """Make the folder to save to, before any time is spent on its content.
 
-    Where the context ends with an error, nothing of it is left.
+    If the context ends with an error, nothing is left of it.
     """
     folder = Path(name)
     made = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -80,7 +80,7 @@ def new_folder(name: str) -> Iterator[Path]:
         with suppress(OSError):
             (folder / SETTINGS).unlink(missing_ok=True)
             for each in made:
-                each.rmdir()  # if nobody else has put anything there
+                each.rmdir()  # unless others have put files there
         raise
 
 
@@ -134,9 +134,9 @@ def _text(settings: Path, model: str, spec: SourceSpec) -> str:
 
 
 def _absolute(spec: SourceSpec) -> str:
-    """Return a source's text with an absolute path, so that it holds wherever the settings are."""
+    """Return a source's text with an absolute path, which is valid wherever the settings are."""
     if spec.path is None:
         return spec.text
     _, mark, query = spec.text.partition("?")
-    # Links stay: the name under /dev/v4l/by-id is the one that lasts.
+    # Links are not resolved: the name under /dev/v4l/by-id is the permanent one.
     return f"{spec.scheme.name}:{quote(str(spec.path.absolute()))}{mark}{query}"

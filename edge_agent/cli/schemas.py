@@ -1,7 +1,7 @@
 """JSON Schemas of the settings and of every payload, and one AsyncAPI document of all topics.
 
-Those of payloads that a device publishes are written down beside `mqtt.payloads`; all others follow
-from the records that read what they describe.
+Schemas of payloads that a device publishes are in a file beside `mqtt.payloads`; all others are
+generated from the records that parse the data.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BELOW = {
     "push": "transfer",
     "reply": "request",
 }
-"""By kind of payload: the level below it in its topic."""
+"""By kind of payload: the topic level below it."""
 _OTHERS = (
     ("send", "snapshot/{pipeline}", "image/jpeg", "A frame with what was found in it."),
     ("send", "picture/{pipeline}/{event}", "image/jpeg", "The picture of an event."),
@@ -93,11 +93,11 @@ _CHECKED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "Zone": {"name": _NAMED, "polygon": _points(3)},
     "Line": {"name": _NAMED, "points": _points(2)},
 }
-"""What the settings' own checks ask for beyond types, as far as a schema can say it."""
+"""What the settings' own checks require beyond types, as far as a schema can express it."""
 
 
 def schemas() -> dict[str, Any]:
-    """Return the schema of each kind, and those that they refer to, by name."""
+    """Return the schema of each kind, and all schemas that they refer to, by name."""
     written = json.loads(files("edge_agent.mqtt").joinpath("payloads.json").read_text("utf-8"))
     found: dict[str, Any] = written["$defs"]
     settings = json_schema(Settings, "#/$defs/{model}")
@@ -120,7 +120,7 @@ def kinds(found: Mapping[str, Any]) -> list[str]:
 
 
 def document(kind: str | None) -> dict[str, Any]:
-    """Return one schema with all that it refers to, or all of them."""
+    """Return one schema with all schemas that it refers to, or all of them."""
     found = schemas()
     if kind is None:
         return {"$schema": DIALECT, "title": "edge-agent", "$defs": found}
@@ -145,7 +145,7 @@ def _references(schema: Any) -> list[str]:
 
 
 def asyncapi(root: str = "edge") -> dict[str, Any]:
-    """Return the AsyncAPI 3 document of a device's topics; its view is the device's."""
+    """Return the AsyncAPI 3 document of a device's topics, from the device's point of view."""
     found = schemas()
     del found["settings"]
     channels: dict[str, Any] = {}
@@ -193,7 +193,7 @@ def asyncapi(root: str = "edge") -> dict[str, Any]:
 
 
 def _moved(schema: Any) -> Any:
-    """Return a schema that refers to where an AsyncAPI document has others."""
+    """Return a schema whose references fit the places of schemas in an AsyncAPI document."""
     if isinstance(schema, dict):
         return {
             key: each.replace("#/$defs/", "#/components/schemas/")

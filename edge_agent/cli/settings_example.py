@@ -1,4 +1,4 @@
-"""A commented example of all settings, made of the records that read them."""
+"""A commented example of all settings, generated from the records that read them."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ EXAMPLES: Mapping[str, Any] = {
     "http": "http://127.0.0.1:9000/hook",
     "prompt": "What is the {label} doing?",
 }
-"""By key, of those without a default."""
+"""Example values by key, for keys without a default."""
 _BOUNDS = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to"}
 _MUCH = 1_000_000
-"""Bounds beyond that only guard against slips of the finger."""
+"""Larger bounds are not shown: they only protect against typing errors."""
 
 
 def settings_example() -> str:
-    """Return the TOML file, in which all is commented out."""
+    """Return the TOML file, with everything commented out."""
     known = schemas()
     return "\n".join([HEAD, *_lines(known["settings"], known, ())]) + "\n"
 
 
 def _lines(table: Mapping[str, Any], known: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    """Write the keys of a table, then the tables in it; none below one of its own kind."""
+    """Return the keys of a table, then the tables in it, unless nested in one of the same kind."""
     lines, below = list[str](), list[str]()
     for key, schema in table["properties"].items():
         inner = _table(schema, known)
@@ -64,12 +64,12 @@ def _lines(table: Mapping[str, Any], known: Mapping[str, Any], path: tuple[str, 
 
 
 def _choices(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the schemas that a value may have, but for that of no value."""
+    """Return the schemas that a value may have, except null."""
     return [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
 
 
 def _table(schema: Mapping[str, Any], known: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the table that a key is, or a list of them; None: it may be anything else."""
+    """Return the schema of a key that is a table or a list of tables; None: it is neither."""
     first, *others = _choices(schema)
     reference = str(first.get("items", first).get("$ref", ""))
     named: Mapping[str, Any] = known.get(reference.rpartition("/")[2], {})
@@ -77,7 +77,7 @@ def _table(schema: Mapping[str, Any], known: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _told(schema: Mapping[str, Any], *, needed: bool) -> Iterator[str]:
-    """Return lines with the description of a key and its possible values."""
+    """Yield lines with the description of a key and its possible values."""
     words = [str(schema["description"])] if "description" in schema else []
     for choice in _choices(schema):
         if "enum" in choice:
@@ -103,4 +103,4 @@ def _line(key: str, schema: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)  # of all that is here TOML writes the same
+    return json.dumps(value, ensure_ascii=False)  # the same in TOML for all these values

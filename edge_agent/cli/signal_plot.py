@@ -1,4 +1,4 @@
-"""The plot of a sensor that a model is tried on: readings by channel, and scores over time."""
+"""The plot for a model tried on a sensor: readings by channel, and scores over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .signal_trace import SignalTrace
 Floats = NDArray[np.float64]
 
 WIDTH, STRIP, EDGE = 900, 110, 110
-"""Pixels: of the plot, of the height of a channel, and of its left edge, where names stand."""
+"""Pixels: the plot's width, a channel's height, and the width of the left margin with names."""
 Color = tuple[int, int, int]
 PAPER: Color = (255, 255, 255)
 INK: Color = (60, 60, 60)
@@ -69,7 +69,7 @@ def _span(values: Floats) -> tuple[float, float]:
 
 
 def _across(count: int, most: int) -> Floats:
-    """Return the columns of this many points, the latest at the right edge."""
+    """Return the x positions of *count* points, the last at the right edge."""
     step = (WIDTH - 10 - EDGE) / max(1, most - 1)
     return WIDTH - 10 - step * np.arange(count - 1, -1, -1, dtype=np.float64)
 
@@ -87,7 +87,7 @@ def _strip(canvas: Array, top: int, name: str, span: tuple[float, float]) -> Non
 
 
 def _band(canvas: Array, top: int, band: Floats, most: int) -> None:
-    """Draw from the lowest to the highest of each of *most* pieces, where it is not NaN."""
+    """Draw from the lowest to the highest value of each piece that is not NaN."""
     low, high = _span(band)
     across = _across(len(band), most)
     upper, lower = _down(band[:, 1], low, high, top), _down(band[:, 0], low, high, top)
@@ -97,6 +97,6 @@ def _band(canvas: Array, top: int, band: Floats, most: int) -> None:
 
 
 def _text(canvas: Array, text: str, at: tuple[int, int], color: Color = INK) -> None:
-    # OpenCV's letters are those of ASCII.
+    # OpenCV only draws ASCII letters.
     plain = text.replace("·", "-").encode("ascii", "replace").decode()
     cv2.putText(canvas, plain, at, cv2.FONT_HERSHEY_SIMPLEX, 0.42, color, 1, cv2.LINE_AA)

@@ -1,6 +1,6 @@
-"""The view of a sensor while a model is tried on it: levels by channel, scores over time.
+"""The trace of a sensor while a model is tried on it: levels by channel, scores over time.
 
-Drawn as lines for a terminal here, and as a picture by `signal_plot`.
+Drawn as lines for a terminal here, and as a picture in `signal_plot`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 HISTORY = 200
-"""Windows whose levels and scores are kept."""
+"""Number of windows whose levels and scores are kept."""
 PIECES = 8
-"""Parts of a window's new rows whose lowest and highest samples are kept, for the plot."""
+"""Pieces of a window's new rows whose lowest and highest samples are kept for the plot."""
 MOST_CHANNELS = 6
-"""That are shown."""
+"""Most channels shown."""
 BARS = "▁▂▃▄▅▆▇█"
 NAME_WIDTH = 10
 
 
 class SignalTrace:
-    """The latest windows of a sensor, and the findings in them."""
+    """The last windows of a sensor, and the findings in them."""
 
     def __init__(self, first: Sample, names: Sequence[str], hop: int, threshold: float) -> None:
         rows = _rows(first.data)
@@ -40,16 +40,16 @@ class SignalTrace:
             :MOST_CHANNELS
         ]
         self.more = count - len(self.names)
-        """Channels that are not shown."""
+        """Number of channels not shown."""
         self.label = "score"
         self.threshold: float | None = threshold if 0 < threshold < float("inf") else None
         self.pieces: deque[Array] = deque(maxlen=HISTORY * self._split)
-        """(2, channels) lowest and highest of a piece; NaN where something is missing."""
+        """(2, channels) lowest and highest values of each piece; NaN where data is missing."""
         self.scores: deque[float] = deque(maxlen=HISTORY)
         self.flags: deque[bool] = deque(maxlen=HISTORY)
-        """Whether a window was anomalous."""
+        """Whether each window was anomalous."""
         self._levels: deque[Array] = deque(maxlen=HISTORY)
-        """Root mean squares by channel, without the mean."""
+        """Root mean squares by channel, after subtracting the mean."""
         self._low = self._high = np.zeros(count)
 
     def add(self, sample: Sample, outcome: Outcome) -> None:
@@ -71,11 +71,11 @@ class SignalTrace:
 
     @property
     def height(self) -> int:
-        """Lines that `lines` returns."""
+        """Number of lines that `lines` returns."""
         return len(self.names) + 2
 
     def lines(self, width: int) -> list[Text]:
-        """Return levels and scores as lines of at most this many columns, `height` of them."""
+        """Return levels and scores as `height` lines of at most *width* columns."""
         from rich.text import Text
 
         room = max(8, width - NAME_WIDTH - 40)
@@ -106,12 +106,12 @@ class SignalTrace:
 def sparkline(
     values: Sequence[float] | deque[float], width: int, middle: float | None = None
 ) -> str:
-    """Return numbers as bars, the latest to the right, in this many columns.
+    """Return numbers as bars, the last at the right.
 
     Args:
         values: oldest first.
-        width: of the line.
-        middle: what is above it has one of the upper four bars, whatever the scale.
+        width: columns of the line.
+        middle: values above it get one of the upper four bars, whatever the scale.
     """
     shown = list(values)[-width:]
     if not shown:
@@ -131,12 +131,12 @@ def sparkline(
 
 
 def _rows(data: Array) -> Array:
-    """Return a window, or any other ready input as one channel, as (rows, channels)."""
+    """Return a window as (rows, channels); other ready inputs are one channel."""
     return data if data.ndim == 2 else data.reshape(-1, 1)
 
 
 def _score(found: Findings) -> tuple[str, float, float | None]:
-    """Return the curve to show over time: its name, its value and the threshold."""
+    """Return what to show over time: its name, its value, and the threshold."""
     match found:
         case Anomaly():
             return "score", found.score, found.threshold

@@ -1,4 +1,4 @@
-"""Tells whether cameras send far more than their models need, and the cost of that here."""
+"""Checks whether cameras send far more than their models need, and what that costs here."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from ..sources.source import Source
 
 FAR = 2.0
-"""Times as wide and as high as needed: a stream of half the size is as good for every model."""
+"""Factor in width and height that is far too much: half the size would do for every model."""
 FRAMES = 5
 SECONDS = 2.0
-"""Most that is waited for those frames."""
+"""Most time to wait for those frames."""
 
 
 @record
 class Stream:
-    """A pipeline's stream: the size that its source gives, and the size needed."""
+    """A pipeline's stream: the size from its source, and the size needed."""
 
     source: str
-    """As the settings have it."""
+    """The source as in the settings."""
     name: str
-    """Without secrets."""
+    """The source without secrets."""
     size: tuple[int, int]
     """Width and height."""
     needed: tuple[int, int] | None
-    """Width and height at which no model loses anything; None: not known, or all of it."""
+    """Width and height that are enough for every model; None: unknown, or all of it."""
     cost_ms: float
-    """Of processor time that reading a frame takes."""
+    """Processor time for reading a frame."""
 
 
 def reading_cost(opened: Source, closing: threading.Event) -> float:
-    """Return the processor time of reading a frame, ms, all threads together; 0: none came."""
+    """Return the processor time for reading a frame, in ms, summed over threads; 0: none came."""
     from ..sources.source import readings
 
     timer = threading.Timer(SECONDS, closing.set)
@@ -63,7 +63,7 @@ def needed_of(
 ) -> tuple[int, int] | None:
     """Return the size of the stream that a pipeline's models need."""
     if pipeline.then or not folders:
-        return None  # crops are made of every pixel
+        return None  # crops use every pixel
     width, height = 0, 0
     for folder in folders:
         try:
@@ -75,13 +75,13 @@ def needed_of(
         width, height = max(width, found[0]), max(height, found[1])
     x1, y1, x2, y2 = pipeline.roi
     if x2 > x1:
-        # Of the region alone; the rest of the stream comes along.
+        # Only the region is needed, but the whole stream is read.
         width, height = width * size[0] // (x2 - x1), height * size[1] // (y2 - y1)
     return width, height
 
 
 def oversized(streams: Iterable[Stream]) -> Iterator[tuple[str, str]]:
-    """Yield each source that sends far more than any model on it needs, and a line about it."""
+    """Yield each source that sends far more than its models need, and a line about it."""
     by_source: dict[str, list[Stream]] = {}
     for stream in streams:
         by_source.setdefault(stream.source, []).append(stream)

@@ -1,4 +1,4 @@
-"""Texts of results, messages, events and times for a terminal."""
+"""Texts for results, messages, events, and times on a terminal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..config.rule_kinds import RULE_KINDS
 from ..core.text import printable
 
 MOST_KEYS = 6
-"""Of a payload of any other kind that a line shows."""
+"""Most keys shown of a payload of any other kind."""
 INDENT = " " * 9
-"""Of what follows a line's first word: "model    parts@1"."""
+"""Indent of the text after a line's first word: "model    parts@1"."""
 _ENDS = {
     "stopped": ", as it was stopped",
     "reloaded": ", as the settings changed",
@@ -26,7 +26,7 @@ _ENDS = {
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line; in a terminal that is narrower, at its words as several."""
+    """Print a line; on a terminal, wrap it at words."""
     stream = stream or sys.stdout
     for line in folded(text, stream):
         print(line, file=stream, flush=True)
@@ -34,13 +34,13 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 @contextmanager
 def silent_keys(stream: TextIO) -> Iterator[None]:
-    """Keep a terminal from echoing keys into lines that are redrawn in place; they work as ever.
+    """Keep a terminal from echoing keys into lines that are redrawn in place; the keys still work.
 
-    A ^C behind a full line would begin another one, so that the next drawing was a line too low.
+    A ^C after a full line would start a new one, so that the next drawing would be a line too low.
     """
     terminal = stream.fileno()
     try:
-        # In the background, changing the terminal would stop us.
+        # A background process that changes the terminal is stopped.
         before = termios.tcgetattr(terminal) if os.tcgetpgrp(terminal) == os.getpgrp() else None
     except (OSError, termios.error):
         before = None
@@ -58,13 +58,13 @@ def silent_keys(stream: TextIO) -> Iterator[None]:
 
 
 def folded(text: str, stream: TextIO) -> list[str]:
-    """Return a line as those that a terminal shows of it; elsewhere as the one that it is."""
+    """Return a line wrapped for a terminal; elsewhere unchanged."""
     if not stream.isatty():
         return [text]
     width = os.get_terminal_size(stream.fileno()).columns or 80
     if len(text) <= width:
         return [text]
-    # A path or a command to be copied stays whole: the terminal knows how to break it.
+    # A path or a command stays whole so that it can be copied: the terminal breaks it itself.
     return textwrap.wrap(
         text,
         width,
@@ -76,15 +76,15 @@ def folded(text: str, stream: TextIO) -> list[str]:
 
 
 def printable_json(value: Any) -> str:
-    """Write JSON likewise; it says the same as ever."""
-    # In another encoding its letters are escaped as JSON has it.
+    """Return JSON without control characters; its meaning does not change."""
+    # In other encodings, letters are escaped as in JSON.
     utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
     text = json.dumps(value, ensure_ascii=not utf8)
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def summary(payload: Mapping[str, Any]) -> str:
-    """Return a result's findings in a few words; labels and names in them are made harmless."""
+    """Return a result's findings as a short text; control characters in labels are escaped."""
     return printable(_findings(payload))
 
 
@@ -117,7 +117,7 @@ def _findings(payload: Mapping[str, Any]) -> str:
 
 
 def _named(payload: Mapping[str, Any]) -> str | None:
-    """Return the finding about a whole picture in a few words; None: a result of another kind."""
+    """Return the finding about a whole picture as a short text; None: another kind of result."""
     if "classes" in payload:
         return ", ".join(
             f"{_label(entry)} {entry['score']:.2f}" for entry in payload["classes"][:3]
@@ -132,7 +132,7 @@ def _named(payload: Mapping[str, Any]) -> str | None:
 
 
 def brief(payload: Mapping[str, Any]) -> str:
-    """Return a result's findings in as few words as there are kinds of them: "person ×5, car ×1".
+    """Return a count for each kind of finding in a result: "person ×5, car ×1".
 
     The most frequent come first.
     """
@@ -141,7 +141,7 @@ def brief(payload: Mapping[str, Any]) -> str:
         score, threshold = anomaly["score"], anomaly["threshold"]
         if threshold is None:
             return f"score {score:.3g}, {_learning(anomaly)}"
-        # With `smooth`, one that is not reported yet is above the threshold, too.
+        # With `smooth`, a score may be above the threshold before it is reported.
         sign = ">" if score > threshold else "≤"
         return f"{_verdict(anomaly)} {score:.3g} {sign} {threshold:.3g}"
     if not payload.get("detections"):
@@ -169,16 +169,16 @@ def _verdict(anomaly: Mapping[str, Any]) -> str:
 
 
 def _learning(anomaly: Mapping[str, Any]) -> str:
-    """Return the words for a missing threshold, with the progress of a pipeline that learns it."""
+    """Return the text for a missing threshold, with the progress of learning it."""
     if "learning" not in anomaly:
         return "no threshold: an agent learns it"
     return f"learns its threshold, {anomaly['learning']:.0%}"
 
 
 def _label(entry: Mapping[str, Any]) -> str:
-    """Write a label shortly: of several names the first, of none the number of the class."""
+    """Return a short label: the first of several names, or the number of the class."""
     label = str(entry["label"])
-    # As ImageNet has them: "tabby, tabby cat".
+    # ImageNet has labels like "tabby, tabby cat".
     name = label.partition(", ")[0] or label
     return f"class {name}" if name.isdecimal() else name
 
@@ -201,7 +201,7 @@ def _shape(value: Any) -> str:
 
 
 def message_line(topic: str, root: str, payload: Mapping[str, Any]) -> str:
-    """Write any message that a device publishes as one line."""
+    """Return one line for any message that a device publishes."""
     device, kind, *rest = topic.removeprefix(f"{root}/").split("/")
     name = "/".join(rest)
     time = str(payload.get("time", ""))[11:23]
@@ -282,7 +282,7 @@ def event_sentence(payload: Mapping[str, Any]) -> str:
 
 
 def _words(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the words for the sentences of rules: the payload, and parts of a sentence."""
+    """Return the fields for rules' sentences: the payload, and parts of sentences."""
     label, zone = payload.get("label"), payload.get("zone")
     who = str(label or "something")
     if payload.get("track"):
@@ -295,13 +295,13 @@ def _words(payload: Mapping[str, Any]) -> dict[str, Any]:
     words["there"] = f"in {zone}" if zone else "in the picture"
     words["entered"] = f"entered {zone}" if zone else "appeared"
     words["left"] = f"left {zone}" if zone else "is gone"
-    if payload["state"] != "end":  # whose score is that of a good one
+    if payload["state"] != "end":  # its score is a normal one
         words["anomaly_score"] = f", {payload.get('anomaly', {}).get('score', 0):.4g}"
     return words
 
 
 def count_words(payload: Mapping[str, Any]) -> str:
-    """Return counts in a few words: "yard: 2 person · gate: in 41 person, out 39 person"."""
+    """Return counts as a short text: "yard: 2 person · gate: in 41 person, out 39 person"."""
     parts = [f"{zone}: {_labels(inside) or 'nobody'}" for zone, inside in payload["zones"].items()]
     for line, ways in payload["lines"].items():
         crossed = ", ".join(f"{way} {_labels(ways[way]) or 0}" for way in ("in", "out"))

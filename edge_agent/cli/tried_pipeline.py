@@ -1,4 +1,4 @@
-"""The pipeline that `try` runs: the frame path of `run`, with no broker or agent around it."""
+"""The pipeline that `try` runs: the frame path of `run`, without a broker or agent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_pipeline(file: str) -> tuple[Settings, Pipeline]:
 def load_second_stages(
     settings: Settings | None, pipeline: Pipeline
 ) -> list[tuple[SecondStage, Model]]:
-    """Load the second stages of a pipeline, from where `run` takes them."""
+    """Load the second stages of a pipeline, from the same places as `run`."""
     if settings is None or not pipeline.then:
         return []
     from ..serving.loader import open_library, open_store
@@ -52,7 +52,7 @@ def load_second_stages(
 
 
 class TriedPipeline:
-    """Takes the frames of one source along the path that `run` takes them."""
+    """Takes the frames of one source along the same path as `run`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class TriedPipeline:
         self._seconds = seconds
         self._masks = masks_of(pipeline)
         self.said: deque[str] = deque()
-        """Events as sentences, oldest first; taken out by whoever shows them."""
+        """Events as sentences, oldest first; removed by the code that shows them."""
         self._totals = LineTotals(None)
         names = itertools.count(1)
         self._engine: RuleEngine | None = None
@@ -90,7 +90,7 @@ class TriedPipeline:
         return () if self._engine is None else self._engine.shapes()
 
     def counts(self) -> str:
-        """Return the counts in words; empty without zones or lines."""
+        """Return the counts as text; empty without zones or lines."""
         if self._engine is None or not (self._pipeline.zones or self._pipeline.lines):
             return ""
         lines = self._totals.of([line.name for line in self._pipeline.lines])

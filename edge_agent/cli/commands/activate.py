@@ -1,4 +1,4 @@
-"""`edge-agent activate`: a version that the device has accepted before."""
+"""`edge-agent activate`: makes a version live that the device has accepted before."""
 
 from __future__ import annotations
 

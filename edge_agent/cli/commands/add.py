@@ -1,4 +1,4 @@
-"""`edge-agent add`: install a model from a local path into the store, no broker needed."""
+"""`edge-agent add`: installs a model from a local path into the store, without a broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...models.store.store import Store
 
 AGENT_SECONDS = 60.0
-"""How long a running agent may go without a word on its trial."""
+"""How long a running agent may be silent about the trial."""
 
 
 EXAMPLES = (
@@ -68,7 +68,7 @@ def main(options: Options) -> int:
         catalog = open_library(settings, store)
         here = variants_here(settings, *match_profile(settings))
         version = _version_of(path, options, store, catalog)
-    # What it names may be root's alone to read.
+    # Files it names may only be readable by root.
     with import_model(path, options.name, version, here) as imported:
         for assumption in imported.assumptions:
             print(f"assumed  {assumption}")
@@ -100,7 +100,7 @@ def main(options: Options) -> int:
 
 
 def _version_of(path: Path, options: Options, store: Store, catalog: Catalog) -> str | None:
-    """Return the version for the model that the user names; None: its own."""
+    """Return the version to install the model as; None: its own."""
     from ...models.importing import BARE
 
     name: str | None = options.name
@@ -112,7 +112,7 @@ def _version_of(path: Path, options: Options, store: Store, catalog: Catalog) ->
 
 @contextmanager
 def _handed_over(folder: ModelFolder, user: User | None) -> Iterator[ModelFolder]:
-    """Copy a folder for the user that the store belongs to; None: it is used where it is."""
+    """Copy a folder for the user who owns the store; if that is None, use it in place."""
     if user is None:
         yield folder
         return
@@ -151,7 +151,7 @@ def _try_out(settings: Settings, config: str | None, folder: ModelFolder) -> Non
 
 
 def _hand_over(store: Store, name: str, version: str) -> None:
-    """Ask the agent that runs on this store to try the model as it tries a pushed one."""
+    """Ask the agent running on this store to try the model like a pushed one."""
     from ...delivery.local_requests import LocalRequests
 
     requests = LocalRequests(store)
@@ -167,7 +167,7 @@ def _hand_over(store: Store, name: str, version: str) -> None:
 def _next_version(store: Store, catalog: Catalog, name: str) -> str:
     """Return the highest known version + 1."""
     versions = [entry.version for entry in catalog.entries(name) if entry.version]
-    # A version that was accepted once counts though its folder is gone.
+    # A version that was once accepted counts even if its folder is gone.
     versions += [highest] if (highest := store.pointers(name).highest) else []
     if not versions:
         return "1"

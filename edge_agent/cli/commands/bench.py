@@ -1,4 +1,4 @@
-"""`edge-agent bench`: measures this device, beside a plain script."""
+"""`edge-agent bench`: measures this device in comparison with a plain script."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ EXAMPLES = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the measurements, each a module of its own."""
+    """Declare the measurements, each a separate module."""
     add_commands(parser, KINDS, "bench", "WHAT")

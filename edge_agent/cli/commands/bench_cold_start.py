@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...bench.cold_start.starts import Cold, ColdStartReport
 
 
-# Parts of a bar, in order: what the legend says, color, steps of script and agent.
+# Parts of a bar, in order: legend, color, steps of script and agent.
 PARTS: Sequence[tuple[str, str, frozenset[str]]] = (
     ("start Python", bars.BLUE, frozenset({"python", "exec"})),
     ("settings", bars.SKY, frozenset({"settings"})),
@@ -37,7 +37,7 @@ MEANING = (
     "with a form, another copy of the program at each start",
     "with a form, nothing changed",
 )
-"""Of `bench.cold_start.starts.VARIANTS`."""
+"""Descriptions of `bench.cold_start.starts.VARIANTS`."""
 
 EXAMPLES = (
     "edge-agent bench cold-start parts-inspection  a model of the agent's",
@@ -90,7 +90,7 @@ def main(options: Options) -> int:
     if options.no_page_cache:
         cold = "everything"
     elif options.no_model_cache or options.disk_mbps is not None:
-        cold = "model"  # of a limited disk nothing is to be seen where nothing is read
+        cold = "model"  # a limited disk only shows if something is read
     kinds = tuple(kind for kind in KINDS if not options.start or kind in options.start)
     setup = ColdStartSetup(options.runs, clip.resolve(), cold, options.disk_mbps, kinds)
     reports = measure(options.models, setup, say, options.config)
@@ -160,9 +160,9 @@ def _drawn(report: ColdStartReport) -> list[bars.Chart]:
 
 
 def parts(steps: Mapping[str, float], whole: float) -> list[float]:
-    """Return the length of each of `PARTS`, which add up to the whole.
+    """Return the lengths of `PARTS`, which add up to the whole.
 
-    Steps that overlapped add up to more than the whole; all are then scaled down alike.
+    Overlapping steps add up to more than the whole; all are then scaled down equally.
     """
     from ...bench.cold_start.starts import WHOLE
 

@@ -1,4 +1,4 @@
-"""The common parts of measurements: options, the clip or recording, and how figures are shown."""
+"""What measurements share: options, the clip or recording, and how figures are shown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..progress import say
 
 
 class Table(NamedTuple):
-    """Figures to be read: names in the first column, numbers in the others."""
+    """A table of figures: names in the first column, numbers in the others."""
 
     title: str
     headings: Sequence[str]
@@ -29,7 +29,7 @@ class Report(Protocol):
     """Measurements of one model."""
 
     others: list[float]
-    """The load from other programs before each turn, percent of the processors."""
+    """The load from other programs before each turn, in percent of the processors."""
 
     def json(self) -> dict[str, Any]:
         """Return all figures."""
@@ -59,7 +59,7 @@ def show(
 ) -> None:
     """Draw and print the measurements: as JSON, or as tables and lines.
 
-    *ways* return the tables and lines of a report, and its charts.
+    *ways* are two functions that return the tables and lines of a report, and its charts.
     """
     from ...bench.common.report import IDLE_PERCENT, spread
 
@@ -94,7 +94,7 @@ def _print_table(table: Table) -> None:
 
 
 def clip_of(options: Options) -> Path:
-    """Return `--source`, by default the bundled clip."""
+    """Return the clip of `--source`, by default the bundled one."""
     clip = Path(options.source or bundled("models") / "media" / "conveyor.mp4")
     if not clip.is_file():
         why = "is not a file" if clip.exists() else "no such clip"
@@ -103,7 +103,7 @@ def clip_of(options: Options) -> Path:
 
 
 def picture_of(name: str | None) -> Path | None:
-    """Return the place of `--picture`, checked before anything is measured; None: none."""
+    """Return the path of `--picture`, checked before measuring; None: none is wanted."""
     picture = None if name is None else Path(name)
     if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
         raise UsageError(
@@ -115,12 +115,12 @@ def picture_of(name: str | None) -> Path | None:
 
 
 def recording_of(options: Options, models: Sequence[Path]) -> tuple[Path, str] | None:
-    """Return the recording that sensor models play, and the source that repeats it for ever.
+    """Return the recording for sensor models, and the source that repeats it forever.
 
-    It is `--source`, by default the bundled one where all models take windows of a signal. None: a
+    It is `--source`, or by default the bundled one if all models take windows of a signal. None: a
     clip is played.
     """
-    # Not above: it brings NumPy, and a process that times cold starts holds no large library.
+    # Not above: it imports NumPy, and a process that times cold starts loads no large library.
     from ...sources.schemes import SCHEMES
     from ...sources.spec import guess_source, parse_source
 
@@ -145,13 +145,13 @@ def recording_of(options: Options, models: Sequence[Path]) -> tuple[Path, str] |
 
 
 def spread_words(figures: Mapping[str, float], digits: int) -> str:
-    """Write the `min`, `median` and `max` of a measurement."""
+    """Format the `min`, `median`, and `max` of a measurement."""
     least, median, most = (f"{figures[key]:.{digits}f}" for key in ("min", "median", "max"))
     return f"{median} ({least} to {most})"
 
 
 def carried_words(found: Mapping[str, Any]) -> str:
-    """Return in words how many streams are carried, given the result of `streams.carried`."""
+    """Describe how many streams are carried, given the result of `streams.carried`."""
     more = f"; {found['too_many']} are too many: {found['why']}" if found["too_many"] else ""
     return (
         f"{found['carried']} streams of {found['rate']:g} results a second are carried with p99 of "

@@ -96,7 +96,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Measure and print; with `--tune` only tune."""
+    """Measure and print, or with `--tune` only tune."""
     from ...bench.common.models import find_models
 
     models = find_models(options.models, options.config, say)
@@ -121,7 +121,7 @@ def main(options: Options) -> int:
 
 
 def _tune(models: list[Path], options: Options) -> int:
-    """Tune each model for the agent whose settings these are."""
+    """Tune each model for the agent with these settings."""
     from ...models.manifest import load
     from ...serving.choice import DeviceEngines, match_profile
     from ...serving.loader import ModelLoader, open_store
@@ -148,7 +148,7 @@ def _tune(models: list[Path], options: Options) -> int:
             raise AgentError(f"{settings.state}: cannot be written: {problem.strerror}") from None
     tuning = engines.tuning
     assert tuning is not None  # noqa: S101 - the loader has a store
-    # Known only now: lanes are those that suit all models.
+    # Only known now, because the number of lanes must suit all models.
     lanes = tuning.lanes(usual)
     for folder, ways in measured:
         best = tuning.best(folder.path, lanes, engines.lineup.choices)
@@ -167,7 +167,7 @@ def _tune(models: list[Path], options: Options) -> int:
 
 
 def _pipelines(text: str) -> tuple[int, ...]:
-    """Read the numbers of the scaling table."""
+    """Parse the numbers for the scaling table."""
     words = [word.strip() for word in text.split(",")] if text.strip() else []
     if not all(word.isdecimal() and 0 < int(word) <= MOST_PIPELINES for word in words):
         raise UsageError(
@@ -283,7 +283,7 @@ def _drawn(report: PipelineReport) -> list[bars.Chart]:
 
 
 def _notes(report: PipelineReport) -> list[str]:
-    """Return lines on the streams that are carried and on idle pipelines, if measured."""
+    """Return lines about carried streams and idle pipelines, if measured."""
     notes = []
     if report.idle is not None:
         notes.append(

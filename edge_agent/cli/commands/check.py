@@ -1,4 +1,4 @@
-"""`edge-agent check`: whether everything is fit to run, line by line, with a fix where not."""
+"""`edge-agent check`: checks whether everything can run, line by line, with fixes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from ..stream_size import Stream
 
 READINGS = 100
-"""Of a source, of which one must be fit to be used."""
+"""Readings from a source, of which at least one must be usable."""
 SERVER_SECONDS = 10.0
 LISTEN_SECONDS = 3.0
-"""For a live sensor, which may be well and say nothing for hours."""
+"""Time for a live sensor, which may be fine but send nothing for hours."""
 
 
 class _Report:
-    """Prints a line for each thing looked at."""
+    """Prints a line for each check."""
 
     def __init__(self) -> None:
         self.failed = 0
@@ -53,11 +53,11 @@ class _Report:
         self.failed += mark == "FAIL"
 
     def tried(self, subject: str, look: Callable[[], str]) -> bool:
-        """Look at something; report the finding or the problem."""
+        """Do a check; report the finding or the problem."""
         try:
             self.line("ok", subject, look())
         except AgentError as problem:
-            # Where the subject ends with what the error begins with, it is said once.
+            # If the subject ends with the error's first word, that is shown once.
             name = subject.rpartition(" ")[2]
             self.line("FAIL", subject, str(problem).removeprefix(f"{name}: "))
             return False
@@ -66,11 +66,11 @@ class _Report:
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """The inputs for the checks of all pipelines."""
+    """What the checks of all pipelines share."""
 
     settings: Settings
     config: str | None
-    """Their file, as the command line names it."""
+    """The settings file as given on the command line."""
     catalog: Catalog
     engines: DeviceEngines
     overrides: Overrides
@@ -90,7 +90,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Check all; 0 if all is fit, 1 if something is not, 2 if the settings are wrong."""
+    """Check everything; 0 if all can run, 1 if something cannot, 2 if the settings are wrong."""
     settings = load_settings(options, needed=True)
     from ...config.lint import lint_settings
     from ...config.load import find_file
@@ -157,13 +157,13 @@ class _PipelineCheck:
         self._spec = parse_source(pipeline.source, device.settings.base)
         self._subject = f"pipeline {pipeline.name}"
         self._names: tuple[str, ...] = ()
-        """The names of its source's values, as far as they are known."""
+        """The names of its source's values, if known."""
         self._size: tuple[int, int] | None = None
-        """Width and height of the pictures of a camera or clip."""
+        """Width and height of the pictures from a camera or clip."""
         self._cost_ms = 0.0
 
     def run(self) -> None:
-        """Print a line for each thing that is looked at."""
+        """Print a line for each check."""
         from ...config.lint import lint_pipeline
         from ...config.settings import parse_route
 
@@ -196,7 +196,7 @@ class _PipelineCheck:
             report.line("note", self._subject, line)
 
     def _source(self) -> str:
-        """Open the source, and describe the first reading that can be used."""
+        """Open the source, and describe the first usable reading."""
         from ...inference.preprocess.placement import outside
         from ...sources.source import SourceContext, open_source
 
@@ -245,7 +245,7 @@ class _PipelineCheck:
     def _first_reading(
         self, context: SourceContext, opened: Source
     ) -> tuple[list[SampleError], Reading | None]:
-        """Return the first reading that can be used, and those before it; close the source."""
+        """Return errors for unusable readings, and the first usable one; close the source."""
         from ...sources.source import readings
 
         timer = threading.Timer(LISTEN_SECONDS, context.closing.set)
@@ -267,7 +267,7 @@ class _PipelineCheck:
         return useless, None
 
     def _paces(self, found: Sequence[ModelFolder | None]) -> Iterator[str]:
-        """Yield a line for each model that takes a recording at another rate than it is played."""
+        """Yield a line for each model whose rate differs from that at which a recording plays."""
         paced = self._spec.options.get("rate")
         if self._spec.kind != "signal" or self._spec.live or not paced:
             return
@@ -421,7 +421,7 @@ def _taken(port: int, host: str = "127.0.0.1") -> str | None:
     import socket
 
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server of it does
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like the server itself
         try:
             probe.bind((host, port))
         except OSError as problem:
@@ -431,7 +431,7 @@ def _taken(port: int, host: str = "127.0.0.1") -> str | None:
 
 
 def _device(settings: Settings) -> list[str]:
-    """List the problems of the machine itself, in the words that health uses."""
+    """List the problems of the machine itself, worded as in health."""
     from ...device.pressure import disk_problems, memory_problems
     from ...device.thermal import Thermometer
 
@@ -439,7 +439,7 @@ def _device(settings: Settings) -> list[str]:
 
 
 def _trust(report: _Report, trust: Trust) -> None:
-    """Print whose models are accepted."""
+    """Report whose models are accepted."""
     from ...models.packages.keys import TrustedKeys
 
     ring = TrustedKeys([Path(name) for name in trust.keys]).read()
@@ -455,7 +455,7 @@ def _trust(report: _Report, trust: Trust) -> None:
 
 
 def _state_dir(report: _Report, settings: Settings, file: Path | None) -> None:
-    """Check that it can be written, also by the installed service's user: we may be root."""
+    """Check that it can be written, including by the service's user, as we may be root."""
     from .service_user import service_user
 
     text = f"{settings.state}, writable"
@@ -470,7 +470,7 @@ def _state_dir(report: _Report, settings: Settings, file: Path | None) -> None:
 
 
 def _service(report: _Report, settings: Settings, file: Path | None) -> None:
-    """Check that the installed service, unlike us not root, may read the files in the settings."""
+    """Check that the installed service, which is not root, may read the files in the settings."""
     from ...config.device_profile import OWN_PROFILES
     from ...sources.spec import parse_source
     from .service_user import service_user

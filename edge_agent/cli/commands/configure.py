@@ -1,4 +1,4 @@
-"""`edge-agent configure`: settings of pipelines from a file, on probation."""
+"""`edge-agent configure`: changes pipelines' settings from a file, on probation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = (
     "edge-agent configure door.toml --device @lab --persist --key push.key",
 )
 MAX_BYTES = 60 * 1024
-"""Of a patch: a device takes commands of 64 KiB."""
+"""Limit for a patch: a device takes commands of 64 KiB."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Read a patch.
 
     Raises:
-        UsageError: the file holds no patch.
+        UsageError: the file does not contain a patch.
     """
     data = _json(path) if path.suffix == ".json" else read_toml(path, UsageError)
     if path.suffix == ".json" and not isinstance(data.get("pipelines"), dict):

@@ -1,7 +1,7 @@
-"""`edge-agent configure --device @GROUP --persist`: settings that lie signed on the broker.
+"""`edge-agent configure --device @GROUP --persist`: signed settings retained on the broker.
 
-Each member takes them over once, on probation, whenever it comes: a plan of section 5 that holds
-settings instead of a package, of one wave.
+Each member applies them once, on probation, whenever it connects. They are a plan of section 5 with
+settings in place of a package, and one wave.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from ...models.packages.keys import PrivateKey
 
 MOST_PLANS = 32
-"""On a broker: devices tell of so many at once."""
+"""Most plans on a broker: devices report no more at once."""
 
 
 def configure_group(options: Options, pipelines: Mapping[str, Any]) -> int | None:
-    """Put settings on the broker, and tell how the members that are online take them.
+    """Put settings on the broker, and report how the online members apply them.
 
     Returns:
-        0 if all of those have them, 1 if one has not; None: they cannot lie there.
+        0 if all of those have them, 1 if one does not; None: they cannot be retained there.
     """
     target: str = options.device
     check_target(target)
@@ -95,7 +95,7 @@ def configure_group(options: Options, pipelines: Mapping[str, Any]) -> int | Non
 def _plan(
     group: str, pipelines: Mapping[str, Any], fleet: Fleet, lasts: float, key: PrivateKey | None
 ) -> Plan:
-    """Make the plan; of the same keys of the same group it takes the place of the one before.
+    """Make the plan, which replaces the last one for the same keys of the same group.
 
     Raises:
         AgentError: there are too many.
@@ -108,7 +108,7 @@ def _plan(
             "edge-agent rollout status, rollout finish ID"
         )
     now, serial = time.time_ns(), 0
-    with suppress(KeyError, MalformedError):  # above what another clock has written
+    with suppress(KeyError, MalformedError):  # higher than the serial from another clock
         before = read_own(fleet.plans[name], key)
         now, serial = max(now, int(before.created_at * 1e9) + 1_000_000), before.serial + 1
     online = sum(map(fleet.online, fleet.members(group)))
@@ -130,7 +130,7 @@ def _plan(
 
 
 def _watch(client: OneShotClient, fleet: Fleet, plan: Plan, timeout: float) -> Tally:
-    """Wait until all that are online have ended, or nothing more is said for *timeout* seconds."""
+    """Wait until all online devices have ended, or none reports for *timeout* seconds."""
     heard_at = now = time.monotonic()
     while True:
         until = now + JUDGE_SECONDS

@@ -1,4 +1,4 @@
-"""`edge-agent convert`: a network of another format as a model folder that computes the same."""
+"""`edge-agent convert`: converts a network to a model folder that computes the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...tools.convert import Conversion
 
 MAX_NUMBERS = 2**28
-"""Of one input."""
+"""Limit for one input."""
 TYPES = ("float32", "float16", "float64", "int32", "int64", "uint8", "int8", "bool")
 
 EXAMPLES = (
@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Convert; 1 where it cannot be done, or something else is computed."""
+    """Convert; return 1 if that is impossible, or the result computes something else."""
     from ...tools.convert import convert
     from ...tools.folders import move_to, new_folder
     from ..lineup import engines_for

@@ -1,4 +1,4 @@
-"""`edge-agent demo`: a broker, the bundled clip and models, and results live in the terminal."""
+"""`edge-agent demo`: a broker, bundled clip and models, and live results in the terminal."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from ..terminal import printable_json, say
 
 DEVICE = "demo"
 TOPIC = "demo/vibration"
-"""The topic for the readings that a sensor would publish."""
+"""The topic for the readings of a simulated sensor."""
 BEARING = "bearing-vibration"
 PIPELINES = {
     "conveyor": ("file:{media}/conveyor.mp4?loop=1", "parts-inspection"),
-    # However late the publisher is on a busy machine, nothing is missing.
+    # So that a publisher that is late on a busy machine causes no gap.
     "vibration": (f"mqtt:{TOPIC}?field=accel&gap_s=60", BEARING),
     "bearing": ("csv:{media}/bearing.csv?loop=1&rate=6400", BEARING),
 }
 UNASKED = ("conveyor", "vibration")
-"""Demos that run if none is named; the third is the recording behind the second."""
+"""Pipelines that run if none is named; the third plays the recording used for the second."""
 MESSAGES = 10
-"""A second, of the sensor."""
+"""Messages per second from the sensor."""
 PICTURED = "conveyor"
-"""The pipeline whose frames are shown, with their boxes: in the terminal or, where it cannot, in a
-file."""
+"""The pipeline whose frames are shown with their boxes: in the terminal or, if it cannot show
+pictures, in a file."""
 PICTURE = Path("demo.jpg")
 PICTURE_WIDTH = 640
 PICTURE_SECONDS = 0.5
@@ -154,7 +154,7 @@ def _publish(broker: Broker, closing: threading.Event) -> None:
                 client.next(0.0)
                 at, due = at + count, due + count / rate
     except BrokerError:
-        return  # who waits for the results says so
+        return  # reported by the code that waits for results
 
 
 def _watch(
@@ -202,7 +202,7 @@ def _watch(
 
 @contextmanager
 def _child(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command of ours in the background; its first line can be read, the rest is logged."""
+    """Run one of our commands in the background; its first line can be read, the rest is logged."""
     with log.open("wb") as output:
         child = subprocess.Popen(
             [sys.executable, "-m", "edge_agent", *arguments],
@@ -210,7 +210,7 @@ def _child(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
             stdout=subprocess.PIPE if arguments[0] == "ui" else output,
             stderr=output,
             env=_plain_environment(),
-            # Ctrl-C is for us; the child is told to end in its turn.
+            # Ctrl-C is for this process, which then ends the child.
             start_new_session=True,
         )
     try:
@@ -239,7 +239,7 @@ def _page(loopback: Loopback, folder: Path) -> Iterator[str]:
 
 
 def _plain_environment() -> dict[str, str]:
-    """Drop variables that would overrule the demo's settings, which must work anywhere."""
+    """Return the environment without variables that would override the demo's settings."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -256,7 +256,7 @@ def _show(
     names: list[str],
     file: PictureFile | None,
 ) -> None:
-    """Show results until the time is over, counted from when each pipeline has given one."""
+    """Show results until the time is over, counted from when each pipeline has given a result."""
     deadline = time.monotonic() + START_SECONDS
     waiting = set(names)
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""`edge-agent describe`: the facts in a model file, and the questions it leaves open."""
+"""`edge-agent describe`: shows the facts in a model file, and the questions it leaves open."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from ...core.types import TensorSpec
 
 _SHOWN = 100
-"""Characters of a metadata entry that are shown."""
+"""Characters shown of a metadata entry."""
 _FEW = 6
-"""Entries of a list that are shown."""
+"""Entries shown of a list."""
 
 
 EXAMPLES = (
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Describe; 0 also where something is missing, 1 where devices refuse it or it does not fit."""
+    """Describe; 0 even if something is missing, 1 if devices refuse it or it does not fit."""
     path = Path(options.model)
     described = describe(path)
     if options.json:
@@ -46,7 +46,7 @@ def main(options: Options) -> int:
     if described.manifest is not None:
         from ...inference.fit import check_fit
 
-        # It may lie in a package.
+        # It may be in a package.
         with import_model(path) as imported:
             check_fit(imported.folder, described.facts)
     return 1 if described.wrong else 0
@@ -115,7 +115,7 @@ def _print(described: Description) -> None:
 
 
 def _toml(table: dict[str, Any]) -> list[str]:
-    """Return a manifest's lines: each list on one, long ones shortened."""
+    """Return a manifest's lines, with each list on one line and long ones shortened."""
     import tomli_w
 
     lines: list[str] = []

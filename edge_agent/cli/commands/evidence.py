@@ -1,4 +1,4 @@
-"""`edge-agent evidence`: clips and pictures of events, of a device or in this state folder."""
+"""`edge-agent evidence`: clips and pictures of events, from a device or this state folder."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ EXAMPLES = (
 SUFFIXES = {"picture": ".jpg", "clip": ".mp4"}
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 WINDOW = 32
-"""Blocks of a clip that are asked for at a time."""
+"""Blocks of a clip that are requested at a time."""
 
 Kept = Mapping[str, Any]
-"""pipeline, event, kind, bytes, time."""
+"""An item of evidence: pipeline, event, kind, bytes, time."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """List, or save in a folder; 1 where something that was to be saved is not there."""
+    """List, or save to a folder; return 1 if something to be saved is missing."""
     if (options.action == "get") != (options.event is not None):
         raise UsageError("get takes one EVENT, list and export take none")
     if options.pipeline is not None and not is_name(options.pipeline):
@@ -80,7 +80,7 @@ def _finish(options: Options, place: _Folder | _Device, since: float) -> int:
             name = f"{each['pipeline']}-{each['event']}{SUFFIXES[each['kind']]}"
             options.out.mkdir(parents=True, exist_ok=True)
             replace_file(options.out / name, place.read(each))
-            each = {**each, "file": str(options.out / name)}  # noqa: PLW2901 - and where it is
+            each = {**each, "file": str(options.out / name)}  # noqa: PLW2901 - with its place
         if options.json:
             print(json.dumps(each), flush=True)
         else:
@@ -108,7 +108,7 @@ class _Folder:
 
 
 class _Device:
-    """The evidence kept on a device, over the broker."""
+    """The evidence kept on another device, over the broker."""
 
     def __init__(self, broker: Any, device: str, timeout: float) -> None:
         self._root = f"{broker.topic_root}/{device}"
@@ -134,7 +134,7 @@ class _Device:
         """Return a picture or clip.
 
         Raises:
-            AgentError: it does not come, is gone, or comes damaged.
+            AgentError: it does not come, no longer exists, or is damaged.
         """
         event = kept["event"]
         topic = f"{self._root}/{kept['kind']}/{kept['pipeline']}/{event}"
@@ -160,7 +160,7 @@ class _Device:
     def _ask(
         self, verb: str, body: Kept, topics: Callable[[Kept], list[str]] = lambda _: []
     ) -> tuple[Kept, dict[str, bytes]]:
-        """Send a command; return its result, and the messages on the topics that follow from it.
+        """Send a command; return its result, and the messages on the topics in it.
 
         Raises:
             AgentError: it was refused, or not answered in time.
@@ -186,7 +186,7 @@ class _Device:
 
 
 def _moment(text: str) -> float:
-    """Read a time of the past, in seconds since 1970."""
+    """Parse a time in the past; return seconds since 1970."""
     span = re.fullmatch(r"(\d{1,6})([smhd])", text)
     try:
         if span is not None:

@@ -1,4 +1,4 @@
-"""`edge-agent infer`: ask a model of a running agent, over MQTT or HTTP."""
+"""`edge-agent infer`: asks a model of a running agent, over MQTT or HTTP."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ EXAMPLES = (
     "edge-agent infer rows.json --model fraud --url http://127.0.0.1:8001 --json",
 )
 MOST_BYTES = 256 * 2**20
-"""Of a file: no device takes more."""
+"""Limit for a file: no device takes more."""
 MOST_VALUES = 2**24
-"""Of a recording."""
+"""Limit for a recording."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +139,7 @@ def _over_mqtt(settings: Settings, question: bytes, options: Options) -> Mapping
 
 
 def _over_http(settings: Settings, question: bytes, options: Options) -> Mapping[str, Any]:
-    """Ask at a URL; the token is that of the settings."""
+    """Ask at a URL, with the token from the settings."""
     from http.client import HTTPException
 
     headers = {"Content-Type": "application/octet-stream"}

@@ -1,9 +1,8 @@
 """`edge-agent install` and `uninstall`: the systemd service.
 
-Every installation is an environment of its own under /opt/edge-agent, with the versions of
-everything that the tests have run with; `current` points to the one that runs. One whose service
-does not become ready, or does not stay up, is undone: all changes are reverted, and the one
-before runs again.
+Every installation is a separate environment under /opt/edge-agent, with the versions that the tests
+were run with; `current` points to the one in use. If its service does not become ready, or does not
+stay up, all changes are reverted, and the previous installation runs again.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ PASSWORD = Path("/etc/credstore/broker.password")
 SETTINGS = ETC / "config.toml"
 READY_SECONDS = 90.0
 STEADY_SECONDS = 8.0
-"""A version that was ready and dies so soon is not one to leave alone with."""
+"""How long a ready service must run before the installation counts as good."""
 
 
 EXAMPLES = (
@@ -119,7 +118,7 @@ def check_system(command: str) -> None:
 def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
     before = current()
     _check_settings(config or SETTINGS, before)
-    os.umask(0o022)  # the service's user reads it, whatever root's own mask is
+    os.umask(0o022)  # readable by the service's user, whatever root's own mask
     made = new()
     progress(f"making {made.place}")
     try:
@@ -154,7 +153,7 @@ def _go_back() -> int:
     if not to.python.exists():
         raise UsageError(f"--previous: {to.place}: is damaged, or its image is not mounted")
     try:
-        check(SETTINGS, SETTINGS, to.python)  # by its own code: it may not know the newest keys
+        check(SETTINGS, SETTINGS, to.python)  # by its own code, which may not know the newest keys
     except UsageError as problem:
         raise UsageError(f"{problem}, says {to.place.name}; nothing was changed") from None
     _switch(to, now, None)
@@ -180,10 +179,10 @@ def _switch(to: Installation, before: Installation | None, config: Path | None) 
 
 
 def _check_settings(config: Path, before: Installation | None) -> None:
-    """Check the settings that the service will have before minutes are spent.
+    """Check the service's future settings before minutes are spent on installing.
 
-    By this version's code. Where we run without what that takes, and the installation before has
-    not got it either, the new one sees it later.
+    They are checked by this version's code. If neither this environment nor the previous
+    installation has the libraries for it, the new one checks later.
     """
     if not (config.is_file() and ETC.is_dir()):
         return
@@ -216,12 +215,12 @@ def _print_next() -> None:
 
 
 def contents(paths: Iterable[Path]) -> dict[Path, bytes | None]:
-    """Return the contents of files, to be put back; None for a file that does not exist."""
+    """Return the contents of files for restoring them; None for a file that does not exist."""
     return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def put_back(kept: Mapping[Path, bytes | None]) -> bool:
-    """Restore files to kept contents, or remove them; return whether anything was changed."""
+    """Restore or remove files according to *kept*; return whether anything was changed."""
     changed = contents(kept).items() - kept.items()
     for path, _ in changed:
         content = kept[path]
@@ -233,13 +232,13 @@ def put_back(kept: Mapping[Path, bytes | None]) -> bool:
 
 
 def _make_environment(made: Installation, bundle: Bundle | None) -> None:
-    """Make an environment of this very version with its extras, from a bundle or the index."""
+    """Make an environment of exactly this version with its extras, from a bundle or the index."""
     place = made.place
     place.parent.mkdir(parents=True, exist_ok=True)
     place.parent.chmod(0o755)
-    # pip also compiles, as root: the service itself may not write there.
+    # pip also compiles bytecode, as root, because the service must not write there.
     if bundle is not None:
-        # With the pip that is in the bundle: the system may have none.
+        # Uses the pip in the bundle, because the system may have none.
         run(sys.executable, "-m", "venv", "--without-pip", str(place))
         pip, requirements = bundle.unpack(place / "bundle")
         run(
@@ -262,7 +261,7 @@ def _make_environment(made: Installation, bundle: Bundle | None) -> None:
 
 
 def _set_up(config: Path | None, to: Installation) -> None:
-    """Write missing files: user, settings, units. The operator's own files stay."""
+    """Create what is missing: user, settings, units. The operator's own files stay."""
     source = to.units
     SYSUSERS.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / "edge-agent.sysusers.conf", SYSUSERS)
@@ -274,7 +273,7 @@ def _set_up(config: Path | None, to: Installation) -> None:
         take(config, SETTINGS, to.python)
     elif not SETTINGS.is_file():
         SETTINGS.write_text(SKELETON)
-    # It may hold a password: for root and the service only.
+    # It may contain a password, so only root and the service may read it.
     shutil.chown(SETTINGS, "root", "edge-agent")
     SETTINGS.chmod(0o640)
     for unit in (UNIT, RETRY):
@@ -284,7 +283,7 @@ def _set_up(config: Path | None, to: Installation) -> None:
 def _start() -> str | None:
     """Start or restart the service; return the reason if it fails, or None if it stays up."""
     subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
-    # What systemd knows of a unit that restarts by itself is seen from its counter alone.
+    # Only its counter shows whether systemd has restarted a unit.
     try:
         done = subprocess.run(
             ["systemctl", "restart", UNIT], check=False, capture_output=True, timeout=READY_SECONDS
@@ -318,7 +317,7 @@ def _undo(before: Installation | None, kept: Mapping[Path, bytes | None]) -> Non
 
 
 def _remove_service() -> None:
-    """Stop the service and take away its units and the command."""
+    """Stop the service and remove its units and the command."""
     subprocess.run(["systemctl", "disable", "--now", UNIT], check=False, capture_output=True)
     subprocess.run(["systemctl", "stop", RETRY], check=False, capture_output=True)
     for path in (UNITS / UNIT, UNITS / RETRY, SYSUSERS, HOME / "current"):
@@ -329,23 +328,23 @@ def _remove_service() -> None:
     made = {folder for path in COMPLETION.values() for folder in path.parents[:2]}
     made -= {Path("/usr/local/share"), Path("/usr/local/share/man")}
     for folder in (SYSUSERS.parent, *sorted(made, reverse=True)):
-        with suppress(OSError):  # somebody else's are there, too
+        with suppress(OSError):  # it contains other files, too
             folder.rmdir()
     run("systemctl", "daemon-reload")
     subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
 
 
 def uninstall(*, forget: bool) -> int:
-    """Remove all but the fruits of work: settings, keys, models; return the exit status.
+    """Remove everything except settings, keys, and models; return the exit status.
 
-    *forget*: the broker forgets the device; where that cannot be, nothing is removed.
+    With *forget*, the broker forgets the device; if that fails, nothing is removed.
     """
     if forget:
         _forget()
     _remove_service()
     for each in installations():
         each.remove()
-    with suppress(OSError):  # it is not there, or there is something of yours
+    with suppress(OSError):  # it does not exist, or contains other files
         HOME.rmdir()
     shutil.rmtree(CACHE, ignore_errors=True)
     print("edge-agent is uninstalled")
@@ -369,7 +368,7 @@ def uninstall(*, forget: bool) -> int:
 
 
 def _forget() -> None:
-    """Stop the service, and have the broker forget it; else start it again."""
+    """Stop the service, and make the broker forget it; if that fails, start it again."""
     from ..forgetting import forget_installed
 
     ran = _state("ActiveState") == "active"

@@ -1,8 +1,8 @@
-"""A bundle, as `scripts/bundle` makes it: one file that installs edge-agent without a network.
+"""A bundle from `scripts/bundle`: one file that installs edge-agent without a network.
 
-A shell script of `HEAD` bytes, which says length and SHA-256 of what follows: a zip archive that
-Python runs (`__main__.py`), with wheels, their digests as pip takes them, and what they were made
-for. Needs the standard library only.
+It is a shell script of `HEAD` bytes, with the length and SHA-256 of the rest: a zip archive that
+Python runs (`__main__.py`), with wheels, their digests in pip's format, and the system they are
+for. Only needs the standard library.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import NoReturn
 from ...core.errors import UsageError
 
 EXTRAS = "[completion,http,metrics,text]"
-"""That every installation has, for whatever settings it will get; imported only where they ask."""
+"""Extras of every installation, so that any settings work; only imported when used."""
 HEAD = 4096
-"""Bytes of the script, filled up with newlines."""
+"""Bytes of the script, padded with newlines."""
 FACTS = "bundle.json"
 REQUIREMENTS = "requirements.txt"
 WHEELS = "wheels/"
@@ -34,16 +34,16 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle that is whole."""
+    """A complete bundle."""
 
     path: Path
 
     def is_running(self) -> bool:
-        """Whether this very program came out of it."""
+        """Whether this program itself runs from the bundle."""
         return Path(sys.argv[0]).resolve() == self.path.resolve()
 
     def hand_over(self, words: Sequence[str]) -> NoReturn:
-        """Become the installer in the bundle: only that knows what its version needs."""
+        """Replace this process with the bundle's installer, which knows what its version needs."""
         command = [sys.executable, "-I", str(self.path), *words]
         sys.stdout.flush()
         os.execv(command[0], command)  # noqa: S606 - no shell is wanted
@@ -74,7 +74,7 @@ class Bundle:
 
 
 def open_bundle(path: Path) -> Bundle:
-    """Read a bundle through."""
+    """Read and check a bundle."""
     changed = "nothing was changed"
     try:
         with path.open("rb") as file:
@@ -98,7 +98,7 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def this_system() -> dict[str, str]:
-    """Return the system that wheels depend on: machine, Python's version, the C library's."""
+    """Return what wheels depend on: machine, and versions of Python and the C library."""
     return {
         "machine": sysconfig.get_platform().partition("-")[2],
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",

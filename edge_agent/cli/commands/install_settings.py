@@ -1,4 +1,4 @@
-"""The settings of an installed service: a skeleton, or those that the operator gives."""
+"""The settings of an installed service: a skeleton, or a file given by the operator."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ keys = ["/etc/edge-agent/trust.d"]  # *.pub files of those who may push models
 # model  = "parts-inspection"
 # rate   = 5
 """
-# Run by an environment that has what checking takes; this one may have nothing. Of the code of this
-# very version, where that is named: an older one does not know the newest keys.
+# Run by an environment with the libraries for checking, which this one may lack. It uses this
+# version's code if that is given, because an older version does not know the newest keys.
 _CHECK = """\
 import sys
 from pathlib import Path
@@ -48,13 +48,13 @@ except UsageError as problem:
 
 
 def check(config: Path, settings: Path, python: Path, code: Path | None = None) -> None:
-    """Check that a file is valid in place of *settings*, or would be, if that can be told."""
+    """Check that a file would be valid in place of *settings*, if that can be checked here."""
     with _laid_out(config, settings) as taken:
         _judge(config, taken, python, code)
 
 
 def take(config: Path, settings: Path, python: Path) -> None:
-    """Put a file in place of *settings*, which stay beside it as `.toml.before`."""
+    """Replace *settings* with a file; the old ones stay beside it as `.toml.before`."""
     with _laid_out(config, settings) as taken:
         if not _judge(config, taken, python):
             raise UsageError(f"{config}: cannot be checked by {python}")
@@ -67,7 +67,7 @@ def take(config: Path, settings: Path, python: Path) -> None:
 
 @contextmanager
 def _laid_out(config: Path, settings: Path) -> Iterator[Path]:
-    """Lay a file where its relative paths will count from, readable by its owner only."""
+    """Copy a file to where its relative paths will be resolved, readable only by its owner."""
     taken = settings.with_name(f".{settings.name}.new")
     taken.unlink(missing_ok=True)
     descriptor = os.open(taken, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -82,7 +82,7 @@ def _laid_out(config: Path, settings: Path) -> Iterator[Path]:
 def _judge(config: Path, taken: Path, python: Path, code: Path | None = None) -> bool:
     """Return whether *python* could check the file, and found nothing wrong."""
     done = subprocess.run(
-        # -P: we are root, and nobody's working directory is to be imported from.
+        # -P: as root, nothing must be imported from the working directory.
         [str(python), "-P", "-c", _CHECK, str(taken), *([] if code is None else [str(code)])],
         check=False,
         capture_output=True,

@@ -1,7 +1,7 @@
-"""The installations of the service: environments under /opt/edge-agent; `current` runs.
+"""The installations of the service: environments under /opt/edge-agent, of which `current` runs.
 
-Each is a folder, or an image in a file beside an empty folder on which a unit mounts it. Programs
-in an environment name the folder that it was made in; it is mounted there, so these names hold.
+Each is a folder, or an image file beside an empty folder on which a unit mounts it. Programs in an
+environment refer to the folder that it was made in; mounted there, these references stay valid.
 Also the programs of the system that this takes, and the running version as pip can install it.
 """
 
@@ -37,16 +37,16 @@ COMPLETION = {
 """Where shells look for what they complete, and `man` for the page: links to `completion`."""
 _SUFFIX = ".squashfs"
 _SKIPPED = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
-"""Files of an installed distribution that its wheel lacks."""
-# 64 KiB a block: of larger ones a start unpacks more than it wants, smaller ones pack worse. A
-# level above 6 takes ten times as long for a fourteenth of the size.
+"""Files of an installed distribution that are not in its wheel."""
+# 64 KiB per block: with larger ones a start unpacks more than it needs, smaller ones compress
+# worse. A level above 6 takes ten times as long to save a fourteenth of the size.
 _PACKING = (
     *("-comp", "zstd", "-Xcompression-level", "6", "-b", "65536", "-no-xattrs", "-all-root"),
     *("-noappend", "-quiet", "-no-progress"),
 )
-# A service and no mount unit, which can say nothing of the loop device. That reads ahead of every
-# block, up to 2.5 MB, and keeps the image in memory once more as it is, where it is not told
-# otherwise (measured, for the imports of a start: 58 MB read, told 23).
+# A service, because a mount unit cannot configure the loop device. By default that reads up to
+# 2.5 MB ahead at every block, and caches the compressed image, too (measured, for the imports of a
+# start: 58 MB read, 23 when configured).
 _MOUNT = """\
 [Unit]
 Description=edge-agent {name}, a compressed read-only image
@@ -70,7 +70,7 @@ WantedBy=multi-user.target
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An environment, packed or not."""
+    """An environment, in a folder or an image."""
 
     place: Path
     """Where its files are."""
@@ -81,7 +81,7 @@ class Installation:
 
     @property
     def image(self) -> Path:
-        """The file that it is mounted from, where it is packed."""
+        """The file that it is mounted from, if it is packed."""
         return self.place.with_name(f"{self.place.name}{_SUFFIX}")
 
     @property
@@ -95,13 +95,13 @@ class Installation:
 
     @property
     def units(self) -> Path:
-        """The folder with the units that this version brings."""
+        """The folder with the units of this version."""
         for found in self.place.glob("lib/python*/site-packages/edge_agent/_bundled/systemd"):
             return found
         raise AgentError(f"{self.place}: has no units; it is damaged, or not mounted")
 
     def pack(self) -> None:
-        """Pack the environment into an image, and mount that in its place."""
+        """Pack the environment into an image, and mount the image in its place."""
         partial = self.image.with_name(f".{self.image.name}")
         run("mksquashfs", str(self.place), str(partial), *_PACKING)
         with partial.open("rb") as file:
@@ -131,12 +131,12 @@ class Installation:
 
     @property
     def _unit(self) -> Path:
-        """The file of that unit."""
+        """The file of its mount unit."""
         return UNITS / f"edge-agent-image-{self.place.name}.service"
 
 
 def new() -> Installation:
-    """Return a new installation of this version: named, not created."""
+    """Return a new installation of this version, which is not created yet."""
     return Installation(HOME / f"{__version__}-{time.strftime('%Y%m%d%H%M%S')}")
 
 
@@ -147,7 +147,7 @@ def current() -> Installation | None:
 
 
 def installations() -> list[Installation]:
-    """List the installations, oldest first; other files beside them are not ours."""
+    """List the installations, oldest first; other files beside them are ignored."""
     if not HOME.is_dir():
         return []
     found = [Installation(place) for place in HOME.iterdir() if not place.is_symlink()]
@@ -156,7 +156,7 @@ def installations() -> list[Installation]:
 
 
 def point_to(installation: Installation) -> None:
-    """Point `current` and the command on the PATH to an installation, in one atomic step."""
+    """Atomically point `current` and the command on the PATH to an installation."""
     temporary = HOME / ".current"
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(installation.place.name)
@@ -175,12 +175,12 @@ def point_to(installation: Installation) -> None:
 
 
 def by_dpkg() -> bool:
-    """Whether a script of the Debian package runs this."""
+    """Whether this is run by a script of the Debian package."""
     return os.environ.get("DPKG_MAINTSCRIPT_PACKAGE") == "edge-agent"
 
 
 def packaged() -> str | None:
-    """Return the version of the Debian package that is installed; None: none is."""
+    """Return the version of the installed Debian package, or None."""
     if shutil.which("dpkg-query") is None:
         return None
     said = output("dpkg-query", "-W", "-f", "${db:Status-Status} ${Version}", "edge-agent")
@@ -189,7 +189,7 @@ def packaged() -> str | None:
 
 
 def check_images() -> None:
-    """Check that images can be made and mounted here, with one of a byte."""
+    """Check that images can be made and mounted here, using one of a single byte."""
     if shutil.which("mksquashfs") is None:
         raise UsageError("--image needs mksquashfs; install it: apt install squashfs-tools")
     with tempfile.TemporaryDirectory(prefix="edge-agent-image-") as name:
@@ -210,7 +210,7 @@ def check_images() -> None:
 
 
 UNREACHED = ("connection broken by", "NewConnectionError", "Could not fetch URL")
-"""Texts that pip prints if it reaches no index; its last line then is about a conflict."""
+"""Texts that pip prints if it reaches no index; its last line is then about a conflict."""
 
 
 def own_source(folder: Path) -> Path:
@@ -250,7 +250,7 @@ def wheel_of(own: Distribution, folder: Path) -> Path:
 
 
 def run(*command: str, unreached: str = "") -> None:
-    """Run a command; *unreached* is said where it failed for want of a network."""
+    """Run a command; *unreached* is the error if it failed without a network."""
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         if unreached and any(sign in done.stderr for sign in UNREACHED):

@@ -1,4 +1,4 @@
-"""`edge-agent keygen`: an Ed25519 key pair."""
+"""`edge-agent keygen`: makes an Ed25519 key pair."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Write both halves; say which is which."""
+    """Write both keys; print which is which."""
     public = generate_key(Path(options.file))
     print(f"private  {options.file}  keep it where models are made; it signs packages")
     print(f"public   {public}  put it on devices, in a place that trust.keys names")

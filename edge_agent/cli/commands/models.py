@@ -1,4 +1,4 @@
-"""`edge-agent models`: the models that each device has, runs and is trying."""
+"""`edge-agent models`: lists the models that each device has, runs, and is trying."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Print a line a model, or forget a device."""
+    """Print a line per model, or forget a device."""
     target: str | None = options.device
     if target is not None:
         check_target(target)

@@ -1,4 +1,4 @@
-"""`edge-agent pack`: a model folder or bare model file into one package."""
+"""`edge-agent pack`: packs a model folder or bare model file into a package."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def main(options: Options) -> int:
             check_target_form(target, "--target")
         except ModelError as problem:
             raise UsageError(str(problem)) from None
-    # Not into the package, where that goes to standard output.
+    # Not into the package, if that goes to standard output.
     say = partial(print, file=sys.stderr if out.exists() and not out.is_file() else sys.stdout)
     with import_model(Path(options.path)) as imported:
         for assumption in imported.assumptions:
@@ -74,7 +74,7 @@ def main(options: Options) -> int:
 
 
 def expiry(text: str | None) -> datetime | None:
-    """Read a date (the end of that day, UTC) or a time."""
+    """Parse a date (the end of that day, UTC) or a time."""
     if text is None:
         return None
     try:
@@ -83,7 +83,7 @@ def expiry(text: str | None) -> datetime | None:
             read = datetime.combine(read.date(), time(23, 59, 59))
         read = read.replace(tzinfo=UTC) if read.tzinfo is None else read.astimezone(UTC)
     except (ValueError, OverflowError):
-        # Overflow: in UTC it lies beyond the year 9999, or before the first.
+        # Overflow: in UTC it is after the year 9999, or before the year 1.
         raise UsageError(f"--expires: {text!r} is not a date; write 2027-06-30") from None
     if read <= datetime.now(UTC):
         raise UsageError(f"--expires: {text} is past already; choose a later day")

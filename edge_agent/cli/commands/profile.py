@@ -1,4 +1,4 @@
-"""`edge-agent profile`: facts on this device, the matching profile and the serving engine."""
+"""`edge-agent profile`: shows facts about this device, the matching profile, and the engines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Print the facts, the match and the reasons."""
+    """Print the facts, the match, and the reasons."""
     settings = load_settings(options)
     facts = read_facts()
     profiles = load_profiles(default_dirs())
@@ -84,7 +84,7 @@ def main(options: Options) -> int:
 
 
 def tuned(tuning: TuningResults, choices: Sequence[EngineChoice]) -> Iterator[str]:
-    """Yield a tune's decisions for each model, and for the lanes, on this device."""
+    """Yield the results of tuning for each model, and for the lanes, on this device."""
     if tuning.problem is not None:
         yield f"{FILE} {tuning.problem}"
     usual = max((choice.lanes for choice in choices), default=1)
@@ -97,7 +97,7 @@ def tuned(tuning: TuningResults, choices: Sequence[EngineChoice]) -> Iterator[st
         yield f"{tune.model}: {best or f'nothing with {lanes} lane(s)'} ({day})"
 
 
-# What decides between profiles, and what INT8 speed depends on.
+# Flags that decide between profiles, and that INT8 speed depends on.
 NOTED = frozenset(
     {
         *("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16"),

@@ -1,4 +1,4 @@
-"""`edge-agent push`: send a model over MQTT, with a progress bar, until it serves."""
+"""`edge-agent push`: sends a model over MQTT, with a progress bar, until it serves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 RECONNECT_SECONDS = 0.5
 RETAINED_SECONDS = 3600
-"""For which a broker of MQTT 5 keeps a package for a group whose sender is gone."""
+"""How long an MQTT 5 broker keeps a package for a group if its sender is gone."""
 
 
 EXAMPLES = (
@@ -75,7 +75,7 @@ def main(options: Options) -> int:
     path = file_of(path)
     key = load_private(Path(options.key)) if options.key else None
     with ExitStack() as stack:
-        # First, so that what cannot be pushed is told without a broker or a device.
+        # First, so that a model that cannot be pushed is reported without a broker or a device.
         if path.suffix in BARE:
             with import_model(path) as imported:
                 name, packed = imported.folder.manifest.name, None
@@ -114,7 +114,7 @@ def main(options: Options) -> int:
 
 
 def _retain(client: OneShotClient, broker: Broker, package: Package) -> RetainedPackage | None:
-    """Put the package on the broker for members to draw; None: it cannot lie there, which is said.
+    """Put the package on the broker for members to draw; None: impossible, and it is reported.
 
     Raises:
         BrokerError: the broker does not take it.
@@ -142,7 +142,7 @@ def _packed(
     if path.suffix == ".tar":
         package = open_package(path)
         if package is None:
-            # Made by hand: packed anew, so that it can be signed and sent in blocks.
+            # Made by hand: packed again, so that it can be signed and sent in blocks.
             with import_tar(path) as imported:
                 yield partial(make, imported.folder, key=key)
             return
@@ -160,7 +160,7 @@ def _packed(
 
 
 def _check(folder: ModelFolder) -> None:
-    """Check a model as far as possible here, so that it is not sent in vain.
+    """Check a model as far as possible here, before it is sent.
 
     Raises:
         ModelError: its network is damaged, or does not fit its manifest.
@@ -172,7 +172,7 @@ def _check(folder: ModelFolder) -> None:
 
 
 def _next(fleet: Fleet, devices: list[str], name: str) -> str:
-    """Return a bare file with the highest version that the devices know + 1."""
+    """Return the highest version of a model that the devices know, plus 1."""
     known = [
         str(version)
         for device in devices
@@ -184,7 +184,7 @@ def _next(fleet: Fleet, devices: list[str], name: str) -> str:
 def _send(
     sender: Sender, client: OneShotClient, timeout: float, retained: RetainedPackage | None
 ) -> None:
-    """Send until everybody has ended, or nothing moves anymore; through losses of the broker."""
+    """Send until all devices have ended, or there is no more progress; survives broker outages."""
     bars = _Bars(sender)
     moved = time.monotonic()
     before: list[tuple[str, float]] = []
@@ -201,7 +201,7 @@ def _send(
                 if retained is not None and not retained.lies_there():
                     retained.put(lambda _done, _total: None)
                 sender.offer()
-            # Who answers on probation is waited for, however long that lasts.
+            # Devices that answer on probation are waited for, however long that takes.
             now = [
                 (p.state, p.heard_at if p.waits_for_probation else p.percent)
                 for p in sender.progress.values()
@@ -209,7 +209,7 @@ def _send(
             if now != before:
                 before, moved = now, time.monotonic()
                 bars.update()
-            # A trial or a shadow has a time-out of its own, of which the device knows.
+            # A trial or a shadow has its own timeout on the device.
             patience = (
                 timeout if any(s in {"offered", "need"} for s, _ in now) else max(timeout, 180.0)
             )
@@ -222,10 +222,10 @@ def _send(
 
 
 def _reconnect(client: OneShotClient, deadline: float) -> None:
-    """Come back to a broker that was restarted.
+    """Reconnect to a broker that was restarted.
 
     Raises:
-        BrokerError: it has not come back in time.
+        BrokerError: it is not back in time.
     """
     while True:
         try:
@@ -238,7 +238,7 @@ def _reconnect(client: OneShotClient, deadline: float) -> None:
 
 
 class _Bars:
-    """A bar for each device on a terminal, lines on stderr elsewhere; one line for many devices."""
+    """A bar per device on a terminal, else lines on stderr; a single line for many devices."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -313,7 +313,7 @@ def _report(sender: Sender, fleet: Fleet, target: str, name: str) -> int:
 
 
 def _report_many(sender: Sender) -> None:
-    """Print each outcome once, with the devices that it is not well on."""
+    """Print each outcome once, with the devices that have a problem."""
     found: dict[str, list[str]] = {}
     for device, progress in sorted(sender.progress.items()):
         words = f"rejected: {progress.why}" if progress.state == "rejected" else "live"

@@ -1,4 +1,4 @@
-"""`edge-agent quantize`: a float model in eight bits, with the costs and gains of that."""
+"""`edge-agent quantize`: converts a float model to eight bits, and reports cost and gain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MOST_PICTURES = 160
 MOST_WINDOWS = 1000
 LIVE_SECONDS = 60.0
-"""Time for reading a live source."""
+"""How long a live source is read."""
 MAX_DROP = 0.02
 
 
@@ -189,7 +189,7 @@ def _imported(name: str) -> Iterator[ModelFolder]:
 
 @contextmanager
 def _floating(name: str) -> Iterator[ModelFolder]:
-    """Import the float model, checked before the samples are read, which may take long."""
+    """Import the float model, checking it before samples are read, which may take long."""
     from ...tools.float_model import check_float
 
     with _imported(name) as folder:
@@ -199,7 +199,7 @@ def _floating(name: str) -> Iterator[ModelFolder]:
 
 @contextmanager
 def _judged(path: Path, folder: ModelFolder) -> Iterator[ModelFolder]:
-    """Import the model to judge; a bare .onnx with the float one's tensors by its manifest."""
+    """Import the model to judge; a bare .onnx with the same tensors gets the float manifest."""
     from ...tools.folders import stand_in
 
     if path.suffix == ".onnx" and path.is_file():
@@ -228,7 +228,7 @@ def _show(report: Report, options: Options, picture: Path | None) -> None:
 
 
 def _calibration(texts: Sequence[str], folder: ModelFolder, progress: Progress) -> list[Sample]:
-    """Read samples of sources, of each evenly over its length, as many as are of use."""
+    """Read samples from sources, evenly over the length of each, as many as are useful."""
     if not all(text.strip() for text in texts):
         raise UsageError("--calibration: is empty; name a folder, a clip, a recording or a camera")
     return [sample for text in texts for sample in _samples(text, folder, progress)]
@@ -263,7 +263,7 @@ def _labeled(name: str | None, folder: ModelFolder) -> Labeled | None:
 
 
 def _files(place: Path, folder: ModelFolder) -> Iterable[Sample]:
-    """Read a folder: of pictures as one source, of recordings each."""
+    """Read a folder: pictures as one source, recordings as one source each."""
     if folder.manifest.input.kind == "picture":
         yield from _read(parse_source(f"dir:{quote(str(place))}", Path.cwd()), folder)
         return
@@ -278,14 +278,14 @@ def _spec(text: str) -> SourceSpec:
     if spec.path is not None and not spec.live and not spec.path.exists():
         raise UsageError(f"--calibration: {spec.path}: no such file or folder")
     if spec.scheme.name == "file" and "pace" not in spec.text:
-        # All frames, as fast as they go; none is missed.
+        # All frames, as fast as possible, without missing any.
         text = f"{spec.text}{'&' if '?' in spec.text else '?'}pace=max"
         return parse_source(text, Path.cwd())
     return spec
 
 
 def _read(spec: SourceSpec, folder: ModelFolder) -> Iterator[Sample]:
-    """Read the samples of a source: all of a recording, a minute of a live one."""
+    """Read the samples of a source: all of a recording, or a minute of a live one."""
     wanted = folder.manifest.input.kind
     if spec.kind != wanted:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""`edge-agent rollback`: back to the previous version."""
+"""`edge-agent rollback`: goes back to the previous version."""
 
 from __future__ import annotations
 

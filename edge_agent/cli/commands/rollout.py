@@ -1,4 +1,4 @@
-"""`edge-agent rollout`: a package to a fleet in waves, with gates."""
+"""`edge-agent rollout`: rolls a package out to a fleet in waves, with gates."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ EXAMPLES = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the subcommands, each in a module of its own."""
+    """Declare the subcommands, each in a separate module."""
     add_commands(parser, KINDS, "rollout", "WHAT")

@@ -18,7 +18,7 @@ from ..options import Options, add_broker, broker_settings
 from ..roller import Roller, changed, ending, publish, rollout_filters, topic_of, who
 
 TRIES = 3
-"""Where others change it at the same time."""
+"""Most attempts if others change it at the same time."""
 EXAMPLES = (
     "edge-agent rollout pause --key push.key",
     "edge-agent rollout resume parts-3f2a1c --key push.key",
@@ -69,7 +69,7 @@ def main(options: Options) -> int:
             case "finish" if plan.state == "aborted":
                 print("devices that have not heard that it was aborted will find nothing")
             case _:
-                # Of `finish`, too: who leads it ends, and no device begins anymore.
+                # For `finish`, too: whoever leads it stops, and no more devices begin.
                 plan = changed(plan, state="paused", why=f"by {who()}")
         plan = put(client, root, plan, key)
         if options.rollout != "finish":
@@ -85,7 +85,7 @@ def main(options: Options) -> int:
 
 
 def _is_junk(payload: bytes) -> bool:
-    """Whether nobody could make a roll-out of it."""
+    """Whether a payload cannot be a roll-out at all."""
     try:
         read(payload, None)
     except MalformedError:
@@ -100,19 +100,19 @@ def _clear(client: OneShotClient, root: str, name: str) -> int:
 
 
 def _remove_package(client: OneShotClient, root: str, transfer: str) -> int:
-    """Remove a package, of a roll-out or one that a push has left."""
+    """Remove a package, from a roll-out or left by a push."""
     there = remove(client, root, transfer)
     print(f"package {transfer} {'is removed from the broker' if there else 'was not there'}")
     return 0 if there else 1
 
 
 def _is_transfer(text: str | None) -> bool:
-    """Whether this names a package, not a roll-out."""
+    """Whether a text names a package, not a roll-out."""
     return text is not None and len(text) == 32 and not text.strip("0123456789abcdef")
 
 
 def _name(fleet: Fleet, wanted: str | None) -> str:
-    """Find the roll-out that is meant; raise AgentError where it is not clear which."""
+    """Return the name of the roll-out meant; raise AgentError if that is not clear."""
     known = ", ".join(sorted(fleet.plans)) or "none"
     if wanted is None and len(fleet.plans) != 1:
         raise AgentError(f"name one as ID; on this broker: {known}")
@@ -131,10 +131,10 @@ def _resumed(plan: Plan, options: Options) -> Plan:
 
 
 def put(client: OneShotClient, root: str, plan: Plan, key: Any) -> Plan:
-    """Put a plan on the broker, above plans that others put there meanwhile; return it.
+    """Put a plan on the broker, with a serial above those of others meanwhile; return it.
 
     Raises:
-        AgentError: others do not cease.
+        AgentError: others keep changing it.
     """
     topic = topic_of(root, plan.id)
     for _ in range(TRIES):

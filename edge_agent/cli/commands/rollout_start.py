@@ -41,11 +41,11 @@ EXAMPLES = ("edge-agent rollout start parts-3.toml --key push.key",)
 
 @record(kw_only=True)
 class Written:
-    """A plan as a person writes it, in TOML."""
+    """A plan as written by a person, in TOML."""
 
     __pydantic_config__ = _STRICT
     package: str
-    """A .tar of `edge-agent pack`, or a model folder; counts from the folder of the plan."""
+    """A .tar from `edge-agent pack`, or a model folder, relative to the plan's folder."""
     waves: tuple[Wave, ...]
     gate: Gate = field(default_factory=Gate)
     on_failure: Literal["stop", "back"] = "stop"
@@ -61,7 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Lead a new roll-out; 0 when all waves are through, 1 when it has stopped."""
+    """Lead a new roll-out; 0 when all waves are complete, 1 if it has stopped."""
     file = Path(options.file)
     written, lasts = read_plan(file)
     settings = broker_settings(options)
@@ -96,7 +96,7 @@ def main(options: Options) -> int:
 
 
 def read_plan(file: Path) -> tuple[Written, float]:
-    """Read a plan; return it and how many seconds it lasts.
+    """Read a plan; return it, and the seconds until it expires.
 
     Raises:
         UsageError: it is wrong.
@@ -109,10 +109,10 @@ def read_plan(file: Path) -> tuple[Written, float]:
 
 
 def lasting(text: str, where: str) -> float:
-    """Return the seconds that a text means.
+    """Parse a span of time; return seconds.
 
     Raises:
-        UsageError: it is not a span of time, or not an allowed one; *where* it stands.
+        UsageError: it is not a span of time, or not an allowed one; *where* is its place.
     """
     span = _SPAN.fullmatch(text.strip())
     lasts = int(span[1]) * _UNITS[span[2]] if span else 0
@@ -122,7 +122,7 @@ def lasting(text: str, where: str) -> float:
 
 
 def _package(path: Path, key: PrivateKey | None, largest: int, stack: ExitStack) -> Package:
-    """Open the package, or make it of a model folder.
+    """Open the package, or make it from a model folder.
 
     Raises:
         UsageError: the path is missing, or not a package.
@@ -162,10 +162,10 @@ def _plan(written: Written, package: Package, lasts: float) -> Plan:
 
 
 def _check(plan: Plan, fleet: Fleet) -> None:
-    """Check that the waves mean somebody.
+    """Check that the waves include devices.
 
     Raises:
-        AgentError: a device that is named is unknown, or nobody is meant.
+        AgentError: a named device is unknown, or no device is in a wave.
     """
     named = {device for wave in plan.waves for device in wave.devices}
     if unknown := sorted(named - fleet.status.keys()):

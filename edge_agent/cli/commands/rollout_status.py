@@ -1,4 +1,4 @@
-"""`edge-agent rollout status`: the progress of roll-outs; a line a wave, then the troubles."""
+"""`edge-agent rollout status`: the progress of roll-outs; a line per wave, then problems."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Show the roll-outs on the broker; returns 1 if the look is not complete."""
+    """Show the roll-outs on the broker; return 1 if the look is incomplete."""
     settings = broker_settings(options)
     root = settings.broker.topic_root
     with OneShotClient(settings.broker, rollout_filters(root)) as client:

@@ -29,7 +29,7 @@ def main(options: Options) -> int:
     """Run until told to stop."""
     start = time.monotonic()
     config = config_file(options.config)
-    # Before the settings are read: what is changed meanwhile is noticed at the next start.
+    # Before the settings are read, so that the next start notices changes made meanwhile.
     origins = digest(config)
     settings = load_settings(options, needed=True)
     options.timeline.record("settings", time.monotonic() - start)

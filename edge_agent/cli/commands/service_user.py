@@ -1,6 +1,6 @@
 """The rights of the installed service's user: `check` is often run by root, who may do anything.
 
-Knows the unit by its files, so that it also works where systemd does not run.
+Reads the unit from its files, so that it also works if systemd does not run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...core.privileges import User, acting_as
 UNIT = Path("/etc/systemd/system/edge-agent.service")
 _HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
 _STATES = Path("/var/lib")
-_TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what the unit hides
+_TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - hidden by the unit
 _YES = frozenset({"1", "yes", "true", "on"})
 _LISTS = frozenset(
     {
@@ -30,7 +30,7 @@ _LISTS = frozenset(
     }
 )
 _MOST = 1000
-"""Files of a folder that are looked at."""
+"""Most files of a folder that are checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +43,24 @@ class ServiceUser:
     groups: tuple[int, ...]
     command: str
     hidden: dict[Path, str]
-    """Folders that it sees empty, with the key of the unit that says so."""
+    """Folders that look empty to it, with the key in the unit that causes this."""
     bound: tuple[Path, ...]
-    """Places that it sees nevertheless."""
+    """Places that it can see nevertheless."""
     made: tuple[Path, ...]
-    """Folders that systemd gives it at the start, whoever has owned them."""
+    """Folders that systemd gives to it at startup, whoever owned them before."""
     writable: tuple[Path, ...]
-    """Where the unit lets it write, if it has the rights."""
+    """Where the unit allows writing, if the user has the rights."""
     devices: tuple[str, ...] | None
-    """Devices that DeviceAllow= of the unit names; None: every device."""
+    """Devices in the unit's DeviceAllow=; None: every device."""
 
     def runs(self, settings: Path) -> bool:
         """Whether these are the service's own settings."""
         return f"--config {settings.absolute()}" in self.command
 
     def trouble(self, path: Path) -> str | None:
-        """Return the obstacle to the user reading a file, device or folder with its content.
+        """Return why the user cannot read a file, device, or folder with its content.
 
-        None: there is no obstacle, or the path does not exist.
+        None: the user can, or the path does not exist.
         """
         if not path.exists():
             return None
@@ -80,9 +80,9 @@ class ServiceUser:
         return None
 
     def trouble_writing(self, folder: Path) -> str | None:
-        """Return the obstacle to the user writing to a folder or to files in it, or None.
+        """Return why the user cannot write to a folder or files in it, or None.
 
-        The folder exists.
+        The folder must exist.
         """
         if (hiding := self._hiding(folder)) is not None:
             return hiding
@@ -94,7 +94,7 @@ class ServiceUser:
             )
         for each in self.made:
             if place.is_relative_to(each) and each.stat().st_uid != self.uid:
-                return None  # with all that is in it, it is going to be the user's
+                return None  # systemd will give it, with its content, to the user
         inside = [each for each in islice(_inside(folder), _MOST) if not each.is_symlink()]
         with self._acting():
             if not _may(folder.parent, os.X_OK):
@@ -108,7 +108,7 @@ class ServiceUser:
         return None
 
     def _is_allowed(self, path: Path) -> bool:
-        """Whether the unit lets it use a device; True for a path that is not a device."""
+        """Whether the unit allows a device; True for a path that is not a device."""
         known = path.stat()
         if self.devices is None or not stat.S_ISCHR(known.st_mode):
             return True
@@ -132,7 +132,7 @@ class ServiceUser:
         return None
 
     def _acting(self) -> AbstractContextManager[None]:
-        """Act with the rights of the user."""
+        """Act with the user's rights."""
         return acting_as(User(self.uid, self.gid, self.groups))
 
 
@@ -176,7 +176,7 @@ def service_user() -> ServiceUser | None:
 
 
 def _drivers(major: int) -> list[str]:
-    """Return the names of a number of character devices, as /proc/devices has them."""
+    """Return the names of a major number's character devices in /proc/devices."""
     listed = Path("/proc/devices").read_text(encoding="utf-8").partition("Block devices")[0]
     pairs = [line.split() for line in listed.splitlines() if line.strip()[:1].isdigit()]
     return [name for number, name in pairs if number == str(major)]
@@ -189,7 +189,7 @@ def _inside(folder: Path) -> Iterator[Path]:
 
 
 def _keys(unit: Path) -> dict[str, str]:
-    """Read the keys of a unit and its drop-ins; keys of lists add up."""
+    """Read the keys of a unit and its drop-ins; values of list keys are joined."""
     keys: dict[str, str] = {}
     for path in (unit, *sorted(unit.with_name(f"{unit.name}.d").glob("*.conf"))):
         if not path.is_file():
@@ -204,7 +204,7 @@ def _keys(unit: Path) -> dict[str, str]:
 
 
 def _refused(path: Path) -> str | None:
-    """Return why the present user may not use a file or folder, with the fix, or None."""
+    """Return why the current user may not use a file or folder, with the fix, or None."""
     mode = os.stat(path).st_mode if _may(path.parent, os.X_OK) else 0  # noqa: PTH116
     wanted = os.R_OK
     if stat.S_ISDIR(mode):

@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Ask every device that is online; 0 if it was set on all of them, 1 if not on one."""
+    """Ask every online device; 0 if it was set on all of them, 1 if not on one."""
     if not is_name(options.pipeline):
         raise UsageError(f"PIPELINE: {options.pipeline!r} is not a name ({NAME_RULE})")
     changes = dict(map(_read, options.changes))
@@ -46,7 +46,7 @@ def main(options: Options) -> int:
 
 
 def _read(text: str) -> tuple[str, Any]:
-    """Read KEY=VALUE."""
+    """Parse KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals:
         raise UsageError(f"KEY=VALUE: found {text!r}; write it as threshold=0.6")

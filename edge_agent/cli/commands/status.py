@@ -1,4 +1,4 @@
-"""`edge-agent status`: one look at all devices: a line a device and pipeline, and its lags."""
+"""`edge-agent status`: one look at all devices: a line per device and pipeline, and lags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..options import Options, add_broker, broker_settings
 from ..terminal import printable_json, say
 
 FEW = 50
-"""Devices, above which a terminal lists those that are not well alone."""
+"""With more devices, a terminal only lists those that are not ok."""
 EXAMPLES = (
     "edge-agent status  all devices",
     "edge-agent status --not-well  only those that are not ok",
@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Print the status; return 0 if all is well."""
+    """Print the status; return 0 if all devices are ok."""
     target: str | None = options.device
     if target is not None:
         check_target(target)
@@ -78,7 +78,7 @@ def main(options: Options) -> int:
 
 
 def _sum(looks: list[DeviceLook]) -> str:
-    """Count the devices of each state, those that are not well first."""
+    """Count the devices in each state, those that are not ok first."""
     states = [look.state for look in looks]
     parts = [f"{n} {s}" for s in ("offline", "unknown", "degraded", "ok") if (n := states.count(s))]
     behind = sum(bool(look.lags) for look in looks)
@@ -87,7 +87,7 @@ def _sum(looks: list[DeviceLook]) -> str:
 
 
 def _find_lags(looks: list[DeviceLook], fleet: Fleet, *, by_group: bool) -> None:
-    """Note in what devices lag behind roll-outs; with *by_group* also behind each other."""
+    """Note how devices lag behind roll-outs; with *by_group* also behind each other."""
     plans = []
     for payload in fleet.plans.values():
         with suppress(MalformedError):
@@ -109,7 +109,7 @@ def _find_lags(looks: list[DeviceLook], fleet: Fleet, *, by_group: bool) -> None
 
 
 def _served(fleet: Fleet, device: str) -> dict[str, str]:
-    """Return the versions of models that a device has live and the settings do not pin."""
+    """Return a device's live versions of models that its settings do not pin."""
     found = {}
     for entry in tables_in(fleet.info.get(device, {}).get("models")):
         name, _, version = str(entry.get("serves")).rpartition("@")
@@ -128,7 +128,7 @@ def _nobody(fleet: Fleet, target: str | None) -> str:
 
 
 def _lines(look: DeviceLook, *, color: bool) -> Iterator[str]:
-    """Write a device and its pipelines, a line each."""
+    """Yield a line for a device and for each of its pipelines."""
     shade = {"ok": 32, "degraded": 33, "offline": 31, "unknown": 33}[look.state]
     state = f"\033[{shade}m{look.state}\033[0m" if color else look.state
     yield f"{printable(look.device)}  {state}  {printable(look.words)}"
@@ -146,12 +146,12 @@ def _lines(look: DeviceLook, *, color: bool) -> Iterator[str]:
 
 
 def _figures(look: PipelineLook) -> list[str]:
-    """List the figures of a pipeline without an error: its present rates, and the serving model."""
+    """List the figures of a pipeline without an error: its current rates, and the serving model."""
     figures = []
     if look.inferred == 0:
         figures = ["no result yet"]
     elif look.enabled and look.p99_ms is not None:
-        # Of one that is off they are of a while ago.
+        # For one that is off, they are old.
         rate = "-" if look.fps is None else f"{look.fps:.1f}"
         figures = [f"{rate} a second", f"p99 {look.p99_ms:.0f} ms"]
     if look.enabled and look.learning is not None:

@@ -1,4 +1,4 @@
-"""`edge-agent tail`: follow the messages of devices, one line each."""
+"""`edge-agent tail`: follows the messages of devices, one line each."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Print until enough has come, else until told to stop: it is done then, too."""
+    """Print until enough messages have come, or until told to stop, which is success, too."""
     if options.device is not None and not is_name(options.device):
         raise UsageError(f"--device: {options.device!r} is not a name ({NAME_RULE})")
     settings = broker_settings(options)
@@ -86,7 +86,7 @@ def main(options: Options) -> int:
 
 
 def _follow(client: OneShotClient, broker: Broker, options: Options) -> bool:
-    """Print messages; return whether there were as many as asked for."""
+    """Print messages; return whether there were as many as requested."""
     until = time.monotonic() + (options.timeout or math.inf)
     first = client.next(LOOK_SECONDS) if options.device else None
     if options.device and first is None:
@@ -104,7 +104,7 @@ def _follow(client: OneShotClient, broker: Broker, options: Options) -> bool:
 
 
 def _heard(client: OneShotClient, until: float) -> Iterator[ReceivedMessage]:
-    """Yield messages until a moment of the monotonic clock."""
+    """Yield messages until a monotonic time."""
     while (left := until - time.monotonic()) > 0:
         message = client.next(min(left, 1.0))
         if message is not None:
@@ -133,5 +133,5 @@ def _line(topic: str, root: str, data: bytes, *, as_json: bool) -> str:
     try:
         return printable(message_line(topic, root, payload))
     except (KeyError, TypeError, ValueError, AttributeError):
-        # Another version's payload, or somebody else's: shown as it is.
+        # A payload from another version or program is shown unchanged.
         return f"{printable(topic)}: {printable_json(payload)}"

@@ -1,4 +1,4 @@
-"""`edge-agent try`: a model on a source, with no settings, broker or manifest."""
+"""`edge-agent try`: runs a model on a source, without settings, broker, or manifest."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ PICTURE = Path("try.jpg")
 PLOT = Path("try.png")
 BENCH_SECONDS = 1.0
 SILENT_SECONDS = 2.0
-"""Without anything from a live source, after which that is said."""
+"""Time without data from a live source after which that is reported."""
 HANG_SECONDS = 30.0
-"""Beyond `--seconds`, after which a model or source that does not come back ends the command."""
+"""Time beyond `--seconds` after which a model or source that does not return ends the command."""
 
 
 EXAMPLES = (
@@ -113,7 +113,7 @@ def main(options: Options) -> int:
                 lambda: Samples(spec, shape, attendant.closing, topics), f"opening {spec.redacted}"
             ) as samples,
         ):
-            # What a recording takes to its first window is no matter of waiting.
+            # The time limit does not apply to a recording's first window.
             waits = options.seconds if spec.live and options.seconds else math.inf
             until = time.monotonic() + waits
             what = f"the first reading of {spec.redacted}"
@@ -159,7 +159,7 @@ def _settings(options: Options) -> tuple[Settings | None, Pipeline]:
 
 @contextmanager
 def _topics(options: Options, spec: SourceSpec) -> Iterator[TopicReader | None]:
-    """Read topics from the broker of the settings, where the source is one; else None."""
+    """Yield a reader of topics on the broker in the settings if the source is one, else None."""
     if spec.scheme.name != "mqtt":
         yield None
         return
@@ -179,7 +179,7 @@ def _first(attendant: Attendant, samples: Samples, spec: SourceSpec) -> Sample:
 
 
 def _source(text: str) -> SourceSpec:
-    """Parse a source that a person typed; a missing file is an error, a missing camera is not."""
+    """Parse a source given by the user; a missing file is an error, a missing camera is not."""
     if not text.strip():
         raise UsageError("SOURCE: is empty; name a camera's URL, a device, a file or a folder")
     spec = parse_source(guess_source(text), Path.cwd())
@@ -189,7 +189,7 @@ def _source(text: str) -> SourceSpec:
 
 
 def _bundled(name: str) -> str:
-    """Return a hint at the bundled model of this name, or "" if there is none."""
+    """Return a hint about the bundled model with this name, or "" if there is none."""
     folder = bundled("models") / name
     return f"; the bundled one is {folder}" if is_name(name) and folder.is_dir() else ""
 
@@ -211,7 +211,7 @@ def _print_model(imported: ImportedModel, path: Path) -> None:
 
 
 def _print_unread(columns: Sequence[str], shape: InputSpec) -> None:
-    """Print which columns are read where a source has more, and the manifest names none."""
+    """Print which columns are read if a source has more and the manifest names none."""
     taken = [channel for channel in shape.channels if isinstance(channel, int)]
     if 0 < len(taken) == len(shape.channels) < len(columns):
         names = printable(", ".join(columns[n] for n in taken if n < len(columns)))
@@ -228,10 +228,10 @@ def _watch(
     spec: SourceSpec,
     tried: TriedPipeline,
 ) -> tuple[int, int, bool]:
-    """Show results until the source ends, the time is over or Ctrl-C.
+    """Show results until the source ends, the time is over, or Ctrl-C is pressed.
 
     Returns:
-        How many there were, how many errors, and whether it was Ctrl-C.
+        The number of results, the number of errors, and whether Ctrl-C was pressed.
     """
     shown = _Shown(model, samples, first, spec, tried)
     watch = _SourceWatch(samples, spec, shown.view)
@@ -265,7 +265,7 @@ def _watch(
 
 
 class _Shown:
-    """The display of results: the live view, and a picture in a file that is kept fresh."""
+    """The display of results: the live view, and a picture file that is kept up to date."""
 
     def __init__(
         self, model: Model, samples: Samples, first: Sample, spec: SourceSpec, tried: TriedPipeline
@@ -292,18 +292,18 @@ class _Shown:
             self._draw = lambda *_: plot(shown, title)
             self._picture = PictureFile(PLOT, "plot", png)
         self._wrong: str | None = None
-        """Why the engine is known to be wrong, as it was said last."""
+        """The last reported reason why the engine is wrong."""
         self._doubt: str | None = None
-        """Why its results can hardly be right, as it was said."""
-        # Each result of a folder of pictures or a recording, once through, is worth a line.
+        """The reported reason why its results are probably wrong."""
+        # For a folder of pictures or a recording, every result gets a line.
         recorded = spec.scheme.name == "dir" or (spec.kind == "signal" and not spec.live)
         every = recorded and not spec.options["loop"]
         self.view = LiveView(title, [self._picture.note()], pipelines=["try"], every=every)
         self.view.trace = trace
         self.count = 0
-        """Results."""
+        """Number of results."""
         self.dropped = 0
-        """Samples that did not fit."""
+        """Number of samples that did not fit."""
 
     def add(self, sample: Sample, outcome: Outcome | SampleError, age_ms: float) -> None:
         """Show a result, or its error, and any other messages."""
@@ -339,7 +339,7 @@ class _Shown:
 
 
 class _SourceWatch:
-    """Tells the view when a source is lost, silent, or back."""
+    """Shows in the view when a source is lost, silent, or back."""
 
     def __init__(self, samples: Samples, spec: SourceSpec, view: LiveView) -> None:
         self._samples = samples

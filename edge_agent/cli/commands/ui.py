@@ -1,4 +1,4 @@
-"""`edge-agent ui`: the operator's page, fed by the broker alone."""
+"""`edge-agent ui`: serves the operator's page, with data only from the broker."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def main(options: Options) -> int:
 
 
 def _push(options: Options) -> list[str] | None:
-    """Return the arguments of `edge-agent push` beside file and device; None: nothing is pushed."""
+    """Return the arguments for `edge-agent push` besides file and device; None: no pushes."""
     if not options.operate:
         return None
     given = (("--key", options.key), ("--broker", options.broker), ("--config", options.config))
@@ -109,7 +109,7 @@ def _password(file: str | None) -> str | None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listen."""
+    """Return a socket that listens on an address."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(found[4][:2], family=found[0])

@@ -1,4 +1,4 @@
-"""`edge-agent uninstall`: remove the systemd service."""
+"""`edge-agent uninstall`: removes the systemd service."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: Options) -> int:
-    """Remove the service; settings, keys and models stay."""
+    """Remove the service; settings, keys, and models stay."""
     check_system("uninstall")
     if (version := packaged()) is not None and not by_dpkg():
         words = f"it came with the package edge-agent {version}; remove that"
