@@ -1,4 +1,4 @@
-"""Counts and times of a model's inferences, for health, probation and failover."""
+"""Counts and times of a model's inferences, for health, probation, and failover."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ..models.manifest import ModelFolder
 
 _MOST_SCORE = 1.05
-"""Above what is no chance, however it is rounded."""
+"""A higher score is not a probability, however it is rounded."""
 _LEAST_SIDE = 2.0
-"""Pixels of the input: no detector finds what is smaller."""
+"""Pixels of the input: no detector finds smaller objects."""
 _FEW = 3
-"""Boxes that may be mistakes in what the frame is surrounded by."""
+"""Boxes that may be false detections in the border around the frame."""
 _DARK = 1
 """Results without a score above 0 that can hardly be right: thousands of sigmoids are not all 0."""
 _DARK_COARSE = 30
@@ -43,24 +43,24 @@ class Statistics:
 
     def __init__(self) -> None:
         self.infer_ms: deque[float] = deque(maxlen=1000)
-        """Of the latest samples, each its share of the time for those inferred together."""
+        """Times of the last samples, each its share of the time for those inferred together."""
         self.inferred = 0
         self.errors = 0
-        """Frames on which it failed."""
+        """Number of frames on which it failed."""
         self.failing = 0
-        """Inferences in a row that failed; a breaker watches the number."""
+        """Number of consecutive failed inferences; failover watches it."""
         self.failure: tuple[str, Request] | None = None
-        """The latest failure: error text, and the request."""
+        """The last failure: error text, and the request."""
         self.doubt: str | None = None
-        """Why its results can hardly be right; None: nothing says so."""
+        """Why its results are probably wrong; None: no reason to think so."""
         self._plausible, self._odd, self._dark = False, 0, 0
         self.first_at: float | None = None
-        """Monotonic clock at the end of its first inference on a frame."""
+        """Monotonic time when its first inference on a frame ended."""
         self.used_at = time.monotonic()
-        """Monotonic clock at the end of its latest inference, or when it was loaded."""
+        """Monotonic time when its last inference ended, or when it was loaded."""
 
         self.loaded_ns = time.time_ns()
-        """Wall clock when it was loaded."""
+        """Wall-clock time when it was loaded, ns."""
 
     def add(self, infer_ms: float) -> None:
         """Count an inference with its time in milliseconds."""
@@ -72,13 +72,13 @@ class Statistics:
             self.first_at = self.used_at
 
     def look(self, found: Findings, inside: Findings) -> None:
-        """Look at findings in pixels of the input, and at those of them that lie in the frame."""
+        """Check that findings are plausible; *inside* are those that lie in the frame."""
         if not isinstance(found, Detections | Classes):
             return
         if found.best_score > 0:
             self._dark, self.doubt = -1, None if self.doubt == _NO_SCORE else self.doubt
         if found.best_score > _MOST_SCORE:
-            self._plausible = True  # its boxes may be
+            self._plausible = True  # its boxes are plausible
             self.doubt = (
                 f"a score is {found.best_score:.4g}, which is no chance: the network ends without "
                 "its sigmoid or softmax, or output.decoder is of another model"
@@ -126,12 +126,12 @@ class Statistics:
             self._dark, self.doubt = _DARK_COARSE, _NO_SCORE
 
     def go_on_from(self, before: Statistics) -> None:
-        """Continue the counts of the model before this one."""
+        """Continue the counts of the previous model."""
         self.inferred += before.inferred
         self.errors += before.errors
 
     def add_failure(self, problem: Exception, request: Request) -> None:
-        """Count a failed inference, unless a stranger may have asked for the impossible."""
+        """Count a failed inference, unless an outside request may have been impossible."""
         if request.foreign and isinstance(problem, SampleError):
             return
         self.failure = (str(problem), request)
@@ -148,23 +148,23 @@ def _coarse(folder: ModelFolder, outputs: Tensors) -> bool:
 
 
 _MEMORY = 0.01
-"""How much the latest frame counts in what a frame usually takes. Little: what pipelines of one
-model are charged must not depend on when they had their turns (of 162 that shared what 81 need,
-the shares were 12 % apart with 0.1, 5 % with 0.01)."""
+"""Weight of the last frame in the average time per frame. It is small so that what pipelines of one
+model are charged does not depend on when they had their turns (with 162 that shared what 81 need,
+shares were 12 % apart with 0.1, 5 % with 0.01)."""
 
 
 _MOST = 10
-"""One frame counts for so many usual ones at most: a frame that hung says nothing of those to come.
-Not fewer: what lanes are held up by others now and then is lane time too, and who is charged what
-each frame took (second stages) pays it in full."""
+"""One frame counts as at most this many average ones: a frame that hung says nothing about later
+ones. Not fewer: occasional delays by other work are lane time too, and second stages, which are
+charged the actual time of each frame, pay for them in full."""
 
 
 _FIRST = 8
-"""Number of first frames that are slower than later ones; the fastest of them counts."""
+"""Number of first frames, which may be slower than later ones; the fastest of them counts."""
 
 
 class Cost:
-    """The usual lane time of a frame."""
+    """The average lane time of a frame."""
 
     __slots__ = ("_seen", "seconds")
 
@@ -173,7 +173,7 @@ class Cost:
         self._seen = 0
 
     def learn(self, seconds: float) -> None:
-        """Add one more frame to the average; one that was held up must not count for many."""
+        """Add a frame to the average, limiting the weight of one that was delayed."""
         self._seen += 1
         if self._seen <= _FIRST:
             self.seconds = min(self.seconds or seconds, seconds)
