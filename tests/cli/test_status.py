@@ -304,7 +304,9 @@ def test_a_look_that_is_not_complete_says_so_and_no_group_command_is_sent(
     group = ("rollback", "face", "--device", "@fleet")
     # Each looks for as long as it may, so they look at the same time.
     with ThreadPoolExecutor(3) as together:
-        *looks, sent = together.map(lambda words: run_cli(*words), (("status",), ("models",), group))
+        *looks, sent = together.map(
+            lambda words: run_cli(*words), (("status",), ("models",), group)
+        )
     for said in looks:
         assert said.returncode == 1
         [error] = said.stderr.splitlines()
