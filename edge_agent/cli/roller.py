@@ -38,6 +38,8 @@ MOST_AWAY = 60.0
 """Limit for that time: the longest pause between attempts. Until then no device counts as lost."""
 MISSING_SECONDS = 3.0
 """Time after a new connection for the broker to send retained messages."""
+SILENCE_SECONDS = 30.0
+"""After which words of devices are read again over a cluster: a lost node takes some along."""
 MOST_SPREAD = 600.0
 BACK_SECONDS = 60.0
 """How long devices are watched while they go back."""
@@ -224,6 +226,8 @@ class Roller:
         """Monotonic time until which devices may still be reconnecting."""
         """Since when, by the monotonic clock, it may not lie there."""
         self._corrected = -math.inf
+        self._heard_at = time.monotonic()
+        """When a device last said something of a roll-out."""
         self._progress = Progress()
 
     def lead(self, plan: Plan) -> int:
@@ -278,6 +282,9 @@ class Roller:
                     return "good", None
                 continue
             quorum_at = None
+            if self._client.has_nodes and now - self._heard_at > SILENCE_SECONDS:
+                self._heard_at = now
+                self._client.ask(rollout_filters(self._root))
             if now - began > plan.gate.timeout_s:
                 done = f"{counts.ended_online} of {counts.online} online devices have ended"
                 return "unknown", f"after {plan.gate.timeout_s:.0f} s {done}"
@@ -314,6 +321,8 @@ class Roller:
                 self._heard_plan(heard.payload)
             elif heard is not None:
                 self._fleet.take(heard.topic, heard.payload)
+                if heard.topic.endswith("/rollout"):
+                    self._heard_at = time.monotonic()
         if self._client.refused and self._client.has_nodes:
             time.sleep(COME_BACK_SECONDS)
             self._come_back(f"the broker has refused a subscription: {self._client.refused}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tomli_w
 
+from edge_agent.cli import roller
 from tests.helpers.boxes import Boxes
 from tests.helpers.push import model_folder
-from tests.helpers.support import Called, Listener, Mosquitto, call_cli, wait_until
+from tests.helpers.support import Called, Listener, Mosquitto, Relay, call_cli, wait_until
 
 COUNT = 300
 GATE = {"hold_s": 0.1, "timeout_s": 60}
@@ -100,6 +102,33 @@ def test_a_push_and_roll_outs_reach_all_of_a_fleet(tmp_path: Path, stock: Mosqui
         assert call_cli("push", str(tmp_path / "4.tar"), "--device", "@lab").code == 0
         assert rollout("finish", tmp_path).code == 0
     listener.close()
+
+
+class Losing(Relay):
+    """A node of a cluster that loses the first word of a device that it is live."""
+
+    lost = False
+
+    def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
+        if not self.lost and b'"live"' in data:
+            self.lost, data = True, data.replace(b'"live"', b'"gone"')
+        super().pass_on(data, source, sink)
+
+
+def test_what_a_cluster_has_lost_of_a_devices_words_is_read_again(
+    tmp_path: Path, stock: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who leads waits for nobody who has said that it is live, however that was lost."""
+    monkeypatch.setattr(roller, "SILENCE_SECONDS", 0.5)
+    node = Losing(stock.port)
+    monkeypatch.setenv("EDGE_AGENT_BROKER__URL", json.dumps([node.url, node.url]))
+    plan = tmp_path / "plan.toml"
+    tables = {"waves": [{"devices": ["box-0000"]}], "gate": {**GATE, "timeout_s": 20}}
+    plan.write_text(tomli_w.dumps({**tables, "package": packed(tmp_path, "2").name}))
+    with Boxes(stock.port, 1):
+        ended = rollout("start", tmp_path, str(plan))
+    assert (node.lost, ended.code) == (True, 0), ended.out + ended.err
+    node.shut()
 
 
 def test_settings_reach_all_of_a_fleet(tmp_path: Path, stock: Mosquitto) -> None:
