@@ -24,7 +24,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,12 @@ class Box:
             manifest = folder / "model.toml"
             text = manifest.read_text().replace('version = "1"', f'version = "{version}"')
             manifest.write_text(text)
-            run_cli(
-                *("push", str(folder), "--device", "box", "--broker", self.broker.url),
-                *("--wait", "--timeout", "20"),
-            )
+            # Each step of a trial that begins anew gives it its time-out again.
+            with suppress(subprocess.TimeoutExpired):
+                run_cli(
+                    *("push", str(folder), "--device", "box", "--broker", self.broker.url),
+                    *("--wait", "--timeout", "20"),
+                )
             shutil.rmtree(folder)
 
     def _set(self) -> None:
@@ -134,6 +136,8 @@ class Box:
 
     def finish(self) -> None:
         """Let everything arrive, and end in good order."""
+        if not all(each.is_alive() for each in self.workers):
+            raise SystemExit("who pushes or sets has ended: the kills since were of an idle agent")
         self.over.set()
         for each in self.workers:
             each.join()
