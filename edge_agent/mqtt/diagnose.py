@@ -13,6 +13,14 @@ NOT_AUTHORIZED = 0x87
 BAD_PASSWORD = 0x86
 """Reason codes of MQTT 5; paho translates those of 3.1.1 into them."""
 ACCESS_LIST = "see its access list"
+WRONG_NAME = "give broker.url a name that it is for"
+MENDS = {
+    9: "compare this device's clock",
+    10: "the broker needs a new one, or this device's clock is wrong",
+    62: WRONG_NAME,
+    64: WRONG_NAME,
+}
+"""By OpenSSL's number (X509_V_ERR): how a certificate comes to be trusted."""
 
 
 def username_of(broker: Broker) -> str | None:
@@ -52,7 +60,8 @@ def explain_unreachable(problem: BaseException, broker: Broker) -> str:
     # Attributes of the errors of ssl, which may not be imported.
     distrust = getattr(problem, "verify_message", None)
     if distrust is not None:
-        return f"its certificate is not trusted ({distrust}); see broker.ca_file"
+        mend = MENDS.get(getattr(problem, "verify_code", 0), "see broker.ca_file")
+        return f"its certificate is not trusted ({distrust.rstrip('.')}); {mend}"
     alert = getattr(problem, "reason", None)
     if isinstance(alert, str):
         # Only an alert is the broker's word on us; else it has not even spoken TLS.

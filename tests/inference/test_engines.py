@@ -16,7 +16,7 @@ import pytest
 
 from edge_agent.core.errors import EngineError
 from edge_agent.core.types import TensorSpec
-from edge_agent.inference.engines.engine import Engine, EngineChoice
+from edge_agent.inference.engines.engine import Engine, EngineChoice, native_reason
 from edge_agent.inference.engines.registry import EngineName, engine_words, open_engine
 from edge_agent.inference.model import load_model
 from edge_agent.models.manifest import load as load_manifest
@@ -341,6 +341,12 @@ def test_file_that_cannot_be_read(load: Open, damage: str, tmp_path: Path) -> No
     assert "\n" not in message
     assert str(tmp_path) not in message
     assert "Exception from" not in message
+
+
+def test_the_reason_of_openvino_may_end_in_a_colon() -> None:
+    """An IR without the set of an operation had been refused with a line of OpenVINO's sources."""
+    words = "Exception from src/core.cpp:84:\nException from src/xml.cpp:1316:\nNo such opset: \n\n"
+    assert native_reason(RuntimeError(words), Path("n.xml")) == "No such opset"
 
 
 def test_custom_operator(load: Open, tmp_path: Path) -> None:

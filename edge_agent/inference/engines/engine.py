@@ -241,5 +241,6 @@ def native_reason(problem: BaseException, network: Path) -> str:
     lines = [re.sub(_PREFIXES, "", line).strip() for line in text.splitlines()]
     lines = [line for line in lines if line]
     useful = [line for line in lines if not re.match(_LOCATIONS, line)]
-    line = (useful or lines or [type(problem).__name__])[0]
+    # The last of them is the innermost.
+    line = (useful or lines[-1:] or ["it gives no reason"])[0].rstrip(" :")
     return line if len(line) <= 300 else line[:297] + "…"
