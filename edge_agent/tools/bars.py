@@ -1,6 +1,6 @@
-"""Figures as a picture: horizontal bars, drawn by matplotlib (extras `bench` and `tools`).
+"""Figures as a picture: horizontal bars, drawn with matplotlib (extras `bench` and `tools`).
 
-The colors can be told apart by people who do not see red and green (Okabe and Ito, 2008).
+The colors are safe for red-green color blindness (Okabe and Ito, 2008).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def check_installed() -> None:
 
 
 class Bar(NamedTuple):
-    """A row: parts one behind the other, and a line from the least to the most of its values."""
+    """A row: parts one after another, and a line from the least to the greatest value."""
 
     name: str
     parts: Sequence[tuple[str, str, float]]
-    """What, for the legend, or empty; color and length of each."""
+    """Legend (may be empty), color, and length of each part."""
     words: str
     values: Sequence[float]
     strong: bool = False
@@ -51,13 +51,13 @@ class Chart(NamedTuple):
 
 
 def spread_bar(name: str, found: Mapping[str, float], words: str, *, strong: bool = False) -> Bar:
-    """Return a bar as long as a `median`, with a line from `min` to `max`."""
+    """Return a bar with the length of a `median`, and a line from `min` to `max`."""
     parts = [("", BLUE if strong else GRAY, found["median"])]
     return Bar(name, parts, words, [found["min"], found["max"]], strong)
 
 
 def draw(charts: Sequence[Chart], path: Path) -> None:
-    """Write charts, one below the other, as a PNG.
+    """Write charts, one below another, as a PNG.
 
     Raises:
         AgentError: the file cannot be written.
@@ -98,7 +98,7 @@ def draw(charts: Sequence[Chart], path: Path) -> None:
 
 
 def _label(plot: Axes, row: int, bar: Bar) -> None:
-    """Draw the line from the least to the most value of a row, and its text behind it."""
+    """Draw the line from the least to the greatest value of a row, and its text after it."""
     least, most = min(bar.values), max(bar.values)
     plot.plot([least, most], [row, row], color=INK, linewidth=1, marker="|", markersize=6)
     plot.annotate(
@@ -112,7 +112,7 @@ def _label(plot: Axes, row: int, bar: Bar) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write the picture, PNG."""
+    """Write the figure as a PNG."""
     try:
         with output_file(path) as file:
             figure.savefig(file, format="png")

@@ -1,4 +1,4 @@
-"""The child process of a conversion: loads a network of another format, writes it, runs it."""
+"""The child process of a conversion: loads a network in another format, writes it, runs it."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 LABELS = "labels.txt"
 FEW_LABELS = 10
-"""More have a file of their own."""
+"""Most labels in the manifest; more go into a separate file."""
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Make a model folder: network, manifest and golden outputs.
+    """Make a model folder: network, manifest, and golden outputs.
 
     Args:
-        question: "path" of the file, "kind" of it, "inputs": shape and type of each that was
-            given; "folder" to write into.
+        question: "path" and "kind" of the file; "inputs": shape and type of each given input;
+            "folder" to write into.
     """
     path, folder = Path(question["path"]), Path(question["folder"])
-    # PyTorch's compiler makes its cache when it is imported, else in /tmp, where it stays.
+    # PyTorch's compiler creates its cache when imported, by default in /tmp, where it would stay.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.parent / "cache")
     inputs = [TensorSpec("", tuple(shape), dtype) for shape, dtype in question["inputs"]]
     original = _step(f"{path}: cannot be loaded", lambda: _load(path, question["kind"], inputs))
@@ -64,7 +64,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
             "export it without the others"
         )
     sizes = [
-        # The agent gives one sample at a time, whatever the exporter was given.
+        # The agent gives one sample at a time, whatever batch it was exported with.
         [
             (1 if axis == 0 else example.shape[axis] or 1) if size is None else size
             for axis, size in enumerate(spec.shape)
@@ -97,7 +97,7 @@ def _load(path: Path, kind: str, inputs: list[TensorSpec]) -> TfliteModel | PyTo
 
 
 def _step(what: str, work: Any) -> Any:
-    """Do a step whose errors are the model's, and report them by their first cause."""
+    """Do a step whose errors are the model's fault, and report them with their first cause."""
     try:
         return work()
     except AgentError:
@@ -112,7 +112,7 @@ def _step(what: str, work: Any) -> Any:
 
 
 def _tidy(network: Path, original: TfliteModel | PyTorchModel) -> None:
-    """Remove the exporter's notes (paths in its author's files) from a network, and add ours."""
+    """Remove the exporter's notes (paths of its author) from a network, and add ours."""
     import onnx
 
     model = onnx.load(network)
@@ -136,11 +136,10 @@ def _tidy(network: Path, original: TfliteModel | PyTorchModel) -> None:
 
 
 class TfliteModel:
-    """A network of TensorFlow Lite, run by LiteRT, its own interpreter.
+    """A TensorFlow Lite network, run by LiteRT, its own interpreter.
 
-    The file itself is what a device runs. There is no well-kept converter of it to ONNX, and none
-    is needed: OpenVINO reads it. Whether that computes what LiteRT does is what the golden outputs
-    tell.
+    Devices run the file itself. There is no well-maintained converter to ONNX, and none is needed,
+    because OpenVINO reads the format. The golden outputs show whether it computes what LiteRT does.
     """
 
     file = "model.tflite"
@@ -173,9 +172,9 @@ class TfliteModel:
 def _write_manifest(
     folder: Path, facts: NetworkFacts, name: str, sizes: Sequence[Sequence[int]]
 ) -> tuple[Sequence[str], Sequence[str], Mapping[str, Any]]:
-    """Write the manifest that follows from a network, or a draft, with the guesses of `describe`.
+    """Write a network's manifest, or a draft, with the guesses of `describe`.
 
-    *sizes* are those that its inputs were exported with.
+    *sizes* are the shapes that its inputs were exported with.
 
     Returns:
         The assumptions, the open questions, and its [input].
@@ -185,7 +184,7 @@ def _write_manifest(
         manifest, assumed = manifest_of(network, name, "1")
     except ModelError:
         if network.suffix == ".onnx" and facts.metadata:
-            raise  # its exporter says what it is, and that it is not supported
+            raise  # its exporter's metadata shows that it is not supported
         draft = draft_of(facts)
         said = dict(draft.keys)
         assumptions = list(draft.assumed)
@@ -206,7 +205,7 @@ def _write_manifest(
 
 
 def _open_size(facts: NetworkFacts, sizes: Sequence[Sequence[int]]) -> dict[str, int]:
-    """Return the width and height of a picture that the network leaves open; else nothing."""
+    """Return a picture's width and height if the network leaves them open; else an empty dict."""
     try:
         spec, said = picture_input(facts, "")
     except ModelError:

@@ -1,4 +1,4 @@
-"""Conversion from a file of another format to a model folder that computes the same."""
+"""Conversion of a file in another format to a model folder that computes the same."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .golden_cases import CASES, clearest, try_folder, write_golden
 from .pytorch_file import recognize
 
 TOLERANCE = 1e-3
-"""Relative L2 distance that an output may have from the original's: other kernels sum in another
+"""Greatest relative L2 distance of an output from the original's: other kernels sum in another
 order."""
 TOLERANCE_16 = 2e-2
-"""Of numbers of 16 bits."""
+"""The same for 16-bit numbers."""
 _TORCH = (
     "PyTorch is not installed ({missing}); pip install torch onnxscript --extra-index-url "
     "https://download.pytorch.org/whl/cpu"
@@ -45,15 +45,15 @@ class Conversion:
     facts: NetworkFacts
     assumed: tuple[str, ...]
     left: tuple[str, ...]
-    """Questions to be settled in the manifest before it is right."""
+    """Questions to answer in the manifest before it is correct."""
     needed: str | None
     """Why it cannot serve before that, or None if it can."""
     golden: str
-    """The golden cases, in words."""
+    """Description of the golden cases."""
     distances: Mapping[str, float]
     """By engine: the worst relative distance of an output from the original's."""
     refused: Mapping[str, str]
-    """By engine that cannot run it: why."""
+    """Reasons by engine, for engines that cannot run it."""
     tolerance: float
 
 
@@ -67,7 +67,7 @@ def convert(
     """Convert a file, and check that it computes the same on every engine.
 
     Raises:
-        UsageError: a library is not installed, or the inputs are not those of the file.
+        UsageError: a library is not installed, or the inputs do not fit the file.
         ModelError: it cannot be converted, or does not compute the same.
         EngineError: no engine runs it.
     """
@@ -117,7 +117,7 @@ def convert(
 
 
 def _kind(path: Path) -> str:
-    """Return the kind of a file, as far as conversion is concerned."""
+    """Return the kind of a file for conversion."""
     if path.is_file() and path.suffix in {".onnx", ".xml"}:
         raise ModelError(
             f"{path}: needs no conversion: `edge-agent describe {path}` says what add, push, try "
@@ -143,7 +143,7 @@ def _check_installed(kind: str) -> None:
 def _make(
     path: Path, kind: str, inputs: Sequence[TensorSpec], folder: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Make the folder in a child process, which a damaged file may crash."""
+    """Make the folder in a child process, because a damaged file may crash it."""
     progress(f"converting {path.name}", 0, 0)
     question = {
         "path": str(path),
@@ -165,7 +165,7 @@ def _tolerance(facts: NetworkFacts) -> float:
 def _distance(
     network: Path, cases: Sequence[Case], choice: EngineChoice, margin: Margin
 ) -> tuple[float, str]:
-    """Return the worst distance of an output on an engine, and which output it is."""
+    """Return the worst distance of any output on an engine, and which output it is."""
     sizes = {name: each.shape for name, each in cases[0].inputs.items()}
     with contained(f"{choice.engine}:{choice.device}"):
         engine = open_engine(choice, network, lambda _: sizes)
@@ -185,7 +185,7 @@ def _needed(
     """Keep the clearest golden cases and try the folder as a device does.
 
     Returns:
-        What its manifest lacks, and how many cases were kept.
+        What its manifest lacks, and the number of cases kept.
     """
     made = load(folder)
     kind, lacks = made.manifest.input.kind, None

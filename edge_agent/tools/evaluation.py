@@ -1,4 +1,4 @@
-"""Evaluates networks on engines beside the float network: findings, losses, time and memory."""
+"""Evaluates networks on engines against the float network: findings, losses, time, and memory."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from .metrics import METRICS, Metric, Truth
 from .quantizers import Method
 
 EXACT = EngineChoice(NAME, options={"graph_optimization_level": "none"})
-"""Computes the file's steps one by one: quantized steps in float, where nothing saturates."""
+"""Computes the file's steps one by one: quantized ones in float, without saturation."""
 _LOWEST = 0.01
-"""Score of the boxes that count for mAP."""
+"""Least score of boxes that count for mAP."""
 Advance = Callable[[int], None]
-"""Takes how many samples are done."""
+"""Takes the number of samples done."""
 
 
 @contextmanager
 def loaded(
     folder: ModelFolder, choice: EngineChoice = EXACT, *, checked: bool = True
 ) -> Iterator[Model]:
-    """Load a model on one engine, and close it in the end; *checked*: its network has been."""
+    """Load a model on one engine, and close it at the end; *checked*: its network was checked."""
     model = load_model(folder, [choice], folder.manifest.input.kind, checked=checked)
     try:
         yield model
@@ -49,11 +49,11 @@ class Scores:
     """How good a network is on one engine."""
 
     agreement: float
-    """With the float network, 0 to 1."""
+    """Agreement with the float network, 0 to 1."""
     metric: float | None
-    """With the truth; None: it is not known."""
+    """Accuracy compared with the truth; None: that is unknown."""
     by_sample: tuple[float, ...]
-    """Agreement on each."""
+    """Agreement on each sample."""
     findings: tuple[Findings, ...]
 
 
@@ -63,10 +63,10 @@ class Evaluator:
     def __init__(
         self, folder: ModelFolder, samples: Sequence[Sample], truths: Sequence[Truth] | None
     ) -> None:
-        """Run the float model; *truths* are those of the samples, if known.
+        """Run the float model; *truths* belong to the samples, if known.
 
         Raises:
-            ModelError: the float model gives nothing that could be compared.
+            ModelError: the float model finds nothing to compare.
             EngineError: it cannot be run.
         """
         self.samples = samples
@@ -105,7 +105,7 @@ class Evaluator:
                 raise ModelError(why) from None
 
     def _shown(self, found: Sequence[Findings]) -> list[Findings]:
-        """Leave out the boxes that only count for mAP."""
+        """Return findings without the boxes that only count for mAP."""
         if self.metric != "mAP":
             return list(found)
         return [one.above(self._threshold) for one in found]
@@ -121,7 +121,7 @@ def metric_of(folder: ModelFolder) -> Metric | None:
 def network_inputs(
     folder: ModelFolder, samples: Sequence[Sample], advance: Advance
 ) -> list[Tensors]:
-    """Make the network's inputs of samples, by the very code of the agent."""
+    """Make the network's inputs from samples, with the agent's own code."""
     made: list[Tensors] = []
     with loaded(folder, checked=False) as model:
         for sample in samples:
@@ -142,7 +142,7 @@ def network_inputs(
 
 
 def usual_findings(folder: ModelFolder, samples: Sequence[Sample], advance: Advance) -> Usual:
-    """Return the exact usual values of samples, and of a network's findings in them."""
+    """Return the usual values of samples, and of a network's findings, computed exactly."""
     manifest = folder.manifest
 
     def results(model: Model) -> Iterator[tuple[Sample, Findings]]:
@@ -165,7 +165,7 @@ def outputs_of(folder: Path, inputs: Sequence[Tensors]) -> list[Tensors]:
 
 
 Progress = Callable[[str, int, int], None]
-"""Gets the current step, how much of it is done, and the total."""
+"""Takes the current step, how much of it is done, and the total."""
 
 
 @record(kw_only=True)
@@ -175,11 +175,11 @@ class Recipe:
     tool: str
     method: Method | None = None
     around: bool = True
-    """Whether what lies between the heavy operators is quantized too."""
+    """Whether operators between the heavy ones are quantized, too."""
     float_nodes: tuple[str, ...] = ()
     """Heavy operators that stay float."""
     stepwise: bool = False
-    """Whether NNCF corrects biases one after another, each with those before it corrected."""
+    """Whether NNCF corrects biases one after another, each after those before it."""
 
     def __str__(self) -> str:
         words = [self.tool]
@@ -196,16 +196,16 @@ class Recipe:
 
 @record(quick=True, eq=False)
 class Candidate:
-    """A network that came out of one recipe."""
+    """A network made with one recipe."""
 
     recipe: Recipe
     folder: Path
     scores: dict[str, Scores]
-    """By engine."""
+    """Scores by engine."""
     drop: float
     """The loss on the engine where it is greatest."""
     costs: dict[str, Cost]
-    """By engine, where it was measured."""
+    """Costs by engine, if measured."""
 
     @property
     def fastest_ms(self) -> float:
@@ -213,12 +213,12 @@ class Candidate:
 
     @property
     def product_ms(self) -> float:
-        """Over all engines: of two, the lower one has the lower geometric mean."""
+        """The product of its times on all engines, which orders like their geometric mean."""
         return prod(cost.infer_ms for cost in self.costs.values())
 
 
 class Comparison:
-    """Judges networks on the engines that count, and times them beside the float one."""
+    """Judges networks on the engines that count, and times them against the float one."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class Comparison:
         timed: Sequence[EngineChoice],
         progress: Progress,
     ) -> None:
-        """Judge the float model on *engines*, which decide; on those of *timed* it is timed."""
+        """Judge the float model on *engines*, which decide, and time it on those in *timed*."""
         self.folder = folder
         self.evaluator = evaluator
         self.timed = timed
@@ -237,18 +237,18 @@ class Comparison:
         self.floats: dict[str, Scores] = {
             label(choice): evaluator.judge(folder.path, choice) for choice in engines
         }
-        """The float network itself, by engine …"""
+        """Scores of the float network by engine."""
         self.float_costs: dict[str, Cost] = {}
-        """… and its costs."""
+        """Costs of the float network by engine."""
 
     def judge(self, recipe: Recipe, folder: Path) -> Candidate:
-        """Judge the network of a model folder, which came out of *recipe*."""
+        """Judge the network in a model folder, which was made with *recipe*."""
         scores = {label(choice): self.evaluator.judge(folder, choice) for choice in self._engines}
         drop = max(lost(self.floats[name], each) for name, each in scores.items())
         return Candidate(recipe, folder, scores, drop, {})
 
     def time(self, candidates: Sequence[Candidate]) -> None:
-        """Time networks beside the float one."""
+        """Time networks against the float one."""
         folders = [self.folder.path, *(each.folder for each in candidates)]
         for number, choice in enumerate(self.timed):
             self.progress("timing", number, len(self.timed))
@@ -258,12 +258,12 @@ class Comparison:
 
 
 def lost(before: Scores, after: Scores) -> float:
-    """Return the loss: of the metric where the truth is known, else of the agreement."""
+    """Return the loss of the metric if the truth is known, else of the agreement."""
     if before.metric is not None and after.metric is not None:
         return before.metric - after.metric
     return 1 - after.agreement
 
 
 def label(choice: EngineChoice) -> str:
-    """Name an engine for the report; the exact computation is not one of a device's engines."""
+    """Return an engine's name for the report; the exact computation gets its own."""
     return "exact" if choice == EXACT else f"{choice.engine}:{choice.device}"

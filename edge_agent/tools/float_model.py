@@ -1,4 +1,4 @@
-"""A float network made ready for quantization, and the part to be quantized."""
+"""A float network prepared for quantization, and the part to be quantized."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..core.frozen import record
 from ..models.files.check_onnx import inspect
 
 OPSET = 13
-"""The first whose DequantizeLinear takes a scale for each channel."""
+"""The first opset whose DequantizeLinear takes a scale for each channel."""
 OLDEST = 7
-"""The first that the converter of opsets starts from safely."""
+"""The first opset that the converter handles safely."""
 MAX_WEIGHT_BYTES = 2**31 - 2**26
-"""A protobuf message holds less than 2 GiB, and the quantized network is written as one."""
+"""Most bytes of weights: the quantized network is one protobuf message of less than 2 GiB."""
 
 HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """Operators that eight bits make faster."""
@@ -27,23 +27,23 @@ HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 @record(quick=True, eq=False)
 class FloatNetwork:
-    """A float network, ready."""
+    """A float network, ready for quantization."""
 
     path: Path
     heavy: tuple[str, ...]
     """Names of the operators that eight bits make faster, in order of execution."""
     tail: tuple[str, ...]
-    """Names of the operators behind the last of those: what they make is the result, which eight
-    bits only make coarse."""
+    """Names of the operators after the last of those: they make the result, which would only become
+    coarser in eight bits."""
     followers: Mapping[str, tuple[str, ...]]
-    """By heavy operator: those that take nothing but what it makes, such as its activation. Where
-    it stays float, they do: in eight bits they would lose what it was left float for."""
+    """By heavy operator: operators that only take its output, such as its activation. If it stays
+    float, they do, too: in eight bits they would lose the accuracy gained."""
     opset: int
-    """Of the file as it was given."""
+    """Opset of the original file."""
 
 
 def check_float(network: Path) -> None:
-    """Check that a file holds a float network that can be quantized, as far as is quickly known."""
+    """Check that a file contains a float network that can be quantized, as far as is quick."""
     facts = inspect(network)
     if facts.kind != "onnx":
         raise ModelError(f"{network}: quantize takes .onnx; export the model as ONNX")
@@ -57,7 +57,7 @@ def check_float(network: Path) -> None:
 
 
 def make_ready(network: Path, place: Path) -> FloatNetwork:
-    """Check a network and write it, ready to be quantized, into the folder *place*."""
+    """Check a network and write it, ready for quantization, to the folder *place*."""
     check_float(network)
     import onnx
     from onnx import version_converter
@@ -91,7 +91,7 @@ def make_ready(network: Path, place: Path) -> FloatNetwork:
 
 
 def _drop_weights_from_inputs(model: Any) -> None:
-    """Leave initializers out of the inputs, where exporters listed them before IR version 4."""
+    """Remove initializers from the inputs, where exporters listed them before IR version 4."""
     weights = {tensor.name for tensor in model.graph.initializer}
     kept = [value for value in model.graph.input if value.name not in weights]
     del model.graph.input[:]
@@ -100,9 +100,9 @@ def _drop_weights_from_inputs(model: Any) -> None:
 
 
 def _tail(graph: Any) -> tuple[str, ...]:
-    """List the operators from which none that is heavy can be reached."""
+    """List the operators from which no heavy operator can be reached."""
     leads: set[str] = set()
-    """Tensors that a heavy operator's result is made of."""
+    """Tensors from which a heavy operator's result is computed."""
     tail = []
     for node in reversed(graph.node):
         if node.op_type in HEAVY or any(name in leads for name in node.output):
@@ -113,9 +113,9 @@ def _tail(graph: Any) -> tuple[str, ...]:
 
 
 def _followers(graph: Any) -> dict[str, tuple[str, ...]]:
-    """List behind each heavy operator those that take only its outputs."""
+    """List for each heavy operator those that only take its outputs."""
     source: dict[str, str] = {}
-    """By tensor: the heavy operator that it is all made of."""
+    """By tensor: the one heavy operator that it is computed from."""
     constants = {tensor.name for tensor in graph.initializer}
     found: dict[str, list[str]] = {}
     for node in graph.node:
@@ -134,11 +134,11 @@ def _followers(graph: Any) -> dict[str, tuple[str, ...]]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the quantizers' prints out of a command's output; their problems are exceptions."""
+    """Suppress what the quantizers print; their problems are exceptions."""
     import onnxruntime as ort
 
-    ort.set_default_logger_severity(4)  # its own, of what is native
-    # NNCF imports PyTorch where that is installed, which warns of a missing GPU.
+    ort.set_default_logger_severity(4)  # its native logger
+    # NNCF imports PyTorch if that is installed, which warns about a missing GPU.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     root = logging.getLogger()
     before = root.level

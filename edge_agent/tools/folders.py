@@ -1,4 +1,4 @@
-"""A model folder in the making: made beside its place, and moved there as a whole."""
+"""Making a model folder: beside its place first, then moved there as a whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..models.manifest import GOLDEN, MANIFEST, ModelFolder, load
 
 @contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
-    """Make a folder beside *place* to work in; files moved to *place* stay."""
+    """Make a temporary folder beside *place* to work in; only files moved to *place* are kept."""
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UsageError(f"-o: {place} is there already and not empty; name a new folder")
     try:
@@ -29,7 +29,7 @@ def new_folder(place: Path) -> Iterator[Path]:
 
 
 def copy_rest(source: ModelFolder, folder: Path) -> None:
-    """Copy a model's files except its network, its golden outputs and its descriptions."""
+    """Copy a model's files except its network, its golden outputs, and its descriptions."""
     left = {path.resolve() for path in inspect(source.network).files}
     for path in source.path.rglob("*"):
         name = path.relative_to(source.path)
@@ -53,7 +53,7 @@ def copy_rest(source: ModelFolder, folder: Path) -> None:
 
 
 def stand_in(network: Path, source: ModelFolder, place: Path) -> ModelFolder:
-    """Make a folder of another .onnx with the same tensors, with *source*'s manifest and labels."""
+    """Make a folder with another .onnx, whose tensors are the same, and the rest of *source*."""
     copy_rest(source, place)
     for part in inspect(network).files:
         copy = place / ("model.onnx" if part == network else part.relative_to(network.parent))

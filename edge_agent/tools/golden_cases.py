@@ -1,8 +1,8 @@
 """The golden cases of a model folder: inputs, the model's outputs, and which of them are kept.
 
-A case on which the model's own answer is decided by its last digits proves nothing: a box at the
-threshold, two classes that are as likely. The trial of a device does not count these; they are not
-written where others are to be had.
+A case proves nothing if rounding decides the model's own answer: a box at the threshold, two
+classes that are equally likely. A device's trial does not count these, and they are only written if
+there are no others.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from .evaluation import loaded
 
 CASES = 4
 CANDIDATES = 8
-"""Of which the clearest are kept."""
+"""Number of candidates, of which the clearest are kept."""
 CLEAR = 0.02
-"""Least distance of a score from its deciding limit: some steps of eight bits."""
+"""Least distance of a score from its deciding limit: a few eight-bit steps."""
 MAX_BYTES = 64 * 2**20
-"""Of all cases, unpacked."""
+"""Limit for all cases together, unpacked."""
 _UNKNOWN = ((127.5,), (64.0,))
-"""Mean and scale where they are not known: about -2 to 2, where most networks' inputs lie."""
+"""Mean and scale if unknown: about -2 to 2, the range of most networks' inputs."""
 
 
 def golden_inputs(
     facts: NetworkFacts, sizes: Sequence[Sequence[int]], given: Mapping[str, Any]
 ) -> tuple[list[dict[str, Array]], str]:
-    """Make golden inputs, and describe them in words.
+    """Make golden inputs, and return a description of them.
 
-    A picture is made of flat squares, larger ones from case to case: it packs well, and
-    convolutions find edges in it. All else is noise.
+    Pictures consist of uniform squares, larger from case to case: they compress well, and give
+    convolutions edges to find. All other inputs are noise.
     """
     random = np.random.default_rng(0)
     try:
@@ -80,7 +80,7 @@ def _picture(
     side: int,
     random: np.random.Generator,
 ) -> Array:
-    """Return one picture, ready for the network, of squares of *side* pixels."""
+    """Return one picture, ready for the network, with squares of *side* pixels."""
     channels_last = size[1] not in {1, 3}
     height, width, channels = size[1:] if channels_last else (size[2], size[3], size[1])
     few = random.integers(0, 256, (-(-height // side), -(-width // side), channels))
@@ -141,13 +141,13 @@ def _clearance(found: Findings, threshold: float) -> float:
 
 
 def try_folder(folder: Path, engines: Sequence[EngineChoice]) -> dict[str, str]:
-    """Compare a folder's golden outputs on engines as the trial of a device does.
+    """Compare a folder's golden outputs on engines as a device's trial does.
 
-    Where outputs of eight bits are compared as numbers, the tolerance that they need is written
-    into the manifest, up to `EIGHT_BITS`.
+    If eight-bit outputs are compared as numbers, the tolerance that they need is written to the
+    manifest, up to `EIGHT_BITS`.
 
     Returns:
-        By engine that refuses it or cannot run it: why.
+        Reasons by engine, for engines that refuse it or cannot run it.
     """
     refused = {}
     for choice in engines:

@@ -1,4 +1,4 @@
-"""Measures the cost of a network on one engine, milliseconds and memory, in its own process."""
+"""Measures the time and memory of a network on one engine, in a separate process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..core.frozen import record
 from ..inference.engines.engine import EngineChoice
 
 ROUNDS = 30
-"""In each of which every network has a turn, so that what disturbs one disturbs all."""
+"""Number of rounds, in each of which every network has a turn, so that disturbances affect all."""
 
 
 @record(kw_only=True)
@@ -22,14 +22,14 @@ class Cost:
     infer_ms: float
     """Median, one sample at a time."""
     memory_mb: float
-    """Memory that loading it and running it added to the process."""
+    """Memory that loading and running it added to the process."""
 
 
 def costs_of(folders: Sequence[Path], choice: EngineChoice) -> list[Cost]:
-    """Measure model folders on an engine, one beside the other."""
+    """Measure model folders on an engine, in turns."""
     words = choice.words()
     times, _ = ask(__name__, [list(map(str, folders)), words, ROUNDS], "timing")
-    # Each alone: what one has loaded, the next would find there.
+    # Each alone: libraries loaded by one would already be there for the next.
     return [
         Cost(
             infer_ms=taken,
@@ -40,7 +40,7 @@ def costs_of(folders: Sequence[Path], choice: EngineChoice) -> list[Cost]:
 
 
 def _answer(question: list[Any]) -> tuple[list[float], float]:
-    """Return the median milliseconds of each network, and the memory of all together, MB."""
+    """Return the median milliseconds of each network, and the memory of all together in MB."""
     paths, words, rounds = question
     from ..inference.engines.registry import load_library
     from ..inference.probe import race

@@ -1,7 +1,7 @@
-"""Samples whose truth is known, and figures of accuracy by them: top-1, mAP and AUC.
+"""Samples with known truth, and measures of accuracy from them: top-1, mAP, and AUC.
 
-Of classes and anomalies: one folder for each label ("normal" or "good" is what is not anomalous),
-with pictures or recordings in it. Of boxes: pictures, and COCO's JSON beside them.
+For classes and anomalies: one folder per label ("normal" or "good" means not anomalous), with
+pictures or recordings in it. For boxes: pictures, and COCO's JSON beside them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Truth:
     """The truth about a sample."""
 
     label: str | None = None
-    """Of the whole; of an anomaly "normal", or anything else."""
+    """Label of the whole sample; for anomalies "normal", or anything else."""
     boxes: Array | None = None
-    """(n, 4) x1, y1, x2, y2 in pixels …"""
+    """(n, 4) x1, y1, x2, y2 in pixels."""
     labels: tuple[str, ...] = ()
-    """… and the label of each."""
+    """The label of each box."""
 
 
 def top1(found: Sequence[Findings], truths: Sequence[Truth]) -> float:
@@ -48,7 +48,7 @@ def top1(found: Sequence[Findings], truths: Sequence[Truth]) -> float:
 
 
 def auc(found: Sequence[Findings], truths: Sequence[Truth]) -> float:
-    """Return the chance that something abnormal has the higher score; ties count half."""
+    """Return the probability that an anomaly scores above a normal sample; ties count half."""
     scores = np.array([one.score for one in found if isinstance(one, Anomaly)])
     normal = np.array([truth.label == NORMAL for truth in truths])
     good, bad = scores[normal], scores[~normal]
@@ -59,7 +59,7 @@ def auc(found: Sequence[Findings], truths: Sequence[Truth]) -> float:
 
 
 def mean_average_precision(found: Sequence[Findings], truths: Sequence[Truth]) -> float:
-    """Return the mean over classes of the average precision at an IoU of 0.5, as COCO has it."""
+    """Return the mean over classes of the average precision at an IoU of 0.5, as in COCO."""
     wanted: dict[str, int] = defaultdict(int)
     hits: dict[str, list[tuple[float, bool]]] = defaultdict(list)
     for one, truth in zip(found, truths, strict=True):
@@ -98,9 +98,9 @@ METRICS: Mapping[Metric, Callable[[Sequence[Findings], Sequence[Truth]], float]]
 def labeled(
     folder: Path, metric: Metric, labels: Sequence[str], read: Read
 ) -> tuple[list[Sample], list[Truth]]:
-    """Read samples and their truths from a folder, as the module says.
+    """Read samples and their truths from a folder laid out as the module says.
 
-    *read* gives all samples of a folder of pictures, or of a recording.
+    *read* returns all samples from a folder of pictures, or from a recording.
     """
     if not folder.is_dir():
         raise UsageError(f"--eval: {folder}: no such folder")
@@ -148,7 +148,7 @@ def _boxes(folder: Path, labels: Sequence[str], read: Read) -> tuple[list[Sample
 
 
 def _annotations(path: Path, labels: Sequence[str]) -> dict[str, list[tuple[str, list[float]]]]:
-    """Return by picture its labels and boxes: x, y, width and height in pixels."""
+    """Return labels and boxes (x, y, width, height in pixels) by picture."""
     if path.stat().st_size > MAX_JSON_BYTES:
         raise UsageError(f"--eval: {path}: larger than {MAX_JSON_BYTES >> 20} MiB")
     try:

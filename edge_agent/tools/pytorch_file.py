@@ -1,12 +1,12 @@
-"""Tells the kind of a PyTorch file, and whether PyTorch may load it; knows no PyTorch.
+"""Recognizes the kind of a PyTorch file, and whether PyTorch may load it, without using PyTorch.
 
-Three things are called `.pt`: an exported program (`torch.export.save`), a TorchScript archive and
-a checkpoint, which is pickled Python. A checkpoint is named and refused; unpickling it would run
-what it says. `torch.jit.load` unpickles nothing but tensors. `torch.export.load` has no safe mode
+Three things are called `.pt`: an exported program (`torch.export.save`), a TorchScript archive, and
+a checkpoint, which is pickled Python. A checkpoint is recognized and refused, because unpickling it
+would run its code. `torch.jit.load` only unpickles tensors. `torch.export.load` has no safe mode
 (2.12): it falls back to `torch.load(weights_only=False)` for weights and example inputs, evaluates
-the text of sizes, and imports the functions that nodes name. What holds any of these is refused
-before PyTorch sees it, and example inputs are loaded with `weights_only=True` first. The loading is
-in a process of its own; still nobody should convert a stranger's file.
+the text of sizes, and imports the functions that nodes name. Files with any of these are refused
+before PyTorch sees them, and example inputs are loaded with `weights_only=True` first. Loading runs
+in a separate process; even so, untrusted files should not be converted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .float_model import MAX_WEIGHT_BYTES
 
 Kind = Literal["exported", "script"]
 Read = Callable[[str], bytes]
-"""Returns a member of an archive, by its name."""
+"""Returns a member of an archive by name."""
 
 MAX_TEXT_BYTES = 256 * 2**20
-"""Of a part that is parsed here."""
+"""Limit for a part that is parsed here."""
 MODEL = "models/model.json"
 SAMPLES = "data/sample_inputs/model.pt"
 _CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
@@ -44,7 +44,7 @@ _ARITHMETIC = frozenset(
         *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "not_", "getitem"),
     }
 )
-# Files are reached by no other operator; see `torch._C._jit_get_all_schemas`.
+# No other operators access files; see `torch._C._jit_get_all_schemas`.
 _FILES = frozenset({"from_file", "save"})
 _QUOTED = re.compile(r"'[\w.+-]*'")
 _EXPRESSION = re.compile(r"[\w\s+\-*/(),.<>=!&|~%]*", re.ASCII)
@@ -77,11 +77,11 @@ def recognize(path: Path) -> Kind:
         )
     try:
         with zipfile.ZipFile(path) as archive:
-            # Python finds the list of an archive within it, too, where the file's own is cut off.
+            # If the file's own list is cut off, Python may find that of an archive within it.
             if min((each.header_offset for each in archive.infolist()), default=1) > 0:
                 raise zipfile.BadZipFile("its own list of members is not there")
             kind = _kind(path, archive)
-            # PyTorch does not look at the checksums.
+            # PyTorch does not check the checksums.
             if damaged := archive.testzip():
                 raise zipfile.BadZipFile(f"{damaged} is not what was written")
             return kind
@@ -135,12 +135,12 @@ def _checkpoint(path: Path, pickled: bytes) -> ModelError:
 
 
 def check_exported(names: Collection[str], read: Read, where: str) -> None:
-    """Check that loading an exported program runs nothing but operators.
+    """Check that loading an exported program only runs operators.
 
     Args:
-        names: of its members, without the folder that all of them lie in.
-        read: of the very reader that will load it: two that disagree could be led apart.
-        where: begins an error.
+        names: names of its members, without their common folder.
+        read: the same reader that will load it, because a file might mislead two different ones.
+        where: prefix of errors.
     """
     again = EXPORT.format(stem=Path(where).stem)
     for name in names:
@@ -187,7 +187,7 @@ def _check_table(table: Mapping[str, Any], where: str) -> None:
 
 
 def _check_mode(node: Mapping[str, Any], where: str) -> None:
-    """Check that an operator computes as in use, not as in training."""
+    """Check that an operator computes as in inference, not as in training."""
     given = {
         each.get("name"): each.get("arg") for each in node["inputs"] if isinstance(each, Mapping)
     }
@@ -206,7 +206,7 @@ def _is_operator(name: str) -> bool:
     parts = name.split(".")
     match parts:
         case ["torch", "ops", namespace, *rest]:
-            # aten.add.Tensor; of higher order: cond
+            # aten.add.Tensor; higher-order operators: cond
             return (
                 namespace in _NAMESPACES
                 and 1 <= len(rest) <= 2
@@ -226,7 +226,7 @@ def _is_operator(name: str) -> bool:
 
 
 def _tables(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every table in a parsed JSON text, whatever its depth."""
+    """Yield every table in parsed JSON, at any depth."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -259,8 +259,8 @@ def _table(value: Any, key: str, where: str) -> Mapping[str, Any]:
 def check_script(names: Collection[str], read: Read, where: str) -> None:
     """Check that a TorchScript archive calls no operator that reaches outside the network.
 
-    Its code is TorchScript, a language without Python's library, but some of its operators write
-    files, and some run when it is loaded. The arguments are those of `check_exported`.
+    Its code is TorchScript, a language without Python's library, but some operators write files,
+    and some run at load. Arguments are as for `check_exported`.
     """
     for name in names:
         is_code = name.startswith("code/") and name.endswith(".py")

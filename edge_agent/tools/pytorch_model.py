@@ -1,7 +1,7 @@
-"""Exported programs and TorchScript, loaded, exported to ONNX and run by PyTorch.
+"""Exported programs and TorchScript, loaded, exported to ONNX, and run by PyTorch.
 
-In a process of its own: files loaded here have been checked (`pytorch_file`), but PyTorch is not
-made for files that want to do harm.
+Runs in a separate process: files loaded here have been checked (`pytorch_file`), but PyTorch is not
+designed for malicious files.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ONNX = "model.onnx"
 
 
 def load_source(path: Path, kind: Kind, inputs: Sequence[TensorSpec]) -> PyTorchModel:
-    """Load a file of PyTorch; *inputs* are those of TorchScript, which does not say them.
+    """Load a PyTorch file; *inputs* are for TorchScript, which does not contain them.
 
     Raises:
-        ModelError: it would run code of its own, or is damaged.
+        ModelError: it would run its own code, or is damaged.
         Exception: PyTorch cannot load it.
     """
     warnings.simplefilter("ignore")
@@ -41,16 +41,16 @@ class _Exported:
     metadata: Mapping[str, str] = {}
 
     def __init__(self, path: Path) -> None:
-        # What `torch.export.load` calls; that one goes on to an older format, by pickle, where
-        # this one fails.
+        # Called by `torch.export.load`, which would fall back to an older, pickled format if this
+        # fails.
         from torch.export.pt2_archive._package import load_pt2
 
-        reader = torch._C.PyTorchFileReader(str(path))  # noqa: SLF001 - the one that loads it
+        reader = torch._C.PyTorchFileReader(str(path))  # noqa: SLF001 - the reader that loads it
         names = frozenset(reader.get_all_records())
         check_exported(names, reader.get_record, str(path))
         _load_plain(reader.get_record(SAMPLES) if SAMPLES in names else b"", str(path))
         program = load_pt2(str(path)).exported_programs["model"]
-        # Text that would be run as Python where the program is run; it only checks inputs.
+        # Text that would be executed as Python when the program runs; it only checks inputs.
         program._guards_code = []  # noqa: SLF001
         if program.example_inputs is None:
             raise ModelError(f"{path}: holds no example inputs; export it again with some")
@@ -63,7 +63,7 @@ class _Exported:
 
     def save(self, folder: Path) -> None:
         made = torch.onnx.export(self._program, verbose=False)
-        assert made is not None  # noqa: S101 - None is what its older way returns
+        assert made is not None  # noqa: S101 - only its older exporter returns None
         made.save(folder / ONNX, external_data=False)
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
@@ -113,7 +113,7 @@ class _Script:
     def save(self, folder: Path) -> None:
         examples = [np.zeros(_sizes(spec), spec.dtype) for spec in self.examples]
         count = len(self.run(examples))
-        # TorchScript has no way to the newer exporter, which traces Python.
+        # The newer exporter traces Python, and so does not work for TorchScript.
         torch.onnx.export(
             self._module,
             tuple(map(torch.from_numpy, examples)),
@@ -128,7 +128,7 @@ class _Script:
             with torch.no_grad():
                 return _arrays(self._module(*map(torch.from_numpy, inputs)))
         except (RuntimeError, torch.jit.Error) as problem:
-            # Behind the places in its code stands what was wrong.
+            # The reason comes after the locations in its code.
             why = str(problem).strip().splitlines()[-1]
             given = ", ".join(f"{spec.dtype}{_sizes(spec)}" for spec in self.examples)
             raise ModelError(
@@ -139,7 +139,7 @@ class _Script:
 PyTorchModel = _Exported | _Script
 
 _SAID = "extra/config.txt"
-"""Entry that Ultralytics' exporter adds to an archive: JSON, the metadata of its ONNX files."""
+"""Entry that Ultralytics' exporter adds to an archive: JSON with the metadata of its ONNX files."""
 
 
 def _said(data: bytes) -> dict[str, str]:
@@ -153,14 +153,14 @@ def _said(data: bytes) -> dict[str, str]:
 
 
 def _numbered(value: Any) -> Any:
-    """Return a table of names with numbers as keys again, which JSON has not."""
+    """Return a table of names with numbers as keys, which JSON does not support."""
     if isinstance(value, dict) and all(key.isdecimal() for key in value):
         return {int(key): inner for key, inner in value.items()}
     return value
 
 
 def _example(said: Mapping[str, str], path: Path) -> list[TensorSpec]:
-    """Return the input that Ultralytics' exporter has noted."""
+    """Return the input noted by Ultralytics' exporter."""
     try:
         height, width = json.loads(said["imgsz"])
         return [TensorSpec("", (1, 3, int(height), int(width)), "float32")]

@@ -33,24 +33,24 @@ AROUND = frozenset(
         *("Squeeze", "Transpose", "Unsqueeze"),
     }
 )
-"""Operators between the heavy ones that compute in eight bits, so that no float lies between."""
+"""Operators between the heavy ones that can compute in eight bits, to avoid floats in between."""
 GROUPS = 24
-"""Parts of a network whose sensitivity is measured."""
+"""Number of parts of a network whose sensitivity is measured."""
 SENSITIVITY_SAMPLES = 6
 MOST_FLOAT = 0.5
-"""Share of the heavy operators that may stay float; with more it is hardly an eight-bit network."""
+"""Greatest share of heavy operators that may stay float; with more it is hardly eight-bit."""
 
 SAME_SPEED = 1.1
-"""Networks of which none is slower than the other by more than this count as equally fast."""
+"""Networks whose times differ by at most this factor count as equally fast."""
 
 ONNX_RUNTIME, NNCF = "ONNX Runtime", "NNCF"
 
 
 def best_of(good: Sequence[Candidate]) -> Candidate | None:
-    """Choose from the networks that lose little enough; returns None if there are none.
+    """Choose among networks whose loss is acceptable; returns None if there are none.
 
-    Among those about as fast as the fastest, the one that loses least wins; ties go to the one
-    that is fastest over all engines, since a box may have only one of them.
+    Among those about as fast as the fastest, the one that loses least is chosen; ties go to the one
+    that is fastest over all engines, because a device may have only one of them.
     """
     fastest = min((each.fastest_ms for each in good), default=0.0)
     near = [each for each in good if each.fastest_ms <= fastest * SAME_SPEED]
@@ -64,17 +64,17 @@ class Search:
     comparison: Comparison
     network: FloatNetwork
     inputs: Sequence[Tensors]
-    """Of the network, for calibration."""
+    """Inputs of the network, for calibration."""
     target: Target
     max_drop: float
     place: Path
-    """For networks and ranges."""
+    """Folder for networks and ranges."""
     candidates: list[Candidate] = field(default_factory=list, init=False)
     failed: list[str] = field(default_factory=list, init=False)
-    """Ways that came to nothing, and why."""
+    """Failed attempts, and why."""
 
     def run(self) -> Candidate | None:
-        """Return the best network that loses no more than it may, or None."""
+        """Return the best network within the allowed loss, or None."""
         for recipe in self._recipes():
             self._try(recipe)
         if not self.candidates:
@@ -99,11 +99,11 @@ class Search:
         return ways
 
     def _try(self, recipe: Recipe) -> Candidate | None:
-        """Quantize by one recipe and judge the result."""
+        """Quantize with one recipe and judge the result."""
         number = len(self.candidates) + len(self.failed)
         self.comparison.progress(f"trying {recipe}", 0, 0)
         try:
-            # The quantizers raise whatever their code meets in a graph that it does not know.
+            # The quantizers may raise anything for a graph that they do not know.
             with contained(recipe.tool):
                 candidate = self.comparison.judge(recipe, self._made(recipe, f"candidate-{number}"))
         except AgentError as problem:
@@ -143,7 +143,7 @@ class Search:
         return folder
 
     def _ranges(self, method: Method) -> Path:
-        """Return the file of ranges of a method, calibrated when it is first needed."""
+        """Return the file of ranges for a method, calibrating when it is first needed."""
         path = self.place / f"{method}.json"
         if not path.is_file():
             count, progress = len(self.inputs), self.comparison.progress
@@ -157,7 +157,7 @@ class Search:
         return path
 
     def _restore(self, best: Candidate) -> None:
-        """Leave those operators float that lose most, as few as will do."""
+        """Make the operators that lose most float again, as few as possible."""
         order = self._by_sensitivity(best.recipe)
         most = len(order)
         while most and sum(map(len, order[:most])) > MOST_FLOAT * len(self.network.heavy):
@@ -177,7 +177,7 @@ class Search:
                 failed = middle
 
     def _by_sensitivity(self, recipe: Recipe) -> list[tuple[str, ...]]:
-        """Return groups of heavy operators, first those that bring most error when quantized."""
+        """Return groups of heavy operators, those that cause most error when quantized first."""
         heavy = self.network.heavy
         size = -(-len(heavy) // GROUPS)
         groups = [heavy[start : start + size] for start in range(0, len(heavy), size)]
@@ -188,7 +188,7 @@ class Search:
         shutil.copyfile(self.network.path, float_folder / "model.onnx")
         copy_rest(self.comparison.folder, float_folder)
         wanted = outputs_of(float_folder, inputs)
-        # One recipe for all, as NNCF would take a calibration for each.
+        # One recipe for all, because NNCF would calibrate for each.
         probe = replace(
             recipe,
             tool=ONNX_RUNTIME,

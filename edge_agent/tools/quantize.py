@@ -36,12 +36,12 @@ from .quantizers import Target
 
 LEAST_SAMPLES = 8
 HELD_OUT_FROM = 60
-"""Samples from which on every second is kept for judging alone. What is judged on decides more than
-what is calibrated with: of 40 samples, one in which the networks differ is 2.5 %."""
+"""Number of samples from which every second one is only used for judging. That matters more than
+calibration: one of 40 samples in which the networks differ is 2.5 %."""
 SATURATED = 0.05
-"""Agreement by which an engine may be behind the exact computation before that is said."""
+"""How much less an engine may agree than the exact computation before that is noted."""
 WORST = 4
-"""Examples that are shown."""
+"""Number of examples shown."""
 
 
 @record(quick=True, eq=False)
@@ -51,7 +51,7 @@ class Row:
     engine: str
     scored: Scores
     cost: Cost | None
-    """None: of the exact computation, which no box runs."""
+    """None for the exact computation, which no device runs."""
 
 
 @record(kw_only=True, eq=False)
@@ -62,9 +62,9 @@ class Report:
     target: Target
     foreign: bool
     """Whether the target is another processor than this one: then only the exact computation
-    counts, for this one's engines run such a network in another way."""
+    counts, because engines run such a network differently here."""
     calibrated_on: int = 0
-    """0: it was not made here, only judged."""
+    """Number of calibration samples; 0: it was only judged here."""
     judged_on: int
     held_out: bool = True
     metric: Metric | None
@@ -79,10 +79,10 @@ class Report:
     candidates: list[Candidate] = field(default_factory=list)
     notes: list[str]
     worst: list[tuple[Sample, Findings, Findings, float]]
-    """Sample, findings of the float network, findings of the other, and their agreement."""
+    """Samples, findings of the float network and of the other, and their agreement."""
     usual: Usual | None = None
-    """Of the calibration samples and what the chosen network finds in them; None: it did not
-    pass, or was only judged."""
+    """Usual values of the calibration samples and of the chosen network's findings; None: it did
+    not pass, or was only judged."""
 
 
 def quantize(
@@ -100,7 +100,7 @@ def quantize(
     """Quantize a float model and compare the result with the original.
 
     Raises:
-        UsageError: too few samples.
+        UsageError: there are too few samples.
         ModelError: the network cannot be quantized.
         EngineError: an engine cannot run it.
     """
@@ -151,7 +151,7 @@ def quantize(
 
 
 def _write_golden(folder: ModelFolder, inputs: Sequence[Tensors]) -> None:
-    """Write the clearest golden cases of some inputs, computed exactly."""
+    """Write the clearest golden cases for some inputs, computed exactly."""
     candidates = inputs[:: max(1, len(inputs) // CANDIDATES)][:CANDIDATES]
     with loaded(folder) as model:
         outputs = [model.run(each) for each in candidates]
@@ -174,11 +174,11 @@ def judge(
 ) -> Report:
     """Compare an existing eight-bit model, *other*, with the float one.
 
-    The arguments are those of `quantize`; *name* is that of the other in the report.
+    Arguments are as for `quantize`; *name* is the name of the other in the report.
 
     Raises:
         UsageError: there are no samples.
-        ModelError: they find nothing that could be compared.
+        ModelError: they find nothing to compare.
         EngineError: an engine cannot run one of them.
     """
     if not samples:
@@ -191,7 +191,7 @@ def judge(
 
 
 def check_comparable(folder: ModelFolder, other: ModelFolder, name: str) -> None:
-    """Check that a model may stand for a float one, as far as is quickly known."""
+    """Check that a model can be compared with the float one, as far as is quick."""
     if inspect(other.network).kind != "onnx":
         raise ModelError(f"{name}: expected .onnx; of other files there is no exact computation")
     mine, its = folder.manifest, other.manifest
@@ -219,7 +219,7 @@ def _comparison(
 def _report(
     comparison: Comparison, chosen: Candidate, target: Target, foreign: bool, max_drop: float
 ) -> Report:
-    """Report on a network that was judged and timed, without earlier attempts."""
+    """Return a report on a judged and timed network, without earlier attempts."""
     folder, evaluator = comparison.folder, comparison.evaluator
     floats: list[Row] = []
     quantized: list[Row] = []
@@ -267,12 +267,12 @@ def _report(
 
 
 def size_of_network(folder: ModelFolder) -> int:
-    """Return the bytes of a network's files."""
+    """Return the total size of a network's files in bytes."""
     return sum(path.stat().st_size for path in inspect(folder.network).files)
 
 
 def _notes(floats: Sequence[Row], rows: Sequence[Row], target: Target, foreign: bool) -> list[str]:
-    """List where an engine computes something other than the file says."""
+    """List notes on the target, and on engines that compute something other than the file says."""
     exact = next(row for row in rows if row.cost is None)
     notes = []
     if foreign:

@@ -1,6 +1,6 @@
-"""Static quantization by ONNX Runtime and by NNCF, to networks in the QDQ format.
+"""Static quantization with ONNX Runtime and with NNCF, to networks in the QDQ format.
 
-Also what eight bits must look like on the processor that a network is quantized for.
+Also which eight-bit format suits the processor that a network is quantized for.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .float_model import quiet
 
 TargetName = Literal["x86", "x86-vnni", "arm"]
 Method = Literal["minmax", "percentile", "entropy"]
-"""How ONNX Runtime derives a tensor's range from the values it has seen."""
+"""How ONNX Runtime derives a tensor's range from its values."""
 METHODS: tuple[Method, ...] = get_args(Method)
 
 CHUNK = 4
-"""Samples whose tensors are held at a time: histograms keep each one until they are counted."""
+"""Samples whose tensors are in memory at a time: histograms keep each until it is counted."""
 PERCENTILE = 99.99
-"""Of all numbers that are within the range."""
+"""Percentage of all numbers within the range."""
 
 
 @record(kw_only=True)
@@ -38,7 +38,7 @@ class Target:
 
     name: TargetName
     signed: bool
-    """Whether activations are signed too (S8S8); else unsigned (U8S8)."""
+    """Whether activations are signed, too (S8S8); otherwise unsigned (U8S8)."""
     reduced: bool
     """Whether weights take seven bits."""
     why: str
@@ -59,7 +59,7 @@ TARGETS: Mapping[TargetName, Target] = {
 
 
 def own_target(facts: Facts) -> Target:
-    """Return the target that a machine is."""
+    """Return the target for a machine."""
     if facts.arch == "aarch64":
         return TARGETS["arm"]
     if facts.arch == "x86_64":
@@ -68,12 +68,12 @@ def own_target(facts: Facts) -> Target:
 
 
 def target_of(name: str, facts: Facts) -> Target:
-    """Return the target of a name; of "auto", this machine's."""
+    """Return the target with a name; for "auto", this machine's."""
     return own_target(facts) if name == "auto" else TARGETS[name]  # type: ignore[index]
 
 
 class _Reader:
-    """Samples, as the calibrators take them."""
+    """Samples in the form that the calibrators take."""
 
     def __init__(self, samples: Sequence[Tensors]) -> None:
         self._left: Iterator[Tensors] = iter(samples)
@@ -91,10 +91,10 @@ def calibrate(
     kinds: Collection[str] = (),
     advance: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Find the range of each tensor on some inputs, and write all of them to a file.
+    """Find the range of each tensor on some inputs, and write all ranges to a file.
 
-    Only tensors of operators of these *kinds* count, where some are named. *advance* is called with
-    the number of samples that are done.
+    If *kinds* of operators are named, only their tensors count. *advance* is called with the number
+    of samples done.
     """
     from onnxruntime.quantization.calibrate import create_calibrator, save_tensors_data
 
@@ -111,7 +111,7 @@ def calibrate(
             calibrator.collect_data(_Reader(samples[start : start + CHUNK]))
             advance(min(start + CHUNK, len(samples)))
         found = calibrator.compute_data()
-    for name in found.keys():  # noqa: SIM118 - it is no mapping
+    for name in found.keys():  # noqa: SIM118 - not a mapping
         for bound in found[name].range_value:
             if not np.isfinite(bound).all():
                 raise ModelError(
@@ -131,7 +131,7 @@ def quantize_onnx(
     kinds: Collection[str] = (),
     exclude: Collection[str] = (),
 ) -> None:
-    """Write a float network in eight bits, weights by channel, with ONNX Runtime."""
+    """Write a float network in eight bits, with weights per channel, using ONNX Runtime."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     activations = QuantType.QInt8 if target.signed else QuantType.QUInt8
@@ -177,8 +177,8 @@ def quantize_nncf(
 ) -> None:
     """Write a float network in eight bits with NNCF; operators named in *exclude* stay float.
 
-    *stepwise*: correct biases one after another, each with those before it corrected: takes
-    longer, and comes nearer to the float network.
+    *stepwise*: correct biases one after another, each after those before it: takes longer, and
+    comes closer to the float network.
     """
     import nncf
     import onnx
@@ -205,8 +205,8 @@ def quantize_nncf(
 def make_unsigned(model: Any) -> None:
     """Make activations unsigned: the same network, with 128 more in each zero point.
 
-    NNCF writes them signed. Where zero points are not 0, OpenVINO 2026.4 then computes something
-    else on x86: YOLOX-nano finds 8 % of what it finds on ONNX Runtime, and all of it when unsigned.
+    NNCF writes them signed. If zero points are not 0, OpenVINO 2026.4 then computes something else
+    on x86: YOLOX-nano finds 8 % of what it finds on ONNX Runtime, and all of it if unsigned.
     """
     import onnx
     from onnx import numpy_helper
@@ -215,7 +215,7 @@ def make_unsigned(model: Any) -> None:
     constants = {tensor.name: tensor for tensor in graph.initializer}
     quantize = {node.output[0]: node for node in graph.node if node.op_type == "QuantizeLinear"}
     unsigned: dict[str, str] = {}
-    """Names of zero points by those of the signed ones."""
+    """Names of the new zero points by those of the signed ones."""
     for node in graph.node:
         if node.op_type != "DequantizeLinear" or node.input[0] not in quantize:
             continue

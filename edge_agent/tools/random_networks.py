@@ -1,9 +1,9 @@
-"""Large public networks of random weights: ResNet-50 v1.5 and ViT-B/16, in floats and INT8.
+"""Large public networks with random weights: ResNet-50 v1.5 and ViT-B/16, in floats and INT8.
 
-Built layer by layer as their usual exports to ONNX look (batch normalization folded into the
-convolutions, attention as products, Gelu as Erf). The cost of loading, running and quantizing them
-depends on operators, sizes and bytes, and not on the values; they are never downloaded, and
-everybody has the same.
+Built layer by layer like their usual exports to ONNX (batch normalization folded into the
+convolutions, attention as products, Gelu as Erf). The cost of loading, running, and quantizing them
+depends on operators, sizes, and bytes, not on the values; nothing is downloaded, and everybody gets
+the same networks.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from ..models.manifest import MANIFEST
 from .quantizers import TARGETS, calibrate, quantize_onnx
 
 VERSION = 3
-"""Version of the generator: raise it with every change of its networks."""
+"""Version of the generator: increase it with every change of its networks."""
 CONVOLUTIONS = ("Conv", "MaxPool", "Add", "GlobalAveragePool", "Flatten", "Gemm")
 PRODUCTS = ("Conv", "MatMul", "Gemm")
-"""Of a Transformer only these: Softmax and LayerNormalization lose too much in eight bits."""
+"""Quantized in a Transformer: Softmax and LayerNormalization would lose too much in eight bits."""
 OPSET = 17
-"""The first with LayerNormalization."""
+"""The first opset with LayerNormalization."""
 SIDE = 224
 CLASSES = 1000
 SEED = 4
 RESIDUAL = 0.3
-"""Deviation of a block's addition to its input: with 1, sixteen blocks would grow the numbers
-beyond what eight bits can tell apart."""
+"""Deviation of a block's addition to its input: with 1, sixteen blocks would increase the numbers
+beyond the resolution of eight bits."""
 
 
 @dataclass(slots=True)
 class Graph:
-    """A network whose nodes have one output each, named by kind and number."""
+    """A network whose nodes each have one output, named by kind and number."""
 
     nodes: list[Any] = field(default_factory=list)
     weights: dict[str, Array] = field(default_factory=dict)
     _chance: np.random.Generator = field(default_factory=lambda: np.random.default_rng(SEED))
 
     def random(self, shape: Sequence[int], deviation: float) -> str:
-        """Make a weight of normally distributed numbers."""
+        """Add a weight of normally distributed numbers; return its name."""
         array = self._chance.standard_normal(shape, np.float32)
         array *= np.float32(deviation)
         return self.constant(array)
@@ -67,8 +67,8 @@ class Graph:
     def head(self, features: str, count: int, scale: float) -> None:
         """Append the last layer.
 
-        Its rows differ much in length, so that one class is clearly ahead: engines that round
-        otherwise must still agree on it.
+        Its rows differ much in length, so that one class is clearly best: engines that round
+        differently must still agree on it.
         """
         lengths = self._chance.lognormal(0.0, 2.0, (CLASSES, 1)).astype(np.float32)
         weight = self.random((CLASSES, count), scale)
@@ -79,7 +79,7 @@ class Graph:
     def save(
         self, path: Path, inputs: Mapping[str, Sequence[int]], outputs: Mapping[str, Sequence[int]]
     ) -> None:
-        """Write it as ONNX; the shapes are those of its float32 inputs and outputs, by name."""
+        """Write it as ONNX, given the shapes of its float32 inputs and outputs by name."""
         import onnx
         from onnx import TensorProto, helper, numpy_helper
 
@@ -100,7 +100,7 @@ class Graph:
 
 
 def resnet50() -> Graph:
-    """Build ResNet-50 v1.5 (He et al. 2015, the stride in the 3 by 3 one): 25.5 M weights."""
+    """Build ResNet-50 v1.5 (He et al. 2015, strides in the 3x3 convolutions): 25.5 M weights."""
     graph = Graph()
     x = graph.add("Relu", _convolution(graph, "input", 3, 64, kernel=7, stride=2))
     x = graph.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -115,7 +115,7 @@ def resnet50() -> Graph:
 
 
 def _bottleneck(graph: Graph, x: str, channels: int, width: int, stride: int) -> str:
-    """Append narrow, look around, widen; beside it the input, fitted where the shape changes."""
+    """Append a bottleneck block: narrow, 3x3, widen, and a shortcut, projected if shapes differ."""
     y = graph.add("Relu", _convolution(graph, x, channels, width))
     y = graph.add("Relu", _convolution(graph, y, width, width, kernel=3, stride=stride))
     y = _convolution(graph, y, width, 4 * width, gain=RESIDUAL)
@@ -137,9 +137,8 @@ def _convolution(
     """Append a convolution with its batch normalization folded in, and so with a bias."""
     deviation = gain * float(np.sqrt(2 / (channels * kernel * kernel)))
     weight = graph.random((filters, channels, kernel, kernel), deviation)
-    # What passed a Relu is above nought on average. Summed up over fifty layers that average would
-    # be all that is left, the same for every picture; filters whose weights sum to nought do not
-    # see it.
+    # Numbers after a Relu are above zero on average. Over fifty layers that average would be all
+    # that is left, the same for every picture; filters whose weights sum to zero cancel it.
     graph.weights[weight] -= graph.weights[weight].mean(axis=(1, 2, 3), keepdims=True)
     bias = graph.random((filters,), 0.1 * gain)
     window: dict[str, Any] = {
@@ -155,7 +154,7 @@ TOKENS = (SIDE // PATCH) ** 2 + 1
 
 
 def vit_b16() -> Graph:
-    """Build ViT-B/16 (Dosovitskiy et al. 2020) as timm's exports have it: 86.6 M weights."""
+    """Build ViT-B/16 (Dosovitskiy et al. 2020) like timm's exports: 86.6 M weights."""
     graph = Graph()
     weight = graph.random((WIDTH, 3, PATCH, PATCH), 1 / np.sqrt(3 * PATCH * PATCH))
     bias = graph.random((WIDTH,), 0.02)
@@ -173,9 +172,9 @@ def vit_b16() -> Graph:
 
 
 def _attention(graph: Graph, x: str) -> str:
-    """Append multi-head self-attention: queries, keys and values from one product."""
+    """Append multi-head self-attention: queries, keys, and values from one product."""
     size = WIDTH // HEADS
-    # Scores twice as far apart as usual: else every token looks at all others alike.
+    # Scores twice as far apart as usual: otherwise every token attends to all others equally.
     x = _linear(graph, _normalized(graph, x), WIDTH, 3 * WIDTH, gain=1.4)
     x = _reshaped(graph, x, 1, TOKENS, 3, HEADS, size)
     x = graph.add("Transpose", x, perm=[2, 0, 3, 1, 4])
@@ -190,7 +189,7 @@ def _attention(graph: Graph, x: str) -> str:
 
 
 def _perceptron(graph: Graph, x: str) -> str:
-    """Append widen, Gelu, narrow."""
+    """Append a perceptron: widen, Gelu, narrow."""
     x = _linear(graph, _normalized(graph, x), WIDTH, 4 * WIDTH)
     share = graph.add("Div", x, graph.constant(np.float32(np.sqrt(2))))
     share = graph.add("Add", graph.add("Erf", share), graph.constant(np.float32(1)))
@@ -217,13 +216,13 @@ def _reshaped(graph: Graph, x: str, *shape: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One model."""
+    """One kind of model."""
 
     build: Callable[[], Graph]
     mean: tuple[float, float, float]
     scale: tuple[float, float, float]
     quantized: Collection[str] = ()
-    """Kinds of operators in eight bits; none: a float32 network."""
+    """Kinds of operators in eight bits; empty: a float32 network."""
 
 
 _IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
@@ -238,7 +237,7 @@ NAMES = tuple(_KINDS)
 
 
 def generated(name: str, cache: Path, report_progress: Callable[[str], None]) -> Path:
-    """Find the folder of one of `NAMES` in a cache, made anew where the generator has changed."""
+    """Return the folder of one of `NAMES` in a cache, made again if the generator has changed."""
     folder = cache / f"generator-{VERSION}" / name
     if folder.is_dir():
         return folder
@@ -247,20 +246,20 @@ def generated(name: str, cache: Path, report_progress: Callable[[str], None]) ->
     for old in cache.glob("generator-*"):
         if old != folder.parent:
             shutil.rmtree(old)
-    # Beside its place, so that it appears there whole or not at all.
+    # Made beside its place, so that it appears there complete or not at all.
     with TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as place:
         made = Path(place) / name
         make(name, made)
         try:
             made.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another run was faster
+            if not folder.is_dir():  # otherwise another run was faster
                 raise
     return folder
 
 
 def make(name: str, folder: Path) -> None:
-    """Write a model folder."""
+    """Write the model folder of one of `NAMES`."""
     kind = _KINDS[name]
     folder.mkdir(parents=True)
     if kind.quantized:
@@ -283,7 +282,8 @@ def _save(graph: Graph, path: Path) -> None:
 def _save_quantized(kind: _Kind, path: Path) -> None:
     """Write an eight-bit network in the QDQ format, calibrated on a few seeded pictures.
 
-    For x86 without VNNI, whatever this device is: else the answers would depend on the processor.
+    It is for x86 without VNNI, whatever this device is: otherwise answers would depend on the
+    processor.
     """
     with scratch_folder("bench") as place:
         whole, ranges = place / "float.onnx", place / "ranges.json"
@@ -294,7 +294,7 @@ def _save_quantized(kind: _Kind, path: Path) -> None:
 
 
 def _picture(seed: int, kind: _Kind) -> Array:
-    """Make an input [1, 3, 224, 224] of coarse and fine patches over the whole range of a pixel."""
+    """Make an input [1, 3, 224, 224] of coarse and fine patches over the full range of pixels."""
     chance = np.random.default_rng(seed)
     pixels = np.zeros((3, SIDE, SIDE))
     for size, share in ((56, 0.6), (8, 0.3), (1, 0.1)):

@@ -1,4 +1,4 @@
-"""The output of quantization: a model folder, and its report as JSON, as a card and as a picture.
+"""The output of quantization: a model folder, and its report as JSON, as a card, and as a picture.
 
 The picture has figures for each engine, and the worst examples.
 """
@@ -35,7 +35,7 @@ def publish(report: Report, place: Path) -> None:
 
 
 def card(report: Report) -> str:
-    """Return the model's card, Markdown."""
+    """Return the model's card in Markdown."""
     chosen, target = report.chosen, report.target
     made = (
         f"Eight bits, made of {report.model} by `edge-agent quantize`: {chosen.recipe}, for "
@@ -71,7 +71,7 @@ def card(report: Report) -> str:
 
 
 def table(report: Report) -> list[list[str]]:
-    """Return the report as cells: a heading, then by engine the float network and the other."""
+    """Return the report as rows: a heading, then by engine the float network and the other."""
     metric = [] if report.metric is None else [report.metric]
     cells = [["engine", "network", "agreement", *metric, "ms", "memory, MB"]]
     for before, after in zip(report.floats, report.quantized, strict=True):
@@ -143,7 +143,7 @@ _MOST_BOXES = 60
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write the picture, PNG."""
+    """Write the picture as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
