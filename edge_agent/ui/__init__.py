@@ -1,1 +1,1 @@
-"""The operator's page, on the operator's machine: the broker's messages, shown in a browser."""
+"""The operator's page, on the operator's machine: messages from the broker in a browser."""

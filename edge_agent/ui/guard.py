@@ -1,4 +1,4 @@
-"""Who may use the page: the browser of its operator, and no page of somebody else in it."""
+"""Access control for the page: only its operator's browser, and no other page in it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ COOKIE = "edge-agent-ui"
 MOST_SESSIONS = 100
 MOST_PASSWORD_BYTES = 1024
 WRONG_SECONDS = 1.0
-"""After a wrong password, before the next one is looked at, whoever gives it."""
+"""Delay after a wrong password before the next one is checked, whoever sends it."""
 OPEN = ("/", "/session", "/login")
-"""Paths answered without the password: the page itself, which shows nothing yet."""
+"""Paths answered without the password: the page itself, which contains no data."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
@@ -37,13 +37,13 @@ HEADERS = {
 
 
 class Guard:
-    """Checks every request before the page sees it, and limits the browser in return."""
+    """Checks every request before the page sees it, and restricts the browser with headers."""
 
     def __init__(self, app: ASGIApp, *, password: str | None, loopback: bool) -> None:
-        """Protect an app; without a *password* none is asked for.
+        """Protect an app; without a *password*, none is required.
 
-        On loopback a name that somebody has made point there is refused, so that no page of theirs
-        can read this one.
+        On *loopback*, other host names that resolve to it are refused, so that no foreign page can
+        read this one (DNS rebinding).
         """
         self._app = app
         self._password = password
@@ -52,7 +52,7 @@ class Guard:
         self._judging = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or have the page answer."""
+        """Answer a request, or pass it to the page."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -80,7 +80,7 @@ class Guard:
         await answer(scope, receive, send_safely)
 
     def _refusal(self, request: HTTPConnection) -> str:
-        """Return why a request is not answered; "": it is."""
+        """Return why a request is refused; "": it is allowed."""
         host, path = request.headers.get("host", ""), request.scope["path"]
         if self._loopback and re.sub(r":\d+$", "", host).strip("[]") not in LOOPBACK:
             return "this page answers to localhost only"

@@ -1,4 +1,4 @@
-"""Changes made through the page, with `--operate`: commands, and pushes by `edge-agent push`."""
+"""Changes made through the page with `--operate`: commands, and pushes with `edge-agent push`."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Operator:
     """Sends a browser's commands; the devices answer on their topics."""
 
     def __init__(self, site: Site, reader: Reader, root: str, push: Sequence[str]) -> None:
-        """Send nothing yet.
+        """Prepare; nothing is sent yet.
 
         Args:
-            site: is told how pushes go.
+            site: receives the progress of pushes.
             reader: has the connection to the broker.
             root: first topic level.
-            push: what `edge-agent push` is given beside the file and the device: key and broker.
+            push: arguments for `edge-agent push` besides the file and the device: key and broker.
         """
         self._site = site
         self._reader = reader
@@ -52,7 +52,7 @@ class Operator:
         self._running: set[asyncio.Task[None]] = set()
 
     def command(self, asked: dict[str, Any]) -> str:
-        """Send a command, or abort a push; return why that cannot be, else ""."""
+        """Send a command, or abort a push; return why that is impossible, else ""."""
         verb, device, body = asked.get("do"), asked.get("device"), asked.get("body")
         names = (device, asked.get("id"))
         if not isinstance(body, dict) or not all(isinstance(n, str) and is_name(n) for n in names):
@@ -93,7 +93,7 @@ class Operator:
         return PlainTextResponse("it is being sent", 202)
 
     async def kept(self, request: Request) -> Response:
-        """Answer with the list of events that a device keeps, or the picture or clip of one."""
+        """Answer with the list of a device's kept events, or the picture or clip of one."""
         asked = request.query_params
         device, event = asked.get("device", ""), asked.get("event", "")
         suffix, media = SHOWN.get(asked.get("kind", ""), ("", "application/json"))
@@ -120,7 +120,7 @@ class Operator:
         return PlainTextResponse(why if status else words, 502 if status else 200)
 
     async def _run(self, stack: ExitStack, path: Path, device: str) -> None:
-        """Push a file, and tell each line that the command prints."""
+        """Push a file, and pass on each line that the command prints."""
         command = (sys.executable, "-m", "edge_agent", "push", str(path), "--device", device)
         with stack:
             with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Reads topics in a thread of its own, through every loss of the broker."""
+"""Reads topics in its own thread, reconnecting whenever the broker is lost."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ IDLE_SECONDS = 0.5
 ASK_SECONDS = 1.0
 """Interval between requests for retained messages that a broker may have left out."""
 MOST_PAUSE_SECONDS = 5.0
-"""Between two attempts to reach the broker."""
+"""Longest pause between two attempts to reach the broker."""
 
 
 class Reader:
-    """One connection to the broker at a time, from its making until `close`."""
+    """One connection to the broker at a time, from construction until `close`."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class Reader:
         told: Callable[[str], None] = lambda _problem: None,
         missing: Callable[[], list[str]] = list,
     ) -> None:
-        """Begin to connect.
+        """Start connecting.
 
         Args:
-            broker: where to.
+            broker: the broker to connect to.
             filters: the topics to subscribe to.
-            take: is given every message.
-            told: gets the problem of the connection; "": there is none.
-            missing: names the retained topics that should have come by now, each once.
+            take: receives every message.
+            told: receives the problem of the connection; "": there is none.
+            missing: returns the retained topics that should have come by now, each only once.
         """
         self._broker = broker
         self._filters = filters
@@ -49,11 +49,11 @@ class Reader:
         threading.Thread(target=self._run, name="reader", daemon=True).start()
 
     def close(self) -> None:
-        """End soon."""
+        """Ask the thread to end."""
         self._closing.set()
 
     def publish(self, topic: str, payload: bytes) -> None:
-        """Publish to those connected now; nothing is retained.
+        """Publish without retaining.
 
         Raises:
             BrokerError: there is no connection.
@@ -83,7 +83,7 @@ class Reader:
             if message is not None:
                 self._take(message)
             if time.monotonic() > due:
-                # A broker leaves out retained messages where many come at once.
+                # A broker may leave out retained messages if there are many at once.
                 if missing := self._missing():
                     client.ask(missing)
                 due = time.monotonic() + ASK_SECONDS

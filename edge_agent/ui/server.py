@@ -1,4 +1,4 @@
-"""The page's server: files, pictures, and one WebSocket for each browser."""
+"""The page's server: files, pictures, and one WebSocket per browser."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .site import Site, Viewer
 
 STATIC = Path(__file__).parent / "static"
 FRAME_SECONDS = 0.25
-"""Between two messages to a browser, at least."""
+"""Least time between two messages to a browser."""
 MOST_REQUEST_BYTES = 64 * 1024
 MOST_CONNECTIONS = 256
 
@@ -38,11 +38,11 @@ class Page:
     """The site, as an application."""
 
     def __init__(self, broker: Broker, push: Sequence[str] | None) -> None:
-        """Begin to read the broker.
+        """Start reading from the broker.
 
         Args:
-            broker: is read.
-            push: as `Operator` takes it; None: the page is read-only.
+            broker: the broker to read from.
+            push: as for `Operator`; None: the page is read-only.
         """
         self._broker = broker
         self._site = Site(broker.topic_root)
@@ -63,7 +63,7 @@ class Page:
         self.app = Starlette(routes=routes)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._reader.close()
 
     async def _index(self, _request: Request) -> Response:
@@ -78,7 +78,7 @@ class Page:
         return Response(data, media_type="image/jpeg")
 
     async def _live(self, socket: WebSocket) -> None:
-        """Send a browser the changes, and follow which device it looks at."""
+        """Send changes to a browser, and follow which device it shows."""
         await socket.accept()
         viewer = self._site.join()
         sending = asyncio.create_task(self._send(socket, viewer))
@@ -101,17 +101,17 @@ class Page:
             self._site.leave(viewer)
 
     def _watch(self, viewer: Viewer, name: object) -> Reader | None:
-        """Read the one device that a browser looks at."""
+        """Read the device that a browser shows."""
         if not isinstance(name, str):
             name = None
         self._site.watch(viewer, name)
-        # What is no name cannot be an agent, and could hold a wildcard.
+        # An invalid name cannot be an agent's, and might contain a wildcard.
         if name is None or not is_name(name):
             return None
         return Reader(self._broker, self._site.filters(name), self._site.take)
 
     def _do(self, viewer: Viewer, asked: dict[str, Any]) -> None:
-        """Carry out a browser's request, or refuse it the way a device would."""
+        """Carry out a browser's request, or refuse it as a device would."""
         read_only = "this page is read-only: start it with --operate"
         error = read_only if self._operator is None else self._operator.command(asked)
         if error:
@@ -155,8 +155,8 @@ def serve(
         broker: the broker that feeds the page.
         listening: the bound socket.
         password: what browsers must send; None: no password.
-        local: whether only loopback is listened on.
-        push: as `Operator` takes it; None: the page is read-only.
+        local: whether the socket only listens on loopback.
+        push: as for `Operator`; None: the page is read-only.
     """
     page = Page(broker, push)
     server = web_server(

@@ -1,7 +1,7 @@
-"""State of the fleet while the page is served, and the updates still due to each browser.
+"""State of the fleet while the page is served, and the updates to send to each browser.
 
-Messages come from the threads of readers, frames are asked for by the server's thread: one lock
-holds it all. Everything is bounded, whatever is published.
+Messages come from the readers' threads, frames are requested by the server's thread, all under one
+lock. Everything is bounded, whatever is published.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ WATCH_KINDS = (
 )
 
 MOST_BYTES = 128 * 1024
-"""Of a payload that is shown."""
+"""Largest payload that is shown."""
 MOST_PICTURE_BYTES = 4 * 2**20
 MOST_PICTURES_BYTES = 64 * 2**20
 MOST_DEVICES = 10_000
 MOST_KEPT = 500
-"""Retained topics of one device."""
+"""Most retained topics kept for a device."""
 MOST_EVENTS = 100
 MOST_PUSHES = 40
 MOST_FIGURES = 240
-"""Health messages of one device whose figures are kept: 40 minutes at the usual interval."""
+"""Health messages per device whose figures are kept: 40 minutes at the usual interval."""
 MOST_WAITING = 2000
-"""Messages to a browser that is too slow."""
+"""Most messages queued for a slow browser."""
 MOST_WORDS = 300
 ASK = 200
-"""Retained topics that are asked for at once."""
+"""Number of retained topics requested at once."""
 JUDGE_SECONDS = 5.0
-"""How often health that has stopped coming is noticed."""
+"""Interval for checking whether health has stopped coming."""
 JPEG = b"\xff\xd8\xff"
 
 Says = list[Any]
@@ -69,12 +69,12 @@ class Device:
     pushes: deque[Says] = field(default_factory=lambda: deque(maxlen=MOST_PUSHES))
     figures: deque[list[float | None]] = field(default_factory=lambda: deque(maxlen=MOST_FIGURES))
     row: dict[str, Any] = field(default_factory=dict)
-    """As it stands in the table; empty: it has to be made again."""
+    """Its row in the table; empty: it must be made again."""
 
 
 @dataclass
 class Viewer:
-    """One browser: the device it looks at, and the messages it has not been sent yet."""
+    """One browser: the device it shows, and messages not yet sent to it."""
 
     device: str | None = None
     revision: int = 0
@@ -82,7 +82,7 @@ class Viewer:
     rollouts: int = 0
     """The revision of the roll-outs that it has been sent."""
     latest: dict[tuple[str, str], Says] = field(default_factory=dict)
-    """Results and snapshots: only the newest of each pipeline."""
+    """Results and snapshots: only the newest for each pipeline."""
     waiting: deque[Says] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
 
 
@@ -90,7 +90,7 @@ class Site:
     """The state behind the page."""
 
     def __init__(self, root: str) -> None:
-        """Start with nothing, below a first topic level."""
+        """Start without devices; *root* is the first topic level."""
         self._root = root
         self._lock = threading.Lock()
         self._devices: dict[str, Device] = {}
@@ -119,7 +119,7 @@ class Site:
             self._asked.clear()
 
     def missing(self) -> list[str]:
-        """Name retained topics that a device should have by now; of each device once."""
+        """Return retained topics that a device should have by now, only once per device."""
         missing: list[str] = []
         with self._lock:
             for name in self._devices.keys() - self._asked:
@@ -191,7 +191,7 @@ class Site:
         self._tell(name, says)
 
     def _changed(self, name: str, device: Device, says: Says) -> None:
-        """Note that a device has another row, perhaps, and tell who looks at it."""
+        """Note that a device's row may have changed, and queue the message for its viewers."""
         if says[0] in {"status", "info", "health", "model", "source", "rollout"}:
             self._revision += 1
             device.revision, device.row = self._revision, {}
@@ -213,14 +213,14 @@ class Site:
                     viewer.waiting.append(says)
 
     def say(self, name: str, says: Says) -> None:
-        """Tell browsers that watch a device how a push from this page is going."""
+        """Tell browsers that watch a device about the progress of a push from this page."""
         with self._lock:
             if (device := self._devices.get(name)) is not None:
                 device.pushes.append([*says, time.time()])
             self._tell(name, [*says, time.time()])
 
     def answer(self, viewer: Viewer, says: Says) -> None:
-        """Tell one browser."""
+        """Queue a message for one browser."""
         with self._lock:
             viewer.waiting.append(says)
 
@@ -258,12 +258,12 @@ class Site:
             ]
 
     def picture(self, name: str, kind: str, about: str) -> bytes | None:
-        """Return the latest snapshot of a pipeline, or the picture of an event."""
+        """Return the last snapshot of a pipeline, or the picture of an event."""
         with self._lock:
             return self._pictures.get((name, kind, about))
 
     def frame(self, viewer: Viewer) -> dict[str, Any]:
-        """Return the updates that a browser has not been sent yet, or an empty dict."""
+        """Return the updates not yet sent to a browser, or an empty dict."""
         with self._lock:
             if time.monotonic() - self._judged > JUDGE_SECONDS:
                 self._judge_again()
@@ -291,7 +291,7 @@ class Site:
         return frame
 
     def _judge_again(self) -> None:
-        """Find devices whose state has changed by their silence alone."""
+        """Find devices whose state has changed just because they are silent."""
         self._judged = time.monotonic()
         for name, device in self._devices.items():
             if device.row and device.row["state"] != _look(name, device).state:
@@ -306,7 +306,7 @@ def _look(name: str, device: Device) -> DeviceLook:
 
 
 def _row(name: str, device: Device, plans: Rollouts) -> dict[str, Any]:
-    """Return a device as it stands in the table, made again where something of it has changed."""
+    """Return a device's row in the table, made again if the device has changed."""
     if device.row:
         return device.row
     look = _look(name, device)
@@ -345,7 +345,7 @@ def _model(name: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figures(health: dict[str, Any]) -> list[float | None]:
-    """Return time, results a second, p99, processor, memory and temperature of a device."""
+    """Return time, results per second, p99, processor, memory, and temperature of a device."""
     pipelines = [table_in(each) for each in table_in(health.get("pipelines")).values()]
     slowest = (number_in(table_in(each.get("latency_ms")).get("p99")) for each in pipelines)
     return [
