@@ -19,6 +19,7 @@ from .hw_decode import HARDWARE
 from .opencv import check_size, load
 from .source import Source, SourceContext
 from .spec import SourceSpec
+from .transport import BEGIN, TransportFile, is_transport
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +40,17 @@ class StreamCamera:
 
     trouble = None
 
-    def __init__(self, spec: SourceSpec, context: SourceContext) -> None:
-        """Open the stream."""
+    def __init__(
+        self, spec: SourceSpec, context: SourceContext, body: TransportFile | None = None
+    ) -> None:
+        """Open the stream, or take its *body*, which it owns from now on."""
         # Here: devices have no use for it.
         import av
 
         from .video import FEW_CORES, NETWORK, Video
 
         self._name = spec.redacted
-        self._closing = context.closing
+        self._closing, self._body = context.closing, body
         self._problem: SampleError | None = None
         self._failed, self._patience = 0, 0.0
         shortest, longest = OPEN_SECONDS
@@ -59,7 +62,7 @@ class StreamCamera:
         options |= {"rtsp_transport": transport} if transport else {"rtsp_flags": "prefer_tcp"}
         try:
             self._video = Video(
-                *(spec.text, self._name, options),
+                *(body or spec.text, self._name, options),
                 # One frame is decoded later for each thread beyond the first. Two keep up with
                 # large pictures where there are cores to spare.
                 threads=2 if usable_cpus() >= FEW_CORES else 1,
@@ -70,6 +73,8 @@ class StreamCamera:
             )
         except av.FFmpegError as problem:
             # FFmpeg's RTSP calls the end of its time invalid data.
+            if body is not None:
+                body.close()
             late = time.monotonic() - began >= patience
             why = _why_closed(TimeoutError() if late else problem, spec.text, patience)
             raise SourceError(f"{self._name}: {why}") from None
@@ -105,6 +110,8 @@ class StreamCamera:
 
     def close(self) -> None:
         self._video.close()
+        if self._body is not None:
+            self._body.close()
 
 
 class DeviceCamera:
@@ -148,7 +155,7 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Source:
         return _open_device(spec, spec.path, context.closing)
     if spec.scheme.name not in {"http", "https"}:
         return StreamCamera(spec, context)
-    from .http_get import get, where
+    from .http_get import Body, get, where
 
     answer = get(spec.text, spec.redacted)
     media = answer.media
@@ -156,12 +163,16 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Source:
         from .http_camera import HttpCamera
 
         return HttpCamera(spec, context, answer)
-    answer.channel.close()
     if media.startswith("text/"):
+        answer.channel.close()
         raise SourceError(
             f"{spec.redacted}: {where(spec.text)} answers with {media}, not with a video stream; "
             "check the path"
         )
+    body = Body(answer, context.closing, 0.9 * spec.stall_seconds)
+    if is_transport(body.peek(BEGIN)):
+        return StreamCamera(spec, context, TransportFile(body))
+    body.close()
     return StreamCamera(spec, context)
 
 

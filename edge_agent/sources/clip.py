@@ -12,7 +12,7 @@ from ..device.resources import usable_cpus
 from .hw_decode import HARDWARE
 from .source import SourceContext, wait_until
 from .spec import SourceSpec
-from .transport import TransportFile, is_transport
+from .transport import TransportFile, open_transport
 from .video import FEW_CORES, FILE, Video
 
 log = logging.getLogger(__name__)
@@ -136,8 +136,7 @@ class Clip:
         _check_readable(self._spec)
         self._close_transport()
         path = self._spec.local
-        if is_transport(path):
-            self._transport = TransportFile(path, place)
+        self._transport = open_transport(path, place)
         try:
             video = Video(
                 # Absolute, so that no name can be taken for a URL.

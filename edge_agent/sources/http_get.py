@@ -113,6 +113,38 @@ def get(url: str, name: str) -> Answer:
     raise SourceError(f"{name}: {where(url)} sends us round in circles; check the path")
 
 
+class Body:
+    """The body of an answer, to be read as a file."""
+
+    def __init__(self, answer: Answer, closing: threading.Event, silence: float) -> None:
+        """Own an answer; it ends where `body` does, or fails."""
+        self._answer = answer
+        self._pieces = body(answer, closing, silence)
+        self._held = b""
+
+    def peek(self, size: int) -> bytes:
+        """Return at least *size* bytes that are to be read next, fewer at the end."""
+        while len(self._held) < size and (piece := self._piece()):
+            self._held += piece
+        return self._held
+
+    def read(self, size: int, /) -> bytes:
+        """Read up to *size* bytes; none at the end."""
+        held = self._held or self._piece()
+        self._held = held[size:]
+        return held[:size]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._answer.channel.close()
+
+    def _piece(self) -> bytes:
+        try:
+            return next(self._pieces, b"")
+        except OSError:
+            return b""
+
+
 def body(answer: Answer, closing: threading.Event, silence: float) -> Iterator[bytes]:
     """Yield the pieces of a body until it ends, or *closing* is set.
 

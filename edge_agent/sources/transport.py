@@ -7,23 +7,33 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Protocol
 
 PACKET = 188
+BEGIN = 1024
+"""Bytes by which one is known."""
 _SYNC = ((0, 188), (4, 192), (0, 204))
 """Where the first packet begins, and how far it is to the next: plain, with times, with parity."""
 _VIDEO = frozenset((0x01, 0x02, 0x10, 0x1B, 0x20, 0x21, 0x24, 0x33, 0x42, 0xD1, 0xEA))
 """Kinds of streams in a program map that are video."""
 
 
-class TransportFile:
-    """A file of a transport stream, for PyAV, which ends where its video becomes another."""
+class Readable(Protocol):
+    """What can be read on, and closed."""
 
-    def __init__(self, path: Path, place: int = 0) -> None:
-        """Open it at a place, bytes."""
+    def read(self, size: int, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class TransportFile:
+    """A transport stream, for PyAV, which ends where its video becomes another."""
+
+    def __init__(self, file: Readable, place: int = 0) -> None:
+        """Read a file, which it owns from now on and which is at a place, bytes."""
         self.rest: int | None = None
         """Place of the tables that name another video; None: they have not come."""
-        self._file = path.open("rb")
-        self._file.seek(place)
+        self._file = file
         self._place = place
         self._carried = b""
         self._maps: dict[int, frozenset[tuple[int, int]]] = {}
@@ -78,13 +88,18 @@ class TransportFile:
         return self.rest is not None
 
 
-def is_transport(path: Path) -> bool:
-    """Whether a file is a transport stream; False if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(1024)
-    except OSError:
-        return False
+def open_transport(path: Path, place: int = 0) -> TransportFile | None:
+    """Open a file at a place, bytes; None: it is no transport stream."""
+    file = path.open("rb")
+    if not is_transport(file.read(BEGIN)):
+        file.close()
+        return None
+    file.seek(place)
+    return TransportFile(file, place)
+
+
+def is_transport(data: bytes) -> bool:
+    """Whether these are the first bytes of a transport stream."""
     return any(data[first::step][:4] == b"G" * 4 for first, step in _SYNC)
 
 

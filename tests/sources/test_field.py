@@ -538,3 +538,20 @@ def test_a_codec_change_that_the_old_decoder_half_understands_is_a_loss(server: 
                 break
             came += 1
     assert came < 200
+
+
+def test_a_camera_whose_video_moves_is_lost_though_bytes_come(
+    server: Server, tmp_path: Path
+) -> None:
+    """It is read anew, and from then on from where its video is; no thread stays behind."""
+    first = write(tmp_path / "first.ts").read_bytes()
+    moved = write(tmp_path / "moved.ts", muxer={"mpegts_start_pid": "0x300"}).read_bytes()
+    server.media, server.again = "video/mp2t", False
+    server.pieces = [first, first, *[moved] * 10_000]
+    source = opened(server.url)
+    with pytest.raises(SourceError, match="stopped sending pictures"):
+        take(source, 41)
+    source.close()
+    assert server.asked == 1
+    server.pieces = [moved]
+    assert len(take(opened(server.url), 20)) == 20
