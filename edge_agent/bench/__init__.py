@@ -1,4 +1,4 @@
-"""Measures this device, always beside a plain script in the same run.
+"""Measures this device, always compared with a plain script in the same run.
 
-Stays in the package: the public interface promises `edge-agent bench` without a checkout.
+Part of the package: the public interface promises `edge-agent bench` without a checkout.
 """

@@ -1,7 +1,7 @@
 """`edge-agent bench cameras`: the cost of a camera by part, and how many this device carries.
 
-The agent reads streams that are made here, and so do two scripts: a bare loop over PyAV, and one
-with FFmpeg as a child for each camera.
+The agent and two scripts read streams that are made here: the scripts are a bare loop over PyAV,
+and one with FFmpeg as a child for each camera.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .streams import FPS, Stream, make, served
 
 AGENT, LOOP, CHILDREN, FOUR = "agent", "loop", "ffmpeg", "four"
 MODELS = 4
-"""On one camera, in the last turn; the same model, as what differs is no matter here."""
+"""Number of models on one camera in the last turn; all are the same model."""
 STEPS = "edge_agent.bench.pipeline.steps"
 READING = ("receive", "decode", "convert")
 
@@ -36,14 +36,14 @@ class CamerasSetup:
     """The settings shared by all models and streams."""
 
     streams: tuple[tuple[str, tuple[int, int]], ...]
-    """Codec, width and height of each."""
+    """Codec, and width and height, of each."""
     rate: float
-    """Results a second of each camera."""
+    """Results per second from each camera."""
     runs: int
     seconds: float
-    """That each is watched in a round."""
+    """How long each is watched in a round."""
     most: int
-    """Cameras that are tried; 0: it is not measured how many are carried."""
+    """Most cameras that are tried; 0: how many are carried is not measured."""
     p99_ms: float
 
 
@@ -62,7 +62,7 @@ class CamerasReport:
     others: list[float] = field(default_factory=list)
 
     def parts_ms(self) -> dict[str, float]:
-        """Return each part's cost for a result; reading counts all frames since the last one."""
+        """Return each part's cost per result; reading includes all frames since the last one."""
         frames = {"receive": FPS / self.setup.rate, "decode": FPS / self.setup.rate}
         found = medians(self.parts).items()
         return {name: round(took * frames.get(name, 1), 4) for name, took in found}
@@ -166,7 +166,7 @@ class _Cameras:
 
     @contextmanager
     def _playing(self, way: str, count: int = 1) -> Iterator[Program]:
-        """Play this many cameras, or four models on one."""
+        """Play *count* cameras, or four models on one."""
         rate, place = self._setup.rate, self._place
         with served(self._report.stream, self._progress) as stream:
             self._report.stream = stream
@@ -192,7 +192,7 @@ class _Cameras:
 
     def _parts(self) -> dict[str, float]:
         stream = self._report.stream
-        # From a server each: GStreamer's may stand still for who comes while the last one goes.
+        # From separate servers: GStreamer's may stall for a client that comes as another one goes.
         with served(stream, self._progress) as first, served(stream, self._progress) as second:
             found: dict[str, float] = call(
                 STEPS,
@@ -206,9 +206,9 @@ class _Cameras:
         return {**found, "publish": self._place.overhead()}
 
     def _attempt(self, way: str, count: int) -> tuple[float, str]:
-        """Play this many cameras; see `carried`."""
+        """Play *count* cameras; see `carried`."""
         seconds = max(self._setup.seconds, 3.0 / self._setup.rate)
-        # A start has work left after its first result, and other settings make it one of the first.
+        # A start has work left after its first result, and with other settings it is a first start.
         window = watched(self._playing(way, count), seconds, settled_for=seconds)
         age, problem = judged(window, count, self._setup.rate, self._setup.p99_ms)
         if problem or isinstance(window, str):
@@ -217,14 +217,14 @@ class _Cameras:
 
 
 def behind(window: Window, rate: float) -> bool:
-    """Whether of any camera fewer frames were read than it sent: then results grow old unseen.
+    """Whether fewer frames of any camera were read than it sent, so that results are silently late.
 
     The number of a result counts all frames that were read before it.
     """
     numbers: dict[str, list[int]] = {}
     for (topic, _), seq in zip(window.results, window.of("seq"), strict=True):
         numbers.setdefault(topic, []).append(seq)
-    # One result may have come a frame or a slot late at either end.
+    # At either end, a result may be late by one frame or slot.
     return any(
         seen[-1] - seen[0] < SERVED * FPS * (len(seen) - 2) / rate for seen in numbers.values()
     )

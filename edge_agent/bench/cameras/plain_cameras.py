@@ -1,7 +1,7 @@
-"""The scripts that cameras through the agent are measured beside, one thread for each camera.
+"""The scripts that the agent's cameras are compared with, one thread per camera.
 
-One reads all frames by PyAV, and converts and infers those due. The other has FFmpeg as a child
-that decodes and writes raw frames into a pipe at the rate that is wanted, as Frigate does. Run as
+One reads all frames with PyAV, and converts and infers those due. The other has FFmpeg as a child
+that decodes and writes raw frames to a pipe at the wanted rate, as Frigate does. Run as
 `python -m edge_agent.bench.cameras.plain_cameras WAY MODEL RATE ADDRESS WIDTH HEIGHT FPS COUNT PORT
 TOPIC`; plays until it is terminated.
 """
@@ -26,15 +26,15 @@ from ..pipeline.plain import Script, connect
 
 RTSP = "rtsp:"
 Frames = Iterator[tuple[int, float, Array]]
-"""Number of a frame, when it was taken, and the frame in BGR."""
+"""Number of a frame, when it was captured, and the frame in BGR."""
 
 
 def by_pyav(address: str, rate: float, _shape: tuple[int, int, int]) -> Frames:
-    """Read and decode all frames, convert those due; a file is played forever at its own rate."""
+    """Read and decode all frames, and convert those due; a file is repeated at its own rate."""
     seq, slot, begun = 0, -1, time.monotonic()
     while True:
         with (
-            suppress(av.FFmpegError),  # a server that stands still for one client answers the next
+            suppress(av.FFmpegError),  # a server that stalls for one client answers the next
             av.open(address, options={"rtsp_transport": "tcp"}, timeout=10) as container,
         ):
             first = time.monotonic()
@@ -49,7 +49,7 @@ def by_pyav(address: str, rate: float, _shape: tuple[int, int, int]) -> Frames:
 
 
 def by_ffmpeg(address: str, rate: float, shape: tuple[int, int, int]) -> Frames:
-    """Read a child's output, YUV 4:2:0 as Frigate has it, and convert that."""
+    """Read and convert a child's output, which is YUV 4:2:0 as in Frigate."""
     width, height, fps = shape
     rtsp = ["-rtsp_transport", "tcp", "-timeout", "10000000"]  # microseconds
     given = rtsp if address.startswith(RTSP) else ["-re", "-stream_loop", "-1"]
@@ -69,7 +69,7 @@ WAYS = {"loop": by_pyav, "ffmpeg": by_ffmpeg}
 
 
 def main(way: str, model: str, rate: str, address: str, *rest: str) -> None:
-    """Play every camera through the model and publish every result, for ever."""
+    """Play every camera through the model and publish every result, forever."""
     *shape, cameras, port, topic = rest
     width, height, fps = map(int, shape)
     script, client = Script(model), connect(port)

@@ -1,8 +1,8 @@
-"""Streams served over RTSP by GStreamer, looped without an end; run by the system's Python.
+"""Streams served over RTSP by GStreamer, looped endlessly; run by the system's Python.
 
-That has GStreamer's bindings, and not this package: `python3 rtsp_server.py PORT FPS FOLDER…`, each
-folder with a file for every frame, whose ending, h264 or h265, is its codec. Ends with its standard
-input.
+That Python has GStreamer's bindings, but not this package: `python3 rtsp_server.py PORT FPS
+FOLDER…`, each folder with a file for every frame, whose suffix, h264 or h265, is its codec. Ends
+when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def main(port: str, fps: str, *folders: str) -> None:
-    """Serve each folder at /<number>; say so on stdout once clients may come."""
+    """Serve each folder at /<number>; print "ready" once clients may connect."""
     gi: Any = import_module("gi")
     gi.require_version("GstRtspServer", "1.0")
     gst, rtsp, glib = (
@@ -35,7 +35,7 @@ def main(port: str, fps: str, *folders: str) -> None:
         if missing := [each for each in elements if gst.ElementFactory.find(each) is None]:
             sys.exit(f"GStreamer has no {missing[0]}")
         factory = rtsp.RTSPMediaFactory()
-        factory.set_shared(False)  # as of so many cameras
+        factory.set_shared(False)  # like separate cameras
         factory.set_launch(
             "( appsrc name=source is-live=true do-timestamp=true format=time "
             f"caps=video/x-{codec},stream-format=byte-stream,alignment=au,framerate={fps}/1 ! "
@@ -46,13 +46,13 @@ def main(port: str, fps: str, *folders: str) -> None:
         server.get_mount_points().add_factory(f"/{number}", factory)
     if server.attach(None) == 0:
         sys.exit(f"port {port} is taken")
-    print("ready", flush=True)  # noqa: T201 - for who has started it
+    print("ready", flush=True)  # noqa: T201 - for the parent process
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     glib.MainLoop().run()
 
 
 def _begin(_factory: Any, media: Any, frames: list[bytes], pause: float) -> None:
-    """Push frames as soon as they are asked for: before, the source refuses them."""
+    """Push frames as soon as they are requested: before that, the source refuses them."""
     source = media.get_element().get_by_name("source")
     pushing = threading.Thread(target=_push, args=(source, frames, pause), daemon=True)
 
@@ -64,7 +64,7 @@ def _begin(_factory: Any, media: Any, frames: list[bytes], pause: float) -> None
 
 
 def _push(source: Any, frames: list[bytes], pause: float) -> None:
-    """Push frames when they are due, until nobody watches anymore."""
+    """Push frames when they are due, until nobody watches."""
     buffer = import_module("gi.repository.Gst").Buffer
     begun = time.monotonic()
     for number, frame in enumerate(itertools.cycle(frames)):

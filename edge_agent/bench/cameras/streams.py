@@ -1,4 +1,4 @@
-"""The streams of `bench cameras`: a moving picture, encoded here and served as by cameras."""
+"""The streams for `bench cameras`: a moving picture, encoded here and served as if by cameras."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ..common.report import Progress
 
 FPS = 30
 SECONDS = 4
-"""Of a stream, before it begins again."""
+"""Length of a stream before it repeats."""
 KEY_FRAMES = 2 * FPS
 GRAIN = 12
-"""Gray levels of a sensor's noise."""
+"""Gray levels of sensor noise."""
 ENCODERS = {"H264": "libx264", "H265": "libx265"}
 BITS = {"H264": 2.0, "H265": 1.2}
-"""A second of each pixel, as cameras are set: 4 Mbit/s of 1080p in H.264."""
+"""Bits per second and pixel, as usual for cameras: 4 Mbit/s for 1080p in H.264."""
 FIRST_PORT = 8554
 SYSTEM = {"PATH": "/usr/bin:/bin"}
-"""Where the Python is that has GStreamer's bindings."""
+"""Environment with the Python that has GStreamer's bindings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Stream:
     file: Path
     """MPEG-TS."""
     address: str = ""
-    """Over RTSP; empty: the file is played at its own rate."""
+    """RTSP address; empty: the file is played at its own rate."""
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class Stream:
 
     @property
     def opened(self) -> str:
-        """The same as FFmpeg opens it."""
+        """The same in the form that FFmpeg opens."""
         return self.address or str(self.file)
 
     @property
@@ -66,7 +66,7 @@ class Stream:
 
 
 def make(codec: str, size: tuple[int, int], folder: Path) -> Stream:
-    """Encode one."""
+    """Encode a stream."""
     import av
 
     width, height = size
@@ -91,9 +91,9 @@ def make(codec: str, size: tuple[int, int], folder: Path) -> Stream:
 
 
 def _pictures(width: int, height: int) -> Iterator[Array]:
-    """Yield a still background with a band that moves, and a sensor's noise over all.
+    """Yield a still background with a moving band, covered with sensor noise.
 
-    Each is uint8 (height * 3 / 2, width), the planes of YUV 4:2:0 one below the other.
+    Each is uint8 (height * 3 / 2, width), the planes of YUV 4:2:0 one below another.
     """
     chance = np.random.default_rng(1)
     still = chance.integers(60, 180, (height // 8 + 1, width // 8 + 1), np.uint8)
@@ -110,7 +110,7 @@ def _pictures(width: int, height: int) -> Iterator[Array]:
 
 @contextmanager
 def served(stream: Stream, report_progress: Progress) -> Iterator[Stream]:
-    """Serve a stream over RTSP; where that cannot be, say so, and return it as a file."""
+    """Serve a stream over RTSP; if that is impossible, report it, and yield it as a file."""
     port = free_port(FIRST_PORT)
     script = str(Path(__file__).with_name("rtsp_server.py"))
     command = ["/bin/sh", "-c", 'exec python3 -I "$@"', "sh", script]

@@ -1,9 +1,9 @@
 """Disks for a cold start: drops files from memory, and limits reads to any rate.
 
-Reads are limited by a cgroup: version 2's `io.max` where that controller is there, else version 1's
-`blkio`; both limit buffered reads too. Needs root. The kernel counts in tenths of a second:
-whenever reading begins, up to that much comes at once, and what is read in less time comes in steps
-(measured at 100 MB/s: 5 MB in 4 ms, 26 MB in 0.2 or 0.34 s, 100 MB in 1.01 s).
+Reads are limited by a cgroup: version 2's `io.max` if that controller exists, else version 1's
+`blkio`; both limit buffered reads, too. Needs root. The kernel counts in tenths of a second: up to
+that much is read at once at the start, and short reads come in steps (measured at 100 MB/s: 5 MB in
+4 ms, 26 MB in 0.2 or 0.34 s, 100 MB in 1.01 s).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ...core.errors import UsageError
 DROP = Path("/proc/sys/vm/drop_caches")
 CHUNK = 1024 * 1024
 READ_AHEAD_KB = 128
-"""Linux's default, and that of eMMC and SD cards; virtual disks often have more."""
+"""Linux's default, as for eMMC and SD cards; virtual disks often have more."""
 MOUNTS = Path("/proc/self/mountinfo")
 GROUP = "edge-agent-bench"
 
 
 def evict(places: Iterable[Path]) -> None:
-    """Put the files in these places out of memory; needs no privileges.
+    """Drop the files in these places from memory; needs no privileges.
 
-    What another process has mapped stays: end it first.
+    Files mapped by another process stay, so end it first.
     """
     parts = (p for place in places for p in ([place] if place.is_file() else place.rglob("*")))
     for path in filter(Path.is_file, parts):
         handle = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(handle)  # what is not yet written cannot go
+            os.fsync(handle)  # unwritten pages cannot be dropped
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(handle)
@@ -49,19 +49,19 @@ def ensure_droppable() -> None:
 
 
 def drop_all() -> None:
-    """Put every file out of memory, the libraries too; needs root.
+    """Drop every file from memory, including libraries; needs root.
 
-    What a living process has mapped stays: of this benchmark's own, Python's program and its
-    module for TLS, and what the broker is made of.
+    Files mapped by running processes stay: for this benchmark, Python's program, its TLS module,
+    and the broker's files.
     """
     os.sync()
     DROP.write_text("3")
 
 
 def holders(libraries: Collection[str]) -> list[str]:
-    """List number and name of other processes that have native parts of packages mapped.
+    """List id and name of other processes that have native parts of packages mapped.
 
-    *libraries* are folders of site-packages; what may not be looked at is left out.
+    *libraries* are folders in site-packages; processes that may not be inspected are left out.
     """
     marks = [f"/{name}{end}" for name in libraries for end in ("/", ".libs/")]
     found = []
@@ -70,14 +70,14 @@ def holders(libraries: Collection[str]) -> list[str]:
             mapped = (process / "maps").read_text()
             name = (process / "comm").read_text().strip()
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # it has ended, or belongs to another user
         if any(mark in mapped for mark in marks):
             found.append(f"{process.name} ({name})")
     return found
 
 
 def read_rate(path: Path) -> float:
-    """Read a file that is not in memory from its start to its end; return bytes a second."""
+    """Read a whole file that is not in memory; return bytes per second."""
     evict([path])
     handle = os.open(path, os.O_RDONLY)
     buffer = memoryview(bytearray(CHUNK))
@@ -92,7 +92,7 @@ def read_rate(path: Path) -> float:
 
 @contextmanager
 def slow_disk(places: Sequence[Path], rate: float) -> Iterator[None]:
-    """Limit the reads of this process and its children from the disks of places, bytes a second."""
+    """Limit reads by this process and its children from the disks of *places*, bytes per second."""
     with ExitStack() as stack:
         try:
             disks = sorted({disk_of(place) for place in places})
@@ -108,7 +108,7 @@ def slow_disk(places: Sequence[Path], rate: float) -> Iterator[None]:
 
 
 def disk_of(place: Path) -> Path:
-    """Find the whole disk that holds a file or folder: a folder of /sys."""
+    """Return the whole disk of a file or folder, as a folder in /sys."""
     number = place.stat().st_dev
     link = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not link.exists():
@@ -117,7 +117,7 @@ def disk_of(place: Path) -> Path:
             "use a model there, and set XDG_CACHE_HOME to a folder there"
         )
     disk = link.resolve()
-    # What is read from an image, the kernel reads from its file in the reader's cgroup.
+    # For an image, the kernel reads from its file in the reader's cgroup.
     if (file := disk / "loop" / "backing_file").is_file():
         return disk_of(Path(file.read_text().rstrip("\n")))
     return disk.parent if (disk / "partition").exists() else disk
@@ -125,7 +125,7 @@ def disk_of(place: Path) -> Path:
 
 @contextmanager
 def _read_ahead(disk: Path) -> Iterator[None]:
-    """Limit the kernel's readahead to that of a small box; restore it afterward."""
+    """Limit the kernel's read-ahead to that of a small device; restore it afterward."""
     setting = disk / "queue" / "read_ahead_kb"
     before = setting.read_text()
     setting.write_text(f"{READ_AHEAD_KB}\n")
@@ -137,7 +137,7 @@ def _read_ahead(disk: Path) -> Iterator[None]:
 
 @contextmanager
 def _group(disks: Sequence[Path], rate: int) -> Iterator[None]:
-    """Put this process into a group of its own inside the `with` block."""
+    """Put this process into its own group inside the `with` block."""
     root, second = find_controller(MOUNTS.read_text())
     home = root / _membership(second=second).lstrip("/")
     group = root / f"{GROUP}-{os.getpid()}"
@@ -161,7 +161,7 @@ def _group(disks: Sequence[Path], rate: int) -> Iterator[None]:
 
 
 def find_controller(mounts: str) -> tuple[Path, bool]:
-    """Find the hierarchy in mountinfo that limits disks, and whether it is of version 2."""
+    """Return the hierarchy in mountinfo that limits disks, and whether it is version 2."""
     found: dict[bool, Path] = {}
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")

@@ -1,7 +1,7 @@
 """`edge-agent bench cold-start`: from the exec of a process to its first correct result over MQTT.
 
-The agent beside what plain scripts get, fresh processes every time. This process times and imports
-nothing large: what it had mapped, the timed ones would not have to read.
+The agent is compared with plain scripts, in new processes every time. This process does the timing
+and imports nothing large: files that it maps would not have to be read by the timed ones.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from .starts import (
 
 TRUTH = f"{__package__}.truth"
 PATIENCE_SECONDS = 300.0
-"""For a first result; a slow disk takes its time over the libraries."""
+"""Time limit for a first result; a slow disk takes long to read the libraries."""
 PREPARE_SECONDS = 180.0
 """Time for the agent to prepare its models, before anything is timed."""
 SAYS_SECONDS = 5.0
-"""For the agent to say where its time went, after its first result."""
+"""Time for the agent to report its steps after its first result."""
 LIBRARY_PLACES = (Path(sys.prefix), Path(sys.base_prefix))
 LIBRARIES = ("onnxruntime", "openvino", "cv2", "numpy")
 WARM_RUNS = 3
-"""Of the best whole-model load, for the floor."""
+"""Runs of the best whole-model load, for the floor."""
 
 
 def measure(
     models: list[str], setup: ColdStartSetup, report_progress: Progress, config: str | None = None
 ) -> list[ColdStartReport]:
-    """Measure each model, given as a folder or as the name of an agent's or generated model."""
+    """Measure each model, given as a folder, or as the name of an agent's or a generated model."""
     if find_mosquitto() is None:
         raise UsageError(
             "bench cold-start needs a broker: install mosquitto (apt install mosquitto)"
@@ -67,7 +67,7 @@ def measure(
     ):
         if setup.disk_mbps is not None:
             with slow_disk([Path(name), *LIBRARY_PLACES], setup.disk_mbps * 1e6):
-                pass  # what cannot be is said before minutes have passed
+                pass  # so that errors are reported before minutes have passed
         found = child.call(TRUTH, "look", models=models, place=name, config=config)
         filters = [f"{DEVICE}/#", f"edge/{DEVICE}/result/#", f"edge/{DEVICE}/model/#"]
         settings = Broker(url=loopback.url, protocol=loopback.protocol)
@@ -96,12 +96,12 @@ class _Bench:
         self._progress = report_progress
         self._place = Path(model["place"])
         self._sessions: set[str] = set()
-        """Sessions of agents that have ended, whose messages may still be on their way."""
+        """Sessions of agents that have ended, whose messages may still arrive."""
         self._says_steps = True
         self._told = False
 
     def measure(self, ways: Sequence[Start]) -> ColdStartReport:
-        """Prepare, run all rounds, check all answers."""
+        """Prepare, run all rounds, and check all answers."""
         report = self._prepare(ways)
         turns = {start.variant: partial(self._timed, start) for start in ways}
         with self._disk():
@@ -118,7 +118,7 @@ class _Bench:
         """Run everything once untimed, and measure the lower bounds of a load."""
         prepared: str | None = "none is wanted"
         state: Path | None = None
-        for start in ways:  # the agent last: what the scripts tell of the model comes sooner
+        for start in ways:  # the agent last: scripts report problems of the model sooner
             self._progress(f"{self._id}: preparing {start.variant}")
             start.ready()
             if start.place is not None and start.variant != KINDS["first"]:
@@ -142,9 +142,9 @@ class _Bench:
         )
 
     def _let_prepare(self, start: Start) -> str | None:
-        """Run the agent until it reports the state of the prepared form; return that.
+        """Run the agent until it reports the state of the prepared form, and return it.
 
-        "ready", or "no: " and why; None where it does not say in time.
+        "ready", or "no: " and why; None if it does not report in time.
         """
         topic = f"edge/{DEVICE}/model/{self._model['name']}"
         said: str | None = None
@@ -187,7 +187,7 @@ class _Bench:
         return running(f"{self._id}: {start.variant}", start.command, self._client, start.cwd)
 
     def _first_result(self, program: Program, start: Start) -> tuple[dict[str, Any], float]:
-        """Wait for a result; return it, and when it was here."""
+        """Wait for a result; return it, and when it arrived."""
         for heard in program.heard(PATIENCE_SECONDS):
             ended = time.monotonic()
             if heard.topic == start.topic:
@@ -197,12 +197,12 @@ class _Bench:
         raise AgentError(f"{program.name} gave no result: {program.last_words()}")
 
     def _cold_start(self, program: Program) -> dict[str, float] | None:
-        """Return where the agent's time went, or None if it does not say."""
+        """Return the times of the agent's steps, or None if it does not report them."""
         for heard in program.heard(SAYS_SECONDS) if self._says_steps else ():
             steps = (heard.body or {}).get("cold_start") if "/model/" in heard.topic else None
             if steps is not None and not heard.retained:
                 return dict(steps)
-        self._says_steps = False  # not waited for again and again
+        self._says_steps = False  # so that it is not waited for again
         return None
 
     def _disk(self) -> AbstractContextManager[None]:
@@ -213,7 +213,7 @@ class _Bench:
         return slow_disk([*places, *LIBRARY_PLACES], rate * 1e6)
 
     def _evict(self) -> None:
-        """Evict files that are to be cold; report once which processes hold libraries in memory."""
+        """Evict files that must be cold; report once which processes keep libraries in memory."""
         if self._setup.cold == "model":
             evict([Path(self._model["folder"]), self._place])
         elif self._setup.cold == "everything":
@@ -226,7 +226,7 @@ class _Bench:
             drop_all()
 
     def _check(self, runs: Sequence[Run]) -> None:
-        """Check that every answer is right."""
+        """Check that every answer is correct."""
         claims = [run.claim for run in runs if run.claim["variant"] != NONE]
         if not claims:
             return

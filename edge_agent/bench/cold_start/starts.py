@@ -1,4 +1,4 @@
-"""The ways to a first result that are compared: how each is started, and its cost."""
+"""The compared ways to a first result: how each is started, and its cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parents[1] / "common" / "start_script.py"
 RESULTS = f"edge/{DEVICE}/result/clip"
 AGENT = "agent"
 STATE = "state"
-"""Folder of the agent's state, in its place."""
+"""Name of the agent's state folder, in its place."""
 NONE, ORT, BEST = "none", "ort", "best"
 SCRIPTS = (NONE, ORT, "openvino", "openvino-cache", BEST)
 KINDS: Mapping[str, str] = {
@@ -31,21 +31,21 @@ KINDS: Mapping[str, str] = {
     "reinstalled": f"{AGENT}-reinstalled",
     "prepared": AGENT,
 }
-"""Kinds of starts of the agent, and the variant that each is."""
+"""The variant for each kind of start of the agent."""
 VARIANTS = (*SCRIPTS, *KINDS.values())
 SCRIPT_STEPS = ("python", "imports", "model", "clip", "infer", "publish")
 WHOLE = "first_publish"
-"""The agent's step that is no part: from exec to the first result, as it saw it itself."""
+"""The agent's entry that is the whole, not a part: from exec to the first result, by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A way to a first result, ready to be gone again and again."""
+    """A way to a first result, which can be started repeatedly."""
 
     variant: str
     command: list[str]
     topic: str
-    """Of its results."""
+    """Topic of its results."""
     place: Path | None = None
     """The agent's own folder, or None if it is a script."""
     ready: Callable[[], None] = lambda: None
@@ -56,9 +56,10 @@ class Start:
 def starts(
     model: Mapping[str, Any], clip: Path, loopback: Loopback, kinds: Sequence[str]
 ) -> list[Start]:
-    """Prepare all variants for a model, as `truth.look` gives it.
+    """Prepare all variants for a model, as returned by `truth.look`.
 
-    What each needs is written below the model's place; *kinds* are those of the agent's starts.
+    The files that each needs are written below the model's place; *kinds* are kinds of the agent's
+    starts.
     """
     place = Path(model["place"])
     made = []
@@ -121,7 +122,7 @@ def _copy_program(place: Path) -> None:
 
 
 def script_steps(marks: Mapping[str, float], begun: float, ended: float) -> dict[str, float]:
-    """Return the duration of each of a script's steps, ms, in order; they add up to the whole."""
+    """Return the duration of each step of a script in ms, in order; they add up to the whole."""
     times = {step: marks[step] for step in SCRIPT_STEPS if step in marks} | {"publish": ended}
     steps, before = {}, begun
     for step, at in times.items():
@@ -139,9 +140,9 @@ class ColdStartSetup:
     cold: Cold
     """The files that are not in memory when a process starts."""
     disk_mbps: float | None
-    """A limit on reading, MB a second; None: the disk's own rate."""
+    """A limit on reading, in MB per second; None: the disk's own rate."""
     kinds: tuple[str, ...] = ("prepared",)
-    """Of starts of the agent, in the order of `KINDS`."""
+    """Kinds of starts of the agent, in the order of `KINDS`."""
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -150,7 +151,7 @@ class ColdStartSetup:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One start: its first result, and the time until that arrived, ms."""
+    """One start: its first result, and the time until that arrived, in ms."""
 
     ms: float
     steps: dict[str, float]
@@ -165,14 +166,14 @@ class ColdStartReport:
     size: int
     setup: ColdStartSetup
     prepared: str | None
-    """The agent's report of the model's prepared form before timing: "ready", or why there is
-    none; None: nothing."""
+    """The agent's report on the model's prepared form before timing: "ready", or why there is none;
+    None: it did not report."""
     device: float
-    """Bytes a second at which the model can be read."""
+    """Bytes per second at which the model can be read."""
     preparation: float
-    """Of the weights, on one core; ms."""
+    """Time to prepare the weights on one core, ms."""
     compute: float
-    """The first inference, ms."""
+    """Time of the first inference, ms."""
     runs: dict[str, list[Run]] = field(init=False)
     others: list[float] = field(default_factory=list)
 
@@ -181,7 +182,7 @@ class ColdStartReport:
 
     @property
     def title(self) -> str:
-        """A title for the measurement, in a line."""
+        """A one-line title for the measurement."""
         where = {
             "nothing": "all in memory",
             "model": "the model not in memory",
@@ -192,20 +193,20 @@ class ColdStartReport:
         return f"{self.model}, {self.size / 1e6:.1f} MB, {where}{limit}, {self.setup.runs} rounds"
 
     def taken(self, variant: str) -> list[float]:
-        """Return the time of each run of a variant, ms."""
+        """Return the time of each run of a variant in ms."""
         return [run.ms for run in self.runs[variant]]
 
     def median(self, variant: str) -> float:
-        """Return a variant's median, ms."""
+        """Return a variant's median in ms."""
         return statistics.median(self.taken(variant))
 
     def middle(self, variant: str) -> Run:
-        """Return the run that is nearest to a variant's median."""
+        """Return the run nearest to a variant's median."""
         median = self.median(variant)
         return min(self.runs[variant], key=lambda run: abs(run.ms - median))
 
     def load(self, variant: str) -> float:
-        """Return a variant's median beyond that of a script with no model, ms."""
+        """Return a variant's median minus that of a script without a model, in ms."""
         return self.median(variant) - self.median(NONE)
 
     def ratio(self, variant: str) -> float | None:
@@ -219,11 +220,11 @@ class ColdStartReport:
 
     @property
     def noise(self) -> float:
-        """Milliseconds by which one start differs from the next with no model: the device's."""
+        """Milliseconds by which starts without a model differ: the device's own variation."""
         return max(self.taken(NONE)) - min(self.taken(NONE))
 
     def steps(self, variant: str) -> dict[str, float]:
-        """Return the median of each step, ms, in order."""
+        """Return the median of each step in ms, in order."""
         names = list(dict.fromkeys(step for run in self.runs[variant] for step in run.steps))
         return {
             name: statistics.median(

@@ -1,7 +1,7 @@
 """Facts about a model for `bench cold-start`, and checks whether published results are true.
 
-The truth of a frame is computed by ONNX Runtime with no optimizer, with the plain script's own
-steps around it. Loads engines, so it runs in a process of its own (`child`).
+The truth for a frame is computed by ONNX Runtime without optimization, with the plain script's own
+steps around it. Loads engines, so it runs in a separate process (`child`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..common.recipe import recipe
 from ..common.start_script import CLASSIFIERS, DETECTORS, detect, prepare
 
 LEEWAY = 0.1
-"""Engines round differently: a class that comes this near to the best, as a share of how far the
-best is above the average, may be named in its place; a box whose score is this near to the
-threshold may be there or not."""
+"""Engines round differently: a class this close to the best, as a share of how far the best is
+above the average, may be reported in its place; a box whose score is this close to the threshold
+may be reported or not."""
 
 Box = tuple[str, float, list[float]]
 """Label, score, x1, y1, x2, y2 in pixels of the frame."""
@@ -36,8 +36,8 @@ Box = tuple[str, float, list[float]]
 def check(model: dict[str, Any], clip: str, claims: list[dict[str, Any]]) -> list[str]:
     """Compare published results with the truth; return a line for each that is wrong.
 
-    *model* is as `look` gives it; *claims* are results of the agent and of the plain
-    script, each with its `variant` and `seq`.
+    *model* is as returned by `look`; *claims* are results of the agent and of the plain script,
+    each with its `variant` and `seq`.
     """
     import onnxruntime as ort
 
@@ -63,7 +63,7 @@ def check(model: dict[str, Any], clip: str, claims: list[dict[str, Any]]) -> lis
 
 
 def frames(clip: str, wanted: Collection[int]) -> Iterator[tuple[int, Array]]:
-    """Yield some frames (height, width, 3) of a clip that repeats forever, by their number."""
+    """Yield wanted frames (height, width, 3) of an endlessly repeated clip, with their numbers."""
     for number, frame in enumerate(_endless(clip)):
         if number in wanted:
             yield number, frame
@@ -85,7 +85,7 @@ def _endless(clip: str) -> Iterator[Array]:
 
 
 def _check_class(model: dict[str, Any], output: Array, claim: dict[str, Any]) -> str | None:
-    """Compare the best class."""
+    """Return how the claimed best class is wrong, or None."""
     scores = output.reshape(-1).astype(np.float32)
     best = float(scores.max())
     near = scores >= best - LEEWAY * (best - float(scores.mean()))
@@ -101,7 +101,7 @@ def _check_class(model: dict[str, Any], output: Array, claim: dict[str, Any]) ->
 
 
 def _chance(model: dict[str, Any], scores: Array) -> float:
-    """Return the score of the best class as results carry it."""
+    """Return the score of the best class as it appears in results."""
     if model["how"]["decoder"] == "softmax":
         return float(scores.max())
     return float(1 / np.exp(scores - scores.max()).sum())
@@ -117,9 +117,9 @@ def compare(true: Sequence[Box], said: Sequence[Box], threshold: float) -> str |
     """Compare boxes; return the first difference, or None.
 
     Args:
-        true: the true boxes, of scores down to `LEEWAY` below the threshold.
+        true: the true boxes, with scores down to `LEEWAY` below the threshold.
         said: the published boxes.
-        threshold: least score of boxes to be published.
+        threshold: least score of published boxes.
     """
     missing, extra, _ = unmatched(_detections(true), _detections(said), threshold + LEEWAY)
     wrong = [(true[place], "is missing") for place in missing]
@@ -139,7 +139,7 @@ def _detections(boxes: Sequence[Box]) -> Detections:
 
 
 def _label(model: dict[str, Any], number: int) -> str:
-    """Name a class as the agent does."""
+    """Return a class's name as in the agent."""
     labels: list[str] = model["labels"]
     place = number - model["first"]
     return labels[place] if 0 <= place < len(labels) else str(number)
@@ -160,9 +160,9 @@ def look(models: list[str], place: str, config: str | None = None) -> list[dict[
     """Find or make each model, and its prepared form, below *place*.
 
     Returns:
-        Of each: id, name, folder, network, the best form's network, the place for what belongs to
-        it, bytes, the largest file, how the plain script is to use it, labels and the number of
-        the class that the first of them names.
+        For each: id, name, folder, network, the best form's network, the place for its files,
+        bytes, the largest file, how the plain script uses it, labels, and the number of the class
+        named by the first label.
     """
     folders = [load(path) for path in find_models(models, config, _progress)]
     looked = [(folder, _facts(folder)) for folder in folders]
@@ -193,7 +193,7 @@ def _prepared(folder: ModelFolder, facts: NetworkFacts, place: Path) -> dict[str
 
 
 def _progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the user of the command
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the command's user
 
 
 def _facts(folder: ModelFolder) -> NetworkFacts:
@@ -222,7 +222,7 @@ def _facts(folder: ModelFolder) -> NetworkFacts:
 
 
 def _first_label(folder: ModelFolder, facts: NetworkFacts) -> int:
-    """Return the number of the class that the first label names."""
+    """Return the number of the class named by the first label."""
     if folder.manifest.decoder == "ultraface" and folder.labels:
         classes = [output.shape[2] for output in facts.outputs if output.shape[2] != 4]
         return 1 if classes == [len(folder.labels) + 1] else 0
@@ -230,9 +230,9 @@ def _first_label(folder: ModelFolder, facts: NetworkFacts) -> int:
 
 
 def _optimize(network: Path, made: Path) -> None:
-    """Write the whole model as ONNX Runtime has it once all its optimizers have run.
+    """Write the whole model as optimized by all of ONNX Runtime's optimizers.
 
-    The weights go into a file of their own, which a session maps.
+    The weights go to a separate file, which a session maps.
     """
     import onnxruntime as ort
 

@@ -1,1 +1,1 @@
-"""Code that the benchmarks share."""
+"""Code shared by the benchmarks."""

@@ -1,8 +1,8 @@
-"""Calls a function of the benchmark in a process of its own.
+"""Calls a function of the benchmark in a separate process.
 
-While cold starts are timed, the benchmark's process must not hold the libraries that the timed
-ones load: what is mapped anywhere is not read from the disk again. The child prints lines for
-people on stderr.
+While cold starts are timed, the benchmark's process must not map the libraries that the timed ones
+load: files that are mapped anywhere are not read from the disk again. The child prints messages for
+the user on stderr.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The models that are measured: folders, an agent's, or of random weights, kept in a cache."""
+"""The models that are measured: folders, an agent's, or random ones, kept in a cache."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .report import cache_folder
 def find_model(
     text: str, report_progress: Callable[[str], None], catalog: Catalog | None = None
 ) -> Path:
-    """Find the folder of a model that a user names: a folder, "face", "face@3" or one of `NAMES`.
+    """Find the folder of a model named by the user: a folder, "face", "face@3" or one of `NAMES`.
 
-    *library* is the agent's, whose live versions count; None: only bundled models do.
+    *catalog* is the agent's, whose live versions count; None: only bundled models do.
     """
     if text and (Path(text) / MANIFEST).is_file():
         return Path(text)
@@ -41,24 +41,24 @@ def find_model(
 def find_models(
     names: Sequence[str], config: str | None, report_progress: Callable[[str], None]
 ) -> list[Path]:
-    """Find the folder of each: one named, a model of the agent's ("face@3"), or a generated one.
+    """Find the folder for each name: a folder, an agent's model ("face@3"), or a generated one.
 
     *config* is the settings file; None: the one in its usual place, if it exists.
     """
     file = find_file(config)
     if config is not None and file is not None:
-        load(file)  # who names settings is told what is wrong with them, needed or not
+        load(file)  # errors in named settings are reported even if they are not needed
     named = any(not (name and (Path(name) / MANIFEST).is_file()) for name in names)
     known = _catalog(file, config) if named else None
     return [find_model(name, report_progress, known) for name in names]
 
 
 def _catalog(file: Path | None, config: str | None) -> Catalog | None:
-    """Open the models of the agent with these settings, or return None if they cannot be seen."""
+    """Open the catalog of the agent with these settings, or return None if it is not accessible."""
     from ...serving.loader import open_library, open_store
 
     if file is None or (config is None and not os.access(file, os.R_OK)):
-        return None  # the service's own, for it and root alone
+        return None  # only the service and root may read it
     settings = load(file)
     if config is None and not os.access(settings.state, os.W_OK):
         return None  # likewise

@@ -1,7 +1,7 @@
-"""Programs that are measured, seen from outside as a user sees them.
+"""Programs that are measured, observed from outside as a user would.
 
-The agent and the scripts that it is measured against are all judged alike: by what a subscriber
-counts between two moments, and by the processor time that the kernel says they took in between.
+The agent and the scripts that it is compared with are all judged in the same way: by what a
+subscriber counts between two moments, and by the processor time that the kernel reports for it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ...mqtt.loopback import Loopback
 from ...mqtt.one_shot import OneShotClient
 
 START_SECONDS = 60.0
-"""For the first result of every pipeline."""
+"""Time limit for the first result of every pipeline."""
 SETTLE_SECONDS = 2.0
-"""Without a change of engine and with no form being prepared: what runs now is what stays."""
+"""Time without a change of engine, and with no form being prepared, after which it is stable."""
 PREPARE_SECONDS = 180.0
 END_SECONDS = 20.0
 POLL_SECONDS = 0.25
@@ -46,9 +46,9 @@ class Window:
 
     seconds: float
     cpu_seconds: float
-    """Of the program and its children."""
+    """Processor time of the program and its children."""
     results: tuple[tuple[str, bytes], ...]
-    """Topic and payload of each."""
+    """Topic and payload of each result."""
 
     @property
     def fps(self) -> float:
@@ -56,11 +56,11 @@ class Window:
 
     @property
     def cpu_ms(self) -> float:
-        """Processor time of a result, ms; of 1,000, seconds."""
+        """Processor time per result in ms, which is also seconds per 1,000 results."""
         return 1e3 * self.cpu_seconds / max(1, len(self.results))
 
     def of(self, *keys: str) -> list[Any]:
-        """Look up a value in each result, key by key."""
+        """Return the value at a path of keys from each result."""
         found = []
         for _, payload in self.results:
             value = json.loads(payload)
@@ -71,7 +71,7 @@ class Window:
 
 
 class Program:
-    """A program that is running, and the subscriber that hears its results."""
+    """A running program, and the subscriber to its results."""
 
     def __init__(
         self, name: str, process: subprocess.Popen[bytes], client: OneShotClient, output: IO[bytes]
@@ -79,16 +79,16 @@ class Program:
         self.name = name
         self.process = process
         self.begun = 0.0
-        """By the monotonic clock."""
+        """When it began, monotonic time."""
         self.engine: str | None = None
-        """That the latest result looked at has named."""
+        """The engine named in the last result that was checked."""
         self.prepared: str | None = None
-        """The agent's report of the prepared form."""
+        """The agent's report on the prepared form."""
         self._client = client
         self._output = output
 
     def heard(self, seconds: float) -> Iterator[ReceivedMessage]:
-        """Yield the messages that arrive within this many seconds."""
+        """Yield messages that arrive within *seconds*."""
         deadline = time.perf_counter() + seconds
         while (left := deadline - time.perf_counter()) > 0:
             heard = self._client.next(timeout=min(left, POLL_SECONDS))
@@ -104,7 +104,7 @@ class Program:
             raise AgentError(f"{ended}: {self.last_words()}")
 
     def last_words(self) -> str:
-        """Return the last line that it has written."""
+        """Return the last line of its output."""
         handle = self._output.fileno()
         written = os.pread(handle, os.fstat(handle).st_size, 0)
         return last_line(written) or "it said nothing"
@@ -126,7 +126,7 @@ class Program:
     ) -> None:
         """Wait until the engine is stable for *quiet* seconds, and no form is being prepared.
 
-        *ask* gives an agent without pipelines something to compare its form on.
+        *ask* gives an agent without pipelines inputs on which to compare its form.
         """
         since = begun = time.perf_counter()
         while time.perf_counter() - begun < PREPARE_SECONDS:
@@ -160,36 +160,36 @@ class Program:
     def watch(self, seconds: float) -> Window:
         """Count the results that come from now on."""
         for _ in self.heard(0.001):
-            pass  # what has been waiting since before
+            pass  # messages that were already waiting
         taken, start = self.cpu_seconds(), time.perf_counter()
-        # Nothing is read into what comes before all of it has come.
+        # Messages are not parsed before all of them have come.
         came = [(h.topic, h.payload) for h in self.heard(seconds)]
         spent, took = self.cpu_seconds() - taken, time.perf_counter() - start
         return Window(took, spent, tuple(each for each in came if "/result/" in each[0]))
 
     def cpu_seconds(self) -> float:
-        """Return the processor time that it and all it has started have taken, seconds."""
+        """Return the processor time of it and all its children, in seconds."""
         total, root = 0.0, psutil.Process(self.process.pid)
         for one in (root, *root.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):  # ended meanwhile
-                total += sum(one.cpu_times()[:4])  # its own, and that of children that have ended
+                total += sum(one.cpu_times()[:4])  # its own, and that of ended children
         return total
 
     def resident_mb(self) -> float:
-        """Return its resident memory, MB."""
+        """Return its resident memory in MB."""
         return float(psutil.Process(self.process.pid).memory_info().rss) / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A pipeline of the agent that is measured."""
+    """A pipeline of the measured agent."""
 
     source: str
     rate: float | None = None
     share: bool = True
 
     def table(self, name: str, model: str) -> str:
-        """Write it as the settings have it."""
+        """Return it as a table of the settings."""
         rate = "" if self.rate is None else f"rate = {self.rate}\n"
         return (
             f'[[pipelines]]\nname = "{name}"\nsource = {json.dumps(self.source)}\n'
@@ -198,7 +198,7 @@ class Line:
 
 
 def endless(clip: Path, pace: str = "max") -> str:
-    """Write a clip as a source that never ends."""
+    """Return a source that repeats a clip forever."""
     return f"file:{quote(str(clip.resolve()))}?loop=1&pace={pace}"
 
 
@@ -207,15 +207,15 @@ def agent_command(
 ) -> list[str]:
     """Write an agent's settings; return the command that runs it.
 
-    *place* keeps settings and state from run to run, so that forms are prepared once; *tables* are
-    those of the settings that are not the same for all, *model* is a folder that it knows.
+    *place* keeps settings and state from run to run, so that forms are prepared only once; *tables*
+    are the settings that differ between agents; *model* is a folder to make available to it.
     """
     place.mkdir(parents=True, exist_ok=True)
     text = (
         f'device_id = "{device}"\nstate_dir = "state"\nmodels_dirs = ["models"]\n'
         f'[broker]\nurl = "{loopback.url}"\nprotocol = {loopback.protocol}\n{tables}'
     )
-    # Not touched where they are the same: the next start is then one from the plan of the last.
+    # Not written if they are unchanged, so that the next start uses the plan of the last.
     settings, library = place / "edge-agent.toml", place / "models"
     if not settings.exists() or settings.read_text() != text:
         settings.write_text(text)
@@ -229,7 +229,7 @@ def agent_command(
 def agent(
     model: Path, lines: Sequence[Line], loopback: Loopback, place: Path, device: str = DEVICE
 ) -> Iterator[Program]:
-    """Run the daemon, one pipeline for each line, all through one model."""
+    """Run the daemon with one pipeline per line, all through one model."""
     name = load(model).manifest.name
     tables = "".join(line.table(f"p{number}", name) for number, line in enumerate(lines))
     command = agent_command(place, loopback, tables, model, device)
@@ -244,9 +244,9 @@ def agent(
 def script(
     module: str, arguments: Sequence[object], loopback: Loopback, count: int = 1
 ) -> Iterator[Program]:
-    """Run a script that plays for ever, with the broker's port and a topic behind its arguments.
+    """Run a script that plays forever, with the broker's port and a topic after its arguments.
 
-    It publishes on *count* topics: this one with a number at the end, from 0.
+    It publishes on *count* topics: that topic with a number from 0 appended.
     """
     name = module.rpartition(".")[2]
     topic = f"{name}/result/p"
@@ -260,11 +260,11 @@ def script(
 def playing(
     name: str, command: list[str], filters: list[str], loopback: Loopback
 ) -> Iterator[Program]:
-    """Run a program with a subscriber of its own; nothing that it left retained stays."""
+    """Run a program with its own subscriber, and clear its retained messages afterward."""
     with OneShotClient(Broker(url=loopback.url, protocol=loopback.protocol), filters) as client:
         with running(name, command, client) as program:
             yield program
-        # What it has left retained is not to be taken for the next one's.
+        # Its retained messages must not be mistaken for the next program's.
         for heard in iter(lambda: client.next(timeout=0.05), None):
             if heard.retained or "/model/" in heard.topic:
                 client.publish(heard.topic, b"", retain=True)
@@ -276,7 +276,7 @@ def running(
 ) -> Iterator[Program]:
     """Run a program inside the `with` block, then end it; its output is kept for errors."""
     with TemporaryFile() as output:
-        # An installed program is compiled; one in a checkout would be at every start.
+        # An installed program is compiled; in a checkout, it would be compiled at every start.
         env = {key: text for key, text in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         begun = time.monotonic()
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A manifest as the options of the plain scripts."""
+"""Converts a manifest to options of the plain scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...models.manifest import ModelFolder
 
 
 def recipe(folder: ModelFolder, given: TensorSpec) -> dict[str, Any]:
-    """Return how a plain script uses a model: arguments of `start_script.prepare` and `detect`."""
+    """Return how a plain script uses a model: arguments for `start_script.prepare` and `detect`."""
     wanted = folder.manifest.input
     layout = wanted.layout or "nchw"
     height, width = given.shape[2:] if layout == "nchw" else given.shape[1:3]

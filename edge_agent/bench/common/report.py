@@ -1,4 +1,4 @@
-"""The common parts of all benchmarks: turns in rounds, a look at the device, medians, spread."""
+"""What all benchmarks share: turns in rounds, the load of the device, medians, spread."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ...core.errors import UsageError
 
 LOOK_SECONDS = 0.2
 IDLE_PERCENT = 5.0
-"""Of the processors; what others use beyond disturbs the figures."""
+"""Percentage of the processors that other programs may use without disturbing the figures."""
 
 Progress = Callable[[str], None]
-"""Takes a line about how far it is."""
+"""Takes a line about the progress."""
 T = TypeVar("T")
 
 
 def rounds(
     count: int, turns: Mapping[str, Callable[[], T]], others: list[float]
 ) -> Iterator[dict[str, T]]:
-    """Run each turn in every round, each time behind another one; yield their results by name.
+    """Run each turn in every round, in a rotating order; yield their results by name.
 
-    A disturbance of the device affects all of a round alike. *others* gets the load on the
-    processors before each turn, when nothing of the benchmark runs.
+    A disturbance of the device affects all turns of a round equally. The processors' load before
+    each turn, when nothing of the benchmark runs, is appended to *others*.
     """
     names = list(turns)
     for number in range(count):
@@ -40,7 +40,7 @@ def rounds(
 
 
 def spread(values: Iterable[float], digits: int = 4) -> dict[str, float]:
-    """Return the least, the median and the most."""
+    """Return the minimum, the median, and the maximum."""
     ordered = sorted(values)
     found = {"min": ordered[0], "median": statistics.median(ordered), "max": ordered[-1]}
     return {name: round(value, digits) for name, value in found.items()}
@@ -55,20 +55,20 @@ def medians(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def p99(values: Sequence[float]) -> float:
     """Return the 99th percentile."""
-    from ...mqtt import payloads  # not above: it brings NumPy, which starts that are timed read
+    from ...mqtt import payloads  # not above: it imports NumPy, which timed starts must read
 
     return payloads.percentiles(list(values))["p99"]
 
 
 def cores() -> int:
-    """Count the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def cache_folder() -> Path:
-    """Return the cache folder (XDG Base Directory Specification), creating it where needed.
+    """Return the cache folder (XDG Base Directory Specification), creating it if necessary.
 
-    It is on a disk, unlike /tmp on many systems: reading from it is what is measured.
+    It is on a disk, unlike /tmp on many systems, because reading from it is measured.
     """
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:

@@ -1,9 +1,9 @@
-"""The script that anyone would write first, up to its first result: the yardstick of a start.
+"""The script that anyone would write first, up to its first result: the reference for starts.
 
-One step after the other: import, open the model, open the clip, read a frame, infer, connect,
-publish. Run by its path, with nothing of the agent: `start_script.py ENGINE SETTINGS.json`, where
-ENGINE is none, ort, best or openvino. It publishes when each step was done, by the clock that all
-processes of a machine share.
+One step after another: import, open the model, open the clip, read a frame, infer, connect,
+publish. Run by its path, without the agent's code: `start_script.py ENGINE SETTINGS.json`, where
+ENGINE is none, ort, best or openvino. It publishes when each step was done, by the clock shared by
+all processes on a machine.
 """
 
 # ruff: noqa: E402 - the clock is read before the imports, which are part of what it measures
@@ -38,10 +38,10 @@ Way = tuple[float, float, float, float]
 
 
 def prepare(frame: Any, how: dict[str, Any]) -> tuple[Any, Way]:
-    """Resize, convert, normalize, transpose: the usual lines.
+    """Resize, convert, normalize, and transpose with the usual lines.
 
     Returns:
-        The input tensor, and the way there.
+        The input tensor, and how the frame is mapped to it.
     """
     width, height = how["width"], how["height"]
     rows, columns = frame.shape[:2]
@@ -76,8 +76,8 @@ def prepare(frame: Any, how: dict[str, Any]) -> tuple[Any, Way]:
         frame = frame.transpose(2, 0, 1)
     if how["type"] == "uint8":
         return np.ascontiguousarray(frame[None]), way
-    # Of the usual ways the fastest: planes first, and what is done to floats in place. Colors
-    # side by side, with a mean for each, take three times as long.
+    # The fastest of the usual ways: planes first, and floats changed in place. Interleaved colors,
+    # with a mean for each, take three times as long.
     tensor = frame.astype(np.float32, order="C")
     tensor -= _for_each(how["mean"], planes)
     tensor *= 1 / _for_each(how["scale"], planes)
@@ -85,7 +85,7 @@ def prepare(frame: Any, how: dict[str, Any]) -> tuple[Any, Way]:
 
 
 def _for_each(values: list[float], planes: bool) -> Any:
-    """Shape a number for each color as the picture is; one is enough where all are alike."""
+    """Shape numbers per color to fit the picture; one number is enough if all are equal."""
     numbers = np.array(values, np.float32)
     if (numbers == numbers[0]).all():
         return numbers[0]
@@ -93,7 +93,7 @@ def _for_each(values: list[float], planes: bool) -> Any:
 
 
 def classify(outputs: list[Any], how: dict[str, Any]) -> tuple[int, float]:
-    """Find the class with the highest score."""
+    """Return the class with the highest score, and the score."""
     scores = outputs[0].reshape(-1).astype(np.float32)
     if how["decoder"] == "logits":
         scores = np.exp(scores - scores.max())
@@ -179,7 +179,7 @@ def _onnxruntime(how: dict[str, Any]) -> Callable[[Any], list[Any]]:
 
 
 def _openvino(how: dict[str, Any]) -> Callable[[Any], list[Any]]:
-    # It else sends word of its use, in a process of its own that would be timed, too.
+    # Otherwise it sends telemetry, in a separate process that would be timed, too.
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     import openvino as ov
 
@@ -192,7 +192,7 @@ def _openvino(how: dict[str, Any]) -> Callable[[Any], list[Any]]:
 
 
 def _none(_how: dict[str, Any]) -> Callable[[Any], list[Any]]:
-    import onnxruntime  # noqa: F401 - as a script with a model would
+    import onnxruntime  # noqa: F401 - as in a script with a model
 
     mark("imports")
     return lambda _tensor: []

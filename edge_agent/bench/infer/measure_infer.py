@@ -1,6 +1,6 @@
-"""`edge-agent bench infer`: answers on demand over HTTP and MQTT, beside a plain server.
+"""`edge-agent bench infer`: answers on demand over HTTP and MQTT, compared with a plain server.
 
-Both are asked about the same picture, by callers that wait for each answer before they ask again.
+Both are asked about the same picture, by callers that wait for each answer before asking again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ PLAIN, AGENT, MQTT = "plain", "agent", "agent over MQTT"
 CALLERS = (1, 8)
 FIGURES = ("requests_s", "p50_ms", "p99_ms", "cpu_ms")
 ASK_SECONDS = 0.05
-"""Of questions between two looks at whether the agent is settled."""
+"""How long questions are asked between two checks whether the agent is stable."""
 WARM_SECONDS = 1.0
 PREPARE_ASKS = 2
 NEEDED = ("starlette", "uvicorn", "httptools")
-"""The extra `http`."""
+"""Libraries of the extra `http`."""
 
 Asked = tuple[list[float], float]
-"""The time of each request, ms, and the answers a second."""
+"""The time of each request in ms, and the answers per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class InferSetup:
 
     runs: int
     seconds: float
-    """That each way is asked by each number of callers in a round."""
+    """How long each way is asked by each number of callers in a round."""
     picture: Path | None
-    """That is asked about; None: a frame of the bundled clip."""
+    """The picture asked about; None: a frame of the bundled clip."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class InferReport:
     setup: InferSetup
     picture: str
     body: bytes = field(repr=False)
-    """Of the picture."""
+    """Bytes of the picture."""
     engine: str = ""
     loads: dict[tuple[str, int], list[dict[str, float]]] = field(default_factory=dict)
     """`FIGURES` by way and callers, round by round."""
@@ -129,7 +129,7 @@ def measure(models: list[Path], setup: InferSetup, report_progress: Progress) ->
 
 
 class _Servers:
-    """The servers of one model, and the questions for them."""
+    """The servers for one model, and the questions to them."""
 
     def __init__(
         self, folder: ModelFolder, place: Path, loopback: Loopback, report: InferReport
@@ -156,8 +156,8 @@ class _Servers:
             self._load(MQTT, program, self._over_mqtt)
 
     def prepare(self) -> None:
-        """Have the agent prepare the model's form and choose its engine, which takes questions."""
-        for _ in range(2):  # what the form serves best is found out at the first start from it
+        """Have the agent prepare the model's form and choose its engine, which needs questions."""
+        for _ in range(2):  # whether the form is best is only known after a start from it
             with self._running() as program:
                 for _ in range(PREPARE_ASKS):
                     self._over_http(1, WARM_SECONDS)
@@ -176,7 +176,7 @@ class _Servers:
             yield program
 
     def _wait(self, program: Program) -> str:
-        """Ask until there is an answer; return the engine that it names."""
+        """Ask until there is an answer; return the engine named in it."""
         deadline, said = monotonic() + START_SECONDS, "nothing listens"
         while monotonic() < deadline:
             program.check()
@@ -213,7 +213,7 @@ class _Servers:
         return response.status, response.read()
 
     def _over_http(self, callers: int, seconds: float) -> Asked:
-        """Ask from a thread for each caller, on a connection of its own."""
+        """Ask from one thread per caller, each on its own connection."""
         took: list[float] = []
         wrong: list[str] = []
         begun = perf_counter()
@@ -240,7 +240,7 @@ class _Servers:
         return took, len(took) / (perf_counter() - begun)
 
     def _over_mqtt(self, callers: int, seconds: float) -> Asked:
-        """Ask over the broker, with a question of each caller under way."""
+        """Ask over the broker, with one question of each caller in progress."""
         took: list[float] = []
         sent: dict[str, float] = {}
         numbers = map(str, itertools.count())

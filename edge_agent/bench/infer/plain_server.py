@@ -1,7 +1,7 @@
 """The server that anyone would write for a model: Starlette, uvicorn, ONNX Runtime.
 
-What FastAPI does with a plain function, without its checks of types: requests go to a pool of
-threads, and each inference has one thread of its own. Run as
+Like FastAPI with a plain function, without its type checks: requests go to a thread pool, and each
+inference uses one thread. Run as
 `python -m edge_agent.bench.infer.plain_server MODEL PORT`.
 """
 
@@ -24,7 +24,7 @@ from ..pipeline.plain import Script
 
 
 def main(model: str, port: str) -> None:
-    """Answer pictures that are posted, until it is terminated."""
+    """Answer posted pictures until terminated."""
     script = Script(model, threads=1)
 
     def answer(body: bytes) -> str:

@@ -1,7 +1,7 @@
-"""The costs of a frame's way in the agent's own code, beside decoding and the engine.
+"""The costs of a frame in the agent's own code, besides decoding and the engine.
 
-That is the board, the order, JSON and publishing (`overhead`), and tracks, zones, lines and rules
-(`following_ms`). Runs in a process of its own (`child`).
+These are the board, the order, JSON, and publishing (`overhead`), and tracks, zones, lines, and
+rules (`following_ms`). Runs in a separate process (`child`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ WARM_UP = 60
 RATE = 30.0
 SIZE = (1920, 1080)
 FEW, MANY = 5, 200
-"""Objects."""
+"""Numbers of objects."""
 SHAPES = 8
-"""Zones, and as many lines."""
+"""Number of zones, and of lines."""
 RULES = 16
 KINDS: tuple[dict[str, Any], ...] = (
     {"when": "enter"},
@@ -66,7 +66,7 @@ def _outcome(found: Detections) -> Outcome:
 
 
 class _Nothing:
-    """A model that costs nothing, which leaves the frame path itself."""
+    """A model that costs nothing, so that only the frame path is measured."""
 
     def __init__(self, found: Detections) -> None:
         self.users = 0
@@ -85,7 +85,7 @@ class _Nothing:
 
 
 def overhead(url: str, protocol: int) -> float:
-    """Measure the median of one lane with nothing else to do, ms a frame."""
+    """Return the median time per frame, in ms, of one lane with nothing else to do."""
     topics = Topics("edge", "bench")
     boxes = np.tile(np.array([10.0, 20.0, 110.0, 220.0], np.float32), (5, 1))
     found = Detections(boxes, np.full(5, 0.9, np.float32), ("thing",) * 5)
@@ -99,7 +99,7 @@ def overhead(url: str, protocol: int) -> float:
         inbox=SimpleQueue(),
     )
     serving = Serving(Arm("bench", None, 1), "picture")
-    servable: Servable = _Nothing(found)  # what the board asks of a model, as the types see it
+    servable: Servable = _Nothing(found)  # for the type checker
     model: Any = servable
     serving.model = model
     identity = Identity("bench", "session", topics, Timeline())
@@ -134,8 +134,8 @@ def following_ms() -> dict[str, float]:
     """Time frames with few and many objects, with 8 zones, 8 lines, and 16 rules, and without any.
 
     Returns:
-        The median of each, in ms per frame. Without rules a pipeline has no rule engine: what
-        remains is the check for it, and the clock.
+        The median of each, in ms per frame. Without rules a pipeline has no rule engine, so that
+        only the check for it, and the clock, are measured.
     """
     figures = {f"{count} objects": _measure(_followed(), count) for count in (FEW, MANY)}
     return {**figures, f"{MANY} objects without any": _measure(PIPELINE(), MANY)}

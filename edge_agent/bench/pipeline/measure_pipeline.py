@@ -1,7 +1,7 @@
-"""`edge-agent bench pipeline`: the whole way from source to broker, beside scripts and the engine.
+"""`edge-agent bench pipeline`: from source to broker, compared with scripts and the bare engine.
 
-The agent measured is the daemon itself in a process of its own, its results counted by a
-subscriber: that is what users get. The scripts are counted in the same way.
+The agent is measured as users get it: the daemon in its own process, with its results counted by a
+subscriber. The scripts are measured in the same way.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .streams import Place, attempt, carried, idle, together
 
 SCRIPTS = __package__
 TRIAL_SHARE = 2
-"""The script pipelined by hand is tried for this part of a turn with each engine."""
+"""The script pipelined by hand is tried with each engine for 1 / `TRIAL_SHARE` of a turn."""
 TRIED_SECONDS = 8.0
-"""Without a change of engine: the preferred engine has been tried by then, and refused."""
+"""Time without a change of engine after which the preferred one has been tried and refused."""
 AHEAD = 4
 """Frames that the script pipelined by hand decodes ahead."""
 
@@ -55,7 +55,7 @@ def measure(
 
 
 def need_playable(clip: Path) -> None:
-    """Check that a clip can be played: agents and scripts would publish nothing for ever."""
+    """Check that a clip can be played: otherwise agents and scripts would never publish."""
     try:
         with closing(open_source(parse_source(endless(clip), Path.cwd()))) as source:
             played = source.grab()
@@ -66,7 +66,7 @@ def need_playable(clip: Path) -> None:
 
 
 def checked(model: Path, *, recording: bool | None = None) -> ModelFolder:
-    """Check that the scripts can run a model, too; recording None: pictures that nobody names."""
+    """Check that the scripts can run a model, too; *recording* None: a default clip is played."""
     folder = load(model)
     if folder.network.suffix != ".onnx":
         raise UsageError(f"{model}: bench takes .onnx here, which the scripts can run too")
@@ -105,7 +105,7 @@ def _model(
         report_progress(
             f"{name} pipelines together: {count} give {many:.1f} a second, one {one:.1f}"
         )
-    # What an idle pipeline costs is no matter of the model, and is measured with a picture.
+    # The cost of an idle pipeline does not depend on the model, and is measured with a picture.
     if setup.pipelines and not setup.recording:
         report.idle = idle(place, setup, pictures)
     if setup.rate and not setup.recording:
@@ -122,7 +122,7 @@ def _model(
 
 def prepare(place: Place, source: str) -> None:
     """Run the agent until it has prepared the model's form and chosen its engine, once."""
-    # Twice: what the form serves best is found out at the first start from it.
+    # Twice: whether the form is best is only known after a start from it.
     for quiet in (SETTLE_SECONDS, TRIED_SECONDS):
         with place.agent([Line(source, rate=5)]) as player:
             player.settle(quiet)
@@ -141,7 +141,7 @@ def _quickest(place: Place, setup: PipelineSetup, report_progress: Progress) -> 
 
 
 def _script(place: Place, setup: PipelineSetup, engine: str, seconds: float) -> Turn:
-    """Measure the plain script, or, with engine and threads, the one that is pipelined by hand."""
+    """Measure the plain script, or, with engine and threads, the one pipelined by hand."""
     module, arguments = f"{SCRIPTS}.plain_signal", [setup.source(), place.model]
     if not setup.recording:
         on = [*engine.split(":"), AHEAD] if engine else ["onnxruntime", 0, 0]
@@ -153,7 +153,7 @@ def _script(place: Place, setup: PipelineSetup, engine: str, seconds: float) -> 
 def _turns(
     place: Place, report: PipelineReport, setup: PipelineSetup
 ) -> dict[str, Callable[[], Turn]]:
-    """Return a function for each program that measures one turn of it."""
+    """Return for each program a function that measures one turn of it."""
 
     def agents() -> Turn:
         with place.agent([Line(setup.source())]) as player:

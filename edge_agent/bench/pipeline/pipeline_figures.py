@@ -1,4 +1,4 @@
-"""The measurements of `bench pipeline`, and the figures that follow from them."""
+"""The measurements of `bench pipeline`, and figures computed from them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class PipelineSetup:
     """The settings shared by all models."""
 
     clip: Path
-    """Or the recording."""
+    """The clip or the recording."""
     runs: int
-    """Rounds in which all take turns."""
+    """Number of rounds in which all take turns."""
     seconds: float
-    """That each is watched in a round."""
+    """How long each is watched in a round."""
     pipelines: tuple[int, ...]
     """Numbers of pipelines for the scaling table."""
     rate: float
-    """Results a second of each stream that is to be carried; 0: not measured."""
+    """Results per second for each carried stream; 0: how many are carried is not measured."""
     p99_ms: float
-    """Bound of the age of their results."""
+    """Limit for the age of their results."""
     recording: str = ""
-    """The source that a sensor model plays for ever; empty: it is a clip."""
+    """The source that repeats a recording forever, for a sensor model; empty: it is a clip."""
 
     def source(self, pace: str = "max") -> str:
         """Return the source to play, which never ends."""
@@ -45,13 +45,13 @@ class Turn:
 
     fps: float
     cpu_ms: float = 0.0
-    """Processor time of a frame, ms; 0: not measured."""
+    """Processor time per frame in ms; 0: not measured."""
     ages: tuple[float, ...] = ()
-    """Of the results, capture to publish, ms."""
+    """Ages of the results from capture to publishing, ms."""
 
     @classmethod
     def of(cls, window: Window, *, ages: bool = False) -> Turn:
-        """Make a turn from the observations of a program."""
+        """Make a turn from observations of a program."""
         return cls(window.fps, window.cpu_ms, tuple(window.of("timing", "age_ms")) if ages else ())
 
 
@@ -65,11 +65,11 @@ class PipelineReport:
     """Engine and threads of the script pipelined by hand."""
     engine: str = ""
     turns: dict[str, list[Turn]] = field(init=False)
-    """Of a recording nothing is pipelined by hand: there is next to nothing to decode."""
+    """Turns by program; none is pipelined by hand for a recording, which needs little decoding."""
     alone: list[Mapping[str, Any]] = field(default_factory=list)
-    """The results of `steps.measure`, `publish` a further step, and `following_ms`; by round."""
+    """Results of `steps.measure`, with `publish` as another step, and of `following_ms`."""
     scaling: dict[int, list[tuple[Turn, Turn]]] = field(default_factory=dict)
-    """By number of pipelines, round by round: the turn of one, and then of that many."""
+    """By number of pipelines, for each round: the turn of one, and of that many."""
     idle: Mapping[str, float] | None = None
     carried: Mapping[str, Any] | None = None
     others: list[float] = field(default_factory=list)
@@ -80,21 +80,21 @@ class PipelineReport:
 
     @property
     def where(self) -> str:
-        """The engine, lanes and threads of the model."""
+        """The engine, lanes, and threads of the model."""
         latest = self.alone[-1]
         return f"{self.engine}, {latest['lanes']} lane(s) of {latest['threads']} thread(s)"
 
     def ratios(self, other: str) -> list[float]:
-        """Return the agent's frames a second relative to another's, round by round."""
+        """Return the agent's frames per second relative to another's, for each round."""
         pairs = zip(self.turns[AGENT], self.turns[other], strict=True)
         return [agent.fps / turn.fps for agent, turn in pairs]
 
     def floor_ms(self) -> list[float]:
-        """Return the processor time of decoding and of the engine on one thread, for a frame."""
+        """Return the processor time per frame of decoding and of the engine on one thread."""
         return [each["decode_cpu_ms"] + each["engine_cpu_ms"] for each in self.alone]
 
     def cpu_ratios(self) -> list[float]:
-        """Return the agent's processor time of a frame relative to decoding and engine alone."""
+        """Return the agent's processor time per frame relative to decoding and engine alone."""
         pairs = zip(self.turns[AGENT], self.floor_ms(), strict=True)
         return [agent.cpu_ms / floor for agent, floor in pairs]
 

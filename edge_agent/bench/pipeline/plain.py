@@ -1,11 +1,11 @@
-"""The scripts that the agent is measured against: OpenCV, an engine, paho, and nothing else.
+"""The scripts that the agent is compared with: OpenCV, an engine, paho, and nothing else.
 
-One is what anyone would write first: ONNX Runtime with its default session, one step after the
-other. The other is what a good engineer would write by hand: a thread decodes and prepares beside
-the one that infers, on the engine and number of threads that `bench pipeline` has found to be the
-fastest. Neither has health, reconnecting, a second camera or another model. Run as
-`python -m edge_agent.bench.pipeline.plain CLIP MODEL ENGINE THREADS AHEAD PORT TOPIC`, AHEAD being
-the frames that are decoded ahead, 0 for one after another; plays until it is terminated.
+One is what anyone would write first: ONNX Runtime with its default session, one step after another.
+The other is what a good engineer would write by hand: one thread decodes and prepares while another
+infers, on the engine and number of threads that `bench pipeline` has found to be the fastest.
+Neither has health, reconnecting, a second camera, or another model. Run as
+`python -m edge_agent.bench.pipeline.plain CLIP MODEL ENGINE THREADS AHEAD PORT TOPIC`, where AHEAD
+is the number of frames decoded ahead, 0 for one after another; plays until terminated.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ..common.start_script import Way, prepare
 
 Infer = Callable[[Array], Sequence[Array]]
 Loaded = tuple[TensorSpec, tuple[TensorSpec, ...], Infer]
-"""A network's input and its outputs, and what runs it."""
+"""A network's input, its outputs, and the function that runs it."""
 
 
 def specs(values: Any) -> tuple[TensorSpec, ...]:
-    """Describe a session's inputs or outputs, open sizes as 1."""
+    """Return the specs of a session's inputs or outputs, with open sizes as 1."""
     found = []
     for value in values:
         shape = tuple(size if isinstance(size, int) else 1 for size in value.shape)
@@ -46,7 +46,7 @@ def specs(values: Any) -> tuple[TensorSpec, ...]:
 
 
 def on_onnxruntime(network: Path, threads: int) -> Loaded:
-    """Load a network; 0 threads: as many as a session has by default."""
+    """Load a network; 0 threads: the session's default."""
     import onnxruntime as ort
 
     ort.set_default_logger_severity(3)
@@ -90,7 +90,7 @@ ENGINES = {"onnxruntime": on_onnxruntime, "openvino": on_openvino}
 
 
 class Script:
-    """A model as a plain script has it: loaded, with the usual lines before and behind it."""
+    """A model in a plain script: loaded, with the usual lines before and after it."""
 
     def __init__(self, model: str, engine: str = "onnxruntime", threads: int = 0) -> None:
         self.folder: ModelFolder = load(Path(model))
@@ -117,7 +117,7 @@ class Script:
 
 
 def to_frame(found: Detections, way: Way) -> None:
-    """Carry boxes from the network's pixels to the frame's."""
+    """Map boxes from the network's pixels to the frame's."""
     found.boxes[...] -= np.array(way[2:] * 2, np.float32)
     found.boxes[...] /= np.array(way[:2] * 2, np.float32)
 
@@ -131,7 +131,7 @@ def connect(port: str) -> mqtt.Client:
 
 
 def _frames(clip: str, how: dict[str, Any]) -> Iterator[tuple[float, Array, Way]]:
-    """Yield when each frame of a clip that is played for ever was taken, prepared for a network."""
+    """Yield each frame of an endlessly repeated clip: when it was captured, and prepared input."""
     while True:
         capture = cv2.VideoCapture(clip)
         while True:
@@ -142,7 +142,7 @@ def _frames(clip: str, how: dict[str, Any]) -> Iterator[tuple[float, Array, Way]
 
 
 def _beside(frames: Iterator[Any], room: int) -> Iterator[Any]:
-    """Yield frames that another thread takes, up to *room* ahead."""
+    """Yield frames that another thread reads, up to *room* ahead."""
     ahead: Queue[Any] = Queue(room)
 
     def take() -> None:
@@ -155,7 +155,7 @@ def _beside(frames: Iterator[Any], room: int) -> Iterator[Any]:
 
 
 def main(clip: str, model: str, engine: str, threads: str, *rest: str) -> None:
-    """Play the clip through the model and publish every result, for ever."""
+    """Play the clip through the model and publish every result, forever."""
     ahead, port, topic = rest
     script = Script(model, engine, int(threads))
     client = connect(port)

@@ -1,10 +1,9 @@
 """The script that anyone would write first for a sensor: NumPy, ONNX Runtime, paho.
 
-What the agent is measured against, as `plain` for pictures: reads the recording as a whole, cuts
-windows, normalizes, infers and publishes, one after another. Features of sound are computed by
-the agent's own code, as the usual libraries for it take longer. Run as
-`python -m edge_agent.bench.pipeline.plain_signal SOURCE MODEL PORT TOPIC`; plays until it is
-terminated.
+The agent is compared with it, as with `plain` for pictures: it reads the whole recording, cuts
+windows, normalizes, infers, and publishes, one after another. Features of sound are computed by the
+agent's own code, because the usual libraries take longer. Run as
+`python -m edge_agent.bench.pipeline.plain_signal SOURCE MODEL PORT TOPIC`; plays until terminated.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def windows_of(rows: Array, wanted: InputSpec) -> Iterator[Array]:
 
 
 def main(source: str, model: str, port: str, topic: str) -> None:  # noqa: PLR0914 - a script, from top to bottom
-    """Play the recording through the model and publish every result, for ever."""
+    """Play the recording through the model and publish every result, forever."""
     folder = load(Path(model))
     spec, wanted = parse_source(source, Path.cwd()), folder.manifest.input
     ort.set_default_logger_severity(3)

@@ -1,7 +1,7 @@
-"""The cost of each step of a frame's way when nothing else runs, and the engine's rate alone.
+"""The cost of each step for a frame when nothing else runs, and the engine's rate alone.
 
-Runs in a process of its own (`child`), so that what one engine leaves behind does not slow down
-the next measurement.
+Runs in a separate process (`child`), so that leftovers of one engine do not slow down the next
+measurement.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from .plain import ENGINES
 
 OPEN_SECONDS = 10
 KEPT = 48
-"""Samples to go round in while engine and steps are measured."""
+"""Number of samples used in turn while engine and steps are measured."""
 PICTURE_SHARE, SIGNAL_SHARE = 6, 4
-"""Parts that the time is split into: reading, the steps, the engine alone, all lanes; of pictures
+"""Parts that the time is split into: reading, the steps, the engine alone, all lanes; for pictures
 also the usual preprocessing in turn with the steps, and both kinds of it in the cache."""
 
 
 class Opener(NamedTuple):
-    """Opens a model as the agent does that has served with it."""
+    """Opens a model as the agent that has served with it does."""
 
     folder: ModelFolder
     loader: ModelLoader
     choice: EngineChoice
 
     def open(self, *, single: bool) -> Model:
-        """Open it, from its prepared form where that is of the engine; *single*: one thread."""
+        """Open it, from its prepared form if that is for the engine; *single*: with one thread."""
         choice = replace(self.choice, threads=1, lanes=1) if single else self.choice
         kind, engines = self.folder.manifest.input.kind, self.loader.engines
         quick = engines.prepared_choice(self.folder)
@@ -65,7 +65,7 @@ class Opener(NamedTuple):
 
 
 def opener(model: str, engine: str, state: str) -> Opener:
-    """Find the engine that an agent's label stands for, as "openvino:CPU"; by its state folder."""
+    """Return an opener for an engine given by an agent's label, such as "openvino:CPU"."""
     facts, folder = read_facts(), load(Path(model))
     match = choose(load_profiles(default_dirs()), facts)
     name, _, device = engine.partition(":")
@@ -81,12 +81,12 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
     """Measure one model on one engine with a clip or recording at full pace; see `opener`.
 
     Returns:
-        `step_ms`, means of decode (of recordings: reading and cutting windows), medians of
-        preprocess, infer and postprocess; `decode_cpu_ms` and `engine_cpu_ms`, processor time of a
-        sample, single-threaded, of pictures with the engine as a script loads it; `raw_fps` of the
-        agent's own engine on ready tensors, with its `lanes` and `threads`. Of pictures also
+        `step_ms`, means of decode (for recordings: reading and cutting windows), medians of
+        preprocess, infer, and postprocess; `decode_cpu_ms` and `engine_cpu_ms`, processor time per
+        sample, single-threaded, for pictures with the engine as a script loads it; `raw_fps` of the
+        agent's own engine on ready tensors, with its `lanes` and `threads`. For pictures also
         `usual_preprocess_ms`, of the usual lines that do the same, in turn with it;
-        `cached_preprocess_ms`, of both for a picture that is in the processor's cache.
+        `cached_preprocess_ms`, of both for a picture in the processor's cache.
     """
     found = opener(model, engine, state)
     signal = found.folder.manifest.input.is_signal
@@ -96,7 +96,7 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
     how = {} if signal else recipe(single.folder, single.engine.inputs[0])
     steps, usual = _steps(single, how, cycle(kept), each if signal else 2 * each)
     tensors = single.last
-    assert tensors is not None  # noqa: S101 - it has just been used
+    assert tensors is not None  # noqa: S101 - just used
     more: dict[str, Any] = {}
     alone: Callable[[], object] = partial(single.run, tensors)
     if not signal:
@@ -126,14 +126,14 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
 
 
 def _read(folder: ModelFolder, source: str, seconds: float) -> tuple[list[Sample], float, float]:
-    """Read for *seconds*; return some samples, and time and processor time of one, ms."""
+    """Read for *seconds*; return some samples, and time and processor time per sample in ms."""
     windower = Windower(folder.manifest.input) if folder.manifest.input.is_signal else None
     kept: list[Sample] = []
     count = 0
     with closing(open_source(parse_source(source, Path.cwd()))) as opened:
         start, cpu = time.perf_counter(), time.process_time()
         while time.perf_counter() < start + seconds and opened.grab():
-            with suppress(SampleError):  # of a damaged clip, what can be decoded counts
+            with suppress(SampleError):  # only decodable frames of a damaged clip count
                 reading = opened.retrieve()
                 if windower is not None:
                     found = [window.sample(count) for window in windower.push(reading)]
@@ -152,8 +152,8 @@ def _steps(
 ) -> tuple[dict[str, float], list[float]]:
     """Return the median of each step of `Model.infer`, and the times of *how*, if any, ms.
 
-    They take turns, with an inference after each, so that the cache is to both as inference
-    leaves it.
+    They take turns, with an inference after each, so that both find the cache as inference leaves
+    it.
     """
     timings: list[Timing] = []
     usual: list[float] = []
@@ -178,7 +178,7 @@ def _steps(
 
 
 def _again(prepare: Callable[[], object], seconds: float) -> float:
-    """Return the median time of preparing the same picture repeatedly, ms."""
+    """Return the median time, in ms, of preparing the same picture repeatedly."""
     took: list[float] = []
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline or len(took) < 2:
@@ -189,7 +189,7 @@ def _again(prepare: Callable[[], object], seconds: float) -> float:
 
 
 def _lanes(infer: Callable[[], object], lanes: int, seconds: float) -> tuple[float, float]:
-    """Run the engine alone in this many threads; return runs a second and processor ms of a run."""
+    """Run only the engine in *lanes* threads; return runs per second and processor ms per run."""
     counts = [0] * lanes
     infer()
     deadline = time.perf_counter() + seconds
@@ -216,8 +216,8 @@ def measure_camera(
     """Measure one model with a stream, as a pipeline reads it and as FFmpeg opens it; see `opener`.
 
     Returns:
-        Processor time, ms, of one thread: `receive` and `decode` of a frame, `convert` of one that
-        is due, `preprocess`, `infer` and `postprocess` of a result.
+        Processor time of one thread in ms: `receive` and `decode` per frame, `convert` per frame
+        that is due, `preprocess`, `infer`, and `postprocess` per result.
     """
     found, each = opener(model, engine, state), seconds / 3
     received = _received(stream[1], each)
@@ -244,7 +244,7 @@ def measure_camera(
 
 
 def _received(address: str, seconds: float) -> float:
-    """Return the processor time of receiving a frame without decoding it, ms."""
+    """Return the processor time, in ms, of receiving a frame without decoding it."""
     import av
 
     options = {**NETWORK, "rtsp_flags": "prefer_tcp"} if "://" in address else FILE

@@ -19,19 +19,19 @@ from .pipeline_figures import PipelineSetup, Turn
 
 IDLE = 16
 IDLE_SECONDS = 10.0
-"""For which idle pipelines are watched at least: the kernel counts processor time in hundredths of
-a second, and what the agent does by itself comes and goes."""
+"""Least time that idle pipelines are watched: the kernel counts processor time in hundredths of a
+second, and the agent's background work varies."""
 MOST = 256
-"""Streams that are tried."""
+"""Most streams that are tried."""
 SERVED = 0.95
-"""Share of its rate that every stream must get: what is missing at the window's ends is not lost,
-what was displaced is."""
+"""Share of its rate that every stream must get: results missing at the window's ends are not lost,
+dropped ones are."""
 
 FELLOW = "fellow"
-"""The one beside the many: its name on the broker, and its folder."""
+"""Device name and folder of the agent with one pipeline, beside the one with many."""
 TURN_SECONDS = 1.0
 WARM_SECONDS = 0.2
-"""For what stood still to fill its queues again."""
+"""Time for a suspended agent to fill its queues again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +41,29 @@ class Place:
     model: Path
     loopback: Loopback
     folder: Path
-    """Keeps state from run to run."""
+    """Folder that keeps state from run to run."""
 
     def agent(self, lines: Sequence[Line]) -> AbstractContextManager[Program]:
         """Run the agent with these pipelines."""
         return agent(self.model, lines, self.loopback, self.folder)
 
     def overhead(self) -> float:
-        """Measure the cost of a frame beside decoding and inference; see `frame_cost`."""
+        """Measure the cost of a frame besides decoding and inference; see `frame_cost`."""
         at = {"url": self.loopback.url, "protocol": self.loopback.protocol}
         took: float = call(f"{__package__}.frame_cost", "overhead", **at)
         return took
 
 
 def together(place: Place, setup: PipelineSetup, count: int) -> Iterator[tuple[Turn, Turn]]:
-    """Play at full pace through one model in this many pipelines, and in one beside them.
+    """Play at full pace through one model in *count* pipelines, and in one beside them.
 
-    Both are there all the time and take turns of a second, in which the other stands still: what
-    disturbs the device for longer disturbs both. Yields the turn of the one and that of the many.
+    Both run all the time and take turns of a second, in which the other is suspended, so that
+    longer disturbances affect both. Yields the turn of the one and that of the many.
     """
     line = Line(setup.source())
     other = place.folder / FELLOW
     if not other.exists():
-        # With the prepared form and the choice of engine.
+        # Includes the prepared form and the choice of engine.
         copytree(place.folder / "state", other / "state")
     with (
         agent(place.model, [line], place.loopback, other, FELLOW) as one,
@@ -83,9 +83,9 @@ def together(place: Place, setup: PipelineSetup, count: int) -> Iterator[tuple[T
 
 
 def idle(place: Place, setup: PipelineSetup, pictures: Path) -> dict[str, float]:
-    """Measure the cost of further pipelines that are idle, for at least `IDLE_SECONDS`.
+    """Measure the cost of additional idle pipelines, for at least `IDLE_SECONDS`.
 
-    *pictures* is a folder with one picture, which each shows once and then not for an hour.
+    *pictures* is a folder with one picture, which each pipeline takes only once an hour.
     """
     line = Line(f"dir:{pictures}?loop=1&rate=0.0003")
     costs = []
@@ -98,11 +98,11 @@ def idle(place: Place, setup: PipelineSetup, pictures: Path) -> dict[str, float]
 
 
 def cost_of_each(alone: tuple[float, float], crowded: tuple[float, float]) -> dict[str, float]:
-    """Return the cost of each further pipeline, at least 0.
+    """Return the cost of each additional pipeline, at least 0.
 
     Args:
-        alone: processor time, as a share of a core, and memory, MB, of an agent with one pipeline.
-        crowded: likewise, with `IDLE` more.
+        alone: processor time, as a share of a core, and memory in MB of an agent with one pipeline.
+        crowded: the same with `IDLE` more.
     """
     cpu, memory = (max(0.0, more - one) / IDLE for one, more in zip(alone, crowded, strict=True))
     return {"cpu_percent": round(cpu * 100, 4), "memory_mb": round(memory, 3), "of": IDLE}
@@ -119,21 +119,21 @@ def carried(
     """Find how many streams of a rate are served in time, starting with a guess.
 
     Args:
-        attempt: runs this many; returns the p99 of the ages of their results, and why that is too
-            many, if it is.
-        guess: how many to begin with.
-        name: of the measurement, before each line.
-        bounds: results a second of each stream, and the bound of that p99, ms.
+        attempt: runs a number of streams; returns the p99 of the ages of their results, and why
+            that is too many, if it is.
+        guess: how many to start with.
+        name: name of the measurement, before each line.
+        bounds: results per second for each stream, and the limit for that p99 in ms.
         report_progress: takes a line about each attempt.
-        limit: streams that are tried at most.
+        limit: most streams that are tried.
     """
     rate, bound = bounds
     ages: dict[int, float] = {}
     problems: dict[int, str] = {}
 
     def served(count: int) -> bool:
-        # Once more where it is too many: one hold-up of the device, of a tenth of a second, is more
-        # than the 99th percentile bears (65 streams were found so where there was room for 85).
+        # Repeated if it was too many: a single delay of a tenth of a second on the device is too
+        # much for the 99th percentile (65 streams were found where there was room for 85).
         for _ in range(2):
             ages[count], problems[count] = attempt(count)
             report_progress(
@@ -156,9 +156,9 @@ def carried(
 
 
 def most_served(served: Callable[[int], bool], guess: int, limit: int = MOST) -> tuple[int, int]:
-    """Find the greatest number that is served: by doubling, then by halving the interval.
+    """Find the greatest number that is served, by doubling, then by bisection.
 
-    Returns that, at most a twentieth too low, and the least number that failed; 0: none failed.
+    Returns that, at most a twentieth too low, and the least number that failed; 0: none did.
     """
     most, refused = 0, 0
     count = max(1, min(guess, limit))
@@ -182,7 +182,7 @@ def watched(
     seconds: float,
     settled_for: float = SETTLE_SECONDS,
 ) -> Window | str:
-    """Watch a program for *seconds* once it has settled, or return why that is not possible."""
+    """Watch a program for *seconds* once it is stable, or return why that is impossible."""
     try:
         with program as player:
             player.settle(settled_for)
@@ -193,9 +193,9 @@ def watched(
 
 
 def judged(window: Window | str, count: int, rate: float, bound_ms: float) -> tuple[float, str]:
-    """Return the p99 of the ages, and why the streams were too many: late, or less than their rate.
+    """Return the p99 of the ages, and why the streams were too many: late, or below their rate.
 
-    Each of *count* streams has a topic, whose name ends in its number.
+    Each of *count* streams has a topic whose name ends with its number.
     """
     if isinstance(window, str):
         return 0.0, window
@@ -203,14 +203,14 @@ def judged(window: Window | str, count: int, rate: float, bound_ms: float) -> tu
     if age > bound_ms:
         return age, f"p99 of the age is above {bound_ms:g} ms"
     served = Counter(topic.rpartition("/p")[2] for topic, _ in window.results)
-    # One result more or less falls into the window by chance.
+    # By chance, the window has one result more or less.
     due = SERVED * rate * window.seconds - 1
     starved = sum(1 for number in range(count) if served[str(number)] < due)
     return age, f"{starved} of them get less than their rate" if starved else ""
 
 
 def attempt(place: Place, setup: PipelineSetup, count: int) -> tuple[float, str]:
-    """Run this many streams, each a clip at its own pace, as a camera is; see `carried`."""
+    """Run *count* streams, each a clip at its own pace, like a camera; see `carried`."""
     lines = [Line(endless(setup.clip, "real"), setup.rate, share=False)] * count
     window = watched(place.agent(lines), max(setup.seconds, 3.0 / setup.rate))
     return judged(window, count, setup.rate, setup.p99_ms)

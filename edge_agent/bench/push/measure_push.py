@@ -1,7 +1,7 @@
-"""`edge-agent bench push`: the rate of a push beside its broker's, and its effect on frames.
+"""`edge-agent bench push`: the rate of a push compared with its broker's, and its effect on frames.
 
-First an agent with nothing else to do: raw rate and push in turn, rising versions, every block new.
-Then an agent that plays a clip: what a push and its swap do to the age of the results.
+First an agent with nothing else to do: raw rate and push in turn, with increasing versions and
+every block new. Then an agent that plays a clip: how a push and its swap affect the age of results.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PushSetup:
     runs: int
     protocol: int
     packet: int | None
-    """The broker's limit, bytes; None: its default."""
+    """The broker's packet size limit in bytes; None: its default."""
     clip: Path
 
 
@@ -57,9 +57,9 @@ class PushReport:
     blocks: int
     raw: list[Rates] = field(default_factory=list)
     transfer: list[float] = field(default_factory=list)
-    """From the offer until the device has everything."""
+    """Times from the offer until the device has everything."""
     total: list[float] = field(default_factory=list)
-    """From the offer until the version serves, with nothing else to do."""
+    """Times from the offer until the version serves, with nothing else to do."""
     clip: dict[str, Any] = field(default_factory=dict)
     others: list[float] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class PushReport:
 def measure(
     models: list[Path], sizes: list[int], setup: PushSetup, report_progress: Progress
 ) -> list[PushReport]:
-    """Measure each model, and one of random weights of each of the sizes, in MB."""
+    """Measure each model, and one with random weights for each of *sizes*, in MB."""
     with scratch_folder("bench") as place:
         made = [generated(place / f"{size}-mb", size) for size in sizes]
         limit = f"max_packet_size {setup.packet}\n" if setup.packet else ""
@@ -104,8 +104,8 @@ def _measure(
     name = first.header.name
     report = PushReport(name.removeprefix(OURS), first.header.size, first.header.blocks)
     with _agent(place / "alone", loopback, "") as client:
-        _push(client, first)  # the first one finds caches cold and no incumbent
-        lengths = first.blocks.lengths  # of every version the same
+        _push(client, first)  # the first one has cold caches and no incumbent
+        lengths = first.blocks.lengths  # the same for every version
         turns: dict[str, Callable[[], tuple[float, float]]] = {
             "raw": lambda: rate(loopback.port, setup.protocol, lengths),
             "push": lambda: _push(client, next(packages)),
@@ -121,7 +121,7 @@ def _measure(
                 f"push {report.size / transfer / 1e6:.0f} MB/s, live after {total:.2f} s"
             )
     takes_pictures = not load(place / "versions" / "1").manifest.input.is_signal
-    # Frames of another model can be disturbed by a push, too.
+    # A push can disturb frames of another model, too.
     serves = name if takes_pictures else "parts-inspection"
     pipeline = Line(endless(setup.clip, "real")).table("clip", serves)
     with _agent(place / "playing", loopback, pipeline) as client:
@@ -138,7 +138,7 @@ def _measure(
 def _beside_a_clip(
     client: OneShotClient, packages: Iterator[Package], loopback: Loopback, setup: PushSetup
 ) -> dict[str, Any]:
-    """Push while a clip plays; compare the results before and during."""
+    """Push while a clip plays; compare the results before and during pushes."""
     ages: dict[str, list[float]] = {"before": [], "during": []}
     missing = {"missing_before": 0, "missing_during": 0}
     dropped = 0
@@ -189,7 +189,7 @@ def _rest(client: OneShotClient, seconds: float) -> None:
 def _push(
     client: OneShotClient, package: Package, details: dict[str, Any] | None = None
 ) -> tuple[float, float]:
-    """Push as `edge-agent push` does; seconds until it has arrived, and until it serves."""
+    """Push as `edge-agent push` does; return seconds until it has arrived, and until it serves."""
     client.subscribe([f"edge/+/push/{package.transfer}"])
     sender = Sender(client, "edge", DEVICE, [DEVICE], package)
     progress = sender.progress[DEVICE]
@@ -212,7 +212,7 @@ def _push(
 
 @contextmanager
 def _agent(place: Path, loopback: Loopback, pipelines: str) -> Iterator[OneShotClient]:
-    """Run an agent on a fresh state_dir; return a connection to its broker once it listens."""
+    """Run an agent with a new state_dir; yield a connection to its broker once it listens."""
     tables = (
         "[trust]\nallow_unsigned = true\n[trial]\nprobation_s = 0\n"
         f"[health]\ninterval_s = 1\n{pipelines}"

@@ -1,8 +1,8 @@
-"""The rate of a broker for messages of given sizes: the upper limit of a push.
+"""The rate of a broker for messages of given sizes: the upper limit for a push.
 
-One publisher here, one subscriber in a process of its own (`python -m edge_agent.bench.push.raw`),
-QoS 1, paced by what the subscriber says to have received: unpaced, mosquitto drops what piles up
-beyond 1,000 messages. Plain paho on both sides, nothing of the agent.
+One publisher here, one subscriber in a separate process (`python -m edge_agent.bench.push.raw`),
+QoS 1, paced by the subscriber's reports: unpaced, mosquitto drops messages beyond 1,000 in its
+queue. Plain paho on both sides, without the agent's code.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from paho.mqtt.enums import CallbackAPIVersion
 from ...core.errors import AgentError
 
 AHEAD = 64
-"""Messages that may be on their way: twice a push's window, so that pacing costs nothing."""
+"""Most messages in transit: twice a push's window, so that pacing costs nothing."""
 REPORT_EVERY = 8
 PATIENCE_SECONDS = 120.0
 
 
 class Rates(NamedTuple):
-    """Bytes a second, from when the first message is sent."""
+    """Bytes per second, from when the first message is sent."""
 
     confirmed: float
-    """Until the publisher knows that the last has arrived, as a push is measured."""
+    """Until the publisher knows that the last has arrived, as for a push."""
     arrived: float
-    """Until the last is there: without the way back, on which a plain script waits for delayed
-    TCP acknowledgments, most of what a few megabytes take."""
+    """Until the last has arrived: without the way back, where a plain script waits for delayed TCP
+    acknowledgments, which is most of the time for a few megabytes."""
 
 
 def rate(port: int, protocol: int, sizes: Sequence[int]) -> Rates:
@@ -42,8 +42,8 @@ def rate(port: int, protocol: int, sizes: Sequence[int]) -> Rates:
     noise = secrets.token_bytes(max(sizes))
     changed = threading.Condition()
     reports = [(-1, 0.0)]
-    """Of the subscriber: messages received, from 0 once it listens, and when the last one was; one
-    clock serves all processes of a machine."""
+    """Reports of the subscriber: messages received, 0 once it listens, and when the last one came,
+    by a clock shared by all processes on a machine."""
 
     def on_report(_client: mqtt.Client, _userdata: object, message: mqtt.MQTTMessage) -> None:
         count, at = message.payload.split()
@@ -76,7 +76,7 @@ def rate(port: int, protocol: int, sizes: Sequence[int]) -> Rates:
 
 
 def main(port: str, protocol: str, topic: str, count: str) -> None:
-    """Receive *count* messages, reporting how many there are every few."""
+    """Receive *count* messages, and report their number every few."""
     times = [0.0]
     done = threading.Event()
 
@@ -93,7 +93,7 @@ def main(port: str, protocol: str, topic: str, count: str) -> None:
     client = _listening(int(port), int(protocol), f"{topic}/data", on_message)
     report(client)
     if done.wait(PATIENCE_SECONDS):
-        # From here: a disconnect would overtake what a callback has left to be sent.
+        # From here: a disconnect would overtake messages that a callback has queued.
         report(client).wait_for_publish(PATIENCE_SECONDS)
     client.disconnect()
     client.loop_stop()
@@ -105,7 +105,7 @@ def _listening(
     topic: str,
     on_message: Callable[[mqtt.Client, object, mqtt.MQTTMessage], None],
 ) -> mqtt.Client:
-    """Connect and subscribe; returns when the broker has confirmed it."""
+    """Connect and subscribe; return once the broker has confirmed it."""
     version = mqtt.MQTTv5 if protocol == 5 else mqtt.MQTTv311
     client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=version)
     subscribed = threading.Event()

@@ -1,4 +1,4 @@
-"""Packages of rising versions for `bench push`: the same model, with every large block new."""
+"""Packages of increasing versions for `bench push`: the same model, with every large block new."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from ...models.packages.build import Package, make, model_files
 from ...tools.random_networks import Graph
 
 OURS = "bench-"
-"""Prefix of the names that are pushed: a bundled model of the same name would be in the way."""
+"""Prefix of pushed names, to avoid conflicts with a bundled model of the same name."""
 LARGE = 4096
-"""Tensors from here on are made new for every version; smaller ones may be shapes or scales."""
+"""Tensors of at least this many bytes change with every version; smaller ones may be shapes or
+scales."""
 SIDE = 64
-"""Pixels of the input of a network of random weights."""
+"""Width and height of the input of a network with random weights."""
 
 
 def versions(model: Path, place: Path, largest: int) -> Iterator[Package]:
-    """Yield packages of rising versions that share no block; each is valid until the next.
+    """Yield packages of increasing versions that share no block; each is valid until the next.
 
     *largest* is the most bytes of a block.
     """
@@ -37,7 +38,7 @@ def versions(model: Path, place: Path, largest: int) -> Iterator[Package]:
         folder = place / "versions" / str(version)
         with import_model(model, name, str(version)) as imported:
             shutil.copytree(imported.folder.path, folder)
-        # Its answers are those of the weights as they were.
+        # Its outputs belong to the original weights.
         (folder / "golden.npz").unlink(missing_ok=True)
         for path, ranges in tensors(folder):
             renew(path, ranges, chance)
@@ -47,7 +48,7 @@ def versions(model: Path, place: Path, largest: int) -> Iterator[Package]:
 
 
 def tensors(folder: Path) -> list[tuple[Path, list[tuple[int, int]]]]:
-    """Find the large tensors of a model's files, as first and last byte + 1."""
+    """Return the large tensors in a model's files: offsets of the first byte and after the last."""
     files = model_files(folder)
     found = [
         (files[name], [(first, last) for first, last in ranges if last - first >= LARGE])
@@ -61,10 +62,10 @@ def tensors(folder: Path) -> list[tuple[Path, list[tuple[int, int]]]]:
 
 
 def renew(path: Path, ranges: list[tuple[int, int]], chance: np.random.Generator) -> None:
-    """Flip the lowest bit of some weights: new blocks, and hardly another model.
+    """Flip the lowest bit of some weights, which makes new blocks but hardly changes the model.
 
-    Every fourth byte is the least significant one of a float32, and of every second float16; of
-    integers any byte's lowest bit is a step of one.
+    Every fourth byte is the least significant one of a float32, and of every second float16; for
+    integers, the lowest bit of any byte is one step.
     """
     data = np.fromfile(path, np.uint8)
     for first, last in ranges:
@@ -74,7 +75,7 @@ def renew(path: Path, ranges: list[tuple[int, int]], chance: np.random.Generator
 
 
 def generated(folder: Path, size_mb: int) -> Path:
-    """Make a picture model of about *size_mb* with random weights."""
+    """Make a picture model of about *size_mb* MB with random weights."""
     folder.mkdir()
     classes = 64
     _write_network(
@@ -91,10 +92,10 @@ def generated(folder: Path, size_mb: int) -> Path:
 
 
 def _write_network(path: Path, *, rows: int, classes: int) -> None:
-    """Write an ONNX network of a picture [1, 3, 64, 64] to logits [1, classes], cheap to run.
+    """Write an ONNX network from a picture [1, 3, 64, 64] to logits [1, classes], cheap to run.
 
-    Its table of weights is float32 [rows, classes]; one row is read at each inference, chosen by
-    the picture, so that no engine can fold the table away.
+    Its table of weights is float32 [rows, classes]; each inference reads one row, chosen by the
+    picture, so that no engine can fold the table away.
     """
     graph = Graph()
     colors = graph.add("Flatten", graph.add("GlobalAveragePool", "image"))
