@@ -43,9 +43,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         """Whether the next byte belongs to a head."""
         self._head = self._lines = 0
-        """Bytes and lines of the head so far; trailers behind a body count, too."""
+        """Bytes and lines of the head so far; trailers after a body count, too."""
         self._calls = self._loose = 0
-        """Of the parser; bytes since the last one: of a header or a chunk's extension."""
+        """Bytes since the parser's last call: of a header or a chunk's extension."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= MOST_CONNECTIONS:

@@ -1,4 +1,4 @@
-"""What shells complete of `edge-agent`, and its man page, made from its parsers.
+"""Generates shell completions for `edge-agent`, and its man page, from its parsers.
 
 Usage: python -m edge_agent.cli.completion DIR; needs the extra `completion`.
 """
@@ -12,15 +12,15 @@ from .main import CommandParser, parser
 
 
 def load(above: CommandParser) -> None:
-    """Have every command below declare its options."""
+    """Make every command below declare its options."""
     above.load()
-    for action in above._actions:  # noqa: SLF001 - there is no other way to them
+    for action in above._actions:  # noqa: SLF001 - argparse has no other access
         for below in action.choices.values() if isinstance(action.choices, dict) else ():
             load(below)
 
 
 def main() -> None:
-    """Write the files bash, zsh, fish and man into a folder."""
+    """Write the files bash, zsh, fish, and man to a folder."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m edge_agent.cli.completion DIR")
     try:

@@ -222,12 +222,12 @@ class Roller:
         self._echoes: deque[bytes] = deque()
         """Published messages whose echo has not come yet."""
         self._missing: float | None = None
+        """Monotonic time since which the plan may be missing on the broker."""
         self._returning = 0.0
         """Monotonic time until which devices may still be reconnecting."""
-        """Since when, by the monotonic clock, it may not lie there."""
         self._corrected = -math.inf
         self._heard_at = time.monotonic()
-        """When a device last said something of a roll-out."""
+        """When a device last reported on a roll-out, monotonic time."""
         self._progress = Progress()
 
     def lead(self, plan: Plan) -> int:

@@ -23,7 +23,7 @@ _FEW = 3
 _DARK = 1
 """Results without a score above 0 that can hardly be right: thousands of sigmoids are not all 0."""
 _DARK_COARSE = 30
-"""As many of a network whose scores have steps, which an empty picture can leave at 0."""
+"""The same for a network with quantized scores, which may be 0 for an empty picture."""
 _NO_SCORE = (
     "no score so far is above 0: the network is given other numbers than in its training "
     "(input.scale, input.mean), output.decoder is of another model, or its scores were lost when "

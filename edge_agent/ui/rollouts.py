@@ -1,4 +1,4 @@
-"""Roll-outs that lie on the broker, and how far each device is with them."""
+"""Roll-outs on the broker, and each device's progress in them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MOST_WORDS = 300
 
 
 class Rollouts:
-    """The plans, whoever signed them: the page only shows them."""
+    """The plans, whoever signed them, since the page only shows them."""
 
     def __init__(self) -> None:
         self._plans: dict[str, Plan] = {}
         self.revision = 0
 
     def take(self, name: str, payload: bytes) -> bool:
-        """Handle what lies on the topic of a roll-out; return whether other devices lag."""
+        """Handle a payload on a roll-out's topic; return whether other devices lag now."""
         before = self._plans.pop(name, None)
         with suppress(MalformedError):
             plan = read(payload, None)
@@ -32,7 +32,7 @@ class Rollouts:
         return _place(before) != _place(after)
 
     def told(self) -> list[dict[str, Any]]:
-        """Return what a browser shows of each roll-out but its devices."""
+        """Return what a browser shows of each roll-out, except its devices."""
         return [
             {
                 "id": plan.id,
@@ -47,7 +47,7 @@ class Rollouts:
         ]
 
     def of(self, device: str, groups: Collection[str], says: Mapping[str, Any]) -> dict[str, Any]:
-        """Return wave, state and reason of a device, by the roll-outs that it is in."""
+        """Return a device's wave, state, and reason, by roll-out that it is in."""
         found: dict[str, Any] = {}
         for name, plan in self._plans.items():
             wave = plan.wave_of(device, groups)
@@ -58,7 +58,7 @@ class Rollouts:
         return found
 
     def lags(self, device: str, groups: Collection[str], says: Mapping[str, Any]) -> list[str]:
-        """Name the roll-outs that a device should have completed, and how far it is."""
+        """Describe the device's state in roll-outs that it should have completed."""
         lags = (plan.lag(device, groups, says) for plan in self._plans.values())
         return [lag[:MOST_WORDS] for lag in lags if lag is not None]
 

@@ -179,7 +179,7 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class Drawing:
-    """Draws packages that lie retained on the broker, by subscribing to the blocks needed.
+    """Draws packages retained on the broker, by subscribing to the blocks needed.
 
     The broker sends a topic's retained message at each subscription to it, so that each device goes
     at its own pace, however many there are. Used by the request thread.

@@ -42,7 +42,7 @@ _PADDLE: dict[str, Any] = {"color": "bgr", "resize": "letterbox", "anchor": "top
 _PADDLE |= dict.fromkeys(["pad", "mean", "scale"], 127.5)
 """How PaddleOCR's recognition takes a line."""
 _PADDLE_INPUT = "x"
-"""Of what paddle2onnx exports."""
+"""What paddle2onnx exports have in common."""
 
 
 def draft_of(facts: NetworkFacts) -> Draft:
@@ -70,7 +70,7 @@ def draft_of(facts: NetworkFacts) -> Draft:
 
 
 def _with_size(draft: Draft, picture: Picture) -> Draft:
-    """Ask for the size of the picture where the network leaves it open and nothing else does."""
+    """Ask for the picture's size if the network leaves it open and nothing else asks."""
     known = {"width", "height"} <= draft.keys["input"].keys()
     size = infer_layout.picture_size(picture.input, picture.given["layout"])
     if known or None not in size or any("input.width" in one for one in draft.questions):

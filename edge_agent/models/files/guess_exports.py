@@ -138,7 +138,7 @@ def _single(picture: Picture, count: int, *, last: bool) -> Draft | None:
 
 
 def _yolov2(picture: Picture, count: int) -> Draft | None:
-    """Draft a single head with five anchors a cell and these last, as OpenMV's yolo_lc has it."""
+    """Draft a single head with five anchors per cell on the last axis, like OpenMV's yolo_lc."""
     classes = count // 5 - 5
     if count % 5 or classes < 1:
         return None

@@ -71,7 +71,7 @@ class Store:
                 " choose a folder that this user can write to"
             ) from None
 
-    # --- what is there
+    # --- reading
 
     def names(self) -> tuple[str, ...]:
         """List the models that have a folder."""
