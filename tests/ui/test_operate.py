@@ -105,7 +105,7 @@ def test_settings_drawings_and_pushes_reach_the_device(
 
 def _look_at_what_is_kept(page: Page) -> None:
     """List it until there is a clip, play that, and save the picture."""
-    part = page.locator("section", has=page.get_by_role("heading", name="Kept of events"))
+    part = page.locator("section", has=page.get_by_role("heading", name="Kept pictures and clips"))
     clips = part.locator("li", has_text="conveyor, clip")
     while not clips.count():
         part.get_by_role("button", name="List what is kept").click()

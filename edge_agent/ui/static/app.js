@@ -47,7 +47,7 @@ function heard(frame) {
     hello = frame.hello;
     rows.clear();
     plans = [];
-    put(document.querySelector("#mode"), `${hello.version} · ${hello.operate ? "changes devices" : "read-only"}`);
+    put(document.querySelector("#mode"), `${hello.version} · ${hello.operate ? "may change devices" : "read-only"}`);
     put(document.querySelector("#broker"), hello.broker);
     show();
   }

@@ -7,6 +7,7 @@ import { Chart, Sparkline } from "./plot.js";
 
 const MOST_EVENTS = 50;
 const MOST_PUSHES = 60;
+const SENSORS = /^(csv|npy|f32|wav|mqtt|serial|alsa):/;
 
 const picture = (device, kind, name, at) => `/picture?${new URLSearchParams({ device, kind, name, at })}`;
 
@@ -61,7 +62,7 @@ export class DeviceView {
           part("Pipelines", h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Pipelines" }, table)),
           part("Health", h("div", { class: "sparks" }, this.sparks.map(([, spark]) => spark.element))),
           part("Events", this.noEvent, this.log),
-          this.operate ? part("Kept of events", ...this.operate.evidence) : [],
+          this.operate ? part("Kept pictures and clips", ...this.operate.evidence) : [],
           this.operate ? part("Settings", this.operate.settings, h("label", {}, this.operate.persist, " also after a restart"), this.changes) : [],
           part("Models", this.models), part("Pushes", this.operate?.drop ?? [], this.noPush, this.pushes))),
     );
@@ -243,6 +244,8 @@ export class DeviceView {
     entry.body = body;
     const facts = [body.label, body.track && `track ${body.track}`, body.zone && `zone ${body.zone}`, body.line && `line ${body.line} ${body.direction ?? ""}`];
     for (const key of ["count", "value", "score", "seconds"]) if (typeof body[key] === "number") facts.push(`${key} ${number(body[key], key === "count" ? 0 : 2)}`);
+    const { score, threshold } = object(body.anomaly);
+    if (typeof score === "number") facts.push(`score ${number(score, 2)}${typeof threshold === "number" ? ` of ${number(threshold, 2)}` : ""}`);
     if (body.state === "end" && body.why) facts.push(body.why);
     const text = body.odd ?? [body.when, ...facts].filter(Boolean).map((fact) => clean(fact, 80)).join(" · ");
     const title = h("strong", {}, body.rule ?? pipeline);
@@ -326,7 +329,7 @@ export class DeviceView {
     const figures = object(this.kept.health.pipelines);
     const serving = new Map(list(this.kept.info.models).map((each) => [object(each).name, object(each)]));
     const rows = list(this.kept.info.pipelines).map(object).filter((each) => typeof each.name === "string");
-    if (this.operate) this.takes.replaceChildren(...rows.slice(0, 20).map(({ name }) => this.operate.snapshot(name)));
+    if (this.operate) this.takes.replaceChildren(...rows.filter(({ source }) => !SENSORS.test(source)).slice(0, 20).map(({ name }) => this.operate.snapshot(name)));
     this.pipelines.replaceChildren(
       ...rows.slice(0, 100).map(({ name, source, model }) => {
         const figure = object(figures[name]);

@@ -50,8 +50,8 @@ export class FleetView {
     const table = h("table", { class: "fleet", role: "table", "aria-label": "Devices" }, h("thead", { role: "rowgroup" }, this.head()), this.body);
     this.element = h(
       "section", {}, h("h1", { class: "hidden" }, "Devices"),
-      h("div", { class: "filters" }, this.chips, h("label", { for: "search" }, "Search"), search,
-        h("label", { for: "group" }, "Group"), this.groups),
+      h("div", { class: "filters" }, this.chips, h("span", {}, h("label", { for: "search" }, "Search "), search),
+        h("span", {}, h("label", { for: "group" }, "Group "), this.groups)),
       this.rollouts.element, table, this.empty,
     );
     this.schedule();

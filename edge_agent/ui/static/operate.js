@@ -25,8 +25,8 @@ export class Operate {
         this.push([...input.files].map((each) => [each.webkitRelativePath || each.name, each]));
         input.value = "";
       });
-    this.drop = h("div", { class: "drop" }, h("p", {}, "Drop a model folder, .tar, .onnx or .tflite here, or choose"),
-      h("label", { for: "model-file" }, "a file"), file, h("label", { for: "model-folder" }, "a folder"), folder, this.progress);
+    this.drop = h("div", { class: "drop" }, h("p", {}, "Drop a model folder, .tar, .onnx or .tflite here, or choose one"),
+      h("p", {}, h("label", { for: "model-file" }, "a file "), file), h("p", {}, h("label", { for: "model-folder" }, "a folder "), folder), this.progress);
     this.drop.addEventListener("dragover", (event) => event.preventDefault());
     this.drop.addEventListener("drop", (event) => this.dropped(event));
   }
