@@ -15,8 +15,9 @@ from ..mqtt.one_shot import OneShotClient
 IDLE_SECONDS = 0.5
 ASK_SECONDS = 1.0
 """Interval between requests for retained messages that a broker may have left out."""
-MOST_PAUSE_SECONDS = 5.0
-"""Longest pause between two attempts to reach the broker."""
+MOST_PAUSE_SECONDS = 0.5
+"""Longest pause between two attempts to reach the broker: a page that is back before the devices
+misses no event that they have kept."""
 
 
 class Reader:
