@@ -20,10 +20,17 @@ from pathlib import Path
 
 import pytest
 
+from edge_agent.cli.commands import installation
 from edge_agent.cli.commands.install import RETRY, UNIT, contents, put_back
 from edge_agent.cli.commands.install_bundle import EXTRAS
 from edge_agent.cli.commands.install_settings import SKELETON, check, take
-from edge_agent.cli.commands.installation import Installation, run, wheel_of
+from edge_agent.cli.commands.installation import (
+    COMPLETION,
+    Installation,
+    point_to,
+    run,
+    wheel_of,
+)
 from edge_agent.config.load import load
 from edge_agent.core.bundled import constraints
 from edge_agent.core.errors import AgentError, UsageError
@@ -143,6 +150,26 @@ def test_the_tested_versions_come_along() -> None:
     names = {re.split(r"[<>=]", each)[0].lower().replace("_", "-") for each in needed}
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in pins.splitlines()}
     assert names <= pinned
+
+
+def test_completion_and_the_man_page_follow_the_installation_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links lead to those of `current`; files of somebody else stay."""
+    shared = {name: tmp_path / "share" / name / "edge-agent" for name in COMPLETION}
+    monkeypatch.setattr(installation, "HOME", tmp_path / "opt")
+    monkeypatch.setattr(installation, "COMMAND", tmp_path / "edge-agent")
+    monkeypatch.setattr(installation, "COMPLETION", shared)
+    shared["fish"].parent.mkdir(parents=True)
+    shared["fish"].write_text("mine")
+    for version in ("1-1", "2-2"):
+        made = Installation(tmp_path / "opt" / version)
+        made.completion.mkdir(parents=True)
+        for name in COMPLETION:
+            (made.completion / name).write_text(version)
+        point_to(made)
+        said = {name: path.read_text() for name, path in shared.items()}
+        assert said == {**dict.fromkeys(COMPLETION, version), "fish": "mine"}
 
 
 def test_an_installation_packs_itself(tmp_path: Path) -> None:
