@@ -1,4 +1,4 @@
-"""The URL of a broker, taken apart."""
+"""Parsing of broker URLs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..core.frozen import record
 
 @record
 class Address:
-    """A broker's URL taken apart."""
+    """A parsed broker URL."""
 
     host: str
     port: int
@@ -38,7 +38,7 @@ def parse_url(url: str) -> Address:
     except ValueError:
         raise UsageError(f"the port is not a number from 1 to 65535{mend}") from None
     if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or port == 0:
-        # In words that nothing takes for a password, and hides.
+        # Worded so that redaction does not mistake a part of it for a password.
         raise UsageError(f"begins with mqtt:// or mqtts:// and a host; as mqtt://localhost{mend}")
     if any(character.isspace() or not character.isprintable() for character in url):
         raise UsageError("holds a space or control character; write it as %20")

@@ -9,7 +9,7 @@ from .answers import Http, Infer, parse_listen
 from .settings import parse_route
 
 Problem = tuple[str, str, str]
-"""Table, key and text."""
+"""Table, key and error text."""
 
 
 def answer_problems(infer: Infer, http: Http) -> Iterator[Problem]:

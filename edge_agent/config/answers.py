@@ -1,6 +1,6 @@
-"""Records of the settings for answers on demand: models, limits, and the address for HTTP.
+"""Settings records for answers on demand: models, limits, and the HTTP address.
 
-`settings` has them as tables of the file; `answer_checks` finds their problems.
+They are tables of the settings file (`settings`); `answer_checks` finds their problems.
 """
 
 from __future__ import annotations
@@ -16,71 +16,71 @@ from ..core.frozen import record
 
 _STRICT: Any = {"extra": "forbid"}
 UNIX = "unix:"
-"""Begins the address of a socket that is a file."""
+"""Prefix of the address of a Unix socket."""
 
 
 @storable
 @record(kw_only=True)
 class Infer:
-    """Models that others may ask, over MQTT and HTTP."""
+    """Models that answer requests over MQTT and HTTP."""
 
     __pydantic_config__ = _STRICT
     models: tuple[str, ...] = ()
-    """Each written as a pipeline's `model`; asked by its name. Empty: none may be asked."""
+    """Each written like a pipeline's `model` and requested by its name. Empty: no answers."""
     per_s: Annotated[float, Plain(), Gt(0), Le(100_000)] = 10.0
-    """Requests a second of all callers together."""
+    """Requests per second, all clients together."""
     max_mb: Annotated[float, Plain(), Gt(0), Le(256)] = 8.0
-    """Of one request."""
+    """Size limit of one request, MB."""
     priority: Annotated[int, Plain(), Ge(-1000), Le(1000)] = -10
-    """As a pipeline's."""
+    """Like a pipeline's `priority`."""
 
 
 @storable
 @record(kw_only=True)
 class Http:
-    """The same on HTTP."""
+    """Answers over HTTP."""
 
     __pydantic_config__ = _STRICT
     listen: str = ""
     """"127.0.0.1:8001" or "unix:/run/edge-agent/http.sock"; empty: off."""
     token: str = field(default="", repr=False)
-    """Better given as the systemd credential `http.token`; empty: none is asked for."""
+    """Better given as the systemd credential `http.token`; empty: no token is required."""
 
 
 @storable
 @record(kw_only=True)
 class Text:
-    """Models of task generate."""
+    """Models of the task generate."""
 
     __pydantic_config__ = _STRICT
     kv_cache_mb: Annotated[int, Plain(), Gt(0), Le(2**20)] = 256
-    """Paged; what has no room waits, or begins anew."""
+    """Size of the paged cache, MiB; questions that do not fit wait or are restarted."""
     max_tokens: Annotated[int, Plain(), Gt(0), Le(1_000_000)] = 512
-    """Of one answer, whatever is asked."""
+    """Limit for one answer, whatever the request asks for."""
     max_waiting: Annotated[int, Plain(), Gt(0), Le(10_000)] = 16
-    """Questions under way; more are refused."""
+    """Most questions in progress; further ones are refused."""
 
 
 @record
 class Endpoint:
-    """Where HTTP is listened on."""
+    """The address that the HTTP server listens on."""
 
     host: str
-    """An IP address; of a socket that is a file, its path."""
+    """An IP address, or the path of a Unix socket."""
     port: int | None
-    """None: it is a file."""
+    """None: a Unix socket."""
 
     @property
     def local(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         return self.port is None or ip_address(self.host).is_loopback
 
 
 def parse_listen(text: str) -> Endpoint:
-    """Parse `http.listen`, which is not empty."""
+    """Parse `http.listen`, which must not be empty."""
     if text.startswith(UNIX):
         path = text.removeprefix(UNIX)
-        # The system takes no longer one (sun_path of unix(7)).
+        # The system accepts no longer path (sun_path in unix(7)).
         if not path.startswith("/") or "\0" in path or len(path.encode()) > 107:
             raise UsageError(
                 f'{text!r}: expected "unix:" and an absolute path of at most 107 bytes'

@@ -1,4 +1,4 @@
-"""Servers that are asked about events, and the questions: records and their checks."""
+"""Servers to ask about events, and the questions: records and their checks."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from .templates import trouble, url_trouble
 
 _STRICT: Any = {"extra": "forbid"}
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0}
-"""Of `at_most`, in seconds."""
+"""Units of `at_most`, in seconds."""
 MOST_PROMPT = 8192
-"""Characters."""
+"""Most characters of a prompt."""
 
 Problem = tuple[str, str]
-"""Key and text."""
+"""Key and error text."""
 
 
 @storable
 @record(kw_only=True)
 class Server:
-    """A model elsewhere."""
+    """A model on another machine."""
 
     __pydantic_config__ = _STRICT
     name: str
     url: str = field(repr=False)
-    """Of "openai" with its version, as http://gpu.lan:8000/v1; of "kserve" what is before /v2."""
+    """For "openai" with the version, http://gpu.lan:8000/v1; for "kserve" without /v2."""
     kind: Literal["openai", "kserve"] = "openai"
     model: str
     key: str = field(default="", repr=False)
-    """Sent as bearer token; better given as the systemd credential `servers.<name>.key`."""
+    """Sent as a bearer token; better given as the systemd credential `servers.<name>.key`."""
     ca_file: str | None = None
-    """Certificates that sign the server's, in PEM form; None: those that the system trusts."""
+    """CA certificates for the server's certificate, PEM; None: the system's."""
 
 
 @storable
@@ -49,29 +49,29 @@ class Ask:
     __pydantic_config__ = _STRICT
     server: str | None = None
     model: str | None = None
-    """A model of this device, of task "generate"."""
+    """A model of this device with the task "generate"."""
     rules: tuple[str, ...] = ()
-    """Empty: all of the pipeline."""
+    """Empty: all rules of the pipeline."""
     prompt: str
-    """May hold words in braces, as actions do."""
+    """May contain words in braces, as in actions."""
     at_most: str = "10/min"
     timeout_s: Annotated[float, Plain(), Gt(0), Le(3600)] = 30.0
-    """For an answer, all tries together."""
+    """Time limit for an answer, all tries together."""
 
     @property
     def most(self) -> tuple[int, float]:
-        """How many may be asked within how many seconds."""
+        """The most questions, and the number of seconds that this limit is for."""
         count, _, unit = self.at_most.partition("/")
         return int(count), UNITS[unit]
 
     @property
     def whom(self) -> str:
-        """Who is asked, as health and the log name it."""
+        """The server or model that is asked, as named in health and the log."""
         return f"server {self.server}" if self.server is not None else f"model {self.model}"
 
 
 def server_problems(servers: Sequence[Server]) -> Iterator[Problem]:
-    """Yield the problems of servers; no text repeats a URL or key, which are secrets."""
+    """Yield the problems of servers; no text repeats a URL or key, since these are secrets."""
     yield from name_problems("servers", [server.name for server in servers], "two servers have")
     for server in servers:
         subject = f"servers[{server.name}]"

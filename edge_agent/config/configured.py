@@ -1,6 +1,6 @@
 """Changes that `configure` makes to pipelines: merge patches, checked like the settings file.
 
-A change is kept by pipeline and key, each key whole: the file may change beside it.
+Changes are stored by pipeline and key, each key as a whole: the settings file may change as well.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .settings import Pipeline, Settings
 Table = dict[str, Any]
 """The keys of a pipeline except its name, as JSON, without those that are None."""
 Changes = Mapping[str, Mapping[str, Any] | None]
-"""By pipeline: its changed keys, None for the default; None instead of keys: it is removed."""
+"""Changed keys by pipeline; a value of None: the default; None for all keys: it is removed."""
 KEYS = tuple(item.name for item in fields(Pipeline) if item.name != "name")
 PIPELINES = "pipelines"
-"""In `[remote] may`: that there are others."""
+"""In `[remote] may`: pipelines may be added and removed."""
 _URLS = frozenset({"source", "http"})
 
 
@@ -39,7 +39,7 @@ def plain(value: Any) -> Any:
 
 
 def table(pipeline: Pipeline) -> Table:
-    """Return all keys of a pipeline but its name."""
+    """Return all keys of a pipeline except its name."""
     made: Table = plain(pipeline)
     del made["name"]
     return made
@@ -56,7 +56,7 @@ def digest(pipelines: Mapping[str, Table]) -> str:
 
 
 def patched(settings: Settings, changes: Changes) -> Settings:
-    """Return settings with changes laid over them, checked as the file is."""
+    """Return settings with changes applied, checked like the settings file."""
     from ..core.schema import build
     from .load import Origins, check
 
@@ -78,7 +78,7 @@ def patched(settings: Settings, changes: Changes) -> Settings:
 
 
 def overlaid(lower: Changes, upper: Changes) -> dict[str, Mapping[str, Any] | None]:
-    """Return two layers of changes as one; of a key that is in both the upper one counts."""
+    """Merge two layers of changes; if both change a key, the upper one counts."""
     made = dict(lower)
     for name, change in upper.items():
         below = made.get(name)
@@ -87,7 +87,7 @@ def overlaid(lower: Changes, upper: Changes) -> dict[str, Mapping[str, Any] | No
 
 
 def without_effect(changes: Changes, given: Settings) -> dict[str, Mapping[str, Any] | None]:
-    """Leave out changes that leave the settings as they are anyway."""
+    """Drop changes that do not alter the settings."""
     before = {each.name: table(each) for each in given.pipelines}
     try:
         after = {each.name: table(each) for each in patched(given, changes).pipelines}
@@ -106,7 +106,7 @@ def without_effect(changes: Changes, given: Settings) -> dict[str, Mapping[str, 
 
 
 def without(changes: Changes, others: Changes) -> dict[str, Mapping[str, Any] | None]:
-    """Leave out changes that others make, too."""
+    """Drop changes that *others* also make."""
     made: dict[str, Mapping[str, Any] | None] = {}
     for name, change in changes.items():
         other = others.get(name, {})
@@ -119,7 +119,7 @@ def without(changes: Changes, others: Changes) -> dict[str, Mapping[str, Any] | 
 
 
 def unedited(changes: Changes, before: Settings, after: Settings) -> Changes:
-    """Leave out changes to keys that have been edited in the settings since."""
+    """Drop changes to keys that have since been edited in the settings."""
     old = {each.name: table(each) for each in before.pipelines}
     new = {each.name: table(each) for each in after.pipelines}
     edited = {
@@ -131,11 +131,11 @@ def unedited(changes: Changes, before: Settings, after: Settings) -> Changes:
 
 @record
 class Patch:
-    """A merge patch by pipeline name, judged against the pipelines as they hold."""
+    """A merge patch by pipeline name, checked against the current pipelines."""
 
     changes: Changes
     touched: Mapping[str, frozenset[str]]
-    """By pipeline: the keys that it names."""
+    """The keys that it changes, by pipeline."""
 
 
 def read_patch(
@@ -177,7 +177,7 @@ def read_patch(
 def _read_keys(
     name: str, given: Mapping[str, Any], present: Table | None, may: tuple[str, ...]
 ) -> Table:
-    """Merge the keys of one pipeline; of a new one all that are not given have their default."""
+    """Merge the keys of one pipeline; in a new one, keys not given get their defaults."""
     secrets: dict[str, str] = {}
     for told, text in _secrets(present or {}):
         secrets[told] = text if secrets.get(told, text) == text else ""
@@ -217,7 +217,7 @@ def _merged(target: Any, patch: Any) -> Any:
     return made
 
 
-# Secrets: what is published hides them, so a patch made from it must not write what hides them.
+# Secrets: published settings hide them, so a patch made from those must not store the hidden form.
 
 
 def _hidden(value: Any, *, is_url: bool = False) -> Any:
@@ -229,7 +229,7 @@ def _hidden(value: Any, *, is_url: bool = False) -> Any:
 
 
 def _secrets(value: Any, *, is_url: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the published form of each text that holds a secret, and the text."""
+    """Yield the published form of each text that contains a secret, and the text itself."""
     if isinstance(value, str) and (told := _hidden(value, is_url=is_url)) != value:
         yield told, value
     elif isinstance(value, dict):
@@ -241,7 +241,7 @@ def _secrets(value: Any, *, is_url: bool = False) -> Iterator[tuple[str, str]]:
 
 
 def _restored(value: Any, secrets: Mapping[str, str], where: str, *, is_url: bool = False) -> Any:
-    """Put the secrets that a pipeline has back to where their published form stands."""
+    """Replace the published form of a pipeline's secrets by the secrets."""
     if isinstance(value, str):
         text = secrets.get(value, "" if is_url and HIDDEN in value else value)
         if value and not text:

@@ -1,7 +1,7 @@
 """Device profiles, `device_profiles/*.toml`: engines in order of preference for a kind of machine.
 
-The choice is a pure function of hardware facts and profiles. Only where the chosen profile lists a
-GPU or NPU that may be there are the engines probed, in child processes, for their devices.
+The choice is a pure function of hardware facts and profiles. Only if the chosen profile lists a GPU
+or NPU that may be present are the engines probed for their devices, in child processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN_PROFILES = Path("/etc/edge-agent/device_profiles")
 
 _STRICT: Any = {"extra": "forbid"}
 Precision = Literal["f32", "f16", "bf16", "i8", "dynamic"]
-"""Of OpenVINO's `INFERENCE_PRECISION_HINT`; "i8" is for ONNX Runtime's TensorRT."""
+"""OpenVINO's `INFERENCE_PRECISION_HINT`; "i8" is for TensorRT in ONNX Runtime."""
 Flag = Annotated[bool, Plain()]
 Count = Annotated[int, Plain(), Ge(0)]
 Threads = Annotated[int, Plain(), Ge(0), Le(1024)]
@@ -50,9 +50,9 @@ class MatchRule:
     npu: Flag | None = None
     min_memory_mb: Count = 0
     max_memory_mb: Count = 0
-    """0: no bound."""
+    """0: no limit."""
     board: str = ""
-    """A regular expression, found anywhere in the board's name, in any case."""
+    """A regular expression, searched for in the board's name, ignoring case."""
 
 
 @record(kw_only=True)
@@ -64,14 +64,14 @@ class EngineLine:
     device: str = "CPU"
     threads: Threads | None = None
     lanes: Lanes | None = None
-    """None: as the profile says."""
+    """None: the profile's value."""
     precision: Precision | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @record(kw_only=True)
 class DeviceProfile:
-    """The content of a profile's file; its name is the file's."""
+    """The content of a profile file; the file name is the profile's name."""
 
     __pydantic_config__ = _STRICT
     description: str
@@ -79,20 +79,20 @@ class DeviceProfile:
     """In order of preference."""
     match: MatchRule = field(default_factory=MatchRule)
     priority: Annotated[int, Plain(), Ge(-1000), Le(1000)] = 0
-    """Of all profiles that match, the highest is taken."""
+    """The matching profile with the highest priority is used."""
     lanes: Lanes = 0
-    """Inferences at the same time; 0: two where there are two cores."""
+    """Inferences at the same time; 0: two if there are at least two cores."""
     threads: Threads = 0
-    """Of one inference; 0: the cores shared out over the lanes."""
+    """Threads of one inference; 0: the cores divided among the lanes."""
     tune: Flag = False
-    """Whether the agent measures in the background which engine and threads suit a new model."""
+    """Whether the agent measures in the background the best engine and threads for a new model."""
     memory_budget_mb: Count = 0
-    """Memory that all models together may take; 0: no bound."""
+    """Memory limit for all models together; 0: no limit."""
     unload_idle_s: Annotated[float, Plain(), Ge(0), Le(366 * 86400)] = 0.0
-    """Second-stage models are loaded when first needed, and unloaded after this many idle seconds;
-    0: they are always loaded."""
+    """Second-stage models are loaded when first needed and unloaded after being idle this long; 0:
+    they are always loaded."""
     swap: Literal["overlap", "replace"] = "overlap"
-    """Whether the old model serves until the new one does, or is unloaded first to make room."""
+    """Whether the old model serves until the new one does, or is unloaded first to free memory."""
 
 
 @record
@@ -103,28 +103,28 @@ class Match:
     profile: DeviceProfile
     reason: str
     rejected: tuple[tuple[str, str], ...]
-    """Name and reason, of all the others."""
+    """Name and reason for each other profile."""
 
 
 @record
 class Lineup:
-    """The engines to try, first to last, and those that cannot work here."""
+    """The engines to try, in order, and those that cannot work here."""
 
     choices: tuple[EngineChoice, ...]
     absent: tuple[tuple[EngineChoice, str], ...]
     notes: tuple[str, ...] = ()
-    """Parts of the profile that this machine cannot do, for the log."""
+    """Parts of the profile that this machine cannot follow, for the log."""
 
 
 def default_dirs() -> tuple[Path, ...]:
-    """Return the folders of profiles: those that come with the program, then the user's own."""
+    """Return the profile folders: the bundled one, then the user's own."""
     return (bundled("device_profiles"), OWN_PROFILES)
 
 
 def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
-    """Read every profile; one in a later folder replaces one of the same name before it.
+    """Read all profiles; one in a later folder replaces an earlier one of the same name.
 
-    Files whose name is not one of a profile (see `unread_files`) are left out.
+    Files whose name is not a profile name (see `unread_files`) are skipped.
     """
     profiles = {}
     for folder in dirs:
@@ -135,7 +135,7 @@ def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
 
 
 def unread_files(dirs: Sequence[Path]) -> list[str]:
-    """List the files that look like profiles and are not read, each with the reason."""
+    """List the files that look like profiles but are not read, each with the reason."""
     return [
         f"{path}: is not read; a profile's file is NAME.toml, its name of {NAME_RULE}"
         for folder in dirs
@@ -173,7 +173,7 @@ def choose(profiles: Mapping[str, DeviceProfile], facts: Facts, wanted: str = "a
             f"profile: none of {len(profiles)} profiles matches this machine ({facts}); name one "
             f"in the settings{nearest('', profiles)}"
         )
-    # By name at last, so that the same files always give the same choice.
+    # Finally by name, so that the same files always give the same choice.
     best = min(fitting, key=lambda name: (-profiles[name].priority, name))
     rejected = []
     for name in sorted(profiles):
@@ -205,10 +205,10 @@ def _misfits(rule: MatchRule, facts: Facts) -> Iterator[str]:
         yield f"there is no {rule.gpu} GPU with a driver loaded"
     if rule.npu is not None and rule.npu != facts.npu:
         yield "there is no NPU with a driver loaded" if rule.npu else "there is an NPU"
-    # Where memory is unknown (0), it is not held against a profile.
+    # Unknown memory (0) does not exclude a profile.
     if facts.memory_mb and facts.memory_mb < rule.min_memory_mb:
         yield f"needs {rule.min_memory_mb} MiB of memory, there are {facts.memory_mb}"
-    # But a profile for small machines is not for those that do not say.
+    # But a profile for small machines does not match if the memory is unknown.
     if rule.max_memory_mb and not 0 < facts.memory_mb <= rule.max_memory_mb:
         there = f"{facts.memory_mb}" if facts.memory_mb else "unknown"
         yield f"is for at most {rule.max_memory_mb} MiB of memory, there are {there}"
@@ -246,18 +246,18 @@ def lineup(
     """List the engines to try on this machine.
 
     Args:
-        profile: whose order counts.
+        profile: determines the order.
         facts: the machine.
-        ask: probes the engines for their devices (`probe`); called at most once, and only where
-            the profile lists a device for which a driver is loaded.
+        ask: probes the engines for their devices (`probe`); called at most once, and only if the
+            profile lists a device whose driver is loaded.
         engine: the user's choice of one engine, or "auto".
 
     Returns:
-        Choices with lanes and threads worked out; not empty but where no engine is installed.
+        Choices with computed lanes and threads; empty only if no engine is installed.
     """
     lines = [line for line in profile.engines if engine in {"auto", line.engine}]
     if not lines and engine != "auto":
-        # The user's word counts more than the profile's list.
+        # The user's choice has priority over the profile's list.
         lines = [EngineLine(engine=engine)]
     versions = installed()
     found: Probe | None = None
@@ -290,13 +290,13 @@ def lineup(
 
 
 def _choice(profile: DeviceProfile, line: EngineLine, facts: Facts) -> EngineChoice:
-    """Return the choice that one line of a profile stands for, with lanes and threads computed."""
+    """Return the choice for one line of a profile, with computed lanes and threads."""
     lanes = (profile.lanes if line.lanes is None else line.lanes) or min(2, facts.cpus)
     threads = profile.threads if line.threads is None else line.threads
     return EngineChoice(
         engine=line.engine,
         device=line.device,
-        # More than there are cores would only wait for each other.
+        # More threads than cores would only wait for each other.
         threads=min(threads, facts.cpus) or max(1, facts.cpus // lanes),
         lanes=lanes,
         precision=line.precision,
@@ -305,9 +305,9 @@ def _choice(profile: DeviceProfile, line: EngineLine, facts: Facts) -> EngineCho
 
 
 def unlisted(profile: DeviceProfile, engine: EngineName, wanted: WantedEngine) -> str | None:
-    """Return why a model runs on an engine that the profile does not list, or None if it lists it.
+    """Return why a model runs on an engine that the profile does not list; None: it lists it.
 
-    A file of a format that no other engine reads is run in that way.
+    This happens with a file format that no listed engine can read.
     """
     if wanted == engine or any(line.engine == engine for line in profile.engines):
         return None
@@ -319,7 +319,7 @@ def unlisted(profile: DeviceProfile, engine: EngineName, wanted: WantedEngine) -
 
 
 def _no_driver(line: EngineLine, facts: Facts) -> str | None:
-    """Return why a device cannot be there, as far as is known without a probe; None: it may be."""
+    """Return why a device must be absent, as far as known without a probe; None: unknown."""
     needs = capabilities(line.engine).drivers.get(line.device.upper().partition(".")[0])
     if needs is None or needs in facts.gpus or (needs == "npu" and facts.npu):
         return None

@@ -1,6 +1,6 @@
-"""Settings that have no effect with the models that they name.
+"""Settings that have no effect with the models they refer to.
 
-They are warnings: the agent runs all the same and logs them; `check` prints them.
+They are warnings: the agent runs anyway and logs them; `check` prints them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WITHOUT_THRESHOLD = frozenset({"regression", "raw"})
 
 
 def lint_settings(settings: Settings) -> Iterator[str]:
-    """Yield which settings of pipelines have no effect by those of the device; a line each."""
+    """Yield a line for each pipeline setting that another setting leaves without effect."""
     if settings.evidence.keep_mb:
         return
     for pipeline in settings.pipelines:
@@ -32,7 +32,7 @@ def lint_pipeline(
     firsts: Sequence[ModelFolder | None],
     seconds: Sequence[ModelFolder | None],
 ) -> list[str]:
-    """List the settings of a pipeline that have no effect, and routes that mix tasks."""
+    """List a pipeline's settings without effect, and routes that mix tasks."""
     known = [folder for folder in firsts if folder is not None]
     lines = []
     tasks = dict.fromkeys(folder.manifest.task for folder in known)
@@ -68,7 +68,7 @@ def _lint_stages(
     firsts: Sequence[ModelFolder],
     above: str = "",
 ) -> Iterator[str]:
-    """List the keys of second stages that have no effect; *firsts* find the objects they get."""
+    """Yield the keys of second stages that have no effect; *firsts* find their objects."""
     for stage in stages:
         second = next(folders)
         subject = f"{above}then[{stage.name}]"
@@ -89,7 +89,7 @@ def _without(key: str, folder: ModelFolder) -> str:
 
 
 def _idle(stage: SecondStage, firsts: Sequence[ModelFolder]) -> Iterator[str]:
-    """List why a second stage never runs, or never for some of the labels that it names."""
+    """Yield why a second stage never runs, or never for some of its labels."""
     finders = [folder for folder in firsts if folder.manifest.task in BOXED]
     names = ", ".join(folder.manifest.id for folder in finders or firsts)
     if not finders:
@@ -97,7 +97,7 @@ def _idle(stage: SecondStage, firsts: Sequence[ModelFolder]) -> Iterator[str]:
         yield f": never acts: it looks at detections, and {names} is of task {task}"
         return
     if not all(folder.finds for folder in finders):
-        return  # classes without names are called by their numbers, however many there are
+        return  # classes without names are labeled by number, however many there are
     found = {label for folder in finders for label in folder.finds}
     absent = [label for label in stage.labels if label not in found]
     if not absent:

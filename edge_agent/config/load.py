@@ -3,11 +3,11 @@
 The records are in `settings`. Every error is one line with the file or variable that the value came
 from, the key, and the fix.
 
-The layers are read and laid over each other here; pydantic-settings judges what comes of it, and
-only where it may be wrong: its import takes longer than a small model's load. Its own sources
-(tried with 2.16) hand numbers and flags over as text, which strict types refuse, pass over a
-misspelled variable in silence, stop at a credential of the unit that is not text, a TLS key say,
-and do not know which variable a wrong value came from.
+The layers are read and merged here; pydantic-settings checks the result, but only if it may be
+wrong: importing it takes longer than loading a small model. Its own sources (tried with 2.16) pass
+numbers and flags as text, which strict types refuse, ignore misspelled variables silently, fail on
+a credential of the unit that is not text, such as a TLS key, and do not know which variable a wrong
+value came from.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .templates import topic_trouble
 
 PREFIX = "EDGE_AGENT_"
 PAGE_VARIABLE = "EDGE_AGENT_UI_PASSWORD"
-"""Of the operator's page, whose command reads it; no setting."""
+"""Variable of the operator's page, read by its command; not a setting."""
 _FLAGS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
@@ -46,7 +46,7 @@ _FLAGS = {
 
 
 def find_file(given: str | None) -> Path | None:
-    """Find the settings file: the given one, else the first that exists in the usual places."""
+    """Find the settings file: the given one, or the first that exists in the default places."""
     for path in map(Path, PLACES) if given is None else (Path(given),):
         try:
             if path.is_file():
@@ -60,7 +60,7 @@ def find_file(given: str | None) -> Path | None:
 
 
 def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings; without *file*, from environment and credentials alone."""
+    """Read the settings; without *file*, only from environment and credentials."""
     env = os.environ if environ is None else environ
     layers = [_environment(env), _credentials(env)]
     if file is not None:
@@ -75,7 +75,7 @@ def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Setting
 
 @record
 class _Layer:
-    """Settings of one source, and by key its variable or credential; empty for the file."""
+    """Settings of one source, and the variable or credential of each key; empty for the file."""
 
     values: dict[str, Any] = field(default_factory=dict)
     names: dict[tuple[str, ...], str] = field(default_factory=dict)
@@ -105,12 +105,12 @@ class Origins:
         return str(self.file) if self.file is not None else "settings"
 
     def error(self, text: str, *path: int | str, key: str = "") -> UsageError:
-        """Return an error about a key; *key* is written instead of the path."""
+        """Return an error about a key; *key* is shown instead of the path."""
         return UsageError(f"{self.source_of(*path)}: {key or '.'.join(map(str, path))}: {text}")
 
 
 def _environment(env: Mapping[str, str]) -> _Layer:
-    """Read the variables: text for single values, JSON for lists and tables."""
+    """Read the environment variables: text for single values, JSON for lists and tables."""
     layer = _Layer()
     # Shorter names first, so that EDGE_AGENT_BROKER__URL wins over its key in EDGE_AGENT_BROKER.
     for variable in sorted(env, key=lambda name: (name.count("__"), name)):
@@ -141,12 +141,12 @@ def _environment(env: Mapping[str, str]) -> _Layer:
 
 
 def _credentials(env: Mapping[str, str]) -> _Layer:
-    """Read the files that systemd's LoadCredential= provides: named by dotted keys."""
+    """Read the files that systemd's LoadCredential= provides, named by dotted keys."""
     layer = _Layer()
     for path in _paths(Settings):
         name = ".".join(path)
         hint = _hint(path)
-        # Other credentials of the unit (a TLS key, say) are none of the settings' business.
+        # Other credentials of the unit, such as a TLS key, are not settings.
         if _is_single(hint) and (text := _credential(env, name)) is not None:
             layer.put(path, _read_single(hint, text), f"credential {name}")
     return layer
@@ -168,7 +168,7 @@ def _credential(env: Mapping[str, str], name: str) -> str | None:
 
 
 def _add_keys(given: dict[str, Any], env: Mapping[str, str], *, own: bool) -> None:
-    """Add the keys of servers from credentials; *own*: keys of the environment win."""
+    """Add the keys of servers from credentials; *own*: keys from the environment have priority."""
     servers = given.get("servers")
     if not isinstance(servers, list) or not env.get("CREDENTIALS_DIRECTORY"):
         return
@@ -205,7 +205,7 @@ def _hint(path: tuple[str, ...]) -> Any:
 
 
 def _is_single(hint: Any) -> bool:
-    """Whether values of this type are written plainly, not as JSON."""
+    """Whether values of this type are written as plain text, not as JSON."""
     if get_origin(hint) is Annotated:
         return _is_single(get_args(hint)[0])
     if get_origin(hint) in {Union, types.UnionType}:
@@ -214,7 +214,7 @@ def _is_single(hint: Any) -> bool:
 
 
 def _read_single(hint: Any, value: Any) -> Any:
-    """Read a boolean or number from text, as environments have it; leave other values unchanged."""
+    """Read a boolean or number from the text of a variable; leave other values unchanged."""
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if not isinstance(value, str):
@@ -224,11 +224,11 @@ def _read_single(hint: Any, value: Any) -> Any:
     try:
         return hint(value) if hint in {int, float} else value
     except ValueError:
-        return value  # refused with what was expected when it is checked
+        return value  # refused by the check, with what was expected
 
 
 def _validated(given: dict[str, Any], origins: Origins) -> Settings:
-    """Check the layers together; pydantic-settings words the errors."""
+    """Check the merged layers; errors come from pydantic-settings."""
     try:
         return read_plain(Settings, given)
     except DoubtError:
@@ -340,7 +340,7 @@ def _unreadable(path: Path) -> str | None:
 
 
 def _may_be_folder(path: Path) -> bool:
-    """Whether nothing but a folder is at *path*; unknown counts as yes: the store checks again."""
+    """Whether *path* is a folder or absent; unknown counts as yes: the store checks again."""
     try:
         return path.is_dir() or not path.exists()
     except OSError:
@@ -348,7 +348,7 @@ def _may_be_folder(path: Path) -> bool:
 
 
 def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the problems of a pipeline: key and text."""
+    """Yield the problems of a pipeline: key and error text."""
     given = None
     try:
         source = parse_source(pipeline.source, settings.base)
@@ -382,7 +382,7 @@ def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str
 
 
 def _stage_problems(stages: Sequence[SecondStage], above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the problems of second stages that look at the same detections."""
+    """Yield the problems of second stages that receive the same detections."""
     names = [stage.name for stage in stages]
     yield from name_problems(f"{above}then", names, "two second stages have")
     for stage in stages:
@@ -396,10 +396,10 @@ def _stage_problems(stages: Sequence[SecondStage], above: str = "") -> Iterator[
 
 
 def _own_topic(topic: str, settings: Settings) -> str | None:
-    """Return why a topic gives no readings: it is this device's own; None: it may.
+    """Return why a topic cannot be a source: it is this device's own; None: it can.
 
-    Its results would be readings again, and requests to it would be taken for readings, before the
-    inbox sees them. Topics of other devices are as good as any.
+    The device's results would come back as readings, and requests to it would be read as readings
+    before the inbox gets them. Topics of other devices are allowed.
     """
     root, device = settings.broker.topic_root, settings.device_id
     inboxes = [f"{root}/@{group}/in" for group in settings.groups]
@@ -414,7 +414,7 @@ def _own_topic(topic: str, settings: Settings) -> str | None:
 
 
 def _filter_problems(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
-    """Yield the problems of a pipeline's filters: key and text."""
+    """Yield the problems of a pipeline's filters: key and error text."""
     if len(pipeline.min_box) != 2:
         yield "min_box", f"expected [width, height], found {list(pipeline.min_box)}"
     if len(pipeline.masks) > MOST_SHAPES:

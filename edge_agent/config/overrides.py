@@ -1,7 +1,7 @@
-"""Changes made to pipelines by `set` and `configure`; some are kept, all in one file.
+"""Changes made to pipelines by `set` and `configure`; those to keep are stored in one file.
 
-The changes of `configure` belong to the settings that the runner has; those of `set` lie over
-them. If both have changed a key, the later one counts.
+The changes by `configure` are part of the runner's settings; those by `set` are applied on top of
+them. If both have changed a key, the later change counts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 FILE = "overrides.json"
 _CONFIGURED = "@configure"
-"""The key of the changes kept by `configure`, beside the names of pipelines."""
+"""The key of the changes kept by `configure`, next to the names of pipelines."""
 _PROBATION = "@probation"
-"""The key of what is noted of a patch on probation."""
+"""The key of the record of a patch on probation."""
 
 
 @record
@@ -39,7 +39,7 @@ class Before:
     configured: Changes
     hidden: Mapping[str, frozenset[str]]
     until_restart: Mapping[str, Mapping[str, Any]]
-    """Of the keys that the patch changes."""
+    """Changes to the keys of the patch."""
     given: Mapping[str, Pipeline]
 
 
@@ -52,18 +52,18 @@ class Overrides:
         self._changes: dict[str, dict[str, Any]] = {}
         self._until_restart: dict[str, dict[str, Any]] = {}
         self._hidden: Mapping[str, frozenset[str]] = {}
-        """Keys kept by `set` and changed by `configure` since, until the restart."""
+        """Keys kept by `set` and since changed by `configure` until the restart."""
         self._given: dict[str, Pipeline] = {}
-        """Settings of each pipeline when it was last made."""
+        """Settings of each pipeline when it was last created."""
         self._kept: Changes = {}
-        """By `configure`, for good."""
+        """Changes by `configure` that outlast a restart."""
         self._configured: Changes = {}
-        """By `configure`, until the restart."""
+        """Changes by `configure` until the restart."""
         self._file_settings: Settings | None = None
         self._lower: Settings | None = None
-        """Those, with what `configure` has kept."""
+        """`_file_settings` with the changes kept by `configure`."""
         self.ignored: list[str] = []
-        """Why changes are not in effect that `configure` has made."""
+        """Why changes made by `configure` are not in effect."""
         self._lock = threading.RLock()
         content = self._file.read(_parse) or {}
         self.interrupted = content.pop(_PROBATION, None)
@@ -74,7 +74,7 @@ class Overrides:
             if name == _CONFIGURED:
                 self._kept = change
                 continue
-            # Imported only where the file has something: this is on the way to the first result.
+            # Imported only if the file has changes: this delays the first result.
             from .settable import SETTABLE
 
             for key, value in change.items():
@@ -85,7 +85,7 @@ class Overrides:
                 except ValueError as problem:
                     log.warning("%s: %s: %s: %s; ignored", path, name, key, problem)
 
-    # What `set` changes
+    # Changes by `set`
 
     def applied(self, settings: Pipeline) -> Pipeline:
         """Return a pipeline's settings with its changes applied."""
@@ -97,19 +97,19 @@ class Overrides:
             before = self._given.get(name, settings)
             passing = self._until_restart.get(name, {})
             for key in list(passing):
-                # Settings that have been edited since win over a change made before.
+                # Settings edited since have priority over an earlier change.
                 if getattr(before, key) != getattr(settings, key):
                     del passing[key]
             self._given[name] = settings
             return replace(settings, **(change | passing))
 
     def set_until_restart(self, name: str, changes: Mapping[str, Any]) -> None:
-        """Record changes until the restart, whatever becomes of the pipeline meanwhile."""
+        """Record changes until the restart, even if the pipeline is removed meanwhile."""
         with self._lock:
             self._until_restart.setdefault(name, {}).update(changes)
 
     def take_back(self, name: str, keys: Iterable[str], *, kept: bool) -> None:
-        """Forget settings made by `set` for a pipeline; with *kept*, also those made for good."""
+        """Drop the changes made to a pipeline by `set`; *kept*: also the persistent ones."""
         with self._lock:
             for key in keys:
                 self._until_restart.get(name, {}).pop(key, None)
@@ -123,7 +123,7 @@ class Overrides:
         return self._given.get(settings.name, settings)
 
     def shadows(self, settings: Pipeline) -> list[str]:
-        """List kept changes that differ from a pipeline's settings; a line each."""
+        """List kept changes that differ from a pipeline's settings, one line each."""
         lines = [
             f"{key} is {_shown(value)}, as it was set with persist ({self._file.path}), not"
             f" {_shown(getattr(settings, key))}; set it to null with persist to take that back"
@@ -139,7 +139,7 @@ class Overrides:
         return lines
 
     def removed(self) -> list[str]:
-        """List the pipelines that were removed for good; a line each."""
+        """List the pipelines that were removed persistently, one line each."""
         return [
             f"pipeline {name}: removed by `configure … persist` ({self._file.path})"
             for name, change in self._kept.items()
@@ -147,7 +147,7 @@ class Overrides:
         ]
 
     def ignore_threshold(self, name: str, why: str) -> bool:
-        """Ignore a kept threshold until the next start; returns False if there is none."""
+        """Ignore a kept threshold until the next start; return False if there is none."""
         with self._lock:
             kept = self._changes.get(name, {}).pop("threshold", None)
         if kept is not None:
@@ -155,20 +155,20 @@ class Overrides:
         return kept is not None
 
     def persist(self, name: str, changes: Mapping[str, Any]) -> None:
-        """Record changes for good."""
+        """Record changes that outlast a restart."""
         with self._lock:
             self._changes.setdefault(name, {}).update(changes)
             hidden = self._hidden.get(name, frozenset()) - changes.keys()
             self._hidden = {**self._hidden, name: hidden}
             self._write()
 
-    # What `configure` changes
+    # Changes by `configure`
 
     def lay_over(self, settings: Settings) -> Settings:
-        """Return settings read from the file, with the changes of `configure`.
+        """Return settings read from the file, with the changes by `configure`.
 
-        Changes until the restart give way where the file has been edited since. Changes that do not
-        fit the settings any more are ignored, and logged.
+        Changes until the restart are dropped where the file has been edited since. Changes that no
+        longer fit the settings are ignored and logged.
         """
         from .configured import unedited
 
@@ -181,7 +181,7 @@ class Overrides:
             return self._laid(self._lower, self._configured)
 
     def _laid(self, settings: Settings, changes: Changes) -> Settings:
-        """Lay changes over settings; where they do not fit together, one pipeline at a time."""
+        """Apply changes to settings; if they do not fit together, one pipeline at a time."""
         if not changes:
             return settings
         from .configured import patched
@@ -199,7 +199,7 @@ class Overrides:
         return settings
 
     def from_file(self) -> tuple[Pipeline, ...] | None:
-        """Return the pipelines as the file has them; None: it has not been read yet."""
+        """Return the pipelines from the file; None: it has not been read yet."""
         return None if self._file_settings is None else self._file_settings.pipelines
 
     @property
@@ -220,14 +220,14 @@ class Overrides:
                 log.warning(words, self._file.path)
 
     def tried(self, patch: Patch) -> Settings:
-        """Return the settings that a patch would produce; nothing is applied."""
+        """Return the settings that a patch would produce, without applying it."""
         from .configured import overlaid, patched
 
         with self._lock:
             return patched(self._known_lower(), overlaid(self._configured, patch.changes))
 
     def configure(self, patch: Patch) -> tuple[Settings, Before]:
-        """Apply a patch until the restart; return the settings, and the state before."""
+        """Apply a patch until the restart; return the settings and the state before it."""
         from .configured import overlaid, without_effect
 
         with self._lock:
@@ -253,11 +253,11 @@ class Overrides:
     def restore(self, before: Before) -> Settings:
         """Restore the state before a patch; return the settings.
 
-        Settings made since the patch stay.
+        Settings changed since the patch stay.
         """
         with self._lock:
             self._configured = before.configured
-            # `persist` has made keys count again.
+            # `persist` has put keys back into effect.
             hidden = self._hidden.items()
             self._hidden = {n: keys & before.hidden.get(n, frozenset()) for n, keys in hidden}
             for name, was in before.until_restart.items():

@@ -1,4 +1,4 @@
-"""Checks of zones, lines and rules: those that are invalid, and those that can never act."""
+"""Checks of zones, lines and rules: which are invalid, and which can never act."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .templates import braces_trouble, source_trouble, topic_trouble, trouble, u
 
 MOST_RULES = 64
 MOST_OF = 62
-"""Results that `frames` can look back on."""
+"""Most results that `frames` can look back on."""
 Problem = tuple[str, str]
-"""Key and text."""
+"""Key and error text."""
 NEEDED = {"line": "a line", "value": "a value, by its name", "above": "`above` or `below`"}
 
 
@@ -101,7 +101,7 @@ def _rule_problems(rule: Rule, pipeline: Pipeline) -> Iterator[Problem]:
 
 
 def combined_problems(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the problems of the rules over several pipelines: key and text."""
+    """Yield the problems of the rules over several pipelines: key and error text."""
     there = {pipeline.name: pipeline for pipeline in settings.pipelines}
     yield from name_problems("rules", [rule.name for rule in settings.rules], "another one has")
     for rule in settings.rules:
@@ -144,7 +144,7 @@ def _action_problems(
     if action.http is not None and (why := url_trouble(action.http)) is not None:
         yield ".http", why
     if action.publish is not None:
-        # With a name in place of each word, a topic is as it will be.
+        # With a name in place of each word, the topic has its final form.
         why = (
             trouble(action.publish)
             or braces_trouble(action.publish)
@@ -158,16 +158,16 @@ def _action_problems(
 
 
 LEAVES_NOTHING = "leaves nothing to publish"
-"""Of a filter: not only without effect, but silent for ever."""
+"""Error of a filter that not only has no effect, but drops all results."""
 
 
 WITH_PACKETS = ("rtsp:", "rtsps:", "http:", "https:", "file:")
-"""How sources begin whose packets can be kept as clips."""
+"""Prefixes of sources whose packets can be kept as clips."""
 CAMERAS = (*WITH_PACKETS, "v4l2:")
 
 
 def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> Iterator[str]:
-    """Yield which filters of a pipeline can have no effect, or leave nothing; as `lint_rules`."""
+    """Yield a line for each filter of a pipeline that has no effect or leaves no results."""
     known = [folder for folder in firsts if folder is not None]
     if not known or len(known) < len(firsts):
         return
@@ -184,7 +184,7 @@ def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> It
     for key in given:
         labels = list(getattr(pipeline, key))
         if not all(folder.finds for folder in known):
-            # Classes without names are called by their numbers, however many there are.
+            # Classes without names are labeled by number, however many there are.
             absent = [label for label in labels if label not in found and not label.isdecimal()]
             why = (
                 f"{names} has no names for its classes and calls them by their numbers; write a "
@@ -210,9 +210,9 @@ def lint_rules(
     """Yield a line for each zone, line and rule of a pipeline that can never act.
 
     Args:
-        pipeline: its settings.
-        firsts: the models that its frames go through, as far as they are known.
-        seconds: those of its second stages; None: not known.
+        pipeline: the pipeline's settings.
+        firsts: the models of its first stage; None: not known.
+        seconds: the models of its second stages; None: not known.
     """
     known = [folder for folder in firsts if folder is not None]
     tasks: set[str] = {folder.manifest.task for folder in known}
@@ -254,7 +254,7 @@ def _lint_rule(
     if "value" in kind.needs and known and all(folder.finds for folder in known):
         there = {label for folder in known for label in folder.finds}
         if rule.value not in there:
-            # What else a sensor says may yet come.
+            # A sensor may send other values later.
             how = "has not come yet" if pipeline.has_no_model else f"never acts: not of {names}"
             yield f".value: {rule.value!r} {how}; there are {', '.join(sorted(there)[:20])}"
     yield from _lint_bounds(rule, kind)
@@ -275,7 +275,7 @@ def _lint_rule(
 def _labels(
     firsts: Sequence[ModelFolder], seconds: Sequence[ModelFolder | None]
 ) -> frozenset[str] | None:
-    """Return all labels that an object may have, of its own or by a stage; None: not known."""
+    """Return all labels that an object may have, from any stage; None: not known."""
     labelled = [
         folder
         for folder in seconds

@@ -1,7 +1,7 @@
-"""The kinds of rules, `when` in the settings: one record each, and all that is special about it.
+"""The kinds of rules, `when` in the settings: one record each, with all their properties.
 
-Checks of settings, the rule engine, discovery for Home Assistant and the terminal read this table
-and know no kind by its name: another kind is another record here.
+Checks of settings, the rule engine, Home Assistant discovery and the terminal read this table and
+refer to no kind by its name: a new kind needs only a new record here.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..models.drift import MOST_INDEX
 from .rules import Rule
 
 MUCH_DRIFT = 0.25
-"""Population stability index above which a rule without bounds is true: the usual rule of thumb."""
+"""Population stability index above which a rule without bounds is true: the common threshold."""
 
 Trigger = Literal["arrives", "departs", "crosses", "stays", "count", "result"]
 """The trigger of a rule: an object that arrives in the zone, departs from it, crosses the line or
-stays in the zone for `for_s`; or a measured value, of the number of objects in the zone or of a
+stays in the zone for `for_s`; or a value measured from the number of objects in the zone or from a
 whole result."""
 MOMENTS = frozenset({"arrives", "departs", "crosses"})
 Measured = tuple[float | None, bool, dict[str, Any]]
-"""The value to compare with `above` and `below`, or None if the result says nothing about it;
-whether the rule is true without bounds; and what an event says about it."""
+"""The value to compare with `above` and `below`, or None if the result has none; whether the rule
+is true without bounds; and the keys for an event."""
 
 
 @record(kw_only=True)
@@ -37,9 +37,9 @@ class RuleKind:
     sentence: str
     """The sentence for an event in a terminal, as a format of `cli.terminal`."""
     measure: Callable[[Rule, Outcome, int], Measured] | None = None
-    """Measures a result, given the objects counted in the zone; where `trigger` says so."""
+    """Measures a result, given the number of objects in the zone; for "count" and "result"."""
     tasks: Collection[str] = BOXED
-    """Of the models whose results it looks at; empty: of all."""
+    """Tasks of the models whose results it uses; empty: all."""
     needs: tuple[str, ...] = ()
     """Keys that a rule must have; "above" stands for either bound."""
     bounded: bool = False
@@ -47,22 +47,22 @@ class RuleKind:
     range: tuple[float, float] = (-inf, inf)
     """Least and greatest value that can be measured."""
     unit: str = "value"
-    """The measured quantity, in words."""
+    """The name of the measured quantity."""
     labels: tuple[str, ...] = ()
-    """The choices for its `labels`; empty: those that models find."""
+    """The choices for its `labels`; empty: the labels of the models."""
     smoothed: bool = False
-    """Whether `frames` has no effect on it: what it measures is held already."""
+    """Whether `frames` has no effect on it because its value is already smoothed."""
     by_channel: bool = False
     """Whether `value` names a channel of the model's input."""
 
     @property
     def lasts(self) -> bool:
-        """Whether its events begin and end; the others are of a moment."""
+        """Whether its events have a duration; others are momentary."""
         return self.trigger not in MOMENTS
 
     @property
     def in_zone(self) -> bool:
-        """Whether it looks at objects within a zone."""
+        """Whether it uses objects within a zone."""
         return self.trigger not in {"crosses", "result"}
 
 
@@ -88,7 +88,7 @@ def _class(rule: Rule, outcome: Outcome, count: int) -> Measured:
     wanted = (i for i, label in enumerate(found.labels) if label in rule.labels)
     best = next(wanted, None) if rule.labels else 0
     if best is None:
-        # Not among those that leave the decoder: its score is lower than theirs.
+        # Not among the decoder's findings: its score is below the threshold.
         return 0.0, False, {}
     score = float(found.scores[best])
     return score, best == 0, {"label": found.labels[best], "score": round(score, 4)}
@@ -204,5 +204,5 @@ def kind_of(rule: Rule) -> RuleKind:
 
 
 def rules_by_trigger(rules: tuple[Rule, ...], *triggers: Trigger) -> list[Rule]:
-    """Return the rules that one of these triggers makes fire."""
+    """Return the rules that have one of these triggers."""
     return [rule for rule in rules if kind_of(rule).trigger in triggers]

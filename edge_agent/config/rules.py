@@ -1,4 +1,4 @@
-"""Records of the settings: zones, lines, rules and their actions."""
+"""Settings records for zones, lines, rules and their actions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .bounds import Flag, Polygon, Seconds, Threshold
 _STRICT: Any = {"extra": "forbid"}
 
 Anchor = Literal["bottom", "center"]
-"""The point of a box that counts: the middle of its lower edge, or its center."""
+"""The point that represents a box: the middle of its lower edge, or its center."""
 
 
 @storable
@@ -34,12 +34,12 @@ class Line:
     __pydantic_config__ = _STRICT
     name: str
     points: Polygon
-    """From its first to its last; "in" is from its left to its right, seen along it."""
+    """From first to last; "in" means crossing from left to right as seen along the line."""
     anchor: Anchor = "bottom"
 
 
 On = Literal["begin", "update", "end", "once", "all"]
-"""The state of an event at which an action is done; "begin" is also that of a moment."""
+"""The state of an event at which an action runs; a momentary event counts as "begin"."""
 
 
 @storable
@@ -49,9 +49,9 @@ class Action:
 
     __pydantic_config__ = _STRICT
     publish: str | None = None
-    """A topic, which may hold words in braces; of the payload likewise."""
+    """A topic, which may contain words in braces, as may the payload."""
     payload: str = ""
-    """Empty: the event."""
+    """Empty: the event as JSON."""
     qos: Annotated[int, Plain(), Ge(0), Le(1)] = 0
     retain: Flag = False
     http: str | None = None
@@ -62,7 +62,7 @@ class Action:
 @storable
 @record(kw_only=True)
 class Rule:
-    """When an event occurs."""
+    """The conditions under which an event occurs."""
 
     __pydantic_config__ = _STRICT
     name: str
@@ -75,23 +75,23 @@ class Rule:
     labels: tuple[str, ...] = ()
     """Empty: all."""
     frames: str = "2/3"
-    """True in k of the last n results before it counts."""
+    """"k/n": it must be true in k of the last n results."""
     for_s: Seconds = 0.0
     """How long it must be true."""
     above: Threshold | None = None
     below: Threshold | None = None
-    """With both, the second ends what the first begins."""
+    """With both, `below` ends what `above` begins."""
     value: str | None = None
     during: str = ""
-    """Local time, as "mon-fri 22:00-06:00"; empty: always."""
+    """Local time, such as "mon-fri 22:00-06:00"; empty: always."""
     modes: tuple[str, ...] = ()
-    """Of the device, in which it holds; empty: in all."""
+    """Modes of the device in which it applies; empty: all."""
     cooldown_s: Seconds = 0.0
-    """Silence after it has ended."""
+    """Time without events after one has ended."""
     qos: Annotated[int, Plain(), Ge(0), Le(1)] = 1
     picture: Literal["none", "crop", "frame"] = "none"
     clip: Flag = False
-    """Whether a clip is kept, as `evidence` says."""
+    """Whether a clip is kept, according to `evidence`."""
     do: tuple[Action, ...] = ()
 
     @property
@@ -104,12 +104,12 @@ class Rule:
 @storable
 @record(kw_only=True)
 class CombinedRule:
-    """A rule over pipelines: all of several events within seconds of each other."""
+    """A rule over several pipelines: all its events occur within some seconds of each other."""
 
     __pydantic_config__ = _STRICT
     name: str
     all: tuple[str, ...]
-    """Each a pipeline's name, "/" and the name of one of its rules, or a kind of them."""
+    """Each is a pipeline's name, "/", and the name or kind of one of its rules."""
     within_s: Seconds = 30.0
     during: str = ""
     modes: tuple[str, ...] = ()
@@ -119,11 +119,11 @@ class CombinedRule:
 
     @property
     def members(self) -> tuple[tuple[str, str], ...]:
-        """The pipeline of each member, and its rule or kind of event."""
+        """The pipeline of each member, and its rule or kind of rule."""
         parts = [member.partition("/") for member in self.all]
         return tuple((pipeline, rule) for pipeline, _, rule in parts)
 
     @property
     def pipeline(self) -> str:
-        """The pipeline on whose topic its events are published: that of the first."""
+        """The pipeline on whose topic its events are published: the first member's."""
         return self.members[0][0]

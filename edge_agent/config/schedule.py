@@ -1,4 +1,4 @@
-"""When a rule holds: `during = "mon-fri 22:00-06:00"`, by the device's local time."""
+"""When a rule applies: `during = "mon-fri 22:00-06:00"`, in the device's local time."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PATTERN = f"^({_PART}(;{_PART})*)?$"
 
 @record
 class Span:
-    """Some hours of some days."""
+    """A range of hours on some days."""
 
     days: frozenset[int]
-    """On which it begins; 0: Monday."""
+    """Days on which it begins; 0: Monday."""
     begin: int
     """Minutes since midnight."""
     end: int
-    """Below the begin: of the day after."""
+    """If it is less than `begin`, it is on the next day."""
 
     def includes(self, day: int, minute: int) -> bool:
         """Whether a minute of a day is within it."""
@@ -41,7 +41,7 @@ class Span:
 
 
 def holds(rule: Rule | CombinedRule, time_ns: int, mode: str | None) -> bool:
-    """Whether a rule holds at a time, in nanoseconds since 1970, and in a mode of the device."""
+    """Whether a rule applies at a time, nanoseconds since 1970, and in a mode of the device."""
     if rule.modes and mode not in rule.modes:
         return False
     if not rule.during:
@@ -53,7 +53,7 @@ def holds(rule: Rule | CombinedRule, time_ns: int, mode: str | None) -> bool:
 
 @lru_cache(maxsize=256)
 def parse_during(text: str) -> tuple[Span, ...]:
-    """Read the spans of a text, parted by semicolons."""
+    """Parse the spans of a text, separated by semicolons."""
     return tuple(_span(part.split(), text) for part in text.split(";"))
 
 

@@ -1,4 +1,4 @@
-"""The input of a pipeline without a model, from its sensor: `[pipelines.input]`, and its checks."""
+"""The sensor input of a pipeline without a model: `[pipelines.input]`, and its checks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _STRICT: Any = {"extra": "forbid"}
 @storable
 @record(kw_only=True)
 class SensorInput:
-    """Which values of a sensor are published: as they come, or statistics of windows."""
+    """The sensor values to publish: as they arrive, or statistics of windows."""
 
     __pydantic_config__ = _STRICT
     channels: tuple[int | str, ...] = ()
     """Empty: all."""
     window: Annotated[int, Plain(), Ge(1), Le(10_000_000)] | None = None
-    """Samples; of this and all below, as in a manifest's `[input]`."""
+    """Samples; this key and all below it are as in a manifest's `[input]`."""
     hop: Annotated[int, Plain(), Ge(1), Le(10_000_000)] | None = None
     rate_hz: Annotated[float, Plain(), Gt(0), Le(1e9)] | None = None
     resample_hz: Annotated[float, Plain(), Ge(0), Le(1e6)] = 0.0
@@ -35,7 +35,7 @@ class SensorInput:
 
     @property
     def spec(self) -> InputSpec:
-        """The same as a manifest says it."""
+        """The same in the form of a manifest."""
         from ..models.manifest import InputSpec
 
         given = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -43,7 +43,7 @@ class SensorInput:
 
 
 def sensor_problems(spec: SensorInput | None, *, has_no_model: bool) -> Iterator[tuple[str, str]]:
-    """Yield its problems: key of the pipeline, and text."""
+    """Yield the problems of the input: key of the pipeline and error text."""
     if spec is None:
         return
     if not has_no_model:

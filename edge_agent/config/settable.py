@@ -1,4 +1,4 @@
-"""Properties of a pipeline that can be set while it runs: `set`, `in/set/...` and kept values."""
+"""Keys of a pipeline that can be set while it runs: `set`, `in/set/...` and kept values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .settings import RATES
 from .shapes import MOST_POINTS, MOST_SHAPES, polygon_trouble
 
 MOST_BYTES = 64 * 1024
-"""Of a bare value."""
+"""Size limit of a bare value."""
 
 
 _POLYGONS = items(items(items(number(0, 1), 2, 2), 3, MOST_POINTS), 0, MOST_SHAPES)
-"""Areas, in 0..1 of the frame."""
+"""Areas, in 0 to 1 of the frame."""
 
 
 def _polygons(value: object) -> tuple[Any, ...]:
@@ -39,7 +39,7 @@ SETTABLE: Mapping[str, Kind] = {
     "min_box": items(whole(0, 1_000_000), 2, 2),
     "masks": replace(_POLYGONS, parse=_polygons),
 }
-"""The type of each settable key of a pipeline; as in the settings."""
+"""The type of each settable key of a pipeline, as in the settings."""
 
 _SWITCH = {"ON": True, "TRUE": True, "OFF": False, "FALSE": False}
 
@@ -54,7 +54,7 @@ def read_bare(key: str, payload: bytes) -> object:
         text = payload.decode().strip()
     except UnicodeDecodeError:
         raise RequestError(f"{key}: is not UTF-8 text") from None
-    if text == "null":  # takes back what was set
+    if text == "null":  # undoes `set`
         return None
     if key == "enabled":
         if text.upper() not in _SWITCH:

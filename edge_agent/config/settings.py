@@ -1,4 +1,4 @@
-"""Records of the settings: section 2 of the public interface.
+"""Settings records: section 2 of the public interface.
 
 Plain frozen dataclasses; `load` reads them from environment, systemd credentials and TOML.
 """
@@ -32,9 +32,9 @@ R = TypeVar("R")
 
 _STRICT: Any = {"extra": "forbid"}
 RATES = (1e-5, 100_000.0)
-"""Samples a second; the least is one a day."""
+"""Range in samples per second; the lowest is one a day."""
 RESTART: Any = {"restart": True}
-"""Metadata of a key that takes effect at the next start only."""
+"""Metadata of a key that takes effect only at the next start."""
 LIVE: Any = {"live": True}
 """Metadata of a key of a pipeline that takes effect while the pipeline runs."""
 Pixels = Annotated[int, Plain(), Ge(0), Le(1_000_000)]
@@ -43,30 +43,30 @@ Pixels = Annotated[int, Plain(), Ge(0), Le(1_000_000)]
 @storable
 @record(kw_only=True)
 class Broker:
-    """The MQTT broker: results go there, models come from there."""
+    """The MQTT broker, which receives the results and delivers models."""
 
     __pydantic_config__ = _STRICT
     url: str | tuple[str, ...] = field(default="mqtt://localhost:1883", repr=False)
-    """Several are addresses of one cluster; as text, in the environment say, a JSON list."""
+    """Several are addresses of one cluster; in an environment variable, a JSON list."""
     topic_root: str = field(default="edge", metadata=RESTART)
-    """How every topic begins."""
+    """The beginning of every topic."""
     username: str | None = None
-    """Wins over the URL's."""
+    """Has priority over the one in the URL."""
     password: str | None = field(default=None, repr=False)
     """Better given as the systemd credential `broker.password`."""
     ca_file: str | None = None
-    """Certificates that sign the broker's; default: the system's."""
+    """CA certificates for the broker's certificate; default: the system's."""
     cert_file: str | None = None
     key_file: str | None = None
     """With `cert_file`, for mutual TLS."""
     protocol: Annotated[int, Plain(), Ge(4), Le(5)] = 5
-    """4 is MQTT 3.1.1; a broker that refuses 5 is tried with 4."""
+    """4 is MQTT 3.1.1; if a broker refuses 5, 4 is tried."""
     spool_s: Annotated[float, Plain(), Ge(0.25), Le(60)] = field(default=0.25, metadata=RESTART)
-    """Between two writes of results that wait for the broker: what a kill may cost of them."""
+    """Interval between writes of results that wait for the broker: a kill loses at most this."""
 
     @property
     def nodes(self) -> list[Broker]:
-        """The settings with one address each, in the order in which they are tried."""
+        """The settings for each single address, in the order of the tries."""
         urls = self.url
         if isinstance(urls, str) and urls.startswith("["):
             try:
@@ -77,7 +77,7 @@ class Broker:
 
     @property
     def address(self) -> Address:
-        """The first address; raises UsageError where one is wrong."""
+        """The first address; raises UsageError if any address is invalid."""
         nodes = self.nodes
         if not nodes:
             raise UsageError('expected a URL, or a list of them: ["mqtt://a", "mqtt://b"]')
@@ -94,9 +94,9 @@ class Health:
 
     __pydantic_config__ = _STRICT
     interval_s: Annotated[float, Plain(), Ge(0.1), Le(86400)] = 10.0
-    """Between two health messages."""
+    """Time between health messages."""
     metrics_port: Annotated[int, Plain(), Ge(0), Le(65535)] = 0
-    """Of loopback, for Prometheus; 0: none."""
+    """Port on the loopback address for Prometheus; 0: none."""
 
 
 @storable
@@ -106,9 +106,9 @@ class Trust:
 
     __pydantic_config__ = _STRICT
     keys: tuple[str, ...] = ()
-    """*.pub files, or folders of them."""
+    """*.pub files, or folders with such files."""
     allow_unsigned: Flag = False
-    """A signature that is present must verify all the same."""
+    """If a signature is present, it must still be valid."""
 
 
 @storable
@@ -118,50 +118,50 @@ class Trial:
 
     __pydantic_config__ = _STRICT
     golden: Flag = True
-    """Whether `golden.npz` of a model has to hold."""
+    """Whether a model must reproduce the results in its `golden.npz`."""
     shadow_frames: Annotated[int, Plain(), Ge(0), Le(1_000_000)] = 30
-    """Beside the version before; 0: none."""
+    """Frames to compare with the previous version; 0: none."""
     min_agreement: Share = 0.0
-    """Of these frames; 0: only reported."""
+    """Least share of these frames that must agree; 0: only reported."""
     max_infer_ms: Milliseconds = 0.0
-    """0: no bound."""
+    """0: no limit."""
     probation_s: Seconds = 30.0
-    """How long a new version is watched once it is live."""
+    """How long a new version is monitored after it goes live."""
     timeout_s: Annotated[Seconds, Gt(0)] = 60.0
 
 
 @storable
 @record(kw_only=True)
 class Batching:
-    """Batches of frames from several pipelines through one model."""
+    """Batches of frames from several pipelines for one model."""
 
     __pydantic_config__ = _STRICT
     max_batch: Annotated[int, Plain(), Ge(0), Le(256)] = 0
-    """0: as the tune of this device says, else one by one; 1: one by one; more: up to so many."""
+    """Most frames in a batch; 1: no batches; 0: as tuned on this device, or else no batches."""
     max_delay_ms: Annotated[float, Plain(), Ge(0), Le(1000)] = 2.0
-    """How long the first of them waits for others."""
+    """How long the first frame of a batch waits for others."""
 
 
 @storable
 @record(kw_only=True)
 class SecondStage:
-    """A second model on the detections of the first one."""
+    """A second model for the detections of the first one."""
 
     __pydantic_config__ = _STRICT
     name: str
     model: str
     labels: tuple[str, ...] = ()
-    """Only detections of these; empty: of all."""
+    """Only detections with these labels; empty: all."""
     margin: Annotated[float, Plain(), Ge(0), Le(10)] = 0.0
     """Share of the box's size added on each side."""
     limit: Annotated[int, Plain(), Ge(1), Le(1000)] = 8
     threshold: Threshold | None = None
     then: tuple[SecondStage, ...] = ()
-    """Further models, on what this one finds."""
+    """Further models, for the detections of this one."""
 
     @property
     def whole(self) -> tuple[SecondStage, ...]:
-        """The stage itself and all stages below it, parents first."""
+        """The stage and all its descendants, parents first."""
         return (self, *(each for stage in self.then for each in stage.whole))
 
 
@@ -172,82 +172,82 @@ class Snapshots:
 
     __pydantic_config__ = _STRICT
     width: Annotated[int, Plain(), Ge(0), Le(16384)] = 0
-    """Pixels; wider pictures are made smaller; 0: as captured."""
+    """Pixels; wider pictures are scaled down; 0: as captured."""
     quality: Annotated[int, Plain(), Ge(1), Le(100)] = 80
-    """Of the JPEG."""
+    """JPEG quality."""
     every_s: Seconds = 0.0
-    """Least time between two of them; 0: one with every result."""
+    """Least time between snapshots; 0: one with every result."""
 
 
 @storable
 @record(kw_only=True)
 class Pipeline:
-    """One source through one model."""
+    """One source and its model."""
 
     __pydantic_config__ = _STRICT
     name: str
     source: str = field(repr=False)
     model: str
-    """As "name", "name@3" or "name@3:90,name@4:10"; "readings": none, of a sensor."""
+    """"name", "name@3" or "name@3:90,name@4:10"; "readings": the values of a sensor, no model."""
     rate: Annotated[float, Plain(), Ge(RATES[0]), Le(RATES[1])] | None = field(
         default=None, metadata=LIVE
     )
-    """Most results a second; None: as fast as it goes."""
+    """Most results per second; None: no limit."""
     threshold: Threshold | None = field(default=None, metadata=LIVE)
-    """None: the manifest's."""
+    """None: the manifest's threshold."""
     qos: Annotated[int, Plain(), Ge(0), Le(1)] = 0
-    """1: results and events survive a broker that is away."""
+    """1: results and events are kept while the broker is unreachable."""
     priority: Annotated[int, Plain(), Ge(-1000), Le(1000)] = 0
-    """Whose frames go first."""
+    """Frames of the pipeline with the highest priority are inferred first."""
     deadline_ms: Milliseconds = 0.0
-    """A frame that is older is dropped; 0: none is."""
+    """Older frames are dropped; 0: none are."""
     motion: Flag = False
-    """Whether frames in which nothing moves are left out."""
+    """Whether frames without motion are skipped."""
     roi: tuple[Pixels, ...] = (0, 0, 0, 0)
     """x1, y1, x2, y2 in source pixels; all 0: the whole frame."""
     snapshot: Flag | Snapshots = field(default=False, metadata=LIVE)
     """JPEGs with boxes on the snapshot topic; or { width = 640, quality = 70, every_s = 1 }."""
     enabled: Flag = field(default=True, metadata=LIVE)
-    """False: the source is closed and nothing runs; the pipeline stays listed."""
+    """False: the source is closed and nothing runs, but the pipeline is still listed."""
     share: Flag = True
-    """Whether pipelines whose `source` has the same text open and decode it once."""
+    """Whether pipelines with the same `source` text share one opened and decoded source."""
     decode: Literal["auto", "software", "vaapi", "cuda", "qsv", "drm", "amf"] = "auto"
-    """Of its source: on hardware where there is any, never, or on hardware of this name."""
+    """Decode the source on hardware if there is any, in software, or on the named hardware."""
     labels: tuple[str, ...] = field(default=(), metadata=LIVE)
-    """Only these are results; empty: all."""
+    """Only these labels are results; empty: all."""
     thresholds: Mapping[str, Threshold] = field(default_factory=dict, metadata=LIVE)
-    """By label, instead of `threshold`."""
+    """Thresholds by label, instead of `threshold`."""
     min_box: tuple[Pixels, ...] = field(default=(0, 0), metadata=LIVE)
-    """Width and height in source pixels; detections that are smaller are left out."""
+    """Width and height in source pixels; smaller detections are dropped."""
     masks: tuple[Polygon, ...] = field(default=(), metadata=LIVE)
-    """Black before model, motion gate and every picture."""
+    """Areas painted black before the model, the motion gate and every picture."""
     camera: Flag = field(default=True, metadata=LIVE)
-    """Whether it is said when its picture is dark, blurred, frozen or turned."""
+    """Whether a dark, blurred, frozen or turned picture is reported."""
     track: Flag = field(default=False, metadata=LIVE)
-    """Detections get a number that stays with an object; zones, lines and rules imply it."""
+    """Whether each object keeps one number; implied by zones, lines and rules."""
     zones: tuple[Zone, ...] = field(default=(), metadata=LIVE)
     lines: tuple[Line, ...] = field(default=(), metadata=LIVE)
     rules: tuple[Rule, ...] = field(default=(), metadata=LIVE)
     ask: tuple[Ask, ...] = field(default=(), metadata=LIVE)
     then: tuple[SecondStage, ...] = ()
     input: SensorInput | None = None
-    """Of a pipeline without a model."""
+    """For a pipeline without a model."""
     units: Mapping[str, str] = field(default_factory=dict, metadata=LIVE)
-    """By name of a value in its results; for Home Assistant."""
+    """Units by name of a value in the results; for Home Assistant."""
 
     @property
     def has_no_model(self) -> bool:
-        """Whether the values of its sensor are its results."""
+        """Whether its results are the values of its sensor."""
         return self.model == READINGS
 
     @property
     def stages(self) -> tuple[SecondStage, ...]:
-        """Its second stages and all below them, each before those below it."""
+        """Its second stages and all their descendants, parents first."""
         return tuple([each for stage in self.then for each in stage.whole])
 
     @property
     def sensor_spec(self) -> InputSpec:
-        """The input that is taken from a sensor without a model."""
+        """The input from a sensor without a model."""
         return (self.input or SensorInput()).spec
 
     @property
@@ -256,7 +256,7 @@ class Pipeline:
         return bool(self.track or self.zones or self.lines or self.rules)
 
     def has_rules_of(self, other: Pipeline) -> bool:
-        """Whether *other* has the same tracks, zones, lines and rules, and asks about the same."""
+        """Whether *other* has the same tracks, zones, lines, rules and questions."""
         mine = (self.track, self.zones, self.lines, self.rules, self.ask)
         return mine == (other.track, other.zones, other.lines, other.rules, other.ask)
 
@@ -266,7 +266,7 @@ class Pipeline:
         return replace(self, **{name: getattr(other, name) for name in live}) == other
 
     def decoding(self, device: str) -> str:
-        """Return the decoder of its source, given the `decode` of the device."""
+        """Return the decoder for its source, given the device's `decode`."""
         return device if device == "software" else self.decode
 
     @property
@@ -280,7 +280,7 @@ class Arm:
 
     name: str
     version: str | None
-    """None: whatever is live."""
+    """None: the live version."""
     weight: int
 
     @property
@@ -291,7 +291,7 @@ class Arm:
 @storable
 @record(kw_only=True)
 class HomeAssistant:
-    """Entities of this device in Home Assistant, by its MQTT discovery."""
+    """Entities of this device in Home Assistant through MQTT discovery."""
 
     __pydantic_config__ = _STRICT
     enabled: Flag = False
@@ -301,27 +301,27 @@ class HomeAssistant:
 @storable
 @record(kw_only=True)
 class Evidence:
-    """Pictures and clips of events, kept in the state folder."""
+    """Pictures and clips of events in the state folder."""
 
     __pydantic_config__ = _STRICT
     keep_mb: Annotated[int, Plain(), Ge(0), Le(2**20)] = 0
-    """The oldest go first; 0: none is kept."""
+    """Size limit; the oldest are deleted first; 0: none are kept."""
     before_s: Annotated[float, Plain(), Ge(0), Le(60)] = 5.0
-    """Of a clip, before its event; kept in memory all along."""
+    """Length of a clip before its event; always buffered in memory."""
     after_s: Annotated[float, Plain(), Ge(0), Le(300)] = 10.0
 
 
 @storable
 @record(kw_only=True)
 class Remote:
-    """The keys of pipelines that the commands `set` and `configure` may change."""
+    """The pipeline keys that the commands `set` and `configure` may change."""
 
     __pydantic_config__ = _STRICT
     may: tuple[str, ...] = (
         *("enabled", "rate", "threshold", "thresholds", "labels", "zones", "lines", "rules"),
         *("masks", "roi", "motion", "snapshot", "min_box"),
     )
-    """Keys of a pipeline; "pipelines": that there are others."""
+    """Keys of a pipeline; "pipelines": pipelines may be added and removed."""
 
 
 @storable
@@ -332,17 +332,17 @@ class Settings:
     device_id: str = field(default_factory=default_device_id, metadata=RESTART)
     """Default: the hostname."""
     groups: tuple[str, ...] = ()
-    """Names; `push --device @lab` reaches every member."""
+    """Names of groups; `push --device @lab` reaches every member."""
     profile: str = field(default="auto", metadata=RESTART)
-    """Or the name of a device profile."""
+    """"auto", or the name of a device profile."""
     engine: WantedEngine = field(default="auto", metadata=RESTART)
     """Overrides the profile's order."""
     decode: Literal["auto", "software"] = field(default="auto", metadata=RESTART)
-    """Of cameras and clips: on a hardware decoder where there is one, or never."""
+    """Decode cameras and clips on a hardware decoder if there is one, or always in software."""
     state_dir: str = field(default="", metadata=RESTART)
     """Default: $STATE_DIRECTORY, else ~/.local/state/edge-agent."""
     models_dirs: tuple[str, ...] = field(default=(), metadata=RESTART)
-    """Read-only folders of model folders."""
+    """Read-only folders that contain model folders."""
     quota_mb: Annotated[int, Plain(), Gt(0), Le(2**30)] = 2048
     """Size limit of the store of models, MiB."""
     broker: Broker = field(default_factory=Broker)
@@ -359,9 +359,9 @@ class Settings:
     text: Text = field(default_factory=Text, metadata=RESTART)
     pipelines: tuple[Pipeline, ...] = ()
     rules: tuple[CombinedRule, ...] = ()
-    """Over pipelines."""
+    """Rules over several pipelines."""
     base: Path = field(default_factory=Path.cwd, metadata={"key": False})
-    """Not a key: the folder that relative paths count from."""
+    """Not a key: the folder that relative paths are relative to."""
 
     @property
     def state(self) -> Path:
@@ -369,7 +369,7 @@ class Settings:
 
     @property
     def urgency(self) -> dict[str, int]:
-        """By reference of a model: the highest priority of the pipelines that use it."""
+        """The highest priority of the pipelines that use a model, by the model's reference."""
         found: dict[str, int] = {}
         for pipeline in self.pipelines:
             stages = [parse_route(stage.model)[0] for stage in pipeline.stages]
@@ -383,7 +383,7 @@ def keep_until_restart(new: R, present: R, prefix: str = "") -> tuple[R, list[st
     """Replace settings that take effect only at the next start by their present values.
 
     Returns:
-        The settings, or a table of them, to go on with, and the keys in which *new* differs.
+        The settings (or a table of them) to use now, and the keys in which *new* differs.
     """
     kept: dict[str, Any] = {}
     waiting: list[str] = []
@@ -430,7 +430,7 @@ def parse_route(text: str) -> tuple[Arm, ...]:
                 'from 1 to 1000, as in "a@3:90,a@4:10"'
             )
         arms.append(Arm(name, version if at else None, int(share) if colon else 1))
-    # Versions are numbers: 1 and 1.0 are the same one.
+    # Versions are numbers: 1 and 1.0 are the same.
     named = {(arm.name, arm.version and version_key(arm.version)) for arm in arms}
     if len(named) != len(arms):
         raise UsageError(f"{text!r} names a model twice")

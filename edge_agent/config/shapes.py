@@ -1,6 +1,6 @@
-"""Checks of polygons and lines in 0..1 of the frame, as settings and commands give them.
+"""Checks of polygons and lines in 0 to 1 of the frame, from settings and commands.
 
-Everything here is bounded: a shape of a stranger's costs no more than one of MOST_POINTS.
+The cost is bounded: checking an untrusted shape takes no longer than one with MOST_POINTS points.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 MOST_POINTS = 256
-"""Of a polygon or line."""
+"""Most points of a polygon or line."""
 MOST_SHAPES = 64
-"""Masks, zones or lines of a pipeline."""
+"""Most masks, zones or lines of a pipeline."""
 SMALLEST = 1e-6
-"""Area of a polygon, as a share of the frame's: a smaller one has its points on a line."""
+"""Least area of a polygon, as a share of the frame: below it the points lie on one line."""
 
 Points = Sequence[Sequence[float]]
 
 
 def polygon_trouble(points: Points) -> str | None:
-    """Return why a list of points is no area, or None if it is one."""
+    """Return why a list of points is not an area, or None if it is one."""
     trouble = _points_trouble(points, 3, "a polygon")
     if trouble is not None:
         return trouble
@@ -46,7 +46,7 @@ def polygon_trouble(points: Points) -> str | None:
 
 
 def line_trouble(points: Points) -> str | None:
-    """Return why a list of points is no line, or None if it is one."""
+    """Return why a list of points is not a line, or None if it is one."""
     trouble = _points_trouble(points, 2, "a line")
     if trouble is not None:
         return trouble
@@ -67,7 +67,7 @@ def _points_trouble(points: Points, least: int, what: str) -> str | None:
 
 
 def area(corners: Sequence[tuple[float, float]]) -> float:
-    """Return the area of a polygon, positive where its corners go clockwise in the picture."""
+    """Return the area of a polygon, positive if its corners are clockwise in the picture."""
     pairs = zip(corners, [*corners[1:], corners[0]], strict=True)
     return sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in pairs) / 2
 
@@ -76,7 +76,7 @@ Point = tuple[float, float]
 
 
 def crosses(a: Point, b: Point, c: Point, d: Point) -> bool:
-    """Whether the stretches from a to b and from c to d have a point in common."""
+    """Whether the segments from a to b and from c to d have a point in common."""
 
     def turn(p: Point, q: Point, r: Point) -> float:
         return (q[0] - p[0]) * (r[1] - p[1]) - (q[1] - p[1]) * (r[0] - p[0])

@@ -1,4 +1,4 @@
-"""Topics, payloads and addresses of actions; words in braces stand for values: `{label}`."""
+"""Topics, payloads and URLs of actions; words in braces are replaced by values: `{label}`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ WORDS = (
     *("state", "score", "count", "value", "time"),
 )
 _ADDRESS = "expected http://host/path or http://host:8080/path"
-"""Redacting a message would take `[:port]` for a password."""
+"""Not `[:port]`, which redaction of the message would mistake for a password."""
 _WORD = re.compile(r"\{([a-z_]+)\}")
 
 
 def trouble(text: str) -> str | None:
-    """Return the error that a text has an unknown word in braces, or None.
+    """Return the error for an unknown word in braces, or None.
 
-    Braces that hold anything but one word of small letters are text: JSON has many.
+    Braces around anything other than one lower-case word are plain text: JSON has many.
     """
     for word in _WORD.findall(text):
         if word not in WORDS:
@@ -28,7 +28,7 @@ def trouble(text: str) -> str | None:
 
 
 def braces_trouble(topic: str) -> str | None:
-    """Return the error that a topic has braces around anything but one word, or None."""
+    """Return the error for a topic with braces around anything other than one word, or None."""
     left = _WORD.sub("", topic)
     if "{" not in left and "}" not in left:
         return None
@@ -36,12 +36,12 @@ def braces_trouble(topic: str) -> str | None:
 
 
 def fill(text: str, values: Mapping[str, object]) -> str:
-    """Replace the words in braces by their values; those unknown for an event become empty."""
+    """Replace the words in braces by their values, or by "" if an event has none."""
     return _WORD.sub(lambda found: str(values.get(found[1], "")), text)
 
 
 def topic_trouble(topic: str, root: str) -> str | None:
-    """Return why nothing may be published on a topic, or None if it may."""
+    """Return why an action may not publish on a topic, or None if it may."""
     if not topic or len(topic.encode()) > 1024:
         return "expected a topic of 1 to 1024 bytes"
     if "+" in topic or "#" in topic:
@@ -58,11 +58,11 @@ def topic_trouble(topic: str, root: str) -> str | None:
 
 
 def source_trouble(topic: str, values: Mapping[str, str], given: str | None) -> str | None:
-    """Return the error that an action would publish on its pipeline's own source, or None.
+    """Return the error if an action would publish on its own pipeline's source, or None.
 
     Args:
-        topic: as written.
-        values: of the words that stand for the same in every event.
+        topic: the topic as written.
+        values: the values of the words that are the same in every event.
         given: the topic of the pipeline's readings; None: its source is not a topic.
     """
     filled = _WORD.sub(lambda found: values.get(found[1], found[0]), topic)
