@@ -24,7 +24,7 @@ def answer_problems(infer: Infer, http: Http) -> Iterator[Problem]:
         if len(names) > 1:
             yield "infer", "models", f"{text!r}: expected versions of one model, found several"
         if names & seen:
-            yield "infer", "models", f"{text!r}: this model is listed before; it is asked by name"
+            yield "infer", "models", f"{text!r}: this model is listed twice; requests use its name"
         seen |= names
     if not http.listen:
         return

@@ -82,9 +82,9 @@ def server_problems(servers: Sequence[Server]) -> Iterator[Problem]:
         elif server.ca_file is not None and urlsplit(server.url).scheme != "https":
             yield f"{subject}.ca_file", "needs TLS: begin `url` with https://"
         if not server.model or not server.model.isprintable():
-            yield f"{subject}.model", "expected the name that the server knows its model by"
+            yield f"{subject}.model", "expected the server's name for its model"
         if not (server.key.isascii() and server.key.isprintable()) or " " in server.key:
-            yield f"{subject}.key", "expected letters, digits and marks of ASCII, without spaces"
+            yield f"{subject}.key", "expected ASCII letters, digits and marks, without spaces"
 
 
 def ask_problems(
@@ -102,7 +102,7 @@ def ask_problems(
             there = ", ".join(names) or "none; add one as [[servers]]"
             yield f"{key}.server", f"there is no server {ask.server!r}; there are {there}"
         if not rules:
-            yield key, "asks about events of rules, and the pipeline has no rule"
+            yield key, "asks about events of rules, but the pipeline has no rules"
         for name in ask.rules:
             if name not in rules:
                 there = ", ".join(rules) or "none"

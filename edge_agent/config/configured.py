@@ -169,7 +169,7 @@ def read_patch(
         try:
             changes[name] = _read_keys(name, given, present, may)
         except RecursionError:
-            raise RequestError(f"pipelines[{name}]: is nested too deep") from None
+            raise RequestError(f"pipelines[{name}]: is nested too deeply") from None
         touched[name] = frozenset(given)
     return Patch(changes, touched)
 
@@ -245,7 +245,7 @@ def _restored(value: Any, secrets: Mapping[str, str], where: str, *, is_url: boo
     if isinstance(value, str):
         text = secrets.get(value, "" if is_url and HIDDEN in value else value)
         if value and not text:
-            raise RequestError(f"{where}: {HIDDEN} hides what cannot be told; write the whole text")
+            raise RequestError(f"{where}: {HIDDEN} hides an unknown secret; write the whole text")
         return text
     if isinstance(value, dict):
         return {

@@ -137,7 +137,7 @@ def load_profiles(dirs: Sequence[Path]) -> dict[str, DeviceProfile]:
 def unread_files(dirs: Sequence[Path]) -> list[str]:
     """List the files that look like profiles but are not read, each with the reason."""
     return [
-        f"{path}: is not read; a profile's file is NAME.toml, its name of {NAME_RULE}"
+        f"{path}: is not read; expected NAME.toml, with a name of {NAME_RULE}"
         for folder in dirs
         for path in sorted(folder.glob("*.[tT][oO][mM][lL]"))
         if path.suffix != ".toml" or not is_name(path.stem)

@@ -23,7 +23,7 @@ def lint_settings(settings: Settings) -> Iterator[str]:
     for pipeline in settings.pipelines:
         for rule in pipeline.rules:
             if rule.clip:
-                why = "evidence.keep_mb is 0; say there what may be kept"
+                why = "evidence.keep_mb is 0; set it to the space for clips"
                 yield f"pipeline {pipeline.name}: rules[{rule.name}].clip keeps nothing: {why}"
 
 
@@ -40,7 +40,7 @@ def lint_pipeline(
         each = ", ".join(f"{folder.manifest.id} is of {folder.manifest.task}" for folder in known)
         lines.append(
             f"model = {pipeline.model!r} splits frames between different tasks ({each}): its "
-            "results change their kind from frame to frame; make it several pipelines"
+            "results change their kind from frame to frame; split it into several pipelines"
         )
     lines += [
         f"{folder.manifest.id}: {idle}"

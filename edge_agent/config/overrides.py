@@ -67,8 +67,8 @@ class Overrides:
         self._lock = threading.RLock()
         content = self._file.read(_parse) or {}
         self.interrupted = content.pop(_PROBATION, None)
-        """What was noted of a patch of whose outcome the last run has not told; with `kept` if it
-        had passed."""
+        """The record of a patch whose outcome the last run has not reported; with `kept` if it
+        passed."""
         self._probation: Mapping[str, Any] | None = self.interrupted
         for name, change in content.items():
             if name == _CONFIGURED:
@@ -126,7 +126,7 @@ class Overrides:
         """List kept changes that differ from a pipeline's settings, one line each."""
         lines = [
             f"{key} is {_shown(value)}, as it was set with persist ({self._file.path}), not"
-            f" {_shown(getattr(settings, key))}; set it to null with persist to take that back"
+            f" {_shown(getattr(settings, key))}; to undo that, set it to null with persist"
             for key, value in self._changes.get(settings.name, {}).items()
             if value != getattr(settings, key)
         ]
@@ -134,7 +134,7 @@ class Overrides:
             keys = ", ".join(change)
             lines.append(
                 f"{keys} as kept by `configure … persist` ({self._file.path}), not as in the "
-                "settings file; configure what that has to take it back"
+                "settings file; to undo that, configure the value of the file"
             )
         return lines
 
@@ -208,7 +208,7 @@ class Overrides:
         return bool(self._configured)
 
     def note(self, probation: Mapping[str, Any] | None) -> None:
-        """Note on the disk what is on probation, or not told yet; None: nothing any more."""
+        """Store the record of a patch on probation or not reported yet; None: there is none."""
         with self._lock:
             if self._probation == probation:
                 return
@@ -216,7 +216,7 @@ class Overrides:
             try:
                 self._write()
             except ModelError:
-                words = "%s: cannot be written: a kill amid a probation would not be told of"
+                words = "%s: cannot be written: a kill during the probation would not be reported"
                 log.warning(words, self._file.path)
 
     def tried(self, patch: Patch) -> Settings:
@@ -266,7 +266,7 @@ class Overrides:
             return self._laid(self._known_lower(), self._configured)
 
     def keep(self, patch: Patch) -> None:
-        """Keep a patch that was applied, and forget values that `set` has kept for its keys.
+        """Store an applied patch, and drop the values that `set` has kept for its keys.
 
         What is noted of it says so from then on: it has not been told yet.
         """

@@ -126,7 +126,7 @@ def combined_problems(settings: Settings) -> Iterator[tuple[str, str]]:
         values = {"rule": rule.name, "pipeline": rule.pipeline, "device": settings.device_id}
         for place, action in enumerate(rule.do):
             if action.on in {"update", "end"}:
-                yield f"{where}.do[{place}].on", f'"{action.on}" never occurs; it is of a moment'
+                yield f"{where}.do[{place}].on", f'"{action.on}" never occurs: it is momentary'
             for key, text in _action_problems(action, settings.broker.topic_root, values, None):
                 yield f"{where}.do[{place}]{key}", text
 
@@ -176,7 +176,7 @@ def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> It
     given = [key for key in ("labels", "thresholds") if getattr(pipeline, key)]
     if not tasks & SCORED:
         for key in given:
-            yield f"{key} has no effect: {names} finds nothing that has a label"
+            yield f"{key} has no effect: {names} finds nothing with a label"
         given = []
     if any(pipeline.min_box) and not tasks & BOXED:
         yield f"min_box has no effect: {names} finds no boxes"
@@ -244,7 +244,7 @@ def _lint_rule(
     if not kind.labels:
         yield from _lint_labels(rule, pipeline, labels, names)
     elif not (pipeline.camera and pipeline.source.startswith(CAMERAS)):
-        yield f": never acts: {when} is of cameras, and clips at their own rate; with camera = true"
+        yield f": never acts: {when} is for cameras and clips at their own rate with camera = true"
     if kind.by_channel and rule.value is not None and known:
         inputs = known[0].manifest.input
         channels = inputs.channels if inputs.is_signal else ("blue", "green", "red")
@@ -259,9 +259,9 @@ def _lint_rule(
             yield f".value: {rule.value!r} {how}; there are {', '.join(sorted(there)[:20])}"
     yield from _lint_bounds(rule, kind)
     if rule.for_s and not kind.lasts:
-        yield f".for_s has no effect: {when} is of a moment"
+        yield f".for_s has no effect: {when} is momentary"
     if rule.clip and not pipeline.source.startswith(WITH_PACKETS):
-        yield ".clip keeps nothing: there are packets of network cameras and video files only"
+        yield ".clip keeps nothing: only network cameras and video files can have clips"
     if rule.line is not None and kind.trigger != "crosses":
         yield f".line has no effect on {when}"
     if rule.zone is not None and not kind.in_zone:

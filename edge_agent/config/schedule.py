@@ -73,7 +73,7 @@ def _hours(word: str, text: str) -> tuple[int, int]:
     if begin >= _DAY or end > _DAY or max(minute, to_minute) > 59:
         raise ValueError(f"{EXPECTED}; hours are 00:00 to 24:00, found {text!r}")
     if begin == end:
-        raise ValueError(f"{EXPECTED}; {word} is no time at all")
+        raise ValueError(f"{EXPECTED}; {word} is an empty time span")
     return begin, end
 
 

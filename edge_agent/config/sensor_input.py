@@ -47,12 +47,12 @@ def sensor_problems(spec: SensorInput | None, *, has_no_model: bool) -> Iterator
     if spec is None:
         return
     if not has_no_model:
-        yield "input", f'is for model = "{READINGS}"; what a model takes is in its manifest'
+        yield "input", f'is for model = "{READINGS}"; the manifest describes the input of a model'
     if spec.stats is not None:
         rate = spec.resample_hz or spec.rate_hz
         for key, text in stats_problems(spec.stats.of, spec.window, rate):
             yield f"input.{key}", text
     elif spec.window is not None:
-        yield "input.stats", 'is missing; say what of a window is published, as { of = ["rms"] }'
+        yield "input.stats", 'is missing; set the statistics to publish, such as { of = ["rms"] }'
     elif spec.hop or spec.rate_hz or spec.resample_hz:
         yield "input.window", "is missing; `hop`, `rate_hz` and `resample_hz` are for windows"

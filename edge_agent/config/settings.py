@@ -83,7 +83,7 @@ class Broker:
             raise UsageError('expected a URL, or a list of them: ["mqtt://a", "mqtt://b"]')
         found = [parse_url(str(node.url)) for node in nodes]
         if len({each.tls for each in found}) > 1:
-            raise UsageError("some begin with mqtts:// and some do not; they are one cluster's")
+            raise UsageError("some begin with mqtts:// and some do not, but they are one cluster")
         return found[0]
 
 
