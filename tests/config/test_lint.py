@@ -109,7 +109,7 @@ def test_rules_on_what_is_no_camera_are_said(face: ModelFolder) -> None:
     rules = (Rule(name="r", when="camera", labels=("dark",)),)
     for unlike in ({"source": "dir:x"}, {"source": "rtsp://a/b", "camera": False}):
         (line,) = lint_pipeline(replace(asked(rules=rules), **unlike), [face], [])
-        assert line.startswith('rules[r]: never acts: when = "camera" is of cameras')
+        assert line.startswith('rules[r]: never acts: when = "camera" is for cameras')
     assert lint_pipeline(replace(asked(rules=rules), source="v4l2:/dev/video0"), [face], []) == []
 
 

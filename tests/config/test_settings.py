@@ -335,7 +335,7 @@ WRONG: dict[str, tuple[str | bytes, str, str]] = {
         "infer.models",
         "expected versions of one model",
     ),
-    "one model twice": ('[infer]\nmodels = ["a", "a@3"]\n', "infer.models", "listed before"),
+    "one model twice": ('[infer]\nmodels = ["a", "a@3"]\n', "infer.models", "listed twice"),
     "no requests a second": ("[infer]\nper_s = 0\n", "infer.per_s", "above 0"),
     "HTTP nowhere": ('[http]\nlisten = "here"\n', "http.listen", "127.0.0.1:8001"),
     "HTTP for anybody": ('[http]\nlisten = "0.0.0.0:8001"\n', "http.listen", "set http.token"),
