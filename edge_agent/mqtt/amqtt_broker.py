@@ -26,7 +26,7 @@ async def serve(port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     await broker.start()
-    # As mosquitto says it, for `loopback`, which waits for the word.
+    # Worded like mosquitto's message, which `loopback` waits for.
     sys.stdout.write(f"amqtt running on {port}\n")
     sys.stdout.flush()
     await stopping.wait()

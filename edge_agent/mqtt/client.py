@@ -1,9 +1,9 @@
 """The device's MQTT client: publishes, subscribes, reconnects.
 
-Owns the lock and the thread. Connections come from `connecting`; the outbox holds the messages
-published over them or waiting for one. Messages that a broken connection leaves unconfirmed are
-published again over the next one, marked as replayed; those of QoS 1 outlive the process on disk
-(`inflight`, `spool_writer`). Knows no payloads and nothing of paho.
+Owns the lock and the thread. Connections come from `connecting`; the outbox holds the messages in
+flight or waiting for a connection. Messages that a broken connection leaves unconfirmed are
+published again over the next one, marked as replayed; QoS 1 messages outlive the process on disk
+(`inflight`, `spool_writer`). Independent of payloads and of paho.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ __all__ = ["Channel", "Client", "Counters", "Message"]
 log = logging.getLogger(__name__)
 
 REPLAY_SECONDS = 0.05
-"""Between two portions of copies, as long as any wait: 200 a second at most."""
+"""Interval between batches of copies while any wait: at most 200 copies per second."""
 SILENT_SECONDS = 10.0
-"""After which a missing acknowledgment is a problem."""
+"""Time after which a missing acknowledgment is a problem."""
 UNACKNOWLEDGED = (
-    f"has not acknowledged a message for {SILENT_SECONDS:.0f} s; what is published may be lost, "
-    "look at the broker's log"
+    f"has not acknowledged a message for {SILENT_SECONDS:.0f} s; messages may be lost; "
+    "see the broker's log"
 )
 SYNC_SECONDS = 3.0
-"""After which what the spool has written outlives a power cut, too."""
+"""Time after which writes to the spool also survive a power cut."""
 OFFLINE_SECONDS = 2.0
-"""For the acknowledgment of the last status, at the end of a connection."""
+"""Time to wait for the acknowledgment of the last status when a connection ends."""
 
 
 _Event = tuple[
@@ -71,15 +71,15 @@ class Counters:
     waiting: int
     problem: str | None
     dropped: int
-    """Messages of QoS 1 that were dropped; part of `lost`."""
+    """QoS 1 messages that were dropped; part of `lost`."""
     replayed: int
-    """Published with the mark that they may be copies."""
+    """Messages published with the mark that they may be copies."""
     on_disk: int
-    """Messages of QoS 1 that wait on disk."""
+    """QoS 1 messages waiting on disk."""
     disk_bytes: int
-    """Taken by them."""
+    """Their size."""
     disk_problem: str | None
-    """Why they wait in memory only."""
+    """Why messages wait only in memory."""
 
 
 class Client:
@@ -98,14 +98,14 @@ class Client:
         spool: Path | None = None,
         ledger: Path | None = None,
     ) -> None:
-        """Read the certificates; nothing is connected before `run`.
+        """Read the certificates without connecting; `run` connects.
 
-        *status* returns what *status_topic* carries, also as the last will, given state and reason;
-        *filters* is called at each connection. Without *spool* results wait in memory only, without
-        *ledger* retained topics are forgotten at the end.
+        *status* returns the payload for *status_topic* and the last will, given state and reason;
+        *filters* is called for each connection. Without *spool* results wait only in memory;
+        without *ledger* retained topics are forgotten when the client closes.
 
         Raises:
-            UsageError: certificates that cannot be used.
+            UsageError: a certificate cannot be used.
         """
         self._status_topic = status_topic
         self._status = status
@@ -113,10 +113,10 @@ class Client:
         self._inbox = inbox
         self._spool, self._spool_s = spool, broker.spool_s
         self._lock = threading.Condition()
-        """Guards the outbox and all that it holds, the connection included."""
+        """Guards the outbox and everything in it, including the connection."""
         self.retained = Retained(self.publish_retained, ledger)
         self.feeds = Feeds()
-        """Topics of others that are read as sensors."""
+        """Foreign topics that are read as sensors."""
         self.feeds.on_open, self.feeds.on_close = self._read, lambda topic: self.leave([topic])
         self._outbox = Outbox(f"{status_topic}/barrier")
         self._subscribing = Subscribing()
@@ -124,17 +124,17 @@ class Client:
         self._connects = 0
         self._problem: str | None = None
         self._abilities = ALL
-        """Of the broker, as logged."""
+        """The broker's abilities, as last logged."""
         self._silence = Latch()
         self._unacknowledged = False
-        """The broker takes messages and has not acknowledged them for SILENT_SECONDS."""
+        """Whether the broker has acknowledged no messages for SILENT_SECONDS."""
         self._settings_changed = False
-        """The next log line is the answer to a change of settings."""
+        """Whether the next log line answers a change of settings."""
         self._events: deque[_Event] = deque()
-        """Put by paho's thread."""
+        """Appended by paho's thread."""
         self._closing = threading.Event()
         self._disconnected = threading.Event()
-        """The thread has closed its last connection."""
+        """Set when the thread has closed its last connection."""
         put = self._events.append
         self._reconnect = Reconnect(
             broker,
@@ -164,7 +164,7 @@ class Client:
     ) -> bool:
         """Publish now or never; return whether there is a connection.
 
-        *about* are user properties, which come with MQTT 5 alone.
+        *about* are user properties, which need MQTT 5.
         """
         with self._lock:
             self._process_events()
@@ -172,7 +172,7 @@ class Client:
             return self.connected
 
     def publish_retained(self, topic: str, payload: bytes) -> None:
-        """Publish retained at QoS 1, at every new connection again; for `retained`, the owner.
+        """Publish retained at QoS 1, again over every new connection; only called by `retained`.
 
         An empty payload clears the topic.
         """
@@ -183,16 +183,16 @@ class Client:
     def publish_reply(
         self, topic: str, payload: bytes, correlation: bytes | None = None, *, foreign: bool = False
     ) -> None:
-        """Publish the answer to a request, with the correlation data of the request.
+        """Publish the answer to a request, with the request's correlation data.
 
-        A request may come before the connection is ours to use, or just before it breaks: its
-        answer waits for the next one. *foreign*: on a topic that the requester has chosen.
+        A request may arrive before the connection is ready for use, or just before it breaks: then
+        its answer waits for the next connection. *foreign*: the requester has chosen the topic.
         """
         with self._lock:
             self._outbox.publish_reply(topic, payload, correlation, foreign=foreign)
 
     def publish_message(self, message: Message) -> None:
-        """Publish a result or event, with the delivery of its channel."""
+        """Publish a result or event with its channel's delivery."""
         with self._lock:
             self._process_events()
             self._outbox.publish_message(message)
@@ -215,32 +215,33 @@ class Client:
         return channel
 
     def close_channel(self, channel: Channel) -> None:
-        """Close a channel; messages that wait on it are still delivered at QoS 1."""
+        """Close a channel; QoS 1 messages waiting on it are still delivered."""
         with self._lock:
             self._outbox.channels.remove(channel)
 
     def wait_credit(self, channel: Channel, closing: threading.Event) -> bool:
-        """Wait until a lossless pipeline may publish more; False once either is closing."""
+        """Wait until a lossless pipeline may publish more; False once it or the client closes."""
         with self._lock:
             while not (self._closing.is_set() or closing.is_set()):
                 self._process_events()
                 if self.connected and channel.has_credit:
                     return True
                 self._outbox.request_barrier()
-                # Polled: paho's thread must not take our lock to wake us; see `Hooks`.
+                # Polled: paho's thread must not acquire our lock to wake us; see `Hooks`.
                 self._lock.wait(0.005 if self.connected else 0.1)
         return False
 
     def wait_safe(self, channel: Channel, seconds: float) -> float:
-        """Return when what is on a channel, and neither acknowledged nor on disk, was published.
+        """Return when the oldest message neither acknowledged nor on disk was published.
 
-        Monotonic seconds, infinite: all is acknowledged; waits for that while connected.
+        Only messages of *channel*; monotonic seconds, infinite if there are none. Waits up to
+        *seconds* for that while connected.
         """
         deadline = time.monotonic() + seconds
         with self._lock:
             while channel.pending and self.connected and time.monotonic() < deadline:
                 self._process_events()
-                self._lock.wait(0.005)  # polled, as for credit
+                self._lock.wait(0.005)  # polled, as in `wait_credit`
             if not channel.pending:
                 return inf
             return min(
@@ -254,13 +255,13 @@ class Client:
         return self._outbox.connection is not None
 
     def subscribe(self) -> None:
-        """Subscribe again: `filters` returns others than before."""
+        """Subscribe again because `filters` returns other topics than before."""
         with self._lock:
             if self._outbox.connection is not None:
                 self._subscribe(self._outbox.connection)
 
     def ask(self, topics: list[str]) -> None:
-        """Subscribe to further topics of `filters`, or again: retained messages are sent anew."""
+        """Subscribe to topics of `filters`, even again: retained messages are then sent again."""
         with self._lock:
             if self._outbox.connection is not None:
                 self._subscribing.ask(self._outbox.connection, topics, own=True)
@@ -274,24 +275,24 @@ class Client:
                 self._outbox.connection.unsubscribe(topics)
 
     def _subscribe(self, connection: Connection) -> None:
-        """Ask for all that is to be delivered; with the lock held."""
+        """Subscribe to all topics; the caller holds the lock."""
         self._subscribing.begin()
         self._subscribing.ask(connection, self.feeds.topics(), own=False)
         self._subscribing.ask(connection, list(self._filters()), own=True)
 
     def _receive(self, message: ReceivedMessage) -> None:
-        """Hand a message on; called by paho's thread, which must not wait."""
+        """Pass on a message; called by paho's thread, which must not wait."""
         if not self.feeds.take(message):
             self._inbox.put(message)
 
     def _read(self, topic: str) -> None:
-        """Subscribe to a topic of others."""
+        """Subscribe to a foreign topic."""
         with self._lock:
             if self._outbox.connection is not None:
                 self._subscribing.ask(self._outbox.connection, [topic], own=False)
 
     def change_broker(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
-        """Replace the connection by one with other settings; unconfirmed messages go along."""
+        """Replace the connection by one with other settings, keeping unconfirmed messages."""
         with self._lock:
             self._problem, self._settings_changed = None, True
         self._reconnect.change(broker, tls)
@@ -320,8 +321,8 @@ class Client:
     def close(self, reason: Literal["stopped", "lost"] = "stopped") -> None:
         """Publish the last status, disconnect, and write undelivered messages to disk.
 
-        Waits at most three seconds, and two more for a disk that hangs. *reason* lost: nobody has
-        asked for it, as the will says.
+        Waits at most three seconds, and two more for a disk that hangs. *reason* "lost": nobody
+        asked for the end, as the last will reports.
         """
         with self._lock:
             connection = self._outbox.connection
@@ -377,12 +378,12 @@ class Client:
         log.warning("broker: %s", problem, extra=self._answer())
 
     def _answer(self) -> Mapping[str, bool] | None:
-        """Mark the first log line after a change of settings, even if it repeats the last one."""
+        """Return the mark for the first log line after a change of settings, even if repeated."""
         changed, self._settings_changed = self._settings_changed, False
         return ANSWER if changed else None
 
     def _serve(self, connection: Connection) -> None:
-        """Publish status and waiting messages, then serve the connection until lost or unwanted."""
+        """Publish status and waiting messages; serve the connection until lost or replaced."""
         with self._lock:
             reason = "reconnected" if self._connects else "started"
             self._connects += 1
@@ -403,12 +404,12 @@ class Client:
             if self._closing.is_set():
                 return
             if self._reconnect.changed:
-                # The old broker would keep the status "online": only this device can change it.
+                # The old broker would keep the status "online", which only this device can change.
                 self._publish_offline(connection, "stopped")
                 return
             with self._lock:
                 self._process_events()
-                # In small portions, so that live results go ahead.
+                # In small batches, so that live results go first.
                 self._outbox.publish_waiting()
                 if self._spool_writer is not None:
                     spooled = any(c.delivery == "spooled" for c in self._outbox.channels)
@@ -420,7 +421,7 @@ class Client:
             pause = REPLAY_SECONDS if inflight.has_waiting else BARRIER_SECONDS
 
     def _check_acknowledgments(self) -> None:
-        """Log, and have health report, that the broker has stopped to acknowledge."""
+        """Log and report in health that the broker has stopped acknowledging."""
         silent = self._outbox.silent_seconds()
         self._unacknowledged = silent > SILENT_SECONDS
         if self._silence.begins(self._unacknowledged):
@@ -434,7 +435,7 @@ class Client:
         connection.close()
 
     def _process_events(self) -> None:
-        """Process the events that paho's thread has queued; with the lock held."""
+        """Process the events that paho's thread has queued; the caller holds the lock."""
         while self._events:
             connection, what, mid, refusals = self._events.popleft()
             if connection is not self._outbox.connection:

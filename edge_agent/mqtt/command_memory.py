@@ -1,8 +1,8 @@
-"""Which commands were carried out, so that none with `id` and `time` is carried out twice.
+"""The commands carried out, so that none with `id` and `time` is carried out twice.
 
-A command older than MAX_AGE_SECONDS is refused, so no more than that has to be remembered. What has
-changed something is remembered over restarts: one line a command, appended to a file that is
-written anew once most of its lines are out of date.
+A command older than MAX_AGE_SECONDS is refused, so only that period must be remembered. Commands
+that have changed something are remembered over restarts: one line each, appended to a file that is
+rewritten once most of its lines are outdated.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from . import payloads
 log = logging.getLogger(__name__)
 
 MAX_AGE_SECONDS = 60.0
-"""Age of a command, by its `time`, up to which it is carried out; as far ahead as well."""
+"""Greatest difference between a command's `time` and now, past or future, to carry it out."""
 MOST = 1024
-"""Commands that have changed something, in MAX_AGE_SECONDS; more are refused."""
+"""Most commands that change something per MAX_AGE_SECONDS; further ones are refused."""
 MOST_UNCHANGING = 256
-"""Others that are remembered; the oldest are forgotten."""
+"""Most other commands remembered; the oldest are forgotten."""
 SLACK = 64
-"""Lines that are out of date, before the file is written anew."""
+"""Least number of outdated lines before the file is rewritten."""
 
 
 @record
@@ -43,13 +43,13 @@ class Repeatable:
 
     id: str
     sent: float
-    """Its `time`: seconds since 1970."""
+    """The `time` of the command: seconds since 1970."""
     digest: str
-    """Of verb and body."""
+    """Digest of verb and body."""
 
 
 class CommandMemory:
-    """The commands of the last minute and their replies. Used by one thread."""
+    """The commands of the last minute and their replies. For use by one thread."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class CommandMemory:
     ) -> None:
         """Read the commands that the last run remembered.
 
-        Until the clock is *credible*, the age of a command cannot be judged: none is refused, and
-        none is forgotten before there are MOST.
+        Until the clock is *credible*, the age of a command is unknown: none is refused, and none
+        is forgotten until there are MOST.
         """
         self._path = path
         self._credible = credible
@@ -75,10 +75,10 @@ class CommandMemory:
     def identify(
         self, verb: str, body: Mapping[str, Any], request: str | None
     ) -> Repeatable | None:
-        """Check the `time` of a command; return its identity, or None if every arrival counts.
+        """Check the `time` of a command; return its identity, or None if it may be repeated.
 
         Raises:
-            RequestError: its time is invalid, or too long ago, or ahead.
+            RequestError: its time is invalid, or too far in the past or future.
         """
         written = body.get("time")
         if written is None:
@@ -104,10 +104,10 @@ class CommandMemory:
         return Repeatable(request, sent, hashlib.sha256(content).hexdigest()[:32])
 
     def find(self, asked: Repeatable) -> dict[str, Any] | None:
-        """Find the reply to a command that was carried out before, or None if it was not.
+        """Return the reply to a command that was carried out before, or None if it was not.
 
         Raises:
-            RequestError: its id was given to another command, or there are too many to remember.
+            RequestError: another command has its id, or there are too many to remember.
         """
         self._forget_old()
         known = self._changed.get(asked.id) or self._others.get(asked.id)
@@ -127,7 +127,7 @@ class CommandMemory:
         return None
 
     def add(self, done: Repeatable, reply: dict[str, Any], *, durable: bool) -> None:
-        """Remember a reply; with *durable* over restarts, where the disk can be written."""
+        """Remember a reply; *durable*: over restarts, if the disk can be written."""
         if not durable:
             self._others[done.id] = (done, reply)
             while len(self._others) > MOST_UNCHANGING:
@@ -186,9 +186,9 @@ class CommandMemory:
                 done = Repeatable(str(request), float(sent), str(digest))
                 self._changed[done.id] = (done, {**reply, "id": done.id})
             except DAMAGED:
-                continue  # the last one, cut off by a power cut
+                continue  # the last line, cut off by a power cut
 
 
 def _line(done: Repeatable, reply: Mapping[str, Any]) -> bytes:
-    # The line break first: it ends a line that a power cut has left without one.
+    # The line break first: it ends a line that a power cut has left unfinished.
     return b"\n" + json.dumps([done.id, done.sent, done.digest, reply]).encode()

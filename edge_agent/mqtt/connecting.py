@@ -1,7 +1,7 @@
-"""Makes connections: to which address, with which version of MQTT and last will.
+"""Makes connections: chooses the address, the MQTT version and the last will.
 
-And one after another: when to try again, and why a connection was lost. Knows nothing of what is
-published.
+Also reconnects: decides when to try again, and reports why a connection was lost. Independent of
+what is published.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ log = logging.getLogger(__name__)
 
 KEEPALIVE = 20
 SILENCE = 5.0
-"""Seconds without an answer to a CONNECT of MQTT 5 after which 3.1.1 is tried: some brokers of
-3.1.1 drop what they cannot read and keep the connection (amqtt 0.12)."""
+"""Seconds without an answer to an MQTT 5 CONNECT after which 3.1.1 is tried: some 3.1.1 brokers
+discard packets that they cannot read and keep the connection (amqtt 0.12)."""
 TICK = 0.02
-"""Seconds between two checks for the answer to CONNECT."""
+"""Seconds between checks for the answer to CONNECT."""
 UNSUPPORTED_PROTOCOL = frozenset({0x84, 0x01})
 NO_RETAIN, LOWER_QOS = 0x9A, 0x9B
-"""Refusals of a last will: the broker keeps no retained messages, or takes QoS 0 only."""
+"""Refusals of a last will: the broker supports no retained messages, or only QoS 0."""
 
 
 class RefusesProtocol(BrokerError):
-    """The broker refuses this version of MQTT, or closed the connection, or did not answer."""
+    """The broker refused this MQTT version, closed the connection, or did not answer."""
 
     def __init__(self, text: str, *, explicit: bool, silent: bool = False) -> None:
         super().__init__(text)
         self.explicit = explicit
-        """CONNACK said so; else the broker may only have been restarting."""
+        """Whether a CONNACK refused it; else the broker may only have been restarting."""
         self.silent = silent
-        """Whether it said nothing, and kept the connection."""
+        """Whether it did not answer, but kept the connection."""
 
 
 class RefusesWill(BrokerError):
-    """The broker does not take a last will that is retained or of QoS 1, or perhaps does not."""
+    """The broker refuses, or may have refused, a last will that is retained or of QoS 1."""
 
     def __init__(self, text: str, abilities: Abilities) -> None:
         super().__init__(text)
         self.abilities = abilities
-        """With which to try again."""
+        """The abilities to try next."""
 
 
 def connect(
@@ -70,11 +70,11 @@ def connect(
     abilities: Abilities = ALL,
     avoid: paho_client.Where | None = None,
 ) -> Connection:
-    """Connect once: to each address of the broker's name or names in turn, until one accepts.
+    """Connect once: try each address of the broker's name or names until one accepts.
 
-    Where the broker refuses MQTT 5 or the last will, again without. *session* has the broker keep
-    messages for us over short absences, which are acknowledged by hand; *stopping* ends the
-    attempt; *avoid* is tried last: the node that was lost, or hangs.
+    If the broker refuses MQTT 5 or the last will, try again without it. *session*: the broker
+    keeps messages for us over short absences, and we acknowledge them manually; *stopping* ends
+    the attempt; *avoid* is tried last: the node that was lost or hangs.
 
     Raises:
         BrokerError: the broker cannot be reached or refuses the connection.
@@ -96,12 +96,12 @@ def connect(
             problems.append(problem)
         if stopping is not None and stopping.is_set():
             break
-    # That of an address that has answered, if any has.
+    # The error of an address that has answered, if any has.
     answered = (each for each in problems if not isinstance(each.__cause__, OSError))
     try:
         raise next(answered, problems[-1])
     finally:
-        # Else what is raised refers to itself, and keeps paho's client with its sockets.
+        # Else the exception refers to itself, which keeps paho's client and its sockets alive.
         problems.clear()
 
 
@@ -129,14 +129,14 @@ class _Attempt:
     abilities: Abilities
 
     def reach(self, where: paho_client.Where, wanted: int) -> Connection:
-        """Connect to one address; where it refuses MQTT 5, with 3.1.1."""
+        """Connect to one address; if it refuses MQTT 5, use 3.1.1."""
         try:
             return self._speak(where, wanted, first_choice=True)
         except RefusesProtocol as refusal:
             if wanted == 4:
                 raise
             if refusal.silent:
-                # The next attempt may take twice as long, and nobody is to wait in the dark.
+                # The next attempt may take twice as long: say why.
                 log.warning("broker: %s; trying MQTT 3.1.1", refusal)
             connection = self._speak(where, 4, first_choice=False)
             connection.protocol_confirmed = refusal.explicit
@@ -144,13 +144,13 @@ class _Attempt:
             return connection
 
     def _speak(self, where: paho_client.Where, protocol: int, *, first_choice: bool) -> Connection:
-        """Connect with one version; where the broker refuses the last will, with a lesser one."""
+        """Connect with one version; if the broker refuses the last will, use a lesser one."""
         can = self.abilities
         while True:
             try:
                 return self._connect(where, protocol, can)
             except RefusesWill as refusal:
-                # Where 3.1.1 is only the second choice, the broker may have been restarting.
+                # If 3.1.1 is only the second choice, the broker may have been restarting.
                 if refusal.abilities == can or not first_choice:
                     raise
                 can = refusal.abilities
@@ -168,15 +168,15 @@ class _Attempt:
         try:
             try:
                 client.connect(address.host, address.port, KEEPALIVE, **options)
-                client.loop_start()  # opens a pair of sockets of its own
-            except RuntimeError as problem:  # of Thread.start
+                client.loop_start()  # opens its own pair of sockets
+            except RuntimeError as problem:  # from Thread.start
                 connection.close()
                 raise BrokerError(
                     f"{address}: no room for another thread; its unit's TasksMax, or the system's "
                     "limit"
                 ) from problem
             except (OSError, ValueError) as problem:
-                connection.close()  # its sockets may be the last files that can be open
+                connection.close()  # its sockets may be the last files that can be opened
                 raise _unreachable(broker, problem) from problem
             _await_answer(connection, broker, self.stopping, will)
         except BaseException:
@@ -193,12 +193,12 @@ def _await_answer(
     """Wait for a positive CONNACK.
 
     Raises:
-        RefusesProtocol: the broker refuses this version of MQTT, or perhaps does.
-        RefusesWill: it refuses the last will, or perhaps does.
-        BrokerError: it refuses the connection, or does not answer.
+        RefusesProtocol: the broker refuses this MQTT version, or may have.
+        RefusesWill: the broker refuses the last will, or may have.
+        BrokerError: the broker refuses the connection, or does not answer.
     """
     address, newest = broker.address, connection.protocol == 5
-    # Counted in waits, not by the clock: time in which this process was stopped does not count
+    # Counted in waits, not by the clock: time during which this process was stopped is not held
     # against the broker.
     left = round((SILENCE if newest else CONNECT_TIMEOUT) / TICK)
     while not (connection.answered.wait(TICK) or connection.gone.is_set()):
@@ -218,7 +218,7 @@ def _await_answer(
 
         why = f"{address} closed the connection{hang_up_hint(broker)}"
         if will is not None:
-            # With 3.1.1 there is no other way to refuse a will (mosquitto 2).
+            # In 3.1.1 there is no other way to refuse a will (mosquitto 2).
             raise RefusesWill(why, Abilities(qos=0, retain=False))
         raise BrokerError(why)
     if connection.refusal is not None:
@@ -237,14 +237,14 @@ def _await_answer(
 
 
 STABLE = 30.0
-"""Seconds that a connection must last before the pauses start from the shortest again."""
+"""Seconds that a connection must last before the pauses are reset to the shortest."""
 TAKEN_OVER_PAUSE = 60.0
 SHORT_LIVED = 3
-"""Connections in a row that the broker accepts and that do not last: another client takes them."""
+"""Accepted connections in a row that do not last: probably another client takes them over."""
 
 
 class Reconnect:
-    """Iterates over connections for as long as they are wanted; used by one thread."""
+    """Iterates over connections until told to stop; for use by one thread."""
 
     def __init__(
         self,
@@ -257,10 +257,10 @@ class Reconnect:
         closing: threading.Event,
         on_problem: Callable[[str], None],
     ) -> None:
-        """Read the certificates; do not connect yet.
+        """Read the certificates without connecting.
 
-        *closing* is set when no more connections are wanted, then `interrupt` is called;
-        *on_problem* gets the reason whenever there is no connection.
+        When no more connections are wanted, the owner sets *closing* and calls `interrupt`;
+        *on_problem* receives the reason whenever there is no connection.
         """
         self._broker = broker
         self._client_id = client_id
@@ -272,24 +272,24 @@ class Reconnect:
         self._tls = tls_context(broker)
         self._protocol = broker.protocol
         self._abilities = ALL
-        """Of the broker, as the last connection has shown them."""
+        """The broker's abilities, as found by the last connection."""
         self._took_all = False
-        """Whether the will was once taken as it is."""
+        """Whether the full last will was ever accepted."""
         self._short_lived = 0
         """Connections in a row that did not last."""
         self._avoid: Where | None = None
-        """The node that was lost last."""
+        """The node whose connection was lost most recently."""
         self._next: deque[tuple[Broker, ssl.SSLContext | None]] = deque(maxlen=1)
-        """Settings that apply from the next connection on; the latest."""
+        """The latest settings, which apply from the next connection on."""
         self._interrupted = threading.Event()
-        """The present attempt, connection or pause is to end."""
+        """Set when the present attempt, connection or pause must end."""
 
     # For other threads
 
     def change(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
-        """Change the settings and have a new connection made at once.
+        """Change the settings and connect again at once.
 
-        Whoever uses the present connection sees `changed` and must close it.
+        The user of the present connection must close it when `changed` is true.
         """
         self._next.append((broker, tls))
         self._interrupted.set()
@@ -300,20 +300,20 @@ class Reconnect:
 
     @property
     def changed(self) -> bool:
-        """Whether the present connection is to be replaced by one with other settings."""
+        """Whether the present connection must be replaced by one with other settings."""
         return bool(self._next)
 
-    # For the one thread
+    # For the using thread
 
     def __iter__(self) -> Iterator[Connection]:
-        """Yield a connection; the next one when that is lost and closed, after a pause."""
+        """Yield a connection; once that is lost and closed, yield the next after a pause."""
         while True:
-            # First, so that a request from here on is seen.
+            # First, so that no later request is missed.
             self._interrupted.clear()
             if self._closing.is_set():
                 return
             if self._next:
-                # As if these settings had been there from the start.
+                # As if these were the settings from the start.
                 self._broker, self._tls = self._next.pop()
                 self._protocol = self._broker.protocol
                 self._abilities = ALL
@@ -353,18 +353,18 @@ class Reconnect:
         if connection.abilities == ALL:
             self._took_all = True
         elif self._took_all and connection.protocol == 4 and len(self._broker.nodes) > 1:
-            # Guessed, of a node that was without the others at the first attempt.
+            # Guessed from a node that was not ready at the first attempt.
             connection.close()
             raise BrokerError(f"{connection.address} was not ready; trying again")
         if connection.protocol == 5:
-            # With 3.1.1 they were guessed: the next connection begins with all again.
+            # In 3.1.1 they were guessed: the next connection tries all abilities again.
             self._abilities = connection.abilities
         if connection.protocol_confirmed:
             self._protocol = connection.protocol
         return connection
 
     def _report_lost(self, connection: Connection, lasted: float) -> float:
-        """Report why a connection was lost; return the seconds to wait for the next."""
+        """Report why a connection was lost; return the seconds to wait before the next."""
         self._short_lived += 1
         if lasted >= STABLE:
             self._short_lived = 0
@@ -376,7 +376,7 @@ class Reconnect:
             )
             return max(pause, TAKEN_OVER_PAUSE)
         if self._short_lived >= SHORT_LIVED:
-            # Older brokers (mosquitto 2.0.11, say) disconnect the older client without a reason.
+            # Older brokers, such as mosquitto 2.0.11, disconnect the older client without a reason.
             self._on_problem(
                 f"connection to {connection.address} lost again and again: "
                 f"{connection.reason}; does another box use this device_id?"

@@ -1,6 +1,6 @@
 """One MQTT connection, from CONNECT to its end.
 
-It never reconnects: each connection is a new client of paho, so that nothing is left in paho's own
+It never reconnects: each connection uses a new paho client, so that nothing stays in paho's own
 unbounded queues.
 """
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REFUSAL = 0x80
-"""The first of the MQTT 5 reason codes that mean failure."""
+"""The first MQTT 5 reason code that means failure."""
 TAKEN_OVER = 0x8E
 UNSPECIFIED = 0x80
 
 
 @record(quick=True)
 class ReceivedMessage:
-    """A message from the broker, published by anybody."""
+    """A message from the broker; anyone may have published it."""
 
     topic: str
     payload: bytes
     retained: bool
-    """Whether it was published with the retain flag. For a message that is delivered as it is
-    published only MQTT 5 shows that, to subscriptions `as_published`; otherwise it is True only
-    for messages that the broker had kept."""
+    """Whether it was published with the retain flag. For a message delivered at publication this
+    is known only in MQTT 5, for subscriptions `as_published`; otherwise it is True only for
+    messages that the broker had kept."""
     response_topic: str | None = None
     correlation: bytes | None = None
     ack: Callable[[], object] = lambda: None
-    """Acknowledge it to the broker; to be called once its effect is durable."""
+    """Acknowledges it to the broker; to be called once its effect is durable."""
     qos: int = 0
 
     @property
@@ -62,15 +62,15 @@ def parse_object(payload: bytes) -> dict[str, Any] | None:
 
 @record
 class Abilities:
-    """The broker's abilities; nothing is published beyond them."""
+    """The broker's abilities; publishing stays within them."""
 
     qos: int = 1
-    """Highest quality of service that it takes, 0 or 1."""
+    """Highest quality of service that it accepts, 0 or 1."""
     retain: bool = True
     """Whether it keeps retained messages."""
 
     def limits(self) -> list[str]:
-        """Return a line for each missing ability: its consequence, and the fix."""
+        """Return a line for each missing ability: its consequence and the fix."""
         limits = []
         if self.qos == 0:
             limits.append(
@@ -79,8 +79,8 @@ class Abilities:
             )
         if not self.retain:
             limits.append(
-                "keeps no retained messages: who connects later does not see what this device "
-                "is; allow them there (mosquitto: retain_available)"
+                "keeps no retained messages: later subscribers do not see this device's state; "
+                "allow them there (mosquitto: retain_available)"
             )
         return limits
 
@@ -90,7 +90,7 @@ ALL = Abilities()
 
 @record
 class Will:
-    """The last will: published by the broker when the connection breaks, retained, at QoS 1."""
+    """The last will: the broker publishes it when the connection breaks, retained, at QoS 1."""
 
     topic: str
     payload: bytes
@@ -108,21 +108,21 @@ class Refusal:
 
 @record(kw_only=True)
 class Hooks:
-    """Called by paho's thread, which holds locks of its own meanwhile.
+    """Functions called by paho's thread while it holds its own locks.
 
-    A hook may only queue what happened: it must neither raise nor wait for a lock that is held
-    while publishing.
+    A hook may only queue the event: it must neither raise nor wait for a lock that is held while
+    publishing.
     """
 
     message: Callable[[ReceivedMessage], None] = lambda _message: None
     published: Callable[[Connection, int, Refusal | None], None] = lambda _c, _mid, _refusal: None
-    """Message id of a QoS 1 message that was acknowledged, or of a QoS 0 message that was written
-    to the socket; with the broker's refusal, if any."""
+    """Gets the message id of an acknowledged QoS 1 message, or of a QoS 0 message written to the
+    socket, and the broker's refusal, if any."""
     unsubscribed: Callable[[Connection, int], None] = lambda _c, _mid: None
     subscribed: Callable[[Connection, int, tuple[Refusal | None, ...]], None] = (
         lambda _c, _mid, _refusals: None
     )
-    """Message id of a SUBSCRIBE that was answered; with the broker's refusal of each filter, or
+    """Gets the message id of an answered SUBSCRIBE and, for each filter, the broker's refusal, or
     None if it was granted."""
 
 
@@ -135,20 +135,20 @@ class Connection:
         self.protocol = protocol
         self.abilities = abilities
         self.protocol_confirmed = True
-        """Whether the next connection should speak this version too."""
+        """Whether the next connection should use this version too."""
         self.where: paho_client.Where | None = None
         self.address: object = ""
-        """The node that has accepted it: its socket's address, and that of the settings."""
+        """The node that has accepted it: its socket's address, and the one in the settings."""
         self.max_packet: int | None = None
         """Largest packet that the broker accepts, bytes; None: not announced."""
         self.gone = threading.Event()
         self.reason: str = ""
         self.code = 0
-        """Why the connection ended: in words, and as a reason code."""
+        """Why the connection ended: a text and a reason code."""
         self.answered = threading.Event()
-        """CONNACK has come."""
+        """Set when CONNACK has arrived."""
         self.refusal: Refusal | None = None
-        """The CONNACK, where it is negative."""
+        """The refusal in the CONNACK, if any."""
         self._client = client
         self._hooks = hooks
         self._manual_ack = manual_ack
@@ -173,10 +173,10 @@ class Connection:
         about: Mapping[str, str] | None = None,
         expires_s: int | None = None,
     ) -> Any:
-        """Publish, as far as the broker's abilities go; return paho's receipt.
+        """Publish within the broker's abilities; return paho's receipt.
 
-        Its `mid` is the message id that the hooks are given. MQTT 3.1.1 has no user properties
-        (*about*) and keeps for ever what is to expire.
+        Its `mid` is the message id passed to the hooks. MQTT 3.1.1 has no user properties
+        (*about*) and no expiry.
         """
         qos, retain = min(qos, self.abilities.qos), retain and self.abilities.retain
         said: dict[str, Any] = {}
@@ -194,19 +194,19 @@ class Connection:
     def hear_published(self, *, wanted: bool) -> None:
         """Turn the calls of `Hooks.published` on or off.
 
-        It is for acknowledgments. At QoS 0 it says no more than the receipt does, and paho takes
-        30 µs for each call (MQTT 5 properties and a reason, measured).
+        They are needed for acknowledgments. At QoS 0 they add nothing to the receipt, and paho
+        takes 30 µs for each call (MQTT 5 properties and a reason, measured).
         """
         self._client.on_publish = self._on_publish if wanted and not self._closed else None
 
     def subscribe(self, filters: list[str], *, as_published: bool = False) -> int | None:
         """Subscribe at QoS 1; return the message id, or None if the connection has ended.
 
-        *as_published* keeps the retain flag of messages that are delivered as soon as published
-        (MQTT 5, 3.8.3.1); MQTT 3.1.1 cannot.
+        *as_published* keeps the retain flag of messages delivered at publication (MQTT 5,
+        3.8.3.1); MQTT 3.1.1 cannot.
         """
         if not filters:
-            return None  # MQTT knows no SUBSCRIBE of nothing
+            return None  # MQTT has no empty SUBSCRIBE
         if as_published and self.protocol == 5:
             return self._client.subscribe([paho_client.as_published(topic) for topic in filters])[1]
         return self._client.subscribe([(topic, 1) for topic in filters])[1]
@@ -215,9 +215,9 @@ class Connection:
         return self._client.unsubscribe(topics)[1]
 
     def close(self) -> None:
-        """Disconnect, also from a broker that no longer answers."""
+        """Disconnect, even from a broker that no longer answers."""
         self._client.disconnect()
-        # Paho's thread sends the DISCONNECT; without it the broker would publish our last will.
+        # paho's thread sends the DISCONNECT; without it the broker would publish our last will.
         deadline = time.monotonic() + 0.5
         while self._client.socket() is not None and time.monotonic() < deadline:
             self.gone.wait(0.002)
@@ -232,7 +232,7 @@ class Connection:
         paho_client.detach(self._client)
 
     def give_up(self, reason: str) -> None:
-        """Count the connection as lost: the broker does not do its part; then close it."""
+        """Treat the connection as lost because the broker misbehaves, and close it."""
         if not self.gone.is_set():
             self.code, self.reason = 0, reason
             self.gone.set()
@@ -240,7 +240,7 @@ class Connection:
     # Called by paho's thread
 
     def _on_connect(self, _c: Any, _u: Any, _flags: Any, reason: Any, properties: Any) -> None:
-        # Kept apart from the reason of the disconnect, which paho reports at once: after a refusal
+        # Stored separately from the disconnect reason, which paho reports at once: after a refusal
         # that would be "Protocol error", or nothing.
         code = code_of(reason)
         if code != 0:
@@ -262,7 +262,7 @@ class Connection:
         self.gone.set()
 
     def _lose(self) -> None:
-        self.code, self.reason = UNSPECIFIED, "it sent what cannot be read"
+        self.code, self.reason = UNSPECIFIED, "it sent unreadable data"
         self.gone.set()
 
     def _on_message(self, client: Client, _u: Any, message: Any) -> None:
@@ -306,7 +306,7 @@ class Connection:
 def is_acknowledged(receipt: Any) -> bool:
     """Whether a message was acknowledged, given its receipt from `Connection.publish`.
 
-    One that found the connection broken never is; paho's own method raises then.
+    A message that found the connection broken never is; paho's own method raises then.
     """
     try:
         return bool(receipt.is_published())

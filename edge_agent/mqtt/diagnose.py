@@ -1,6 +1,6 @@
 """Explains why a broker refuses a connection or a message, and how to fix it.
 
-Imported only when a broker does.
+Imported only when a broker refuses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ..config.settings import Broker
 
 NOT_AUTHORIZED = 0x87
 BAD_PASSWORD = 0x86
-"""Reason codes of MQTT 5; paho translates those of 3.1.1 into them."""
+"""MQTT 5 reason codes; paho translates 3.1.1 codes to them."""
 ACCESS_LIST = "see its access list"
 WRONG_NAME = "give broker.url a name that it is for"
 MENDS = {
@@ -24,26 +24,26 @@ MENDS = {
 
 
 def username_of(broker: Broker) -> str | None:
-    """Return the user name that we connect with, or None if none, or the one in a certificate."""
+    """Return the user name that we connect with; None: none, or the one in a certificate."""
     return broker.username or broker.address.username
 
 
 def connack_hint(code: int, broker: Broker) -> str:
-    """Return a hint after a negative CONNACK, starting with punctuation, or "" if there is none."""
+    """Return a hint after a negative CONNACK, beginning with punctuation, or ""."""
     if code not in {NOT_AUTHORIZED, BAD_PASSWORD}:
         return ""
     user = username_of(broker)
     if user is None:
         mend = "set broker.username and broker.password, or the credential broker.password"
         if broker.cert_file is not None:
-            return f"; it may not know whom broker.cert_file names, or want a user: {mend}"
+            return f"; it may not know the user of broker.cert_file, or require one: {mend}"
         return f"; no user is given: {mend}"
     mend = "look at broker.username and broker.password, or the credential broker.password"
     return f" (user {user}); {mend}"
 
 
 def hang_up_hint(broker: Broker) -> str:
-    """Return a hint after a close without CONNACK, starting with punctuation, or ""."""
+    """Return a hint after a close without CONNACK, beginning with punctuation, or ""."""
     if not broker.address.tls:
         return ""
     if broker.cert_file is None:
@@ -52,21 +52,21 @@ def hang_up_hint(broker: Broker) -> str:
 
 
 def explain_unreachable(problem: BaseException, broker: Broker) -> str:
-    """Return why no connection came about."""
+    """Return why the broker could not be reached."""
     if isinstance(problem, socket.gaierror):
-        return "its name is not known"
+        return "its name cannot be resolved"
     if isinstance(problem, TimeoutError):
         return "no answer"
-    # Attributes of the errors of ssl, which may not be imported.
+    # Attributes of ssl's exceptions; that module may not be imported.
     distrust = getattr(problem, "verify_message", None)
     if distrust is not None:
         mend = MENDS.get(getattr(problem, "verify_code", 0), "see broker.ca_file")
         return f"its certificate is not trusted ({distrust.rstrip('.')}); {mend}"
     alert = getattr(problem, "reason", None)
     if isinstance(alert, str):
-        # Only an alert is the broker's word on us; else it has not even spoken TLS.
+        # Only an alert is the broker's answer; without one it may not even use TLS.
         hint = hang_up_hint(broker) if "ALERT" in alert else "; is this its port for TLS?"
-        hint = "; it wants TLS of another age" if "PROTOCOL_VERSION" in alert else hint
+        hint = "; it requires another TLS version" if "PROTOCOL_VERSION" in alert else hint
         return f"{alert.lower().replace('_', ' ')}{hint}"
     if isinstance(problem, OSError) and problem.strerror:
         return problem.strerror.lower()

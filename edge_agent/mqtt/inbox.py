@@ -1,7 +1,7 @@
 """The bounded queue of received messages.
 
-The broker sends as fast as the network goes; messages are handled one after another, and a
-package takes a while. Beyond the bounds messages are dropped and counted.
+The broker sends as fast as the network allows; messages are handled one at a time, and a package
+takes a while. Messages beyond the bounds are dropped and counted.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 4096
-"""Of QoS 0 that may wait; of QoS 1 the broker sends only RECEIVE_MAXIMUM at a time."""
+"""Most waiting QoS 0 messages; of QoS 1 the broker sends only RECEIVE_MAXIMUM at a time."""
 MAX_BYTES = 320 * 2**20
-"""Of all payloads that may wait: one of the largest that MQTT can carry, and a window of blocks."""
+"""Most bytes of all waiting payloads: the largest that MQTT can carry, and a window of blocks."""
 
 
 class Inbox(SimpleQueue["ReceivedMessage | None"]):
     """A queue of messages; None ends it."""
 
     def __init__(self, *, messages: int = MAX_MESSAGES, size: int = MAX_BYTES) -> None:
-        """Start empty; *messages* of QoS 0 and *size* bytes may wait."""
+        """Start empty; at most *messages* of QoS 0 and *size* bytes may wait."""
         super().__init__()
         self.dropped = 0
         """Messages that did not fit."""
@@ -40,7 +40,7 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
     def put(
         self, item: ReceivedMessage | None, block: bool = True, timeout: float | None = None
     ) -> None:
-        """Put a message; never waits. One that does not fit is dropped and acknowledged."""
+        """Put a message without waiting. One that does not fit is dropped and acknowledged."""
         if item is None:
             super().put(None)
             return
@@ -55,14 +55,14 @@ class Inbox(SimpleQueue["ReceivedMessage | None"]):
         if self._full.begins(True):
             log.warning("inbox: messages arrive faster than they are handled; some are dropped")
         self.dropped += 1
-        # Without this the broker would count it as unacknowledged until the next connection.
+        # Otherwise the broker would count it as unacknowledged until the next connection.
         item.ack()
 
     def get(self, block: bool = True, timeout: float | None = None) -> ReceivedMessage | None:
         """Return the next message.
 
         Raises:
-            queue.Empty: none came within *timeout*.
+            queue.Empty: none arrived within *timeout* seconds.
         """
         item = super().get(block, timeout)
         if item is not None:

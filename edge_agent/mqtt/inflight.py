@@ -1,7 +1,7 @@
-"""QoS 1 messages that the broker has not acknowledged: where each is, and which gives way.
+"""QoS 1 messages that the broker has not acknowledged: where each is, and which are dropped first.
 
 Bookkeeping only: the outbox publishes, the spool writer writes and reads, and both hold the
-client's lock while they call. A message is in memory, on disk, or both; it is done when the broker
+client's lock during calls. A message is in memory, on disk, or both; it is done when the broker
 acknowledges it, or when it is dropped and counted.
 """
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 ROOM = 1000
 ROOM_BYTES = 16 * 2**20
-"""Room for messages waiting in memory, and again for those in flight; all there is without disk."""
+"""Limit of messages waiting in memory, and also of those in flight; the total without a disk."""
 OVERDUE = 0.25
-"""Seconds after which an acknowledgment is overdue: until then it costs the disk nothing."""
+"""Seconds after which an acknowledgment is overdue: until then nothing is written to disk."""
 
 DONE, IN_MEMORY, COUNTED = 1, 2, 4
 
@@ -30,26 +30,26 @@ DONE, IN_MEMORY, COUNTED = 1, 2, 4
 class InflightMessage:
     """A message until it is acknowledged or dropped."""
 
-    # Not a dataclass: making one takes half a millisecond, on the way to the first result.
+    # Not a dataclass: creating that class takes 0.5 ms, which delays the first result.
     __slots__ = ("batch", "done", "index", "message", "number", "saving", "sent")
 
     def __init__(
         self, message: Message, number: int = 0, batch: Batch | None = None, index: int = 0
     ) -> None:
-        """Make one that is in memory, or also in *batch*; *number*: in the order of publishing."""
+        """Create a message in memory, or also in *batch*; *number* is its publishing order."""
         self.message = message
         self.number = number
         self.batch = batch
         self.index = index
         self.sent = False
-        """Passed to the present connection."""
+        """Whether it was passed to the present connection."""
         self.done = False
         self.saving = False
-        """Being written to disk."""
+        """Whether it is being written to disk."""
 
     @property
     def size(self) -> int:
-        """Bytes of its payload in memory."""
+        """Size of its payload in memory, bytes."""
         return len(self.message.body or b"")
 
 
@@ -59,18 +59,18 @@ class Batch:
     __slots__ = ("channel", "in_memory", "left", "marks", "row")
 
     def __init__(self, row: Row, channel: Channel, mark: int = 0) -> None:
-        """Make one of whose messages none is acknowledged or in memory."""
+        """Create a batch with no message acknowledged or in memory."""
         self.row = row
         self.channel = channel
         self.marks = bytearray([mark]) * row.count
         """For each message: DONE, IN_MEMORY (sent, or about to be), COUNTED as published."""
         self.left = row.count
-        """Not acknowledged."""
+        """Number of messages not acknowledged."""
         self.in_memory = 0
 
     @property
     def on_disk_only(self) -> int:
-        """Messages that are on disk and not in memory."""
+        """Number of messages that are on disk and not in memory."""
         return self.left - self.in_memory
 
     def load(self, index: int) -> None:
@@ -79,7 +79,7 @@ class Batch:
         self.in_memory += 1
 
     def unload(self, index: int, *, counted: bool) -> None:
-        """Record that a message is on disk only."""
+        """Record that a message is only on disk."""
         self.marks[index] = COUNTED if counted else 0
         self.in_memory -= 1
 
@@ -90,7 +90,7 @@ class Batch:
         self.left -= 1
 
     def load_all(self, bodies: Sequence[bytes], waited: float) -> Iterator[InflightMessage]:
-        """Load the messages that are on disk only, from their bodies and their seconds on disk."""
+        """Load the messages that are only on disk, given their bodies and seconds on disk."""
         encoded_at = time.monotonic() - waited
         for index, body in enumerate(bodies):
             mark = self.marks[index]
@@ -111,32 +111,32 @@ class Batch:
 
 
 class Inflight:  # noqa: PLR0904 - one for each event of a message
-    """All messages of spooled delivery that are not done. Callers hold the client's lock."""
+    """All messages with spooled delivery that are not done. Callers hold the client's lock."""
 
     def __init__(self) -> None:
         self.on_work: Callable[[], object] = lambda: None
-        """Called when the spool writer has something to do, if there is one."""
+        """Called when there is work for the spool writer, if there is one."""
         self.finished_rows: list[int] = []
-        """Rows of which every message is done: to be removed from disk."""
+        """Rows to remove from disk: all their messages are done."""
         self.batches: dict[int, Batch] = {}
-        """Batches on disk, by the id of their row, oldest first."""
+        """Batches on disk by row id, oldest first."""
         self.loaded: deque[InflightMessage] = deque()
-        """Read from disk, next to be published."""
+        """Messages read from disk, to be published next."""
         self.connected_since: float | None = None
         self.dropped = 0
-        """For want of room, or because they can be neither published nor read."""
+        """Messages dropped for lack of space, or because they cannot be published or read."""
         self.added = 0
-        """Since the start."""
+        """Messages added since the start."""
         self.unreadable = False
-        """The disk cannot be read at the moment; messages in memory do not wait for it."""
+        """Whether the disk cannot be read at present; messages in memory do not wait for it."""
         self._sent: dict[int, InflightMessage] = {}
-        """By the message id of the present connection."""
+        """Messages in flight, by message id on the present connection."""
         self._waiting: deque[InflightMessage] = deque()
         self._sent_bytes = self._waiting_bytes = 0
         self._left = 0
-        """Messages that are not done."""
+        """Number of messages that are not done."""
         self._interrupted = False
-        """Whether a connection has broken since the last one was made."""
+        """Whether the last connection has broken."""
 
     # For the outbox
 
@@ -147,21 +147,21 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
 
     @property
     def has_waiting(self) -> bool:
-        """Whether `take` returns a message, or will once the disk is read."""
+        """Whether `take` can return a message now or once the disk is read."""
         return bool(self.loaded or self._waiting) or self.first_on_disk_only() is not None
 
     @property
     def waiting(self) -> int:
-        """Messages that are not in flight."""
+        """Number of messages that are not in flight."""
         return max(0, self._left - len(self._sent))
 
     @property
     def copies(self) -> int:
-        """Replayed messages in flight."""
+        """Number of replayed messages in flight."""
         return sum(entry.message.replayed for entry in self._sent.values())
 
     def add(self, message: Message) -> InflightMessage:
-        """Take responsibility for a message; `enqueue` or `sent` must follow."""
+        """Accept a message; a call of `enqueue` or `sent` must follow."""
         self.added += 1
         self._left += 1
         message.channel.pending += 1
@@ -180,7 +180,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         self.on_work()
 
     def mark_overtaken(self) -> None:
-        """Mark waiting messages as replayed: a newer one goes first."""
+        """Mark waiting messages as replayed because a newer one goes first."""
         for entry in reversed(self._waiting):
             if entry.message.replayed:
                 return
@@ -200,7 +200,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         return self._take_waiting()
 
     def take_unsent(self) -> InflightMessage | None:
-        """Remove and return the oldest in memory if it is no copy and may go ahead of copies.
+        """Remove and return the oldest message in memory if it is not a copy and may precede them.
 
         `sent` or `drop` must follow.
         """
@@ -239,7 +239,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         self.connected_since, self._interrupted = time.monotonic(), False
 
     def disconnected(self) -> None:
-        """Record that the connection is lost: all that was in flight waits again, as a copy."""
+        """Record that the connection is lost: messages in flight wait again, as copies."""
         self.connected_since, self._interrupted = None, True
         for entry in (*self._sent.values(), *self.loaded):
             entry.sent = False
@@ -259,18 +259,18 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
     # For the spool writer
 
     def unsaved(self) -> list[InflightMessage]:
-        """Return the messages that are in memory only, in the order of publishing."""
+        """Return the messages that are only in memory, in publishing order."""
         unsaved = [entry for entry in self._sent.values() if entry.batch is None]
         return sorted([*unsaved, *self._waiting], key=lambda entry: entry.number)
 
     def unsaved_since(self, channel: Channel) -> float:
-        """Return since when the oldest message of a channel is in memory only; infinite: none."""
+        """Return since when a channel's oldest message is only in memory; infinite: none is."""
         entries = (*self._sent.values(), *self._waiting)
         mine = (each for each in entries if each.batch is None and each.message.channel is channel)
         return min((each.message.encoded_at for each in mine), default=inf)
 
     def overdue(self) -> bool:
-        """Whether a message that is in memory only should have been acknowledged by now."""
+        """Whether a message that is only in memory should have been acknowledged by now."""
         sent = next((entry for entry in self._sent.values() if entry.batch is None), None)
         first = [*([sent] if sent is not None else []), *list(self._waiting)[:1]]
         now = time.monotonic()
@@ -281,7 +281,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         return next((batch for batch in self.batches.values() if batch.on_disk_only), None)
 
     def adopt(self, rows: Iterable[Row]) -> None:
-        """Take over the messages of an earlier run; the counts of its pipelines ended with it."""
+        """Take over the messages of an earlier run, whose pipeline counts ended with it."""
         earlier = Channel("earlier", 1, lossless=False)
         for row in rows:
             self.batches[row.id] = Batch(row, earlier, COUNTED)
@@ -289,7 +289,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
             self._left += row.count
 
     def saved(self, batch: Batch, members: Iterable[InflightMessage]) -> None:
-        """Record that these are on disk now; release from memory those that wait."""
+        """Record that messages are on disk now; release the waiting ones from memory."""
         self.batches[batch.row.id] = batch
         for index, entry in enumerate(members):
             entry.batch, entry.index = batch, index
@@ -303,9 +303,9 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         self._replace_waiting([entry for entry in self._waiting if entry.batch is None])
 
     def choose_evicted(self, new: Sequence[Batch], count: int, size: int) -> list[Batch]:
-        """Choose the batches that give way: the least important first, and of those the oldest.
+        """Choose the batches to drop: the least important first, and of those the oldest.
 
-        So many messages, *count*, and bytes, *size*, are to go; *new* are about to be written.
+        They hold at least *count* messages and *size* bytes; *new* are about to be written.
         """
         chosen: list[Batch] = []
         if count <= 0 and size <= 0:
@@ -322,7 +322,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         return chosen
 
     def drop_batch(self, batch: Batch) -> None:
-        """Count messages as lost that are in a row on disk and nowhere else."""
+        """Count as lost the messages that are only in a row on disk."""
         self.batches.pop(batch.row.id, None)
         for entry in (*self._sent.values(), *self.loaded):
             if entry.batch is batch:
@@ -353,9 +353,9 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
             self.finished_rows.append(batch.row.id)
 
     def _make_room(self) -> bool:
-        """Drop the oldest of the least important in memory; return whether there was one.
+        """Drop the oldest of the least important messages in memory; return whether there was one.
 
-        Lossless pipelines wait for credit instead, so that theirs are few and none is dropped.
+        Lossless pipelines wait for credit instead, so their messages are few and never dropped.
         """
         for event in (False, True):
             for entry in self._waiting:

@@ -1,6 +1,6 @@
-"""Judges a device by its topics: ok, degraded, offline or unknown, and why.
+"""Derives a device's state from its topics: ok, degraded, offline or unknown, and why.
 
-Payloads are taken unchecked; whoever shows them must expect any JSON in them.
+Payloads are not checked; code that shows them must expect any JSON.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from . import payloads
 from .payloads import moment
 
 USUAL_INTERVAL = 10.0
-"""Seconds between two health messages of a device that does not say."""
+"""Seconds between health messages of a device that does not report its interval."""
 FIRST_SECONDS = 2.0
-"""Time that an agent must have run before its rate is meaningful."""
+"""Seconds that an agent must have run before its rate is meaningful."""
 MISSED = 3
 """Health messages that may be missing before the latest counts as old."""
 
@@ -32,7 +32,7 @@ class Said(NamedTuple):
     info: Mapping[str, Any]
     health: Mapping[str, Any]
     sources: Mapping[str, Mapping[str, Any]]
-    """By pipeline."""
+    """Source topics by pipeline."""
 
 
 @dataclass
@@ -42,17 +42,17 @@ class PipelineLook:
     source: str
     """opening, running, lost, ended …"""
     enabled: bool = True
-    """False: it is switched off, so that its source is closed."""
+    """False: it is switched off, and its source is closed."""
     inferred: int | None = None
-    """Frames since it began."""
+    """Number of frames since it began."""
     model: str | None = None
-    """The model that serves, "face@3 on openvino:CPU"; or else the one that the settings name."""
+    """The model that serves, "face@3 on openvino:CPU", or else the model in the settings."""
     fps: float | None = None
     p99_ms: float | None = None
     learning: float | None = None
-    """How far its threshold or its drift has been learned, 0 to 1; None: nothing is learned."""
+    """Progress in learning its threshold or its drift, 0 to 1; None: nothing is being learned."""
     gaps: int = 0
-    """Breaks in a signal."""
+    """Gaps in a signal."""
     error: str | None = None
 
 
@@ -62,21 +62,21 @@ class DeviceLook:
 
     device: str
     state: str
-    """ok, degraded, offline, or unknown: online, but without health of now."""
+    """ok, degraded, offline, or unknown: online, but without current health."""
     words: str = ""
-    """The rest of its line."""
+    """The text after the device's name."""
     why: list[str] = field(default_factory=list)
     """Reasons given in its latest health, however old."""
     health_age_s: float | None = None
     pipelines: dict[str, PipelineLook] = field(default_factory=dict)
     lags: list[str] = field(default_factory=list)
-    """Models that other devices have or roll-outs want, and this device lacks."""
+    """Models that other devices have or roll-outs need, and this device lacks."""
     infer: dict[str, int] = field(default_factory=dict)
-    """Counts of requests by others, by outcome; empty if requests are off."""
+    """Counts of clients' requests by outcome; empty if requests are off."""
 
 
 def look_at(said: Said) -> DeviceLook:
-    """Judge a device by its retained topics."""
+    """Derive a device's state from its retained topics."""
     health, status = said.health, said.status
     look = DeviceLook(said.device, "unknown", why=texts_in(health.get("why")))
     look.pipelines = dict(_pipelines(said))
@@ -95,11 +95,11 @@ def look_at(said: Said) -> DeviceLook:
         look.state, look.words = "offline", offline_since(said).removeprefix("offline ")
         look.words += f"; {last}" if health else ""
     elif not health:
-        look.words = "online, but has told no health yet"
+        look.words = "online, but has sent no health yet"
     elif age is not None and _is_old(age, health, status):
         look.words = f"online, but {last}"
     else:
-        # A source says at once that it is lost, health at its interval.
+        # A source reports its loss at once, health only at its interval.
         broken = any(each.error for each in look.pipelines.values())
         look.state = "ok" if health.get("state") == "ok" and not broken else "degraded"
         up = number_in(health.get("uptime_s")) or 0.0
@@ -108,7 +108,7 @@ def look_at(said: Said) -> DeviceLook:
 
 
 def _is_old(age: float, health: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Whether health is of an earlier run of the agent, or newer ones are missing."""
+    """Whether health is from an earlier run of the agent, or newer messages are missing."""
     if age > MISSED * (number_in(health.get("interval_s")) or USUAL_INTERVAL):
         return True
     said, joined = moment(health), moment(status)
@@ -132,7 +132,7 @@ def _pipelines(said: Said) -> Iterator[tuple[str, PipelineLook]]:
         look.model = str(entry.get("model"))
         if model.get("serves"):
             look.model = f"{model['serves']} on {engine_words(str(model.get('engine')))}"
-        # Over the first instants it would be of a few frames that had waited.
+        # At first it would only reflect a few frames that had waited.
         if (number_in(health.get("uptime_s")) or 0.0) >= FIRST_SECONDS:
             look.fps = number_in(figure.get("fps"))
         look.learning = number_in(table_in(figure.get("drift")).get("learning"))
@@ -148,8 +148,8 @@ def _pipelines(said: Said) -> Iterator[tuple[str, PipelineLook]]:
 def offline_since(said: Said) -> str:
     """Return since when a device is offline, and whether it was stopped or lost.
 
-    The last will of one that was lost bears the time of its connecting, so the last that was heard
-    of it is the best that is known.
+    The last will of a lost device has the time when it connected, so the time of its latest
+    message is the best estimate.
     """
     stopped = said.status.get("reason") == "stopped"
     heard = [said.status, said.health, *said.sources.values()]
@@ -163,16 +163,16 @@ def offline_since(said: Said) -> str:
     return f"offline (lost), last heard of {shown}, {ago} ago"
 
 
-# Payloads may hold anything
+# Payloads may contain anything
 
 
 def table_in(value: object) -> dict[str, Any]:
-    """Return an object; {} for anything else."""
+    """Return *value* if it is an object, or else {}."""
     return value if isinstance(value, dict) else {}
 
 
 def tables_in(value: object) -> list[dict[str, Any]]:
-    """List the objects in a list."""
+    """Return the objects in a list; empty if *value* is not a list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
@@ -182,5 +182,5 @@ def texts_in(value: object) -> list[str]:
 
 
 def number_in(value: object) -> float | None:
-    """Return a finite number; None for anything else."""
+    """Return *value* if it is a finite number, or else None."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,7 +1,7 @@
 """A broker on 127.0.0.1 for `demo`: mosquitto if it is installed, else amqtt.
 
-amqtt speaks MQTT 3.1.1 only and loses what it should keep for absent clients: good for a demo on
-loopback, and for nothing else.
+amqtt supports only MQTT 3.1.1 and loses messages that it should keep for absent clients: it is only
+good for a demo on loopback.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Loopback:
 
 @contextmanager
 def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
-    """Run a broker within a `with` block; *more*: lines of settings, for mosquitto only.
+    """Run a broker within a `with` block; *more*: extra settings lines, only for mosquitto.
 
     Raises:
         UsageError: none is installed.
@@ -58,7 +58,7 @@ def broker(folder: Path, more: str = "") -> Iterator[Loopback]:
 
 
 def _start(folder: Path, more: str) -> tuple[subprocess.Popen[bytes], Loopback]:
-    """Start a broker, on another port where its own was taken just now; wait until it listens."""
+    """Start a broker, on another port if its own was just taken; wait until it listens."""
     mosquitto, first = find_mosquitto(), FIRST_PORT
     log = folder / "broker.log"
     while True:
@@ -92,16 +92,16 @@ def _start(folder: Path, more: str) -> tuple[subprocess.Popen[bytes], Loopback]:
 
 
 def find_mosquitto() -> str | None:
-    """Find the program; Debian installs it where only root's PATH leads."""
+    """Find the program; Debian installs it in a folder that is only in root's PATH."""
     places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
     return shutil.which("mosquitto", path=places)
 
 
 def free_port(first: int = FIRST_PORT) -> int:
-    """Return a free port on loopback: *first* or one of the next.
+    """Return a free port on loopback: *first* or one of the next ports.
 
     Raises:
-        UsageError: the next 200 are taken.
+        UsageError: 200 ports from *first* on are taken.
     """
     for port in range(first, first + 200):
         with socket.socket() as probe:
@@ -115,9 +115,9 @@ def free_port(first: int = FIRST_PORT) -> int:
 
 
 def _is_running(process: subprocess.Popen[bytes], log: Path) -> bool:
-    """Wait until a broker says that it runs; False: it has ended, or does not.
+    """Wait until a broker reports that it runs; False: it has ended, or does not report it.
 
-    A connection proves nothing: another demo, started at the same moment, may have the port.
+    A connection proves nothing: another demo started at the same time may have the port.
     """
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:

@@ -1,6 +1,6 @@
-"""Results and events on their way to the broker, and the channels they are published on.
+"""Results and events to publish, and the channels they are published on.
 
-Knows no connection and no disk.
+Independent of connections and disks.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 CREDIT = 256
-"""Unconfirmed results of a lossless pipeline, at most."""
+"""Most unconfirmed results of a lossless pipeline."""
 
 Delivery = Literal["live", "confirmed", "spooled"]
 """How the messages of a channel are delivered.
 
 live: QoS 0, source that drops. Published now or lost; the first ones wait for the first connection.
-confirmed: QoS 0, lossless source. Kept in memory until a barrier shows that the broker has them.
+confirmed: QoS 0, lossless source. Kept in memory until a barrier shows that they have arrived.
 spooled: QoS 1. Kept in memory, later on disk, until the broker acknowledges them.
 """
 
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """The results of one pipeline: how they are delivered, and how many were."""
+    """The results of one pipeline: their delivery and their counts."""
 
     name: str
     qos: int
     lossless: bool
     unconfirmed: deque[Message] = field(default_factory=deque)
-    """Confirmed delivery: published or waiting, not yet known to have reached the broker."""
+    """Messages with confirmed delivery that are not yet known to have reached the broker."""
     pending: int = 0
-    """Spooled delivery: published or waiting, not yet acknowledged."""
+    """Number of messages with spooled delivery that are not yet acknowledged."""
     published: int = 0
     lost: int = 0
 
@@ -53,8 +53,8 @@ class Channel:
 class Message:
     """One result or event.
 
-    Encoded when it is published, since its age and whether it is a copy are known only then; or
-    when it has to wait, since what it is made of, a picture of some MB, need not wait with it.
+    It is encoded when published, because only then are its age and whether it is a copy known; or
+    when it has to wait, so that its source data, such as a picture of some MB, can be released.
     """
 
     channel: Channel
@@ -63,18 +63,18 @@ class Message:
     """Returns the payload, a JSON object, given whether it may be a copy; None once encoded."""
     on_published: Callable[[bool], object] | None = None
     """Called when it is first passed to a connection, with whether it may be a copy. Must neither
-    wait nor publish: the client is locked meanwhile."""
+    wait nor publish, because the client is locked."""
     event: bool = False
     counted: bool = False
     """Whether it is counted in `channel.published`."""
     replayed: bool = False
-    """Waited out a broken connection, or may be a second copy."""
+    """Whether it waited for a new connection or may be a copy."""
     body: bytes | None = None
     encoded_at: float = 0.0
-    """When the body was encoded, by the monotonic clock."""
+    """When the body was encoded, monotonic seconds."""
 
     def encode_to_wait(self) -> bytes:
-        """Encode it and release its source data; return the payload as of the encoding."""
+        """Encode it and release its source data; return the payload as of now."""
         return self._encode(copy=True)
 
     def payload(self) -> bytes:
@@ -92,9 +92,9 @@ class Message:
 
 
 def with_age(body: bytes, seconds: float, *, replayed: bool) -> bytes:
-    """Return an encoded payload as it reads after *seconds* of waiting.
+    """Return an encoded payload updated after *seconds* of waiting.
 
-    Its age, where it has one, grows by *seconds*; the key `replayed` is set or removed.
+    Its age, if it has one, grows by *seconds*; the key `replayed` is set or removed.
     """
     import json
 

@@ -1,4 +1,4 @@
-"""MQTT clients of one command: messages as they arrive, or topics that are read as sensors."""
+"""MQTT clients for one command: messages as they arrive, or topics read as sensors."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ class _RefusedPublish(NamedTuple):
 class OneShotClient:
     """One connection for the life of a command: returns messages as they arrive.
 
-    BrokerError is raised where the broker cannot be reached, refuses the connection or a message,
-    or does not answer in time, and where the connection is lost. Only MQTT 5 reports a message that
-    is refused.
+    BrokerError is raised if the broker cannot be reached, refuses the connection or a message, or
+    does not answer in time, and if the connection is lost. Only MQTT 5 reports refused messages.
     """
 
     def __init__(self, broker: Broker, filters: list[str]) -> None:
@@ -44,13 +43,13 @@ class OneShotClient:
         self._kept: deque[ReceivedMessage] = deque()
         """What has come while something else was waited for."""
         self._topics: dict[int, str] = {}
-        """Topics in flight by message id. An id is used again after 65535 others."""
+        """Topics in flight by message id. An id is reused after 65535 others."""
         self._broker = broker
         self._filters = list(filters)
         self.refused = ""
-        """Why the broker has refused a subscription."""
+        """Why the broker refused a subscription; "": it has not."""
         self._asked = self._answered = 0
-        """Subscriptions."""
+        """Numbers of subscriptions asked for and answered."""
         self._connection = self._connect()
 
     def _connect(self, avoid: Where | None = None) -> Connection:
@@ -69,7 +68,7 @@ class OneShotClient:
 
     def _subscribe(self, connection: Connection, filters: list[str]) -> None:
         if filters:
-            self._asked += 1  # before: the answer may be there first
+            self._asked += 1  # first, because the answer may arrive before this returns
             connection.subscribe(filters)
 
     def _subscribed(
@@ -83,20 +82,20 @@ class OneShotClient:
                 log.warning("broker: refused a subscription: %s; see its access list", reason)
 
     def _published(self, _connection: Connection, mid: int, refusal: Refusal | None) -> None:
-        """Queue a refusal for `next`; in paho's thread."""
+        """Queue a refusal for `next`; called by paho's thread."""
         if refusal is None:
             self._topics.pop(mid, None)
         else:
             self._received.put(_RefusedPublish(mid, refusal))
 
     def reconnect(self) -> None:
-        """Connect again, with the same subscriptions; to the same node only if no other accepts."""
+        """Connect again with the same subscriptions, to the same node only if no other accepts."""
         self._connection.close()
         self._connection = self._connect(self._connection.where)
 
     @property
     def has_nodes(self) -> bool:
-        """Whether the broker is a cluster, of which another node may do what one refuses."""
+        """Whether the broker is a cluster, where another node may do what one refuses."""
         return len(self._broker.nodes) > 1
 
     @property
@@ -111,7 +110,7 @@ class OneShotClient:
 
     @property
     def retains(self) -> bool:
-        """Whether the broker keeps retained messages, as far as it says."""
+        """Whether the broker supports retained messages, as far as it reports that."""
         return self._connection.abilities.retain
 
     @property
@@ -128,12 +127,12 @@ class OneShotClient:
         self._subscribe(self._connection, filters)
 
     def ask(self, filters: list[str]) -> None:
-        """Have retained messages sent, or sent again; not after a `reconnect`."""
+        """Have retained messages sent, or sent again; `reconnect` does not repeat this."""
         self._subscribe(self._connection, filters)
 
     @property
     def unanswered(self) -> bool:
-        """Whether the broker has yet to grant a subscription, and so to send retained messages."""
+        """Whether a subscription is still unanswered, so that retained messages may follow."""
         return self._answered < self._asked
 
     def publish(
@@ -151,7 +150,7 @@ class OneShotClient:
         return receipt
 
     def wait_published(self, receipts: Iterable[Any], seconds: float = 10.0) -> None:
-        """Wait until the broker has acknowledged; `next` gives what arrives meanwhile."""
+        """Wait for the broker's acknowledgments; `next` returns messages that arrive meanwhile."""
         waiting = list(receipts)
         deadline = time.monotonic() + seconds
         while waiting := [receipt for receipt in waiting if not is_acknowledged(receipt)]:
@@ -224,14 +223,14 @@ class OneShotClient:
 
 
 class TopicReader:
-    """Hands over the messages of topics of others; a context. Any thread may open a topic.
+    """Passes on messages of foreign topics; a context manager. Any thread may open a topic.
 
-    Connects at the first, and again when the connection is lost. The agent itself reads them over
-    its own connection (`client`).
+    Connects when the first topic is opened, and again when the connection is lost. The agent uses
+    its own connection for this instead (`client`).
     """
 
     def __init__(self, broker: Broker) -> None:
-        """Do not connect yet."""
+        """Create a reader that is not connected yet."""
         self._broker = broker
         self._feeds = Feeds()
         self._feeds.on_open = self._subscribe
@@ -240,11 +239,11 @@ class TopicReader:
         self._closing = threading.Event()
 
     def open(self, topic: str, put: Put) -> None:
-        """Hand the payloads of a topic to *put*, which must not wait."""
+        """Pass the payloads of a topic to *put*, which must not wait."""
         self._feeds.open(topic, put)
 
     def close(self, topic: str, put: Put) -> None:
-        """Hand it no more."""
+        """Stop passing payloads to *put*."""
         self._feeds.close(topic, put)
 
     def __enter__(self) -> Self:
@@ -266,7 +265,7 @@ class TopicReader:
             threading.Thread(target=work, name="topics", daemon=True).start()
 
     def _read(self, client: OneShotClient) -> None:
-        """Hand over messages, and connect again whenever the connection is lost, until closed."""
+        """Pass on messages until closed, connecting again whenever the connection is lost."""
         backoff, lost = Backoff(first=0.5, most=30.0), False
         while not self._closing.is_set():
             try:

@@ -1,7 +1,7 @@
-"""Messages to be published: over the present connection, or kept for the next one.
+"""Messages to publish over the present connection, or to keep for the next one.
 
-Retained state is published again over every new connection; results wait or are lost, as the
-delivery of their channel says (`message.Delivery`). Nothing here waits or locks: callers hold the
+Retained state is published again over every new connection; results wait or are lost, according to
+their channel's delivery (`message.Delivery`). Nothing here waits or locks: callers hold the
 client's lock.
 """
 
@@ -21,17 +21,17 @@ from .message import CREDIT, Channel, Message
 log = logging.getLogger(__name__)
 
 HELD = 100
-"""Results of live sources kept before the first connection."""
+"""Most results of live sources kept before the first connection."""
 OUTSTANDING = 1000
-"""Messages in flight to the broker; beyond, new ones are refused and counted: paho would queue them
-without bound behind a socket that does not move."""
+"""Most messages in flight; further ones are refused and counted: paho would queue them without
+limit when its socket is blocked."""
 REPLAY = 10
-"""Copies that may be in flight, and copies published by one `publish_waiting`.
-paho has 20 messages in flight and queues those beyond, so that live ones find room at once."""
+"""Most copies in flight, and most copies published by one `publish_waiting`.
+paho sends 20 messages at a time and queues the rest, so live ones are sent at once."""
 BARRIER_SECONDS = 0.25
-"""Between two barriers, at most, while results are published."""
+"""Longest time between barriers while results are published."""
 OPEN_BARRIERS = 4
-"""Barriers that may be unanswered."""
+"""Most unanswered barriers."""
 
 
 @dataclass(slots=True)
@@ -39,19 +39,19 @@ class _Flight:
     """State of the present connection, which ends with it."""
 
     awaited: set[int] = field(default_factory=set)
-    """Message ids of QoS 1 that are not acknowledged."""
+    """Ids of QoS 1 messages that are not acknowledged."""
     unwritten: deque[Any] = field(default_factory=deque)
-    """Receipts of QoS 0, from the first that was not known to be written to the socket on."""
+    """Receipts of QoS 0, starting with the first not known to be written to the socket."""
     foreign: set[int] = field(default_factory=set)
     """Message ids of replies on topics that requesters have chosen."""
     unacknowledged: dict[int, float] = field(default_factory=dict)
-    """By message id of QoS 1: when it was published, by the monotonic clock."""
+    """When each QoS 1 message was published, monotonic seconds, by message id."""
     too_large: set[str] = field(default_factory=set)
-    """Topics of messages that were too large for it, logged once each."""
+    """Topics of messages that were too large for the connection, logged once each."""
 
 
 class Outbox:
-    """All messages in flight to the broker, and those that wait for a connection."""
+    """All messages in flight to the broker, and those waiting for a connection."""
 
     def __init__(self, barrier_topic: str) -> None:
         """Start without a connection; *barrier_topic* is never subscribed to, see `Barrier`."""
@@ -59,11 +59,11 @@ class Outbox:
         self.channels: list[Channel] = []
         self.inflight = Inflight()
         self.refused = 0
-        """Not published: too large, or too many in flight."""
+        """Messages not published: too large, or too many in flight."""
         self.unauthorized = 0
-        """Refused by the broker."""
+        """Messages refused by the broker."""
         self.replayed = 0
-        """Published as possible copies."""
+        """Messages published as possible copies."""
         self._lost = 0
         self._was_connected = False
         self._flight = _Flight()
@@ -74,17 +74,17 @@ class Outbox:
 
     @property
     def lost(self) -> int:
-        """Results that will never be published."""
+        """Number of results that will never be published."""
         return self._lost + self.inflight.dropped
 
     @property
     def waiting(self) -> int:
-        """Results that have not reached the broker, or are not known to have."""
+        """Number of results not known to have reached the broker."""
         unconfirmed = sum(len(channel.unconfirmed) for channel in self.channels)
         return len(self._held) + self.inflight.waiting + unconfirmed
 
     def silent_seconds(self) -> float:
-        """Return how long the oldest message of QoS 1 has waited for its acknowledgment."""
+        """Return how long the oldest QoS 1 message has waited for its acknowledgment, seconds."""
         if not self._flight.unacknowledged:
             return 0.0
         return time.monotonic() - next(iter(self._flight.unacknowledged.values()))
@@ -102,30 +102,30 @@ class Outbox:
     ) -> None:
         """Publish now or never; *about*: user properties."""
         connection = self.connection
-        # Retained state of QoS 1 is small, rare, and must not be missing: no bound for it.
+        # Retained QoS 1 state is small, rare, and must not be missing: it has no limit.
         bounded = not (retain and qos)
         if connection is None or self._too_large(connection, topic, len(payload)):
             return
         if bounded and self._too_many():
             return
         if retain and not payload and not connection.abilities.retain:
-            return  # nothing is kept that could be cleared
+            return  # the broker keeps nothing to clear
         receipt = self._pass(connection, topic, payload, qos, retain=retain, about=about)
         if qos:
             self._flight.unacknowledged[receipt.mid] = time.monotonic()
 
     def publish_retained(self, topic: str, payload: bytes) -> None:
-        """Publish retained, over every new connection again; an empty payload clears the topic."""
+        """Publish retained, again over every new connection; an empty payload clears the topic."""
         self._retained[topic] = payload
         self.publish(topic, payload, 1, retain=True)
 
     def publish_reply(
         self, topic: str, payload: bytes, correlation: bytes | None, *, foreign: bool = False
     ) -> None:
-        """Publish the answer to a request; without a connection, over the next one.
+        """Publish the answer to a request, or keep it for the next connection.
 
-        On a *foreign* topic, one that a requester has chosen, a refusal by the broker is the
-        requester's mistake and no problem of this device.
+        On a *foreign* topic, which the requester has chosen, a refusal by the broker is the
+        requester's mistake and not a problem of this device.
         """
         connection = self.connection
         if connection is None:
@@ -136,7 +136,7 @@ class Outbox:
                 self._flight.foreign.add(receipt.mid)
 
     def publish_message(self, message: Message) -> None:
-        """Publish a result or event, with the delivery of its channel."""
+        """Publish a result or event with its channel's delivery."""
         match message.channel.delivery:
             case "live":
                 self._publish_live(message)
@@ -156,7 +156,7 @@ class Outbox:
             self._lost += 1
             message.channel.lost += 1
         else:
-            # Kept for the first connection; the oldest gives way to it.
+            # Kept for the first connection; if full, the oldest is dropped.
             if len(self._held) >= HELD:
                 self._lost += 1
                 self._held.popleft().channel.lost += 1
@@ -166,7 +166,7 @@ class Outbox:
     def _publish_spooled(self, message: Message) -> None:
         entry = self.inflight.add(message)
         if self.connection is not None:
-            # What waits for room alone goes first; copies of an earlier connection are overtaken.
+            # Messages that only waited for space go first; copies of an earlier connection wait.
             while self._has_room() and (older := self.inflight.take_unsent()) is not None:
                 self._publish_message(self.connection, older.message, older)
         if self.connection is not None and self._has_room():
@@ -176,7 +176,7 @@ class Outbox:
             self.inflight.enqueue(entry)
 
     def publish_waiting(self, most: int = REPLAY) -> None:
-        """Publish spooled messages that wait, oldest first."""
+        """Publish waiting spooled messages, oldest first."""
         for _ in range(most):
             if self.connection is None or not self._has_room() or self.inflight.copies >= REPLAY:
                 return
@@ -190,10 +190,10 @@ class Outbox:
         if self.connection is not None:
             self._barrier.request(self.connection, self.channels)
 
-    # What happens to the connection
+    # Events of the connection
 
     def connected(self, connection: Connection, status: tuple[str, bytes]) -> None:
-        """Take over a connection, subscribed already: publish *status*, then all that waited."""
+        """Use a connection that has subscribed: publish *status*, then all waiting messages."""
         first = not self._was_connected
         self._was_connected = True
         self._flight = _Flight()
@@ -214,7 +214,7 @@ class Outbox:
             self.publish_waiting(OUTSTANDING)
         for channel in self.channels:
             for message in channel.unconfirmed:
-                # It waited out a break, or may have arrived before it: a copy either way.
+                # It waited during a break, or may have arrived before it: a copy either way.
                 message.replayed = not first
                 self._publish_message(connection, message)
         self.request_barrier()
@@ -226,7 +226,7 @@ class Outbox:
         self.inflight.disconnected()
 
     def published(self, mid: int, refusal: Refusal | None) -> None:
-        """Record that a message of QoS 1 was acknowledged."""
+        """Record that a QoS 1 message was acknowledged."""
         self._flight.awaited.discard(mid)
         if not self._flight.awaited and self.connection is not None:
             self.connection.hear_published(wanted=False)
@@ -253,7 +253,7 @@ class Outbox:
     def _pass(
         self, connection: Connection, topic: str, payload: bytes, qos: int, **options: Any
     ) -> Any:
-        """Hand a message to the connection; return its receipt."""
+        """Pass a message to the connection; return its receipt."""
         if qos == 0:
             receipt = connection.publish(topic, payload, qos, **options)
             self._flight.unwritten.append(receipt)
@@ -268,7 +268,7 @@ class Outbox:
     def _publish_message(
         self, connection: Connection, message: Message, entry: InflightMessage | None = None
     ) -> None:
-        """Publish a result or event; *entry*: of spooled delivery."""
+        """Publish a result or event; *entry* belongs to spooled delivery."""
         channel = message.channel
         payload = message.payload()
         bounded = channel.delivery == "live"
@@ -296,7 +296,7 @@ class Outbox:
 
     @property
     def _outstanding(self) -> int:
-        """How many messages are neither acknowledged nor, at QoS 0, written to the socket."""
+        """Number of messages neither acknowledged nor, at QoS 0, written to the socket."""
         self._forget_written()
         return len(self._flight.awaited) + len(self._flight.unwritten)
 
@@ -329,20 +329,20 @@ class Outbox:
 
 
 class Barrier:
-    """QoS 0 delivery barrier, behind the unconfirmed results of all channels.
+    """A delivery barrier for QoS 0, sent after the unconfirmed results of all channels.
 
     A broker never acknowledges QoS 0, but it answers in order: an UNSUBSCRIBE of a topic that was
     never subscribed to changes nothing and is always answered (MQTT 5, 3.10.4), after the broker
-    has processed all that was sent before.
+    has processed everything sent before.
     """
 
     def __init__(self, topic: str) -> None:
         """Start without barriers; *topic* is never subscribed to."""
         self._topic = topic
         self._marks: dict[int, list[tuple[Channel, Message]]] = {}
-        """By message id of an unanswered barrier: the last result of each channel before it."""
+        """The last result of each channel before an unanswered barrier, by its message id."""
         self._since = 0
-        """Results published since the last barrier."""
+        """Number of results published since the last barrier."""
         self._requested_at = 0.0
 
     def is_due(self) -> bool:
@@ -352,7 +352,7 @@ class Barrier:
         return self._since >= CREDIT // 4 or waited > BARRIER_SECONDS
 
     def request(self, connection: Connection, channels: Iterable[Channel]) -> None:
-        """Send a barrier behind all unconfirmed results, if there are any."""
+        """Send a barrier after all unconfirmed results, if there are any."""
         marks = [(c, c.unconfirmed[-1]) for c in channels if c.unconfirmed]
         if not marks or len(self._marks) >= OPEN_BARRIERS:
             return
@@ -371,5 +371,5 @@ class Barrier:
                     pass
 
     def reset(self) -> None:
-        """Expect no answers: the connection is lost."""
+        """Expect no more answers because the connection is lost."""
         self._marks.clear()

@@ -1,7 +1,7 @@
-"""How paho's client is made and kept: the only importer of paho.
+"""Creates and maintains paho's client; the only module that imports paho.
 
-paho runs by `loop_start` only; under `loop_forever` in a thread of ours, publishing from other
-threads garbles the stream (measured).
+paho runs only with `loop_start`; with `loop_forever` in our own thread, publishing from other
+threads corrupts the stream (measured).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT = 10.0
 """Seconds."""
 RECEIVE_MAXIMUM = 64
-"""Unacknowledged messages that the broker may send to us: bounds memory during a push."""
+"""Most unacknowledged messages that the broker may send us: limits memory during a push."""
 COMMAND_RECEIVE_MAXIMUM = 65535
-"""To a command: mosquitto drops what a subscription brings beyond this and its queue of 1000."""
+"""The same for a command: mosquitto drops messages beyond this and its queue of 1000."""
 MOST_PACKET = 256 * 2**20 - 1
-"""Bytes of the largest message that there is."""
+"""Largest possible message, bytes."""
 SESSION_EXPIRY = 3600
 """Seconds for which the broker keeps messages for us after a disconnect."""
 
@@ -45,7 +45,7 @@ Where = tuple[int, Any]
 
 
 def resolve(host: str, port: int) -> list[Where]:
-    """List the addresses of a name, the system's first choice first; raises as `getaddrinfo`."""
+    """List the addresses of a name in the system's order; raises like `getaddrinfo`."""
     # As bytes: for a str, Python imports its codec for international names, some 3 ms of a start.
     name = host.encode() if host.isascii() else host
     found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
@@ -72,9 +72,9 @@ def make_client(
     *,
     session: bool,
 ) -> Client:
-    """Make a client that is not connected, for the address *where*.
+    """Create an unconnected client for the address *where*.
 
-    *session*: the broker keeps messages for us, and what arrives is acknowledged by hand.
+    *session*: the broker keeps messages for us, and we acknowledge messages manually.
     """
     _import_lazily("urllib.request")
     _import_lazily("hashlib")
@@ -98,23 +98,23 @@ def make_client(
     if tls is not None:
         client.tls_set_context(tls)
     client.connect_timeout = CONNECT_TIMEOUT
-    # paho itself takes the first address that TCP reaches, and stays with one that hangs behind it.
-    # The name is still what TLS compares with the certificate.
+    # paho itself uses the first address that TCP reaches, even if the broker there hangs. TLS still
+    # compares the name with the certificate.
     vars(client)["_create_socket_connection"] = lambda: _open(where)
     return client
 
 
 class _NeverRaised(Exception):
-    """Stands for the exceptions of a module that is not imported yet."""
+    """Replaces the exceptions of a module that is not imported yet."""
 
 
 def _import_lazily(name: str, errors: tuple[str, ...] = ()) -> None:
-    """Put a stand-in into `sys.modules` that imports a module on the first use of an attribute.
+    """Put a proxy into `sys.modules` that imports a module on the first use of an attribute.
 
-    paho imports `urllib.request`, and with it HTTP and mail, and `hashlib` for WebSockets, which
-    are not used here, and `ssl`, which most brokers on a local network do without: half of paho's
-    own import time, on the way to the first result, and 4 MB of libraries. *errors* are exceptions
-    that only the module itself raises: an `except` clause that names one does not import it.
+    paho imports `urllib.request` (with HTTP and mail) and `hashlib` for WebSockets, which are not
+    used here, and `ssl`, which most brokers on a local network do not need: half of paho's import
+    time, which delays the first result, and 4 MB of libraries. *errors* are exceptions that only
+    the module itself raises: an `except` clause with one of these does not import it.
     """
     if name in sys.modules:
         return
@@ -135,9 +135,9 @@ def _import_lazily(name: str, errors: tuple[str, ...] = ()) -> None:
 
 
 def guard_loop(client: Client, lost: Callable[[], object]) -> None:
-    """Let data that paho's thread cannot read end the connection, not the agent.
+    """Have unreadable data in paho's thread end the connection, not the agent.
 
-    paho 2.2 reports a malformed packet, 2.1 raises.
+    paho 2.2 reports a malformed packet; 2.1 raises.
     """
     loop = client.loop_forever
 
@@ -145,17 +145,17 @@ def guard_loop(client: Client, lost: Callable[[], object]) -> None:
         try:
             return loop(*args, **kwargs)
         except Exception as problem:  # noqa: BLE001 - of whatever the broker has sent
-            log.warning("broker: sent what cannot be read: %s", shown(problem))
+            log.warning("broker: sent unreadable data: %s", shown(problem))
             lost()
 
     client.loop_forever = guarded_loop  # type: ignore[method-assign]
 
 
 def detach(client: Client) -> None:
-    """Remove all callbacks: they refer to paho's client, which keeps its sockets open.
+    """Remove all callbacks, which refer to paho's client and so keep its sockets open.
 
-    Those are closed with it. In a reference cycle that is at the next full collection: until then
-    two sockets were left of each restart of a broker (seen: 14 after seven).
+    A reference cycle is freed only at the next full collection: until then each restart of a
+    broker left two sockets open (seen: 14 after seven).
     """
     client.on_connect = client.on_disconnect = client.on_message = None
     client.on_publish = client.on_unsubscribe = client.on_subscribe = None
@@ -168,11 +168,11 @@ def send_at_once(_client: Any, _userdata: Any, wire: Any) -> None:
 
 
 def acknowledge_now(client: Client) -> None:
-    """Set TCP_QUICKACK: have the kernel acknowledge at once the bytes just read.
+    """Set TCP_QUICKACK so that the kernel acknowledges the bytes just read at once.
 
-    By default a broker holds back a small packet until the one before is acknowledged (Nagle), and
-    the kernel delays that acknowledgment by 40 ms in the hope of data to go with it: each request
-    and answer of a transfer took that long (measured with mosquitto 2 on loopback).
+    By default a broker holds back a small packet until the previous one is acknowledged (Nagle),
+    and the kernel delays that acknowledgment by 40 ms to send it along with data: each request and
+    answer of a transfer took that long (measured with mosquitto 2 on loopback).
     """
     wire: Any = client.socket()
     if wire is not None:
@@ -182,7 +182,7 @@ def acknowledge_now(client: Client) -> None:
 
 
 def properties(packet: str, **values: Any) -> Any:
-    """Make the properties of a kind of MQTT 5 packet."""
+    """Create the properties of an MQTT 5 packet of some kind."""
     from paho.mqtt.packettypes import PacketTypes
     from paho.mqtt.properties import Properties
 
@@ -193,10 +193,10 @@ def properties(packet: str, **values: Any) -> Any:
 
 
 def largest_packet(root: Path = ROOT) -> int:
-    """Return the bytes of the largest message that a broker of MQTT 5 may send to the agent.
+    """Return the size of the largest message that an MQTT 5 broker may send us, bytes.
 
-    While paho reads one, it takes four times its size (measured): one of a stranger's is not to
-    take all memory.
+    While reading a message, paho uses four times its size (measured): an untrusted message must
+    not use up all memory.
     """
     return min(MOST_PACKET, usable_memory(root) // 8 or MOST_PACKET)
 

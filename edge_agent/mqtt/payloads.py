@@ -1,4 +1,4 @@
-"""Payloads of section 3 of the public interface, as pure functions. Knows no broker."""
+"""Payloads of section 3 of the public interface, as pure functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.types import Outcome, Sample, Second
 
 SCHEMA = 1
 UNSET = "unset"
-"""The value of `clock` beside a time that cannot be right: the clock had not been set."""
+"""The value of `clock` next to a time that is wrong because the clock had not been set."""
 
 
 def iso(time_ns: int) -> str:
@@ -23,10 +23,10 @@ def iso(time_ns: int) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds since 1970 of a time in ISO 8601; without a zone it is UTC.
+    """Convert an ISO 8601 time to seconds since 1970; without a zone it is in UTC.
 
     Raises:
-        TypeError, ValueError, OverflowError: it is not a time.
+        TypeError, ValueError, OverflowError: *text* is not a time.
     """
     at = datetime.fromisoformat(text)
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
@@ -51,16 +51,16 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan
 
 
 def encode(payload: Mapping[str, Any]) -> bytes:
-    """Encode as JSON in UTF-8.
+    """Encode a payload as JSON in UTF-8.
 
     Raises:
-        ValueError: a number is not finite, which JSON does not have.
+        ValueError: a number is not finite, which JSON cannot represent.
     """
     return _ENCODER.encode(payload).encode()
 
 
 def number(value: float, digits: int) -> float:
-    """Round to *digits* after the point; NumPy scalars become floats."""
+    """Round to *digits* decimals; NumPy scalars become floats."""
     return round(float(value), digits)
 
 
@@ -101,13 +101,13 @@ def result(
     if outcome.timing.together > 1:
         payload["timing"]["together"] = outcome.timing.together
     if outcome.then:
-        # Not within `timing`: those are numbers, all of them.
+        # Not within `timing`, which contains only numbers.
         payload["stages"] = dict(_stages(outcome.then))
     return payload
 
 
 def _nest(entries: list[dict[str, Any]], then: Mapping[str, Second]) -> None:
-    """Add the findings of stages to the JSON of the detections that they looked at."""
+    """Add the findings of second stages to the JSON of the detections they belong to."""
     for stage, second in then.items():
         inner: list[dict[str, Any]] = []
         for entry, found in zip(entries, second.found, strict=True):
@@ -118,7 +118,7 @@ def _nest(entries: list[dict[str, Any]], then: Mapping[str, Second]) -> None:
 
 
 def _stages(then: Mapping[str, Second], above: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the costs of each stage, by its name prefixed with the stages above it."""
+    """Yield the timing of each stage, by its name prefixed with those of its parents."""
     for stage, second in then.items():
         yield (
             above + stage,
@@ -128,7 +128,7 @@ def _stages(then: Mapping[str, Second], above: str = "") -> Iterator[tuple[str, 
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """Return p50, p95 and p99 by nearest rank; zeros if there are no values yet."""
+    """Return p50, p95 and p99 by nearest rank; zeros if there are no values."""
     ordered = sorted(values)
 
     def rank(share: float) -> float:

@@ -1,4 +1,4 @@
-"""Finds out how a broker handles retained messages, which it does not announce."""
+"""Finds out how a broker handles retained messages, since brokers do not announce that."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ RETAINED_SECONDS = 5.0
 
 
 def retained_trouble(broker: Broker, topic: str) -> str:
-    """Return how retained messages are withheld from other connections; empty: not, or unknown.
+    """Return how a broker withholds retained messages from others; "": it does not, or unknown.
 
-    *topic* is the device's own, below one that tells a wildcard apart.
+    *topic* is the device's own, below a topic that a wildcard can select.
 
     Raises:
         BrokerError: the broker cannot be reached, or refuses the message.

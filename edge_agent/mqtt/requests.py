@@ -1,7 +1,7 @@
-"""Handles messages under `in/`: carries out and answers commands, hands on all others.
+"""Handles messages under `in/`: carries out and answers commands, passes on all others.
 
-Knows how a command is declared, checked and answered, and none of the commands. A command with `id`
-and `time` is carried out once (`command_memory`); nothing that arrives can stop the agent.
+It declares, checks and answers commands without depending on any of them. A command with `id` and
+`time` is carried out once (`command_memory`); no message can stop the agent.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ log = logging.getLogger(__name__)
 
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_ANSWERED_BYTES = 1024 * 1024
-"""Of a command that is too large, but whose id is read, so that its sender hears of it."""
+"""Most bytes of a command that is too large but whose id is read, to answer its sender."""
 MOST_DOUBTS = 8
-"""Unknown keys of a command that are named."""
+"""Most unknown keys of a command that are reported."""
 MAX_ERROR = 1000
-"""Characters of an error in a reply, and of a command in the log."""
+"""Most characters of an error in a reply, and of a command in the log."""
 MAX_RESPONSE_TOPIC = 512
-"""Characters of a response topic that is answered: brokers end a connection for topics that they
-find too long or too deep."""
+"""Most characters of a response topic: brokers end a connection over topics that they consider too
+long or too deep."""
 IDLE_SECONDS = 0.25
 
 R = TypeVar("R")
 SetBare = Callable[[str, str, bytes], Mapping[str, Any]]
-"""Sets a key of a pipeline to a bare value; returns what there is to say, under `warnings`."""
+"""Sets a key of a pipeline to a bare value; returns a result with possible `warnings`."""
 
 
 class Later:
-    """The outcome of a command that takes a while; told once, by any thread."""
+    """The outcome of a command that takes a while; reported once, by any thread."""
 
     def __init__(self, unfinished: str, begin: Callable[[], object] = lambda: None) -> None:
-        """Set up; *unfinished* is the error, should the agent end before.
+        """Set up the outcome; *unfinished* is the error if the agent ends first.
 
         *begin* is called once `reply_to` is known.
         """
@@ -57,7 +57,7 @@ class Later:
         self.answered = False
         """Whether the reply was published."""
         self.reply_to: Mapping[str, Any] | None = None
-        """For `Requests.answer_unfinished`, as JSON; None: nobody waits for a reply."""
+        """Argument of `Requests.answer_unfinished`, as JSON; None: nobody waits for a reply."""
         self._told: Mapping[str, Any] | AgentError | None = None
 
     def tell(self, outcome: Mapping[str, Any] | AgentError) -> None:
@@ -69,7 +69,7 @@ class Later:
         return self._told is not None
 
     def result(self) -> Mapping[str, Any]:
-        """Return the result; raise the AgentError that was told instead."""
+        """Return the reported result, or raise the reported AgentError."""
         if isinstance(self._told, AgentError):
             raise self._told
         return self._told or {}
@@ -81,31 +81,31 @@ class Command(Generic[R]):
 
     verb: str
     parameters: type[R]
-    """A frozen record whose fields declare them, see `core.parameters`."""
+    """A frozen record that declares the parameters, see `core.parameters`."""
     run: Callable[[R], Mapping[str, Any] | Later]
-    """Carries it out; returns the result of the reply, or what it will be told by. An AgentError
-    becomes the reply's error."""
+    """Carries it out; returns the result of the reply, or a `Later` that will report it. An
+    AgentError becomes the reply's error."""
     changes: bool = True
-    """Whether it changes anything: such a command is in the log and, if it may be repeated, on
+    """Whether it changes anything: such a command is logged and, if it is repeatable, stored on
     disk."""
 
 
 @record
 class _Request:
-    """A command as it arrived."""
+    """A command as received."""
 
     verb: str
     body: Mapping[str, Any]
     id: str | None
     message: ReceivedMessage
     trouble: str | None = None
-    """Why nothing of it may be used but its id, or None if all may."""
+    """Why only its id may be used, or None if all of it may."""
 
     def __str__(self) -> str:
-        """Return the command in one line, cut, with control characters escaped."""
+        """Return the command in one line, shortened, with control characters escaped."""
         try:
             body = json.dumps(self.body)
-        except RecursionError:  # a log call is deeper in the stack than the parser was
+        except RecursionError:  # logging is deeper in the stack than the parser was
             body = "(nested too deep to show)"
         return _cut(f"{shown(self.verb)} {body}")
 
@@ -118,11 +118,11 @@ class _Waiting:
     request: _Request
     repeatable: Repeatable | None
     later: Later | None = None
-    """Tells its outcome, where that takes a while."""
+    """Reports the outcome if that takes a while."""
 
 
 class Requests:
-    """Takes messages off the inbox, one after another. `run` by one thread."""
+    """Handles the messages of the inbox one at a time. One thread calls `run`."""
 
     def __init__(
         self,
@@ -136,13 +136,13 @@ class Requests:
         deliveries: Handler,
         set_bare: SetBare | None = None,
     ) -> None:
-        """Prepare.
+        """Set up the handling.
 
-        *deliveries* takes what is in an inbox and is no command: models and transfers; *set_bare*
-        sets a key of a pipeline to a bare value.
+        *deliveries* handles inbox messages that are not commands: models and transfers;
+        *set_bare* sets a key of a pipeline to a bare value.
         """
         self.malformed = 0
-        """Messages that could not be understood."""
+        """Number of messages that could not be parsed."""
         self._inbox = inbox
         self._client = client
         self._topics = topics
@@ -176,8 +176,8 @@ class Requests:
                 if not problem.logged:
                     log.warning("%s: ignored: %s", _cut(message.topic), _cut(str(problem)))
             except Exception:
-                # Not the end of the agent: the broker would send a message of QoS 1 again at the
-                # next start, which would end that one too.
+                # This must not end the agent: the broker would send a QoS 1 message again at the
+                # next start and end that as well.
                 self.malformed += 1
                 log.exception("%s: cannot be handled; the message is discarded", message.topic)
             if not acknowledged_later:
@@ -190,8 +190,8 @@ class Requests:
         if levels[:1] == ("command",) and len(levels) == 2:
             self._handle_command(levels[1], message)
             return False
-        if message.retained and message.payload:  # empty, it is what clears a retained message
-            # It cannot be answered; the log tells its sender why.
+        if message.retained and message.payload:  # an empty one clears a retained message
+            # It cannot be answered; the log gives the reason.
             log.warning(
                 "%s: retained, so it is refused: it would replay at every connect; "
                 "publish without retain",
@@ -210,7 +210,7 @@ class Requests:
         """Set a key of a pipeline; answered if there is a response topic.
 
         Raises:
-            MalformedError: it cannot be set to that; its sender may read the log only.
+            MalformedError: it cannot be set to that, and only the log can report it.
         """
         value = _cut(message.payload.decode(errors="replace"))
         words = f"set {shown(pipeline)} {shown(key)} to {shown(value)}"
@@ -230,7 +230,7 @@ class Requests:
         """Carry a command out, and answer it.
 
         Raises:
-            MalformedError: it cannot be understood; answered where it has a response topic.
+            MalformedError: it cannot be parsed; it is answered if it has a response topic.
         """
         try:
             request = _parse(verb, message)
@@ -255,11 +255,11 @@ class Requests:
                 self._publish({**earlier, "repeated": True}, message)
                 return
             if any(repeatable == each.repeatable for each in self._waiting):
-                return  # it will be answered
+                return  # it will be answered later
         self._finish(_Waiting(self._commands[verb], request, repeatable))
 
     def _answer_waiting(self, *, ending: bool = False) -> None:
-        """Answer the commands whose outcome has been told; all, when the agent ends."""
+        """Answer the commands whose outcome has been reported; *ending*: all of them."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             if each.later is not None and ending and not each.later.told:
@@ -269,7 +269,7 @@ class Requests:
     def answer_unfinished(
         self, reply_to: Mapping[str, Any], outcome: Mapping[str, Any] | AgentError
     ) -> None:
-        """Answer a command amid which the last run has ended; *reply_to* is from its `Later`."""
+        """Answer a command that the last run left unfinished; *reply_to* is from its `Later`."""
         correlation = bytes.fromhex(reply_to["correlation"]) or None
         message = ReceivedMessage("", b"", False, reply_to["topic"], correlation)
         name = reply_to["id"]
@@ -284,14 +284,14 @@ class Requests:
         self._publish(reply, message)
 
     def _finish(self, asked: _Waiting) -> None:
-        """Carry out a command, or collect its outcome; answer it unless that takes a while."""
+        """Carry out a command or get its outcome, and answer it unless it takes a while."""
         later = asked.later
         reply, done = (None, False) if later and not later.told else self._carry_out(asked)
         if reply is None:
             self._waiting.append(asked)
             return
         if asked.repeatable is not None:
-            # Before it is answered: a requester without an answer asks again.
+            # Before the answer: a requester that gets none asks again.
             durable = done and asked.command.changes
             self._memory.add(asked.repeatable, reply, durable=durable)
         self._publish(reply, asked.request.message)
@@ -299,9 +299,9 @@ class Requests:
             asked.later.answered = True
 
     def _carry_out(self, asked: _Waiting) -> tuple[dict[str, Any] | None, bool]:
-        """Return the reply, None: not yet; and whether the command was carried out."""
+        """Return the reply (None: not yet) and whether the command was carried out."""
         command, request = asked.command, asked.request
-        # Ignored, so that later versions may send more; a slip is told all the same.
+        # Ignored, so that later versions may send more keys; but reported as possible errors.
         doubts = unknown(command.parameters, request.body, ("schema", "id", "time"))[:MOST_DOUBTS]
         try:
             if asked.later is None:
@@ -370,12 +370,12 @@ def _parse(verb: str, message: ReceivedMessage) -> _Request:
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        raise MalformedError("the payload is not a JSON object; send {} where there is nothing")
+        raise MalformedError("the payload is not a JSON object; send {} if there are no parameters")
     request = body.get("id")
     if request is not None and not (isinstance(request, str) and is_name(request)):
         raise MalformedError(f"id: {shown(request)} is not a name ({NAME_RULE})")
     if len(message.payload) > MAX_COMMAND_BYTES:
-        # Nothing else of it is kept: what is refused stands in the log, too.
+        # Nothing else of it is kept, because refused commands are logged.
         return _Request(verb, {"id": request}, request, message, too_large)
     return _Request(verb, body, request, message, trouble)
 
@@ -404,15 +404,15 @@ def _cut(text: str) -> str:
 
 
 def is_for_replies(topic: str, own: Topics) -> bool:
-    """Whether a response topic can be published on, and would be read as nothing but a reply.
+    """Whether a response topic can be published on and cannot be mistaken for anything else.
 
-    A requester's own topic is; of the devices' topics only this one's for replies are. A reply on
-    `status` or `model/…` would pass for the state of a device, and under `in/` for a request.
+    That is a requester's own topic or this device's reply topics. A reply on `status` or `model/…`
+    would be read as the state of a device, and one under `in/` as a request.
     """
     if len(topic) > MAX_RESPONSE_TOPIC or any(mark in topic for mark in "+#"):
         return False
     if topic.startswith("$") or not topic.isprintable():
-        return False  # the broker's own, or none that all brokers take
+        return False  # reserved for the broker, or not accepted by all brokers
     if topic == own.root or topic.startswith(f"{own.root}/"):
         replies = own.reply("")
         return topic.startswith(replies) and is_name(topic.removeprefix(replies))

@@ -1,9 +1,9 @@
 """The owner of the device's retained topics: publishes on them, and clears outdated ones.
 
-A payload is published where it differs from the one before; the outbox repeats it at every new
-connection. Which topics there were is remembered over restarts: without that, the last state of a
-pipeline would stay on the broker for ever once it is taken out of the settings of an agent that is
-not running. Knows no payloads. Only `status`, the last will, is the client's own.
+A payload is published if it differs from the previous one; the outbox repeats it over every new
+connection. The topics are remembered over restarts: otherwise the last state of a pipeline would
+stay on the broker forever if it is removed from the settings while the agent is not running.
+Independent of payloads. Only `status`, the last will, belongs to the client.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.state_file import StateFile
 
-_FORGOTTEN = "retained topics of before, which stay on the broker,"
+_FORGOTTEN = "earlier retained topics, which stay on the broker,"
 
 Current = Callable[[], Iterable[str] | None]
 """Returns the present topics; None: not known yet, so that none is cleared."""
@@ -26,19 +26,19 @@ class Retained:
     """Publishes and clears retained topics; may be called by any thread."""
 
     def __init__(self, send: Callable[[str, bytes], None], ledger: Path | None) -> None:
-        """Do not read the ledger yet; without one the topics are forgotten at the end.
+        """Set up without reading the ledger; without one the topics are forgotten at the end.
 
         *send* publishes at QoS 1; an empty payload clears the topic.
         """
         self._send = send
         self._file = None if ledger is None else StateFile(ledger, _FORGOTTEN)
         self._lock = threading.Lock()
-        """Guards the payloads; not held while the ledger is written, which may take long."""
+        """Guards the payloads; not held during a write of the ledger, which may take long."""
         self._published: dict[str, bytes] = {}
-        """By topic: the latest payload, without the time if that was added."""
+        """The latest payload by topic, without the time if that was added."""
         self._prefixes: dict[str, Current] = {}
         self._ledger: set[str] | None = None
-        """The topics under registered prefixes as the file has them; None: not read yet."""
+        """The topics under registered prefixes in the file; None: not read yet."""
         self._clearing = threading.Lock()
         """Held while the ledger is compared and written."""
 
@@ -50,7 +50,7 @@ class Retained:
         self._prefixes[prefix] = current
 
     def publish(self, topic: str, payload: Mapping[str, Any], *, timestamp: bool = False) -> None:
-        """Publish a payload if it is not the one published last; *timestamp* adds `time` to it."""
+        """Publish a payload if it differs from the last one; *timestamp* adds `time` to it."""
         from . import payloads
 
         body = payloads.encode(payload)
@@ -63,7 +63,7 @@ class Retained:
             self._send(topic, body)
 
     def clear_gone(self) -> None:
-        """Clear the topics that there were, in this run or an earlier one, and are no more."""
+        """Clear the topics of this run or an earlier one that no longer exist."""
         with self._clearing:
             if self._ledger is None:
                 self._ledger = (self._file and self._file.read(_parse)) or set()
@@ -85,7 +85,7 @@ class Retained:
 
 
 _MOST = 65_535
-"""Bytes of a topic."""
+"""Most bytes of a topic."""
 
 
 def _parse(content: Any) -> set[str]:

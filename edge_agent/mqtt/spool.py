@@ -1,11 +1,11 @@
 """QoS 1 messages on disk: rows of compressed messages in one SQLite file.
 
-One thread at a time. Knows neither connections nor what is in the messages. `inflight` holds the
-index of the rows, so that nothing is searched for here.
+For one thread at a time. Independent of connections and of the content of messages. `inflight` has
+the index of the rows, so nothing is searched for here.
 
-A row holds up to ROW_MESSAGES payloads of one topic, a line each, compressed together: a result of
-400 bytes takes about 100 on disk that way. SQLite writes ahead (WAL): after `write` returns a row
-survives the death of the process, after `sync` that of the machine.
+A row has up to ROW_MESSAGES payloads of one topic, one line each, compressed together: a result of
+400 bytes then takes about 100 on disk. SQLite uses a write-ahead log (WAL): after `write` a row
+survives a kill of the process, after `sync` also a power cut.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 VERSION = 1
-"""Of the table below; a file of another version is set aside."""
+"""Version of the table below; a file with another version is set aside."""
 TABLE = (
     "CREATE TABLE IF NOT EXISTS waiting (id INTEGER PRIMARY KEY, kind INTEGER NOT NULL, "
     "topic TEXT NOT NULL, count INTEGER NOT NULL, boot TEXT NOT NULL, since REAL NOT NULL, "
@@ -36,30 +36,30 @@ TABLE = (
 )
 ROW_MESSAGES = 64
 ROW_BYTES = 64 * 1024
-"""Bounds of a row before it is compressed; a single message may be larger."""
+"""Limits of a row before compression; a single message may be larger."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Kind(IntEnum):
-    """Kinds of messages; when room is short, lower ones give way first."""
+    """Kinds of messages; if space is short, those with a lower value are dropped first."""
 
     RESULT = 0
     LOSSLESS = 1
-    """A result of a lossless source, which waits for credit: there are few, and no more come."""
+    """A result of a lossless source, which waits for credit, so that there are only a few."""
     EVENT = 2
 
 
 @record
 class Row:
-    """Some messages of one topic on disk, in the order of publishing."""
+    """Some messages of one topic on disk, in publishing order."""
 
     id: int
-    """Rises in the order of publishing."""
+    """Increases in publishing order."""
     kind: Kind
     topic: str
     count: int
     size: int
-    """Bytes of the compressed messages."""
+    """Size of the compressed messages, bytes."""
 
     @property
     def event(self) -> bool:
@@ -67,22 +67,22 @@ class Row:
 
 
 class Spool:
-    """The file. Nothing is opened, and SQLite not even imported, before it is needed.
+    """The spool file. It is opened, and SQLite is imported, only when needed.
 
-    If the disk refuses, SpoolError is raised, and the file's content is still there.
+    If a disk operation fails, SpoolError is raised, and the file keeps its content.
     """
 
     def __init__(self, path: Path) -> None:
-        """Do not touch the file yet; its folder exists."""
+        """Set up without touching the file; its folder must exist."""
         self.path = path
         self.bytes = 0
-        """In use on disk, in whole pages; the file may have free pages beyond that, and SQLite's
-        log beside it takes up to about 4 MiB."""
+        """Bytes in use on disk, in whole pages; the file may also have free pages, and SQLite's
+        log next to it may take about 4 MiB."""
         self._database: sqlite3.Connection | None = None
         self._boot = ""
 
     def exists(self) -> bool:
-        """Whether the file exists; an earlier run leaves one with messages it could not deliver."""
+        """Whether the file exists; an earlier run leaves one if it has undelivered messages."""
         return self.path.exists()
 
     def open(self) -> list[Row]:
@@ -100,7 +100,7 @@ class Spool:
                 raise SpoolDamagedError(f"{self.path}: {problem}") from problem
 
     def write(self, rows: Sequence[tuple[Row, bytes]], gone: Collection[int]) -> None:
-        """Add rows with their packed messages, and remove those *gone*, all or nothing."""
+        """Add rows with their packed messages and remove the rows *gone*, all or nothing."""
         boot, since, now = self._boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
         with self._errors() as database:
             database.execute("BEGIN IMMEDIATE")
@@ -131,7 +131,7 @@ class Spool:
         if len(messages) != row.count:
             return None
         # The wall clock may have been set meanwhile, often by years after a start without network;
-        # the other one holds until the machine is restarted.
+        # the monotonic clock is valid until the machine restarts.
         if boot == self._boot_id():
             waited = time.clock_gettime(time.CLOCK_BOOTTIME) - since
         else:
@@ -139,9 +139,9 @@ class Spool:
         return messages, max(0.0, waited)
 
     def sync(self) -> None:
-        """Sync what was written, so that it survives a power cut."""
+        """Sync all writes, so that they survive a power cut."""
         try:
-            # Not the database file itself: closing it would give up SQLite's lock on it.
+            # Not the database file itself: closing it would release SQLite's lock on it.
             descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fdatasync(descriptor)
@@ -153,7 +153,7 @@ class Spool:
             raise SpoolError(f"{self.path}: {problem.strerror}") from problem
 
     def close(self) -> None:
-        """Close the file. It is opened again when it is needed."""
+        """Close the file. It is opened again when needed."""
         database, self._database = self._database, None
         if database is not None:
             database.close()
@@ -162,13 +162,13 @@ class Spool:
         """Remove the empty file."""
         self.close()
         self.bytes = 0
-        # Where it cannot be removed it stays, as empty as it is.
+        # If it cannot be removed, it stays, still empty.
         with suppress(OSError):
             for part in ("", "-wal"):
                 Path(f"{self.path}{part}").unlink(missing_ok=True)
 
     def set_aside(self) -> Path:
-        """Move a damaged file aside, over one that was set aside before; return its path."""
+        """Move a damaged file aside, replacing an earlier one; return its new path."""
         self.close()
         self.bytes = 0
         aside = self.path.with_name(f"{self.path.name}.damaged")
@@ -187,7 +187,7 @@ class Spool:
 
     @contextmanager
     def _errors(self) -> Iterator[sqlite3.Connection]:
-        """Open the file where it is not open; translate the errors of SQLite."""
+        """Open the file if it is not open; convert SQLite's errors."""
         import sqlite3
 
         try:
@@ -195,7 +195,7 @@ class Spool:
                 self._database = self._connect()
             yield self._database
         except sqlite3.Error as problem:
-            # The transaction is undone; a connection that failed once is not used again.
+            # The transaction is rolled back; a connection that has failed is not used again.
             with suppress(sqlite3.Error):
                 self.close()
             code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
@@ -215,8 +215,8 @@ class Spool:
             copy_owner(self.path, self.path.parent)
         database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         try:
-            # There is one process: no shared memory, a file that a full disk would not even hold.
-            # Of a file that is new: a row is a few hundred bytes, and whole pages are written.
+            # There is only one process: no shared memory file, which a full disk could not hold.
+            # For a new file: a row is a few hundred bytes, and whole pages are written.
             database.execute("PRAGMA page_size = 1024")
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = WAL")
@@ -243,7 +243,7 @@ class Spool:
         self.bytes = (pages - free) * size
 
     def _explain(self, full: bool) -> str | None:
-        """Return why the disk refuses; SQLite reports less than the file system."""
+        """Return why the disk fails; SQLite reports less than the file system."""
         try:
             disk = os.statvfs(self.path.parent)
         except OSError as problem:
@@ -255,19 +255,19 @@ class Spool:
         return None
 
     def _boot_id(self) -> str:
-        """Return the id of this run of the machine."""
+        """Return the machine's boot id."""
         if not self._boot:
             self._boot = BOOT_ID.read_text(encoding="ascii").strip()
         return self._boot
 
 
 def pack(messages: Sequence[bytes]) -> bytes:
-    """Compress the messages of a row; none contains a line end, since encoded JSON does not."""
+    """Compress the messages of a row; encoded JSON contains no line breaks."""
     return zlib.compress(b"\n".join(messages), 6)
 
 
 def kind_of(message: Message) -> Kind:
-    """Return the importance of a message."""
+    """Return the kind of a message."""
     if message.event:
         return Kind.EVENT
     return Kind.LOSSLESS if message.channel.lossless else Kind.RESULT

@@ -1,12 +1,12 @@
-"""Moves QoS 1 messages between memory and disk, in a thread of its own.
+"""Moves QoS 1 messages between memory and disk in its own thread.
 
-Messages that the broker acknowledges at once never come near the disk. The rest is written in one
-transaction each `period_s`, so the death of the process can cost that much while the broker is
-away. The disk is touched without the client's lock, so that a slow card delays no live
-result; where the disk refuses, messages stay in memory, and that is logged and published in health.
+Messages that the broker acknowledges at once are never written. The rest is written in one
+transaction every `period_s`, so a kill of the process while the broker is unreachable can lose that
+much. The disk is used without the client's lock, so that a slow card delays no live result; if the
+disk fails, messages stay in memory, which is logged and published in health.
 
-The thread, SQLite (`spool`) and the file come into being with the first message that the broker
-does not acknowledge at once; a start waits for none of them.
+The thread, SQLite (`spool`) and the file are created with the first message that the broker does
+not acknowledge at once; the start waits for none of them.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ MOST = 100_000
 MOST_BYTES = 64 * 2**20
 """Largest size of the file."""
 TIDY = 1.0
-"""Seconds between two writes that only remove acknowledged messages."""
+"""Seconds between writes that only remove acknowledged messages."""
 SYNC = 2.0
-"""Seconds of writes that a power cut may undo."""
+"""Seconds of writes that a power cut may lose."""
 WRITE_RATE = 256 * 1024
-"""Bytes a second, compressed: beyond, messages wait in memory, and the oldest give way."""
+"""Compressed bytes per second; beyond that, messages wait in memory and the oldest are dropped."""
 RETRY = 5.0
-"""Seconds until a disk that has refused is tried again."""
+"""Seconds until a failed disk is tried again."""
 IDLE = 30.0
 """Seconds after which an empty file is removed."""
 AHEAD = 100
-"""Messages read from disk in advance."""
+"""Number of messages read from disk in advance."""
 GRACE = 10.0
-"""Seconds of a connection after which an earlier run's file is opened, results or not."""
+"""Seconds after connecting when an earlier run's file is opened even without results."""
 
 RowToWrite = tuple[Batch, list[InflightMessage], bytes]
 """A row, its messages, and their compressed payloads."""
@@ -52,7 +52,7 @@ RowToWrite = tuple[Batch, list[InflightMessage], bytes]
 
 @dataclass(slots=True)
 class _File:
-    """The spool's file, as the thread knows it. Times are monotonic seconds."""
+    """The thread's state of the spool file. Times are monotonic seconds."""
 
     opened: bool = False
     unsynced: bool = False
@@ -61,13 +61,13 @@ class _File:
     synced: float = float("-inf")
     damaged: float = float("-inf")
     budget: float = WRITE_RATE
-    """Bytes that may be written now: WRITE_RATE a second, and no more at a time."""
+    """Bytes that may be written now: it grows by WRITE_RATE per second, up to WRITE_RATE."""
     earned: float = field(default_factory=time.monotonic)
-    """When the budget was raised last."""
+    """When the budget last grew."""
 
 
 class SpoolWriter:
-    """Writes and reads the spool while there is work; `wake`, `tick` and `close` control it."""
+    """Writes and reads the spool when needed; `wake`, `tick` and `close` control it."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class SpoolWriter:
         most: int = MOST,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Note the parameters; `wake` creates the file and the thread.
+        """Store the parameters; `wake` creates the file and the thread.
 
-        *lock* is the client's and guards *inflight*; the file may hold *most* messages and
-        *most_bytes*.
+        *lock* is the client's and guards *inflight*; the file may hold at most *most* messages
+        and *most_bytes*.
         """
         self.problem: str | None = None
-        """Why messages wait in memory only."""
+        """Why messages wait only in memory."""
         self._path = path
         self._inflight = inflight
         self._lock = lock
@@ -96,7 +96,7 @@ class SpoolWriter:
         self._work = threading.Event()
         self._closing = threading.Event()
         self._checked_earlier = False
-        """Whether it was checked if an earlier run has left a file."""
+        """Whether it has looked for a file left by an earlier run."""
         self._file = _File()
         self._period_s = period_s
         self._more_work = False
@@ -106,11 +106,11 @@ class SpoolWriter:
 
     @property
     def bytes(self) -> int:
-        """Taken on disk."""
+        """Space used on disk."""
         return self._spool.bytes if self._spool is not None else 0
 
     def tick(self, *, adopt: bool) -> None:
-        """Wake the thread if there is work. Called a few times a second, with the lock held.
+        """Wake the thread if there is work. Called a few times per second with the lock held.
 
         *adopt*: also publish messages of an earlier run.
         """
@@ -134,7 +134,7 @@ class SpoolWriter:
             self._thread.start()
 
     def close(self, patience: float = 2.0) -> None:
-        """Save messages that are in memory only, and end the thread. Called without the lock."""
+        """Save messages that are only in memory, and end the thread. Called without the lock."""
         with self._lock:
             if self._inflight.unsaved():
                 self.wake()
@@ -153,7 +153,7 @@ class SpoolWriter:
     # The thread
 
     def _run(self) -> None:
-        # A broker that is back in a moment costs nothing.
+        # If the broker is back in a moment, this costs nothing.
         self._closing.wait(OVERDUE)
         from .spool import Spool
 
@@ -167,7 +167,7 @@ class SpoolWriter:
                     self._process(spool, last=True)
                 return
             woken = self._work.wait(self._timeout())
-            # Gather first: a broker that is back in a moment costs no write.
+            # Collect first: if the broker is back in a moment, nothing is written.
             self._closing.wait(self._period_s if woken else 0.0)
 
     def _timeout(self) -> float | None:
@@ -181,12 +181,12 @@ class SpoolWriter:
         return IDLE if self._file.opened else None
 
     def _process(self, spool: Spool, *, last: bool) -> None:
-        """Do the work that is due; if the disk refuses, leave messages in memory."""
+        """Do the work that is due; if the disk fails, leave messages in memory."""
         self._more_work = False
         try:
             if last or self.problem is None or time.monotonic() >= self._retry_at:
                 self._write_due(spool, last=last)
-            # Also from a disk that is full.
+            # Even from a full disk.
             if self._file.opened and not last:
                 self._read_ahead(spool)
             if self._file.opened:
@@ -234,7 +234,7 @@ class SpoolWriter:
             spool.close()
 
     def _report(self, problem: str) -> None:
-        """Log a problem of the disk, once; it stays in health."""
+        """Log a problem with the disk once; it stays in health."""
         self._retry_at = time.monotonic() + RETRY
         if problem != self.problem:
             log.warning("%s: messages for the broker wait in memory only", problem)
@@ -255,13 +255,13 @@ class SpoolWriter:
             self._report(str(stuck))
             return
         if self._file.damaged - before < IDLE:
-            self._report(f"{damage}: the disk damages what is written to it")
+            self._report(f"{damage}: the disk corrupts data written to it")
             return
         log.warning("%s: damaged; set aside as %s, starting a new file", damage, aside.name)
         self._more_work = True
 
     def _open(self, spool: Spool, *, wanted: bool, last: bool) -> bool:
-        """Open the file if there is a reason to; return whether it is open."""
+        """Open the file if there is a reason; return whether it is open."""
         if self._file.opened:
             return True
         if not wanted and (last or not spool.exists()):
@@ -277,7 +277,7 @@ class SpoolWriter:
         return True
 
     def _save(self, spool: Spool, due: Iterable[InflightMessage], *, last: bool) -> bool:
-        """Save due messages and remove finished ones in one transaction; return its success."""
+        """Save due messages and remove done ones in one transaction; return its success."""
         inflight = self._inflight
         now = time.monotonic()
         rows = list(self._rows(due, now, last=last))
@@ -287,7 +287,7 @@ class SpoolWriter:
             count = sum(batch.left for batch in (*inflight.batches.values(), *new)) - self._most
             size = spool.bytes + sum(batch.row.size for batch in new) - self._most_bytes
             chosen = inflight.choose_evicted(new, count, size)
-        # What is too unimportant to be written stays in memory, where room is made likewise.
+        # Messages too unimportant to be written stay in memory, whose limit drops them likewise.
         written = [each for each in rows if each[0] not in chosen]
         evicted = [batch for batch in chosen if batch not in new]
         tidy = finished and (last or now - self._file.written >= TIDY)
@@ -311,7 +311,7 @@ class SpoolWriter:
     def _rows(
         self, due: Iterable[InflightMessage], now: float, *, last: bool
     ) -> Iterator[RowToWrite]:
-        """Make rows from as many due messages as the write rate allows, in publishing order."""
+        """Build rows from as many due messages as the write rate allows, in publishing order."""
         from .spool import Row, kind_of, pack
 
         file = self._file
@@ -322,7 +322,7 @@ class SpoolWriter:
                 self._more_work = True
                 return
             first = members[0].message
-            # Encoded when published at the latest, so that hardly anything is encoded here.
+            # Encoded at the latest when published, so there is little left to encode here.
             body = pack(
                 [
                     with_age(m.encode_to_wait(), now - m.encoded_at, replayed=True)
@@ -335,7 +335,7 @@ class SpoolWriter:
             yield Batch(row, first.channel), members, body
 
     def _read_ahead(self, spool: Spool) -> None:
-        """Load the messages that are published next."""
+        """Load the messages to publish next."""
         inflight = self._inflight
         damaged = 0
         while True:
@@ -353,7 +353,7 @@ class SpoolWriter:
             with self._lock:
                 inflight.unreadable = False
                 if inflight.first_on_disk_only() is not batch:
-                    continue  # the connection broke meanwhile: what had been loaded is first again
+                    continue  # the connection broke meanwhile: loaded messages come first again
                 if read is None:
                     damaged += batch.on_disk_only
                     inflight.drop_batch(batch)
@@ -365,7 +365,7 @@ class SpoolWriter:
 
 
 def _group(due: Iterable[InflightMessage]) -> list[list[InflightMessage]]:
-    """Group messages that can share a row: of one topic and channel, within the bounds."""
+    """Group messages that can share a row: same topic and channel, within the limits."""
     from .spool import ROW_BYTES, ROW_MESSAGES
 
     rows: list[list[InflightMessage]] = []

@@ -1,6 +1,6 @@
 """Subscriptions that the broker has not granted yet.
 
-Without its grant nothing arrives, and nothing else would show that: results still go out.
+Without a grant nothing arrives, which would otherwise go unnoticed: results are still published.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from .connection import Connection, Refusal
 
 SILENT_SECONDS = 10.0
-"""After which a missing SUBACK is a problem."""
+"""Time after which a missing SUBACK is a problem."""
 RECONNECT_SECONDS = 30.0
-"""After which it is a reason to connect again."""
+"""Time after which a missing SUBACK is a reason to connect again."""
 AGAIN_SECONDS = 60.0
-"""Time after which refused topics are asked for again: an access list may have changed."""
+"""Time after which refused topics are tried again: an access list may have changed."""
 
 
 @dataclass
 class _Request:
-    """A SUBSCRIBE without its SUBACK."""
+    """A SUBSCRIBE without a SUBACK."""
 
     topics: list[str]
     own: bool
@@ -27,35 +27,35 @@ class _Request:
 
 
 class Subscribing:
-    """The subscriptions of one connection after the other; calls need the client's lock."""
+    """The subscriptions of successive connections; callers hold the client's lock."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """Why not all of them hold; stays over a new connection, until that has granted all."""
+        """Why not all are granted; kept over a new connection until that has granted all."""
         self._requests: dict[int, _Request] = {}
         self._refused: dict[str, tuple[bool, Refusal]] = {}
-        """By topic filter: whether it is the device's own, and why it was refused."""
+        """Whether it is the device's own, and why it was refused, by topic filter."""
         self._refused_seconds = 0.0
 
     def begin(self) -> None:
-        """Expect nothing more of the connection before."""
+        """Start over for a new connection."""
         self._requests.clear()
         self._refused.clear()
 
     def ask(self, connection: Connection, topics: list[str], *, own: bool) -> None:
-        """Subscribe; *own*: commands and pushes arrive there, else they are topics of others."""
+        """Subscribe; *own*: topics for commands and pushes, or else foreign topics."""
         if not topics:
             return
         mid = connection.subscribe(topics, as_published=own)
-        if mid is not None:  # else the connection has just ended
+        if mid is not None:  # None: the connection has just ended
             self._requests[mid] = _Request(topics, own)
 
     def leave(self, topic: str) -> None:
-        """Want a topic no more."""
+        """Forget a topic."""
         self._refused.pop(topic, None)
 
     def answered(self, mid: int, refusals: tuple[Refusal | None, ...]) -> bool:
-        """Handle a SUBACK and the refusals in it; return whether a new problem has come up."""
+        """Handle a SUBACK and its refusals; return whether there is a new problem."""
         request = self._requests.pop(mid, None)
         if request is None:
             return False
@@ -67,9 +67,9 @@ class Subscribing:
         return self._judge()
 
     def passed(self, connection: Connection, seconds: float) -> bool:
-        """Account for elapsed running time; return whether a new problem has come up.
+        """Account for elapsed running time; return whether there is a new problem.
 
-        Asks again for what was refused, and gives up a connection that does not answer.
+        Tries refused topics again, and gives up a connection that does not answer.
         """
         for request in self._requests.values():
             request.seconds += seconds
@@ -85,7 +85,7 @@ class Subscribing:
         return new
 
     def _judge(self) -> bool:
-        """Name the worst present problem; return whether it is another one than before."""
+        """Set the worst present problem; return whether it has changed."""
         before = self.problem
         late = [each for each in self._requests.values() if each.seconds >= SILENT_SECONDS]
         if late:

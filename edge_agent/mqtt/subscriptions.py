@@ -1,8 +1,8 @@
 """The device's subscriptions, and the handlers of the messages that arrive.
 
-Its own inbox and those of its groups are always there; others register a prefix of their own.
-Readings on topics of others are handed over as they come, past the inbox: that is for
-requests, one after another, and a package that is checked there must not hold a sensor up.
+Its own inbox and those of its groups are always included; other modules register a prefix.
+Readings on foreign topics bypass the inbox: that handles requests one at a time, and checking a
+package there must not delay a sensor.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from .connection import ReceivedMessage
 from .topics import Topics
 
 Handler = Callable[[tuple[str, ...], ReceivedMessage], bool]
-"""Gets a message and the levels of its topic below the prefix; returns whether it will acknowledge
-the message itself, later. Raises MalformedError for an unexpected topic or message."""
+"""Takes a message and the levels of its topic below the prefix; returns whether it will acknowledge
+the message itself later. Raises MalformedError for an unexpected topic or message."""
 
 
 class Subscriptions:
-    """The prefixes of topics that are subscribed to."""
+    """The prefixes of subscribed topics."""
 
     def __init__(self, topics: Topics, groups: Callable[[], Iterable[str]]) -> None:
-        """Start with the inboxes of the device and its *groups*, by the settings of the moment."""
+        """Start with the inboxes of the device and its *groups* in the current settings."""
         self._topics = topics
         self._groups = groups
         self._others: dict[str, tuple[Handler, Callable[[], Iterable[str]] | None]] = {}
@@ -33,7 +33,7 @@ class Subscriptions:
     ) -> None:
         """Subscribe to a topic and all below it; `Client.subscribe` applies it while connected.
 
-        *topics* returns those below it that are wanted at the moment; None: all are.
+        *topics* returns the topics below it that are currently wanted; None: all are.
         """
         self._others[prefix] = handler, topics
 
@@ -45,10 +45,10 @@ class Subscriptions:
         return filters
 
     def find(self, topic: str) -> tuple[Handler | None, tuple[str, ...]]:
-        """Return the handler of a topic and the levels below the prefix; None: it is for an inbox.
+        """Return the handler of a topic (None: an inbox) and the levels below the prefix.
 
         Raises:
-            MalformedError: it is under no prefix, as of a group that this device has left.
+            MalformedError: it is under no prefix, such as a group that this device has left.
         """
         for inbox in self._inboxes():
             if topic.startswith(f"{inbox}/"):
@@ -68,21 +68,21 @@ def _levels(topic: str, prefix: str) -> tuple[str, ...]:
 
 
 Put = Callable[[bytes], None]
-"""Takes a payload; called by the connection's own thread, must not wait."""
+"""Takes a payload; called by the connection's thread, so it must not wait."""
 
 
 class Feeds:
-    """Which topics are read, and by whom. Any thread may call it."""
+    """The foreign topics that are read, and their readers. Any thread may call it."""
 
     def __init__(self) -> None:
         self.on_open: Callable[[str], None] = _nothing
         self.on_close: Callable[[str], None] = _nothing
-        """Called when a topic gets its first reader, and when it has lost its last."""
+        """Called when a topic gets its first reader, and when it loses its last."""
         self._readers: dict[str, tuple[Put, ...]] = {}
         self._lock = threading.Lock()
 
     def open(self, topic: str, put: Put) -> None:
-        """Hand the messages of a topic to *put* from now on."""
+        """Pass the messages of a topic to *put* from now on."""
         with self._lock:
             before = self._readers.get(topic, ())
             self._readers[topic] = (*before, put)
@@ -90,7 +90,7 @@ class Feeds:
             self.on_open(topic)
 
     def close(self, topic: str, put: Put) -> None:
-        """Hand it no more messages."""
+        """Stop passing messages to *put*."""
         gone = False
         with self._lock:
             left = tuple(one for one in self._readers.get(topic, ()) if one != put)
@@ -107,12 +107,12 @@ class Feeds:
             return sorted(self._readers)
 
     def take(self, message: ReceivedMessage) -> bool:
-        """Hand a message to those who read its topic; False: nobody does."""
+        """Pass a message to the readers of its topic; False: there are none."""
         readers = self._readers.get(message.topic)
         if readers is None:
             return False
         message.ack()
-        # What the broker has kept is no reading of now.
+        # A retained message is not a current reading.
         if not message.retained:
             for put in readers:
                 put(message.payload)

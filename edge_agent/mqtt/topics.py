@@ -45,7 +45,7 @@ class Topics:
 
     @property
     def rollout(self) -> str:
-        """The device's own word on roll-outs."""
+        """Topic of the device's reports on roll-outs."""
         return f"{self.root}/{self.device}/rollout"
 
     result = _named("result")
@@ -70,20 +70,20 @@ class Topics:
 
     @property
     def packages(self) -> str:
-        """Where packages lie retained, for all devices."""
+        """Parent topic of the retained packages for all devices."""
         return packages(self.root)
 
     @property
     def rollouts(self) -> str:
-        """Where roll-outs lie retained, for all devices."""
+        """Parent topic of the retained roll-outs for all devices."""
         return rollouts(self.root)
 
 
 def packages(root: str) -> str:
-    """Return the topic below which packages lie retained."""
+    """Return the parent topic of the retained packages."""
     return f"{root}/@package"
 
 
 def rollouts(root: str) -> str:
-    """Return the topic below which roll-outs lie retained."""
+    """Return the parent topic of the retained roll-outs."""
     return f"{root}/@rollout"

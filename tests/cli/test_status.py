@@ -189,7 +189,7 @@ def test_old_health_of_a_device_that_is_online_is_not_believed(device: Make) -> 
     assert lines == [
         "fresh  unknown  online, but its last health, N s old: ok",
         "hangs  unknown  online, but its last health, N s old: ok",
-        "mute  unknown  online, but has told no health yet",
+        "mute  unknown  online, but has sent no health yet",
         "seldom  ok  up 1 h 59 min",
     ]
 

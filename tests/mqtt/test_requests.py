@@ -226,8 +226,8 @@ def test_a_line_that_a_power_cut_has_torn_is_left_out(device: Device) -> None:
 @pytest.mark.parametrize(
     ("payload", "error"),
     [
-        (b"PRESS", "the payload is not a JSON object; send {} where there is nothing"),
-        (b"", "the payload is not a JSON object; send {} where there is nothing"),
+        (b"PRESS", "the payload is not a JSON object; send {} if there are no parameters"),
+        (b"", "the payload is not a JSON object; send {} if there are no parameters"),
         (b'{"id": "no name"}', "id: 'no name' is not a name"),
         (b'{"name": "x", "time": "' + b"9" * 90 + b'"}', "time: '99999999999999999999999999999999"),
         (b'{"name": "x", "time": 5}', "time: 5 is not ISO 8601"),
