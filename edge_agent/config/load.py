@@ -276,7 +276,7 @@ def check(settings: Settings, origins: Origins) -> None:  # noqa: C901, PLR0912 
     begins = (("homeassistant", "prefix", prefix), ("broker", "topic_root", broker.topic_root))
     for table, key, text in begins:
         if re.fullmatch(r"[^+#\0$/]([^+#\0]*[^+#\0/])?", text, re.DOTALL) is None:
-            mend = "leave out '+', '#', '$' and '/' at its ends"
+            mend = "write it without '+', '#', '$' and '/' at its ends"
             raise error(f"{text!r} cannot be the beginning of a topic; {mend}", table, key)
     below = topic_trouble(prefix, broker.topic_root)
     if below is not None:
