@@ -1,8 +1,7 @@
 """Actions of rules: messages on other topics, and posts to web servers.
 
-Bounded and retried, in threads of its own: nothing here waits on the way of a frame. Work for
-servers is done for each of them one after another, for different ones side by side: a server that
-hangs keeps no other waiting.
+Bounded and retried, in separate threads: nothing here delays a frame. The work for one server is
+done in sequence, for different servers in parallel: a server that hangs delays no other.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class SideBySide(Generic[T]):
-    """Items that wait, and the threads that do them. `run` by one thread; others call the rest."""
+    """A queue of items and the threads that handle them. One thread calls `run`."""
 
     do: Callable[[T], None]
-    """Carries one out, however long that takes."""
+    """Handles one item, however long that takes."""
     server: Callable[[T], str]
-    """Returns whom it is for."""
+    """Returns the server of an item."""
     most: int
-    """Items that may wait."""
+    """Most waiting items."""
     closing: threading.Event = field(default_factory=threading.Event)
     _waiting: deque[T] = field(default_factory=deque)
     _busy: dict[str, T] = field(default_factory=dict)
-    """By server: the work being done."""
+    """The work in progress, by server."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, item: T) -> T | None:
-        """Append an item; return the oldest where it has to give way."""
+        """Append an item; if the queue was full, drop and return the oldest."""
         with self._changed:
             oldest = self._waiting.popleft() if len(self._waiting) >= self.most else None
             self._waiting.append(item)
@@ -52,7 +51,7 @@ class SideBySide(Generic[T]):
         return oldest
 
     def run(self) -> None:
-        """Do waiting actions, until closed and none wait."""
+        """Handle waiting items until closed and none wait."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next() is not None or self._is_over)
@@ -64,11 +63,11 @@ class SideBySide(Generic[T]):
             doing = threading.Thread(target=self._carry_out, args=(item,), daemon=True)
             try:
                 doing.start()
-            except RuntimeError:  # there is no room for another thread
+            except RuntimeError:  # the system allows no further thread
                 self._carry_out(item)
 
     def _next(self) -> T | None:
-        """Return the oldest item for a server that has time for it."""
+        """Return the oldest item for a server that is idle."""
         return next((each for each in self._waiting if self.server(each) not in self._busy), None)
 
     @property
@@ -84,7 +83,7 @@ class SideBySide(Generic[T]):
                 self._changed.notify()
 
     def close(self, seconds: float) -> list[T]:
-        """End once all work is done, within *seconds*; return unfinished work."""
+        """End once all work is done, but within *seconds*; return unfinished work."""
         self.closing.set()
         with self._changed:
             self._changed.notify_all()
@@ -97,13 +96,13 @@ class SideBySide(Generic[T]):
 log = logging.getLogger(__name__)
 
 MOST = 100
-"""Actions that may wait; the oldest give way."""
+"""Most waiting actions; the oldest are dropped."""
 TRIES = 3
 HTTP_SECONDS = 5.0
 PAUSE_SECONDS = 1.0
-"""Between two tries."""
+"""Seconds between tries."""
 MESSAGES = "messages"
-"""The kind that all messages count as, whereas each URL is a kind of its own."""
+"""The kind of all messages; each URL is a separate kind."""
 MESSAGE_SECONDS = 60.0
 """How long a message waits for a connection."""
 
@@ -120,7 +119,7 @@ class _Post:
 
 
 class Actions:
-    """Carries out actions. `run` by one thread; others may call the rest."""
+    """Carries out actions. One thread calls `run`; any may call the rest."""
 
     name = "actions"
 
@@ -130,15 +129,15 @@ class Actions:
         root: Callable[[], str],
         read: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """Start with nothing to do.
+        """Start without actions.
 
-        *publish* takes topic, payload, QoS and whether it is retained; False without a connection.
-        *read* returns the topics that sources of this agent read: what is published there would
-        come back as a reading.
+        *publish* takes topic, payload, QoS and whether to retain it, and returns False without a
+        connection. *read* returns the topics that sources of this agent read: messages published
+        there would come back as readings.
         """
         self.done = 0
         self.failed = 0
-        """Given up: after all tries, or for want of room."""
+        """Number given up after all tries, or because the queue was full."""
         self._publish = publish
         self._root = root
         self._read = read
@@ -146,18 +145,18 @@ class Actions:
         self._messages: deque[tuple[float, str, bytes, Action]] = deque()
         self._changed = threading.Lock()
         self._failing: dict[str, str] = {}
-        """By URL, or `MESSAGES`: why the last one was given up, until one succeeds; latest last."""
+        """Why the last one was given up, until one succeeds, by URL or `MESSAGES`; latest last."""
 
     def problem(self, to: Container[str]) -> str | None:
-        """Return why an action was given up last, of those that none like it has followed since.
+        """Return why the latest action was given up for a target that has not succeeded since.
 
-        *to* has the URLs that are posted to, and `MESSAGES`: what no rule does anymore is no
-        problem.
+        *to* contains the URLs of the current rules and `MESSAGES`: targets that no rule uses are
+        ignored.
         """
         with self._changed:
             return next((why for what, why in reversed(self._failing.items()) if what in to), None)
 
-    # What the events' thread calls
+    # Called by the events' thread
 
     def act(self, action: Action, payload: Mapping[str, Any]) -> None:
         """Carry out an action soon."""
@@ -175,9 +174,7 @@ class Actions:
         topic = fill(action.publish or "", values)
         why = topic_trouble(topic, self._root())
         if why is None and topic in self._read():
-            why = (
-                f"{topic!r}: a source of this agent reads it, so that this would go round for ever"
-            )
+            why = f"{topic!r}: a source of this agent reads it, so this would loop forever"
         if why is not None:
             self._give_up(f"rule {payload['rule']}: publish: {why}", MESSAGES)
             return
@@ -189,7 +186,7 @@ class Actions:
         self.flush()
 
     def flush(self) -> None:
-        """Publish the messages that wait, if there is a connection."""
+        """Publish waiting messages if there is a connection."""
         while self._messages:
             since, topic, data, action = self._messages[0]
             if self._publish(topic, data, action.qos, action.retain):
@@ -200,10 +197,10 @@ class Actions:
                 self._give_up(f"publish {topic}: the broker was away", MESSAGES)
             self._messages.popleft()
 
-    # The thread, and those of single posts
+    # Called by the thread, and by those of single posts
 
     def run(self) -> None:
-        """Post waiting requests, one at a time to each server, until closed and none wait."""
+        """Post waiting requests, one at a time per server, until closed and none wait."""
         self._posts.run()
 
     def _try(self, post: _Post) -> None:
@@ -226,16 +223,16 @@ class Actions:
         self._give_up(f"rule {post.rule}: {redact(post.url)}: {why}", post.url)
 
     def close(self, seconds: float = 0.0) -> None:
-        """End the threads once waiting posts have had one more try each, or the time is over."""
+        """End the threads after one more try of each waiting post, or when the time is over."""
         for post in self._posts.close(seconds):
             self._give_up(f"rule {post.rule}: {redact(post.url)}: the agent stops", post.url)
 
     def _give_up(self, why: str, what: str) -> None:
         with self._changed:
             self.failed += 1
-            # Once in a row: a server that is away is away for every event.
+            # Only the first of a series: an unreachable server fails for every event.
             begins = self._failing.pop(what, None) is None
-            self._failing[what] = why  # behind the others
+            self._failing[what] = why  # after the others
         if begins:
             log.warning("action: %s", why)
 

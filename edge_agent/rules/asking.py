@@ -1,6 +1,6 @@
 """Asks servers about events, and publishes their answers.
 
-Bounded in number and time, in threads of its own: nothing here waits on the way of a frame.
+Bounded in number and time, in separate threads: nothing here delays a frame.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .servers import Answer, Question, ask
 log = logging.getLogger(__name__)
 
 MOST = 16
-"""Questions that may wait, each with its picture; the oldest give way."""
+"""Most waiting questions, each with its picture; the oldest are dropped."""
 TRIES = 3
 PAUSE_SECONDS = 1.0
-"""Before the second try; before the next one twice as long."""
+"""Pause before the second try; twice as long before the third."""
 OWN = frozenset({"schema", "device", "session", "pipeline", "seq", "event", "began", "box"})
-"""Keys of an event that a model need not be told."""
+"""Keys of an event that a model does not need."""
 AskLocal = Callable[[str, str, bytes | None, float], tuple[str, int]]
-"""From a model's name, a text, a JPEG and seconds: its answer, and the number of tokens."""
+"""Takes a model's name, a text, a JPEG and seconds; returns its answer and the token count."""
 
 
 @record(eq=False)
 class _Asked:
-    """A question on its way."""
+    """A question in progress."""
 
     ask: Ask
     event: Mapping[str, Any]
@@ -45,31 +45,31 @@ class _Asked:
 
 
 class Asking:
-    """Asks questions, and passes on the answers. `run` by one thread; others call the rest."""
+    """Asks questions, and passes on the answers. One thread calls `run`; others call the rest."""
 
     def __init__(
         self, settings: Callable[[], Settings], publish: Callable[[str, Mapping[str, Any]], None]
     ) -> None:
-        """Begin with no questions; *publish* takes a pipeline and the payload of an answer."""
+        """Begin without questions; *publish* takes a pipeline and the payload of an answer."""
         self.answered = 0
         self.failed = 0
         self.skipped = 0
-        """Events that were not asked about, as `at_most` says."""
+        """Number of events not asked about because of `at_most`."""
         self.local: AskLocal | None = None
         """Asks a model of this device; None: not yet."""
         self._settings = settings
         self._publish = publish
         self._queue = SideBySide(self._carry_out, lambda asked: asked.ask.whom, MOST)
         self._recent: dict[tuple[str, Ask], deque[float]] = {}
-        """By pipeline: when was asked lately, monotonic seconds."""
+        """Times of recent questions by pipeline, monotonic seconds."""
         self._lock = threading.Lock()
         self._failing: dict[str, str] = {}
-        """By who was asked: why there was no answer to the latest question."""
+        """Why the latest question got no answer, by server or model."""
 
-    # What the events' thread calls
+    # Called by the events' thread
 
     def put(self, ask: Ask, event: Mapping[str, Any], picture: bytes | None) -> None:
-        """Ask about an event soon, unless enough was asked of late."""
+        """Ask about an event soon, unless `at_most` was reached."""
         most, seconds = ask.most
         recent = self._recent.setdefault((event["pipeline"], ask), deque(maxlen=most))
         now = time.monotonic()
@@ -86,14 +86,14 @@ class Asking:
         """Report that an event cannot be asked about."""
         self._fail(_Asked(ask, event, None), why)
 
-    # The thread, and those of single questions
+    # Called by the thread, and by those of single questions
 
     def run(self) -> None:
-        """Ask waiting questions, one at a time of each server, until closed."""
+        """Ask waiting questions, one at a time per server, until closed."""
         self._queue.run()
 
     def close(self, seconds: float) -> None:
-        """End; questions that take longer are given up, and reported."""
+        """End within *seconds*; unfinished questions are given up and reported."""
         for asked in self._queue.close(seconds):
             self._fail(asked, "the agent stops")
 
@@ -142,7 +142,7 @@ class Asking:
             self.failed += 1
             begins = asked.ask.whom not in self._failing
             self._failing[asked.ask.whom] = why
-        if begins:  # once in a row
+        if begins:  # only the first of a series
             log.warning("ask: %s: %s", asked.ask.whom, why)
         self._give(asked, {"error": why})
 
@@ -164,7 +164,7 @@ class Asking:
     # For health
 
     def problems(self) -> list[str]:
-        """Return why there was no answer, of those that are still asked."""
+        """Return why there was no answer, for each server and model still in use."""
         wanted = {ask.whom for pipeline in self._settings().pipelines for ask in pipeline.ask}
         with self._lock:
             return [f"ask: {whom}: {why}" for whom, why in self._failing.items() if whom in wanted]

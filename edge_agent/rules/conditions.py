@@ -1,8 +1,8 @@
 """When rules fire: rules about single objects, whole results, or how many objects are in a zone.
 
-Single objects cross a line, arrive, depart, or stay: each class looks at the view of one result,
-and at the objects that are given up with it. The others are conditions: true in k of n results, for
-so long, with hysteresis; the event of one lasts while it is true.
+Single objects cross a line, arrive, depart, or stay: each class checks the view of one result and
+the objects that are given up with it. The others are conditions: true in k of n results, for some
+time, with hysteresis; the event lasts while the condition is true.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .totals import LineTotals
 
 Change = Literal["begin", "end"]
 KNOWN = 2
-"""Results in which an object is seen before it has a number, and is counted."""
+"""Results in which an object must be seen before it gets a number and is counted."""
 
 
 class Condition:
-    """Whether a rule is true, from result to result."""
+    """Tracks over successive results whether a rule is true."""
 
     def __init__(self, rule: Rule) -> None:
         self.active = False
-        """Between its begin and its end."""
+        """Whether its event has begun and not ended."""
         self._rule = rule
         kind = kind_of(rule)
         self._bounded = kind.bounded
-        # What is counted was true in k of n by itself, object by object.
+        # Objects are counted only after k of n results each.
         held = kind.smoothed or kind.trigger == "count"
         self._least, self._of = (1, 1) if held else rule.needed
         self._bits = 0
@@ -45,12 +45,12 @@ class Condition:
         self._since = 0.0
 
     def step(self, value: float, now: float, *, plain: bool = True) -> Change | None:
-        """Add a result at *now*, monotonic seconds; return the change it brings, if any.
+        """Add a result at *now*, monotonic seconds; return the change it causes, if any.
 
-        *value* is compared with `above` and `below`; *plain*: the truth if there are no bounds.
+        *value* is compared with `above` and `below`; *plain* is used if there are no bounds.
         """
         wanted = self._holds(value, plain=plain)
-        # A bit for each result in which it was not as it is held to be.
+        # One bit per result: whether it contradicts the present state.
         self._bits = (self._bits << 1 | (wanted != self._true)) & ((1 << self._of) - 1)
         if self._bits.bit_count() >= self._least:
             self._true, self._since, self._bits = wanted, now, 0
@@ -60,18 +60,18 @@ class Condition:
         return self.advance(now)
 
     def advance(self, now: float) -> Change | None:
-        """Advance the time without another result; return the change it brings, if any."""
+        """Advance the time without another result; return the change it causes, if any."""
         if self._true and not self.active and now - self._since >= self._rule.for_s:
             self.active = True
             return "begin"
         return None
 
     def interrupt(self) -> None:
-        """Forget changes that have not become an event: a result is missing before the next one."""
+        """Forget changes that have not become an event, because a result is missing."""
         self._true, self._bits = self.active, 0
 
     def reset(self) -> None:
-        """Forget the past, after a time of which nothing is known."""
+        """Forget the past after a gap."""
         self.active = self._true = False
         self._bits = 0
 
@@ -102,42 +102,42 @@ class _Entry:
 
 
 class Conditions:
-    """All conditions of one pipeline, and their events. Used by one thread at a time."""
+    """All conditions of one pipeline and their events. For use by one thread at a time."""
 
     def __init__(self, rules: Mapping[int, Rule], others: list[Rule], log: EventLog) -> None:
-        """Begin with nothing known; *rules* on the number of objects, by column of `Occupancy`."""
+        """Begin with no state; *rules* on the number of objects, by column of `Occupancy`."""
         self._log = log
         self._entries = [_Entry(rule, column) for column, rule in rules.items()]
         self._entries += [_Entry(rule, None) for rule in others]
 
     def step(self, outcome: Outcome, counts: NDArray[np.intp] | None, results: int) -> None:
-        """Look at a result.
+        """Check a result.
 
-        *counts* (columns,): objects that count in each; None: the result is not one of objects.
-        *results* counts those of objects so far, this one too.
+        *counts* (columns,): objects counted in each; None: the result has no objects. *results*
+        counts the results with objects so far, including this one.
         """
         for entry in self._entries:
             rule, count = entry.rule, 0
             if entry.column is not None:
-                # Who is there cannot have been counted in the very first results.
+                # Objects cannot have been counted in the first results.
                 if counts is None or results < max(KNOWN, rule.needed[0]):
                     continue
                 count = int(counts[entry.column])
             value, plain, facts = entry.measure(rule, outcome, count)
             if value is None:
-                continue  # a result that says nothing of it: no temperature, but the battery
+                continue  # a result without the value: no temperature, but the battery
             entry.facts = facts
             if rule.zone is not None:
                 entry.facts["zone"] = rule.zone
             self._tell(entry, entry.condition.step(value, self._log.now, plain=plain))
 
     def interrupt(self) -> None:
-        """Begin to count results and seconds anew: something is missing before the next one."""
+        """Restart the counts of results and seconds, because something is missing."""
         for entry in self._entries:
             entry.condition.interrupt()
 
     def advance(self) -> None:
-        """Go on in time without a result."""
+        """Advance the time without a result."""
         for entry in self._entries:
             self._tell(entry, entry.condition.advance(self._log.now))
 
@@ -153,14 +153,14 @@ class Conditions:
         """Begin, update or end the event of a condition."""
         event, facts = entry.event, entry.facts
         if event is not None and change is None and not self._log.holds(entry.rule):
-            change = "end"  # its hours are over; what it is about may go on
+            change = "end"  # its hours are over, even if its condition stays true
         if event is None:
-            # Also where the cooldown ends while the condition still holds.
+            # Also if the cooldown ends while the condition is still true.
             if entry.condition.active:
                 entry.event = self._log.begin(entry.rule, facts)
             return
         if facts.get("label") != event.facts.get("label"):
-            facts = {}  # of another label than the event
+            facts = {}  # they have another label than the event
         if change == "end":
             entry.event = None
             self._log.end(event, "over", facts)
@@ -171,7 +171,7 @@ class Conditions:
 
 
 class Crossings:
-    """Counts crossings of lines, and reports those that rules ask for."""
+    """Counts crossings of lines, and reports those with a rule."""
 
     def __init__(
         self, settings: Pipeline, objects: TrackedObjects, log: EventLog, totals: LineTotals
@@ -181,14 +181,14 @@ class Crossings:
         self._totals = totals
         self._lines = [line.name for line in settings.lines]
         self._rules = rules_by_trigger(settings.rules, "crosses")
-        # A gate for each line, then one for each rule.
+        # One gate for each line, then one for each rule.
         by_name = {line.name: line for line in settings.lines}
         gates = [*settings.lines, *(by_name[rule.line] for rule in self._rules if rule.line)]
         needed = [NEEDED] * len(self._lines) + [rule.needed for rule in self._rules]
         self._gates = Gates(gates, needed, objects.tracker.room) if gates else None
 
     def step(self, view: View) -> None:
-        """Look at a result."""
+        """Check a result."""
         if self._gates is None:
             return
         self._gates.grow(self._objects.tracker.room)
@@ -198,7 +198,7 @@ class Crossings:
             self._tell(int(view.slots[row]), gate, int(crossed[row, gate]))
 
     def end(self, slots: Slots) -> None:
-        """Count the lines that given-up objects had crossed when they were seen last."""
+        """Count the lines that given-up objects had crossed when last seen."""
         if self._gates is None or not slots.size:
             return
         pending = self._gates.pending(slots)
@@ -219,7 +219,7 @@ class Crossings:
 
 
 class Moves:
-    """Reports objects that have come into a zone, or gone from it."""
+    """Reports objects that have entered or left a zone."""
 
     def __init__(self, objects: TrackedObjects, log: EventLog) -> None:
         self._objects = objects
@@ -228,12 +228,12 @@ class Moves:
         self._departures = objects.occupancy.columns("departs")
 
     def step(self, view: View) -> None:
-        """Look at a result."""
+        """Check a result."""
         self._tell(self._arrivals, view.slots, view.rose)
         self._tell(self._departures, view.slots, view.fell)
 
     def end(self, slots: Slots) -> None:
-        """Report objects that are given up as gone from where they were."""
+        """Report objects that are given up as having left their zones."""
         self._tell(self._departures, slots, self._objects.occupancy.held[slots])
 
     def _tell(self, columns: Slots, slots: Slots, moved: Any) -> None:
@@ -252,10 +252,10 @@ class Stays:
         rules = objects.occupancy.rules
         self._for_s = np.array([rules[column].for_s for column in self._columns.tolist()])
         self._ongoing: dict[tuple[int, int], OngoingEvent] = {}
-        """By column and slot."""
+        """Events by column and slot."""
 
     def step(self, view: View) -> None:
-        """Look at a result: end the events of objects that have gone."""
+        """Check a result: end the events of objects that have left."""
         for row, place in where(view.fell.take(self._columns, axis=1)):
             self._end(int(self._columns[place]), int(view.slots[row]), "over")
 
@@ -266,7 +266,7 @@ class Stays:
                 self._end(column, slot, "over")
 
     def advance(self) -> None:
-        """Begin the events of objects that have stayed for long enough by now."""
+        """Begin the events of objects that have now stayed long enough."""
         if not self._columns.size:
             return
         for (column, slot), ongoing in list(self._ongoing.items()):
@@ -285,7 +285,7 @@ class Stays:
                 self._ongoing[column, slot] = event
 
     def update(self) -> None:
-        """Report better views of objects that stay."""
+        """Report better scores of objects that stay."""
         for (_, slot), event in self._ongoing.items():
             if event.is_better({"score": self._objects.scores[slot]}):
                 self._log.update(event, self._objects.facts(slot, event.rule))

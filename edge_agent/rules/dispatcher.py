@@ -1,7 +1,7 @@
-"""Where events go: journal, sinks, pictures, actions.
+"""Dispatches events to journal, sinks, pictures and actions.
 
-Events are in the journal once rule engines or others have submitted them. A thread does the rest,
-which may be late: publishing, pictures, counts, actions.
+Events are in the journal as soon as they are submitted. A thread does the rest, which may take
+longer: publishing, pictures, counts, actions.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from .totals import TotalsFile
 log = logging.getLogger(__name__)
 
 MOST = 10_000
-"""Events that may wait for the thread."""
+"""Most events waiting for the thread."""
 MOST_PICTURES = 8
-"""Of them with a picture: a frame takes megabytes."""
+"""Most of them with a picture, which takes megabytes."""
 TICK_SECONDS = 0.25
 END_SECONDS = 0.5
-"""For the broker to acknowledge the last events."""
+"""Time for the broker to acknowledge the last events."""
 POST_SECONDS = 2.0
-"""Time for web servers to receive posts, and to answer."""
+"""Time for web servers to receive and answer the last posts."""
 
 
 LATE_SECONDS = 5.0
-"""Between an event and its message, from which on health is degraded."""
-LATE_HINT = "have fewer rules, or fewer pictures of them"
+"""Delay between an event and its message that makes health degraded."""
+LATE_HINT = "use fewer rules, or fewer with pictures"
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ class Queued:
     event: Event
     payload: Payload
     entry: Entry | None
-    """In the journal, of one of QoS 1."""
+    """The journal entry of a QoS 1 event."""
     since: float
     """Monotonic seconds."""
 
@@ -65,14 +65,14 @@ class EventQueue:
 
     def __init__(self) -> None:
         self.lost = 0
-        """Events that found no room."""
+        """Number of events dropped because the queue was full."""
         self.closing = False
         self._events: deque[Queued] = deque()
         self._pictures = 0
         self._changed = threading.Condition()
 
     def put(self, queued: Queued) -> None:
-        """Append an event, without its picture where too many wait."""
+        """Append an event, without its picture if too many wait."""
         with self._changed:
             if len(self._events) >= MOST:
                 self.lost += 1
@@ -89,12 +89,12 @@ class EventQueue:
 
     @property
     def since(self) -> float | None:
-        """When the oldest waiting event came, monotonic seconds, or None if none waits."""
+        """When the oldest waiting event arrived, monotonic seconds, or None if none waits."""
         with self._changed:
             return self._events[0].since if self._events else None
 
     def take(self, seconds: float) -> list[Queued]:
-        """Return all events; wait for one, but no longer than *seconds*."""
+        """Return all events; wait up to *seconds* for one."""
         with self._changed:
             self._changed.wait_for(lambda: self._events or self.closing, seconds)
             events, self._events = list(self._events), deque()
@@ -109,7 +109,7 @@ class EventQueue:
 
 
 class EventDispatcher:
-    """Writes events to the journal, publishes them and acts on them; `run` by one thread."""
+    """Writes events to the journal, publishes them and acts on them; one thread calls `run`."""
 
     def __init__(
         self,
@@ -121,10 +121,10 @@ class EventDispatcher:
         credible: Callable[[int], bool],
         holds: Holds = always,
     ) -> None:
-        """Read the state that the last run left.
+        """Read the state left by the last run.
 
-        *settings* returns the current ones; *credible*: a time, in nanoseconds since 1970, can be
-        right.
+        *settings* returns the current settings; *credible* returns whether a time, nanoseconds
+        since 1970, may be right.
         """
         self.actions = Actions(
             lambda topic, data, qos, retain: client.publish(topic, data, qos=qos, retain=retain),
@@ -154,9 +154,9 @@ class EventDispatcher:
         self._settings = settings
         self._credible = credible
         self._behind: float | None = None
-        """Since when the oldest event that is being published has waited, monotonic seconds."""
+        """Arrival of the oldest event being published, monotonic seconds."""
         self._left = self._journal.left()
-        """Messages of the last run, and ends of events that lasted in it; until published."""
+        """Unpublished messages of the last run, and ends for the events that it had begun."""
         self._numbers = itertools.count(1)
         client.retained.register(
             topics.count(""), lambda: [topics.count(name) for name in self.engines.counting()]
@@ -164,23 +164,23 @@ class EventDispatcher:
 
     @property
     def evidence(self) -> Evidence:
-        """The kept pictures and clips of events."""
+        """The stored pictures and clips of events."""
         return self.clips.evidence
 
-    # What any thread may call
+    # May be called by any thread
 
     def name_event(self) -> str:
-        """Return a name for another event, unique over devices and runs."""
+        """Return a new event name, unique over devices and runs."""
         return f"{self._origin[1].replace('-', '')[:12]}-{next(self._numbers)}"
 
     def submit(self, *events: Event) -> None:
-        """Accept events of one moment, from a rule or anything else.
+        """Accept simultaneous events from a rule or any other sender.
 
-        All events come this way. They are in the journal when this returns, with the totals of the
-        lines that they have crossed; what follows is done by the dispatcher's thread. One that
-        belongs to no rule needs no engine and no settings: its name (`name_event`), pipeline,
-        `rule` and `when` are whatever its sender calls them. It is published on `event/<pipeline>`
-        with its QoS, and its actions are done.
+        All events are submitted here. When this returns they are in the journal, with the totals of
+        the lines that they have crossed; the dispatcher's thread does the rest. An event without a
+        rule needs no engine and no settings: its sender chooses its name (`name_event`), pipeline,
+        `rule` and `when`. It is published on `event/<pipeline>` with its QoS, and its actions are
+        carried out.
         """
         events += tuple(self.engines.completed(events))
         made = [
@@ -215,7 +215,7 @@ class EventDispatcher:
         self._journal.close(self._safe_until(END_SECONDS))
 
     def step(self, seconds: float = 0.0) -> bool:
-        """Dispatch events that wait, or come within a time; returns False if no more will come."""
+        """Dispatch events that wait or arrive within *seconds*; return False once closed."""
         closing = self._queue.closing
         events = self._queue.take(seconds)
         self._publish_left()
@@ -229,16 +229,16 @@ class EventDispatcher:
         return not closing
 
     def close(self) -> None:
-        """End the events that go on, and the thread."""
+        """End ongoing events and the thread."""
         self.engines.close_all("stopped")
         self._queue.close()
 
     def _safe_until(self, seconds: float = 0.0) -> float:
-        """Return the time before which what was published is safe; infinite: all is."""
+        """Return the time before which published events are safe; infinite: all are."""
         return min(self._sinks.settle(seconds), time.monotonic() if any(self._left) else math.inf)
 
     def _publish_left(self) -> None:
-        """Publish the messages that a killed agent has left: possible copies, and ends."""
+        """Publish the messages left by a killed agent: possible copies, and ends."""
         left, ended = self._left
         if not (left or ended) or not self._client.connected:
             return
@@ -253,13 +253,13 @@ class EventDispatcher:
         for each in ended:
             place = each["pipeline"], each["rule"]
             ongoing = self._journal.ongoing(*place)
-            # Where it holds again, what was switched on is to stay on, and who shows but one state
-            # of a rule has seen its end last.
+            # If the rule is true again, whatever it switched on must stay on, and a display of its
+            # latest state has seen the end last.
             for again in ongoing:
                 self._send(again, 1, replayed=True)
             if place in rules and not ongoing:
                 self._act(rules[place].do, each)
-        words = "%d events that the last run has left are published again, or ended"
+        words = "%d events left by the last run are published again or ended"
         log.info(words, len(left) + len(ended))
 
     def _publish(self, events: list[Queued], keep_mb: int) -> None:
@@ -289,7 +289,7 @@ class EventDispatcher:
                 self.actions.act(action, made)
 
     def _picture(self, event: Event, keep_mb: int) -> bytes | None:
-        """Return the picture of an event, published where that is wanted; None: it has none."""
+        """Return the picture of an event, published if wanted; None: it has none."""
         if event.picture is None:
             return None
         try:
@@ -316,12 +316,12 @@ class EventDispatcher:
             *([f"action: {why}"] if why else []),
             *self.asking.problems(),
             *self.clips.problems(),
-            *([f"events: {lost} were lost for want of room"] if lost else []),
+            *([f"events: {lost} were lost for lack of space"] if lost else []),
             *([f"events: {late:.0f} s late; {LATE_HINT}"] if late > LATE_SECONDS else []),
         ]
 
     def health(self) -> dict[str, Any]:
-        """Return the counts of actions for health, and those of answers if anything is asked."""
+        """Return the counts of actions for health, and those of answers if questions are asked."""
         told = {"actions": {"done": self.actions.done, "failed": self.actions.failed}}
         asks = any(pipeline.ask for pipeline in self._settings().pipelines)
         return told | ({"answers": self.asking.health()} if asks else {})

@@ -1,6 +1,6 @@
-"""The rule engines of all pipelines with their counts, and the rules over pipelines.
+"""The rule engines of all pipelines with their counts, and the rules over several pipelines.
 
-A rule over pipelines fires where all of several events occur within seconds of each other.
+Such a rule fires when all its events occur within some seconds of each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .rule_engine import RuleEngine
 from .totals import TotalsFile
 
 COUNT_SECONDS = 1.0
-"""Between two messages of counts."""
+"""Least time between count messages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,20 +29,20 @@ class RuleEngines:
     totals: TotalsFile
     sinks: Sinks
     name_event: Callable[[], str]
-    """Returns another name for an event."""
+    """Returns a new event name."""
     emit: Callable[[Sequence[Event]], None]
-    """Takes the events of one moment, and keeps them."""
+    """Accepts simultaneous events and stores them."""
     holds: Holds = always
     combined: CombinedRules | None = None
-    """The rules over pipelines."""
+    """The rules over several pipelines."""
     _engines: dict[str, tuple[RuleEngine, Pipeline]] = field(default_factory=dict)
     _published_at: float = 0.0
     _publishing: threading.Lock = field(default_factory=threading.Lock)
-    """Held while counts are published, and while the engine goes whose they are: the topic of one
-    that is gone is cleared once."""
+    """Held while counts are published or an engine is removed, so that nothing is published on the
+    topic of a removed engine after it was cleared."""
 
     def open(self, settings: Pipeline, *, lossless: bool) -> RuleEngine:
-        """Make the engine of a pipeline, instead of the one that it has."""
+        """Create the engine of a pipeline, replacing the present one."""
         engine = RuleEngine(
             settings,
             lossless=lossless,
@@ -55,14 +55,14 @@ class RuleEngines:
         return engine
 
     def close(self, name: str, why: Why) -> None:
-        """End the events of a pipeline that goes, or goes on with other settings."""
+        """End the events of a pipeline that is removed or gets other settings."""
         with self._publishing:
             engine, _ = self._engines.pop(name, (None, None))
         if engine is not None:
             engine.close(why)
 
     def close_all(self, why: Why) -> None:
-        """End all events; the engines are still counted."""
+        """End all events; the counts stay available."""
         for engine, _ in list(self._engines.values()):
             engine.close(why)
 
@@ -80,7 +80,7 @@ class RuleEngines:
         return [settings.name for _, settings in engines if settings.zones or settings.lines]
 
     def completed(self, events: Sequence[Event]) -> list[Event]:
-        """Return the events of rules over pipelines that these complete."""
+        """Return the events of rules over several pipelines that *events* complete."""
         return [] if self.combined is None else list(self.combined.step(events))
 
     def actions(self) -> Iterator[Action]:
@@ -91,15 +91,15 @@ class RuleEngines:
                 yield from rule.do
 
     def publish_counts(self, *, at_once: bool = False) -> None:
-        """Publish the counts in the zones and across the lines, where they have changed.
+        """Publish the counts of zones and lines that have changed.
 
-        *at_once*: also within a second after the last time.
+        *at_once*: even within a second of the last time.
         """
         now = time.monotonic()
         if now - self._published_at < COUNT_SECONDS and not at_once:
             return
         self._published_at = now
-        # First to the disk, so that what was published is known after a power cut.
+        # First to the disk, so that published counts are known after a power cut.
         crossed = self.totals.save()
         for name in self.counting():
             engine, settings = self._engines.get(name, (None, None))
@@ -125,15 +125,15 @@ WHEN = "all"
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """The state of one of the events that a rule waits for."""
+    """The state of one event that a rule waits for."""
 
     latest: Event | None = None
     at: float = 0.0
-    """Monotonic seconds, when it occurred or ended."""
+    """When it occurred or ended, monotonic seconds."""
     ongoing: set[str] = field(default_factory=set)
 
     def take(self, event: Event, now: float) -> bool:
-        """Note an event; return whether it may complete a rule."""
+        """Record an event; return whether it may complete a rule."""
         if event.state == "end":
             if event.id in self.ongoing:
                 self.ongoing.remove(event.id)
@@ -147,7 +147,7 @@ class _Member:
         return True
 
     def is_within(self, seconds: float, now: float) -> bool:
-        """Whether it goes on, or was not longer ago than this."""
+        """Whether it is ongoing, or was at most *seconds* ago."""
         if self.ongoing:
             return True
         return self.latest is not None and now - self.at <= seconds
@@ -164,7 +164,7 @@ class _State:
 
 @dataclass(slots=True, eq=False)
 class CombinedRules:
-    """Looks at the events of all pipelines. Any thread may call it."""
+    """Checks the events of all pipelines. Any thread may call it."""
 
     settings: Callable[[], Settings]
     name_event: Callable[[], str]
@@ -178,7 +178,7 @@ class CombinedRules:
             yield from rule.do
 
     def step(self, events: Sequence[Event]) -> Iterator[Event]:
-        """Yield the events of the rules that these complete."""
+        """Yield the events of the rules that *events* complete."""
         settings = self.settings()
         if not settings.rules:
             return
@@ -197,10 +197,10 @@ class CombinedRules:
     def _completes(
         self, state: _State, event: Event, names: set[tuple[str, str]], now: float
     ) -> bool:
-        """Note an event; return whether the rule fires with it."""
+        """Record an event; return whether it makes the rule fire."""
         taken = False
         for wanted, member in zip(state.rule.members, state.members, strict=True):
-            # A kind is meant where no rule has the name.
+            # If no rule has the name, it means a kind.
             called = event.rule if wanted in names else event.when
             if wanted == (event.pipeline, called) and event.when != WHEN:
                 taken = member.take(event, now) or taken
@@ -212,7 +212,7 @@ class CombinedRules:
         )
 
     def _fire(self, state: _State, event: Event, now: float) -> Event:
-        """Make the event of a rule; moments that it was made of count for no other."""
+        """Create the event of a rule; the momentary events that it used count for no other."""
         rule = state.rule
         state.silent_until = now + rule.cooldown_s
         first = state.members[0].latest

@@ -1,4 +1,4 @@
-"""Events: one message of each, and the log of a pipeline in which they begin, are updated and end.
+"""Events: their messages, and the log of a pipeline in which they begin, are updated and end.
 
 Section 3 of the interface.
 """
@@ -23,37 +23,37 @@ class Event:
     """One message of an event."""
 
     id: str
-    """Unique, and safe in a topic."""
+    """Unique and valid as a topic level."""
     rule: str
-    """The name of its rule, or whatever else made it."""
+    """The name of its rule or other sender."""
     when: str
-    """The kind of event; for a rule, its kind."""
+    """The kind of event; for a rule, the kind of rule."""
     pipeline: str
-    """On whose topic it is published."""
+    """The pipeline on whose topic it is published."""
     state: State
     seq: int | None
-    """Of the sample that it is about; None: of none."""
+    """The `seq` of its sample; None: it has no sample."""
     time_ns: int
     began_ns: int
     facts: Mapping[str, Any]
-    """Facts by key of the payload: label, score, track, box, zone, line, count …"""
+    """Further keys of the payload: label, score, track, box, zone, line, count …"""
     qos: int = 1
     actions: tuple[Action, ...] = ()
-    """Actions to be done."""
+    """Actions to carry out."""
     picture: Array | None = None
-    """The frame, uint8 (height, width, 3), BGR; where it is to be published or asked about …"""
+    """The frame, uint8 (height, width, 3), BGR, if it will be published or asked about."""
     crop: bool = False
-    """… cropped to the surroundings of the box."""
+    """Whether to crop the picture to the box and its surroundings."""
     shown: bool = True
-    """Whether the picture is to be published."""
+    """Whether to publish the picture."""
     asks: tuple[Ask, ...] = ()
     """Questions to ask about it."""
     clip: bool = False
-    """Whether a clip of it is to be kept, …"""
+    """Whether to keep a clip of it."""
     since: float = 0.0
-    """… around this moment, monotonic seconds."""
+    """The time of the event for the clip, monotonic seconds."""
     unseen: bool = False
-    """There was no room for its picture."""
+    """Whether its picture was dropped because too many wait."""
 
     @property
     def label(self) -> str:
@@ -62,7 +62,7 @@ class Event:
 
 
 def payload(event: Event, device: str, session: str, *, clock: bool = True) -> dict[str, Any]:
-    """Return the payload of an event; *clock*: its time can be right."""
+    """Return the payload of an event; *clock*: whether its time may be right."""
     made = {
         "schema": payloads.SCHEMA,
         "device": device,
@@ -86,14 +86,14 @@ def payload(event: Event, device: str, session: str, *, clock: bool = True) -> d
 
 UPDATE_SECONDS = 1.0
 BETTER_SCORE = 0.05
-"""An update is due where the score is so much better than in the message before."""
+"""Rise in score since the previous message that causes an update."""
 
 
 Holds = Callable[[Rule | CombinedRule, int], bool]
 
 
 def always(rule: Rule | CombinedRule, time_ns: int) -> bool:
-    """Let a rule hold at all times."""
+    """Let a rule apply at all times."""
     del rule, time_ns
     return True
 
@@ -113,15 +113,15 @@ class OngoingEvent:
         self.began_ns = time_ns
         self.facts = facts
         self.score = float(facts.get("score", 0.0))
-        """The best that was told."""
+        """The best published score."""
 
     def is_better(self, facts: Mapping[str, Any]) -> bool:
-        """Whether *facts* have a score that is worth an update."""
+        """Whether *facts* have a score that justifies an update."""
         return float(facts.get("score", 0.0)) >= self.score + BETTER_SCORE
 
 
 class EventLog:
-    """Makes events, and none of a rule within `cooldown_s` after one. One thread at a time."""
+    """Creates events, respecting each rule's `cooldown_s`. For use by one thread at a time."""
 
     def __init__(
         self,
@@ -133,48 +133,48 @@ class EventLog:
     ) -> None:
         """Begin without events.
 
-        *name_event* returns another name for an event; *emit* takes the events of one moment: all
-        that leave the engine pass here.
+        *name_event* returns a new event name; *emit* takes simultaneous events: all events of the
+        engine go through it.
         """
         self._holds = holds
         self.seq = -1
-        """Of the latest sample, …"""
+        """The `seq` and time of the latest sample."""
         self.now = 0.0
-        """… when it was captured, monotonic seconds, …"""
+        """When the latest sample was captured, monotonic seconds."""
         self.time_ns = 0
         self.picture: Array | None = None
-        """… and its frame, while its rules are looked at."""
+        """The frame of the latest sample, while its rules are checked."""
         self._pipeline = pipeline
         self._name_event = name_event
         self._emit = emit
         self._asks = asks
         self._made: list[Event] = []
         self._silent_until: dict[tuple[str, str], float] = {}
-        """By rule and label."""
+        """End of the cooldown by rule and label."""
 
     def go_on(self, sample: Sample) -> None:
-        """Make *sample* the present; its picture may go with events that want one."""
+        """Make *sample* the current one; events may use its picture."""
         self.seq, self.now, self.time_ns = sample.seq, sample.since, sample.time_ns
         self.picture = sample.data if sample.picture else None
 
     def flush(self) -> None:
-        """Hand over the events that were made since the last time."""
+        """Emit the events created since the last call."""
         made, self._made, self.picture = self._made, [], None
         if made:
             self._emit(made)
 
     def is_silent(self, rule: Rule, facts: Mapping[str, Any]) -> bool:
-        """Whether a rule does not hold now, or its cooldown goes on, for this label."""
+        """Whether a rule does not apply now or is in its cooldown for this label."""
         if not self.holds(rule):
             return True
         return self.now < self._silent_until.get(_key(rule, facts), 0.0)
 
     def holds(self, rule: Rule) -> bool:
-        """Whether a rule holds now, by its hours and modes."""
+        """Whether a rule applies now, given its hours and modes."""
         return self._holds(rule, self.time_ns)
 
     def once(self, rule: Rule, facts: dict[str, Any]) -> None:
-        """Report an event without duration."""
+        """Report a momentary event."""
         if self.is_silent(rule, facts):
             return
         self._silence(rule, facts)
@@ -190,7 +190,7 @@ class EventLog:
         return event
 
     def update(self, event: OngoingEvent, facts: Mapping[str, Any]) -> None:
-        """Report more of an event."""
+        """Report new facts of an event."""
         event.updated = self.now
         event.score = max(event.score, float(facts.get("score", 0.0)))
         event.facts |= facts

@@ -1,6 +1,6 @@
-"""Evidence of events: pictures and clips, kept on disk up to a limit.
+"""Evidence of events: pictures and clips, stored on disk up to a limit.
 
-A clip is the camera's own packets from some seconds before to some seconds after.
+A clip consists of the camera's own packets from some seconds before the event to some after it.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ AROUND = 0.5
 """Widest margin of a crop around a box, as a share of the box's larger side."""
 QUALITY = 85
 KEPT = {"picture": ".jpg", "clip": ".mp4"}
-"""Kinds of evidence kept of an event, and their suffixes."""
+"""Kinds of evidence and their suffixes."""
 SUFFIXES = tuple(KEPT.values())
 KINDS = {suffix: kind for kind, suffix in KEPT.items()}
 SLOT_NS = 10 * 10**9
-"""Times in which files are counted together, so that not all names of a million are in memory."""
+"""Span of time whose files are counted together, to avoid a million names in memory."""
 PART = ".part"
-"""Ending of half-written files."""
+"""Suffix of half-written files."""
 FULL_SHARE = 0.9
-"""Share of the limit that is left of a full folder, so that it is not read for every picture."""
+"""Share of the limit to which a full folder is reduced, so that it is not read for each picture."""
 
 
 def render(event: Event) -> bytes:
-    """Return the JPEG of an event: the frame, or its box with the surroundings.
+    """Return the JPEG of an event: the frame, or the box with its surroundings.
 
-    The box is in the middle: at the edge of the frame there is less around it.
+    The box is in the middle; near the edge of the frame the surroundings are smaller.
 
     Raises:
         SampleError: it cannot be encoded.
@@ -62,7 +62,7 @@ def render(event: Event) -> bytes:
 
 
 def crop(picture: Array, box: tuple[float, float, float, float]) -> Array:
-    """Crop a picture (height, width, 3) to a box and its surroundings, the box in the middle."""
+    """Crop a picture (height, width, 3) to a box and its surroundings, with the box centered."""
     height, width = picture.shape[:2]
     x1, y1 = min(max(0, round(box[0])), width - 1), min(max(0, round(box[1])), height - 1)
     x2, y2 = max(min(width, round(box[2])), x1 + 1), max(min(height, round(box[3])), y1 + 1)
@@ -75,8 +75,8 @@ def crop(picture: Array, box: tuple[float, float, float, float]) -> Array:
 class Evidence:
     """Pictures and clips of events in a folder. One thread adds pictures; any may call the rest.
 
-    The folder is read through once at the start, and again each time that it is full: in a thread,
-    because a million files take seconds.
+    The folder is scanned at the start and each time it is full: in a thread, because a million
+    files take seconds.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,14 +84,14 @@ class Evidence:
         self._failing = Latch()
         self._keep_mb: int | None = None
         self._found = self._added = 0
-        """Bytes when the folder was read, and written since."""
+        """Bytes in the folder when it was scanned, and bytes written since."""
         self._began = time.time()
         self._writing: Path | None = None
         """The file that `keep` is writing."""
         self._pruning: threading.Thread | None = None
 
     def keep(self, pipeline: str, event: str, data: bytes, keep_mb: int) -> None:
-        """Keep a picture, removing the oldest to make room."""
+        """Store a picture, removing the oldest if the limit is exceeded."""
         folder = self.folder / pipeline
         self._writing = part = folder / f".{event}{PART}"
         try:
@@ -107,23 +107,23 @@ class Evidence:
             self.added(len(data), keep_mb)
 
     def added(self, size: int, keep_mb: int) -> None:
-        """Count added bytes; the oldest evidence goes where that is too much."""
+        """Count added bytes; remove the oldest evidence if the limit is exceeded."""
         self._added += size
         if self._found + self._added > keep_mb * 2**20:
             self._prune_behind(keep_mb, FULL_SHARE)
 
     def limit(self, keep_mb: int) -> None:
-        """Remove pictures that the settings no longer allow, at the start and after a reload."""
+        """Remove evidence beyond the settings' limit, at the start and after a reload."""
         if keep_mb != self._keep_mb and self._prune_behind(keep_mb, 1.0):
             self._keep_mb = keep_mb
 
     def close(self, seconds: float) -> None:
-        """Wait until pictures that the settings no longer allow are gone, with a limit."""
+        """Wait up to *seconds* until evidence beyond the limit is removed."""
         if self._pruning is not None:
             self._pruning.join(seconds)
 
     def _prune_behind(self, keep_mb: int, share: float) -> bool:
-        """Begin to remove the oldest pictures; returns False if that is going on already."""
+        """Begin removing the oldest evidence; return False if that is already in progress."""
         if self._pruning is not None and self._pruning.is_alive():
             return False
         self._added = 0
@@ -134,9 +134,9 @@ class Evidence:
         return True
 
     def prune(self, keep_mb: int, share: float = 1.0) -> None:
-        """Remove half-written files that a kill has left, and the oldest beyond *keep_mb* MiB.
+        """Remove half-written files left by a kill, and the oldest beyond *keep_mb* MiB.
 
-        If there are more, only the share *share* of the limit is left.
+        If the limit is exceeded, the folder is reduced to *share* of it.
         """
         most = keep_mb * 2**20
         slots: Counter[int] = Counter()
@@ -172,15 +172,15 @@ class Evidence:
     def _files(
         self, pipeline: str | None = None, *, rescue: bool = False
     ) -> Iterator[tuple[int, int, str]]:
-        """Yield time in nanoseconds since 1970, bytes and path of everything that is kept.
+        """Yield time in nanoseconds since 1970, bytes and path of all stored files.
 
-        *rescue*: deal with what a kill has left half written.
+        *rescue*: handle files that a kill has left half written.
         """
         folders = self.folder.glob("*") if pipeline is None else [self.folder / pipeline]
         for folder in folders:
             with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
                 for entry in entries:
-                    # A clip may be completed, and be called otherwise, meanwhile.
+                    # A clip may be completed and renamed meanwhile.
                     with suppress(FileNotFoundError):
                         if rescue and entry.name.endswith(PART):
                             self._rescue(Path(entry.path))
@@ -189,22 +189,22 @@ class Evidence:
                             yield state.st_mtime_ns, state.st_size, entry.path
 
     def _rescue(self, path: Path) -> None:
-        """Keep a clip that a kill has cut short, and remove a half-written picture."""
+        """Keep a clip that was cut short by a kill; remove a half-written picture."""
         if path.stat().st_mtime > self._began or path == self._writing:
-            return  # of this run
+            return  # written by this run
         if path.name.endswith(f".mp4{PART}"):
             path.replace(path.with_name(path.name.removeprefix(".").removesuffix(PART)))
         else:
             path.unlink(missing_ok=True)
 
     def _report(self, what: str, problem: OSError) -> None:
-        """Log the first failure in a row."""
+        """Log the first of a series of failures."""
         if self._failing.begins(True):
             why = problem.strerror or problem
             log.warning("%s: cannot be %s: %s; pictures are not kept", self.folder, what, why)
 
     def find(self, event: str, kind: str) -> Path | None:
-        """Return the picture, or clip, of an event in its pipeline's folder, or None."""
+        """Return the picture or clip of an event in its pipeline's folder, or None."""
         if not is_name(event):
             return None
         return next(self.folder.glob(f"*/{event}{KEPT[kind]}"), None)
@@ -212,9 +212,9 @@ class Evidence:
     def list(
         self, *, pipeline: str | None = None, since: float = 0.0, most: int | None = None
     ) -> list[dict[str, Any]]:
-        """List the kept evidence, the latest first, as for a payload; *since*: seconds since 1970.
+        """List the stored evidence, latest first, for a payload; *since*: seconds since 1970.
 
-        *pipeline* None: of all pipelines; *most*: at most this many, None: all.
+        *pipeline* None: all pipelines; *most*: at most this many, None: all.
         """
         found = (each for each in self._files(pipeline) if each[0] >= since * 1e9)
         latest = sorted(found, reverse=True) if most is None else heapq.nlargest(most, found)
@@ -232,27 +232,27 @@ class Evidence:
 
 POLL_SECONDS = 0.5
 MOST_SECONDS = 300.0
-"""Of one clip; an event that goes on for longer has its beginning kept."""
-NO_PACKETS = "its source gives no packets that could be kept"
+"""Longest clip; of a longer event the beginning is kept."""
+NO_PACKETS = "its source has no packets to keep"
 MOST = 16
-"""Clips that are written at a time."""
+"""Most clips written at a time."""
 
 
 @dataclass(slots=True, eq=False)
 class _Recording:
-    """A clip that is being written."""
+    """A clip being written."""
 
     event: str
     folder: Path
     ring: PacketRing
     began: float
-    """When the clip begins, …"""
+    """When the clip begins, monotonic seconds."""
     until: float
-    """… and ends, monotonic seconds."""
+    """When the clip ends, monotonic seconds."""
     writer: ClipWriter | None = None
-    """None: no key frame has come yet."""
+    """None: no key frame has arrived yet."""
     number: int = 0
-    """Of the next packet."""
+    """Number of the next packet."""
 
     @property
     def part(self) -> Path:
@@ -260,10 +260,10 @@ class _Recording:
 
 
 class Clips:
-    """Writes the clips of events, in a thread that the first one starts."""
+    """Writes the clips of events in a thread, started with the first clip."""
 
     def __init__(self, evidence: Evidence, settings: Callable[[], Settings]) -> None:
-        """Set up; nothing is recorded yet; *settings* returns the current ones."""
+        """Set up without recording; *settings* returns the current settings."""
         self.evidence = evidence
         self._settings = settings
         self._known: Settings | None = None
@@ -275,14 +275,14 @@ class Clips:
         self._problem: str | None = None
 
     def follow_settings(self) -> None:
-        """Have sources keep packets if events of their pipelines are to have clips."""
+        """Have sources keep packets if events of their pipelines need clips."""
         settings = self._settings()
         if settings is self._known:
             return
         self._known = settings
         clips = any(rule.clip for pipeline in settings.pipelines for rule in pipeline.rules)
         if clips and not settings.evidence.keep_mb:
-            self._report("evidence.keep_mb is 0; say there what may be kept")
+            self._report("evidence.keep_mb is 0; set it to the space for clips")
         wanted = {}
         for pipeline in settings.pipelines:
             if settings.evidence.keep_mb and any(rule.clip for rule in pipeline.rules):
@@ -291,7 +291,7 @@ class Clips:
         PACKETS.want(wanted)
 
     def take(self, event: Event) -> None:
-        """Begin the clip of an event, or set its end; the thread writes it."""
+        """Begin the clip of an event or set its end; the thread writes it."""
         settings = self._settings()
         if not event.clip or not settings.evidence.keep_mb:
             return
@@ -318,13 +318,13 @@ class Clips:
             self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """End every clip with the packets so far."""
+        """End all clips with the packets so far."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(seconds)
 
     def problems(self) -> list[str]:
-        """Return why clips are not kept, in words for health."""
+        """Return why clips are not kept, as texts for health."""
         return [] if self._problem is None else [f"clips: {self._problem}"]
 
     def _run(self) -> None:
@@ -358,7 +358,7 @@ class Clips:
                     self._recordings.pop(each.event, None)
 
     def _write(self, recording: _Recording) -> bool:
-        """Write the packets that have come; return whether the clip is over."""
+        """Write the packets that have arrived; return whether the clip is complete."""
         if recording.writer is None:
             number = recording.ring.start(recording.began)
             if number is None:
@@ -367,7 +367,7 @@ class Clips:
             recording.writer = ClipWriter(str(recording.part), recording.ring)
             recording.number = number
         if recording.ring.session is not recording.writer.session:
-            return True  # the camera was lost: its next packets are of another stream
+            return True  # the camera was lost: its next packets belong to another stream
         for packet in recording.ring.read(recording.number):
             if packet.since > recording.until:
                 return True
@@ -376,7 +376,7 @@ class Clips:
         return time.monotonic() > recording.until + POLL_SECONDS
 
     def _report(self, problem: str) -> None:
-        """Log the first failure in a row; it stays in health until a clip is kept."""
+        """Log the first of a series of failures; it stays in health until a clip is kept."""
         self._problem = problem
         if self._failing.begins(True):
             log.warning("a clip of an event cannot be kept: %s", problem)

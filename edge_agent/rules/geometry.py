@@ -1,8 +1,8 @@
-"""Zones and lines against the anchors of many boxes at a time.
+"""Zones and lines, checked against the anchors of many boxes at a time.
 
-Polygons and lines are in 0..1 of the frame, all else in its pixels. Both have a margin that grows
-with the box: what a detector adds and takes away from one frame to the next must not carry an
-object across an edge that it stands on.
+Polygons and lines are in 0 to 1 of the frame, everything else in pixels. Both have a margin that
+grows with the box: a detector's jitter from frame to frame must not move an object across an edge
+that it stands on.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 MARGIN = 0.05
-"""Of the square root of a box's area …"""
+"""Margin as a share of the square root of a box's area."""
 MARGIN_PIXELS = 1.5
-"""… and so much more: of a small box half a pixel is a lot."""
+"""Additional margin, pixels: for a small box half a pixel matters."""
 EDGE = 1e-3
-"""Pixels: what lies on the frame's edge is inside the frame."""
+"""Pixels from the frame's edge: a point on the edge is inside the frame."""
 
 
 @record(quick=True, eq=False)
 class Placed:
-    """Where n boxes are in a frame, in pixels."""
+    """The positions of n boxes in a frame, pixels."""
 
     bottom: Floats
-    """(2, n) x and y of the middles of lower edges, …"""
+    """(2, n) x and y of the middles of the lower edges."""
     center: Floats
-    """(2, n) … and of centers: the anchors."""
+    """(2, n) x and y of the centers."""
     margin: Floats
-    """(n,) how far beyond an edge each has to be to be sure."""
+    """(n,) how far beyond an edge each must be to count as across it."""
     size: tuple[int, int]
     """Width and height of the frame."""
 
@@ -46,7 +46,7 @@ class Placed:
 def place(boxes: NDArray[np.float32], size: tuple[int, int]) -> Placed:
     """Return the anchors of boxes, (n, 4) x1, y1, x2, y2 in pixels, in a frame.
 
-    A box at the frame's edge may reach beyond it; its anchors are those of its visible part.
+    A box may extend beyond the frame; its anchors are those of its visible part.
     """
     width, height = size
     x1, y1, x2, y2 = boxes.T.astype(np.float64)
@@ -65,17 +65,17 @@ def _within(values: Floats, size: int) -> Floats:
 class Edges:
     """The sides of several shapes, concatenated, in pixels of the frame.
 
-    Arrays are (sides, n), coordinates each in one of their own: what is done to all boxes at a time
-    then lies together in memory.
+    Arrays are (sides, n), one per coordinate, so that operations on all boxes use contiguous
+    memory.
     """
 
     def __init__(
         self, shapes: Sequence[Sequence[Sequence[float]]], centers: Sequence[bool], *, closed: bool
     ) -> None:
-        """Lay out the sides of shapes, whose points are in 0..1 of the frame.
+        """Build the sides of shapes whose points are in 0 to 1 of the frame.
 
-        *centers*: of each, whether it looks at the centers of boxes. *closed*: a side leads from
-        the last point to the first.
+        *centers*: whether each shape uses the centers of boxes. *closed*: whether a side leads
+        from the last point to the first.
         """
         begins: list[Sequence[float]] = []
         ends: list[Sequence[float]] = []
@@ -89,23 +89,23 @@ class Edges:
         self._ends = np.array(ends, np.float64).reshape(-1, 2)
         self._center = np.repeat(np.array(centers, bool), sides)
         self.first = np.array(first, np.intp)
-        """By shape: its first side."""
+        """First side of each shape."""
         self.shape = np.repeat(np.arange(len(first)), sides)
-        """By side: its shape."""
+        """Shape of each side."""
         self._parts = list(pairwise([*first, len(begins)]))
         self.scale((1, 1))
 
     def scale(self, size: tuple[int, int]) -> None:
-        """Bring the sides to a frame of this width and height."""
+        """Scale the sides to a frame of this width and height."""
         self.x, self.y = (self._begins * size).T[:, :, None]
         end_x, end_y = (self._ends * size).T[:, :, None]
         self.dx, self.dy = end_x - self.x, end_y - self.y
         self._length = np.maximum(self.dx * self.dx + self.dy * self.dy, 1e-9)
 
     def points(self, bottom: Floats, center: Floats) -> tuple[Floats, Floats]:
-        """Return x and y of the anchor of each box that each side looks at.
+        """Return x and y of each box's anchor for each side.
 
-        (sides, n), or (1, n) where all look at the same.
+        (sides, n), or (1, n) if all use the same anchor.
         """
         if not self._center.any():
             return bottom[0, None], bottom[1, None]
@@ -116,14 +116,14 @@ class Edges:
         """Reduce values by side, (sides, n), to (shapes, n)."""
         if len(self._parts) == len(sides):
             return sides
-        # `reduceat` takes column by column: two to five times as long.
+        # `reduceat` goes column by column: two to five times as slow.
         found = np.empty((len(self._parts), *sides.shape[1:]), sides.dtype)
         for place, (first, end) in zip(found, self._parts, strict=True):
             how.reduce(sides[first:end], axis=0, out=place)
         return found
 
     def distance(self, x: Floats, y: Floats) -> Floats:
-        """Return (shapes, n): how far points, (sides, n), are from each shape, in pixels."""
+        """Return (shapes, n): the distance of points (sides, n) from each shape, pixels."""
         off_x, off_y = x - self.x, y - self.y
         share = (off_x * self.dx + off_y * self.dy) / self._length
         np.clip(share, 0, 1, out=share)
@@ -137,7 +137,7 @@ class Edges:
 
 
 class Zones:
-    """Tells which objects are in which zones."""
+    """Determines which objects are in which zones."""
 
     def __init__(self, zones: Sequence[Zone]) -> None:
         self.names = [zone.name for zone in zones]
@@ -145,23 +145,23 @@ class Zones:
         self._edges = Edges([zone.polygon for zone in zones], centers, closed=True)
         self._size = (0, 0)
         self._slope: Floats = np.zeros(0)
-        """Of each side: pixels to the right for each pixel down."""
+        """Pixels to the right per pixel down, for each side."""
 
     def inside(self, placed: Placed, before: Flags) -> Flags:
-        """Return (n, zones): who is inside.
+        """Return (n, zones): whether each object is inside.
 
-        Who was inside *before*, (n, zones), stays so up to its margin beyond the zone.
+        An object that was inside *before*, (n, zones), stays so up to its margin beyond the zone.
         """
         if placed.size != self._size:
             self._size = placed.size
             self._edges.scale(placed.size)
-            # A level side is crossed by no level line.
+            # A horizontal line crosses no horizontal side.
             level = self._edges.dy == 0
             self._slope = np.where(level, 0, self._edges.dx / np.where(level, 1, self._edges.dy))
         edges = self._edges
         x, y = edges.points(placed.bottom, placed.center)
         off_y = y - edges.y
-        # Sides that a line from the point to the right would cross: an odd number, from inside.
+        # Sides that a line from the point to the right would cross: an odd number if inside.
         spans = (off_y >= 0) != (off_y >= edges.dy)
         off_y *= self._slope
         off_y += edges.x
@@ -176,17 +176,17 @@ class Zones:
 
 
 class Gates:
-    """Tells which objects have crossed which line, and which way.
+    """Determines which objects have crossed which line in which direction.
 
-    A gate is a line with a number of results in which an object must be seen beyond it. Positions
-    within the margin say nothing; between two that do, the path either crosses the line or not. An
-    object that comes back before it has been seen often enough has not crossed.
+    A gate is a line with the number of results in which an object must be seen beyond it.
+    Positions within the margin are ignored; between other positions, the path either crosses the
+    line or not. An object that returns before it has been seen often enough has not crossed.
     """
 
     def __init__(self, lines: Sequence[Line], needed: Sequence[tuple[int, int]], room: int) -> None:
-        """Start with no object seen: a gate for each line, with room for *room* objects.
+        """Create a gate for each line, with space for *room* objects, none seen yet.
 
-        *needed*: in how many of how many results an object must be seen beyond each.
+        *needed*: (k, n) for each line: an object must be seen beyond it in k of n results.
         """
         centers = [line.anchor == "center" for line in lines]
         self._edges = Edges([line.points for line in lines], centers, closed=False)
@@ -195,17 +195,17 @@ class Gates:
         self._size = (0, 0)
         gates = len(lines)
         self._known = np.zeros((gates, room), bool)
-        """By gate and slot: whether it has been seen on a side, …"""
+        """By gate and slot: whether it has been seen clearly on one side."""
         self._last_x = np.zeros((gates, room))
         self._last_y = np.zeros((gates, room))
-        """… where last, …"""
+        """By gate and slot: where it was last seen so."""
         self._pending = np.zeros((gates, room), np.int8)
-        """… which way it has crossed, not counted yet, 1 in, -1 out, …"""
+        """By gate and slot: a crossing not counted yet, 1 in, -1 out."""
         self._seen = np.zeros((gates, room), np.int64)
-        """… and in which results since then it was seen beyond, a bit for each."""
+        """By gate and slot: in which results since then it was seen beyond, one bit each."""
 
     def grow(self, room: int) -> None:
-        """Make room for this many slots."""
+        """Extend the arrays to this many slots."""
         if room > self._known.shape[1]:
             arrays = (self._known, self._last_x, self._last_y, self._pending, self._seen)
             self._known, self._last_x, self._last_y, self._pending, self._seen = grown(
@@ -213,20 +213,20 @@ class Gates:
             )
 
     def forget(self, slots: NDArray[np.intp]) -> None:
-        """Forget where the objects in slots (n,) were: others have them now."""
+        """Forget the objects in slots (n,), which other objects use now."""
         self._known[:, slots] = False
         self._pending[:, slots] = 0
 
     def update(self, slots: NDArray[np.intp], at: Placed) -> NDArray[np.int8]:
-        """Place the objects of n slots; return (n, gates): 1 crossed in, -1 out, 0 not."""
+        """Update the objects in n slots; return (n, gates): 1 crossed in, -1 out, 0 not."""
         if at.size != self._size:
             if self._size != (0, 0):
                 self.forget(np.arange(self._known.shape[1]))
             self._size = at.size
             self._edges.scale(at.size)
         edges = self._edges
-        # All slots are looked at, also those that are not there: picking out and putting back
-        # those that are takes longer.
+        # All slots are processed, even unused ones: extracting and restoring the used ones takes
+        # longer.
         room = self._known.shape[1]
         there = np.zeros(room, bool)
         there[slots] = True
@@ -237,7 +237,7 @@ class Gates:
         sure = (distance > placed[4]) & there
         if len(x) > 1:
             x, y = x[edges.first], y[edges.first]
-        # A path that is shorter than it is far from its end to the line does not cross it.
+        # A path shorter than the distance of its end from the line does not cross it.
         near = np.abs(x - self._last_x) + np.abs(y - self._last_y) >= distance
         near &= sure
         near &= self._known
@@ -254,10 +254,10 @@ class Gates:
         return counted.take(slots, axis=1).T
 
     def _count(self, way: NDArray[np.int8], sure: Flags, there: Flags) -> NDArray[np.int8]:
-        """Return (gates, slots) which crossings are counted now.
+        """Return (gates, slots): which crossings are counted now.
 
-        *way* (gates, slots): the crossings of this result; *sure* (gates, slots): who is surely on
-        one side; *there* (slots,): who is seen.
+        *way* (gates, slots): the crossings of this result; *sure* (gates, slots): whether each is
+        clearly on one side; *there* (slots,): whether each is seen.
         """
         counted = np.zeros_like(way)
         some = np.flatnonzero((way | self._pending).any(axis=0) & there)
@@ -266,7 +266,7 @@ class Gates:
         way, pending = way.take(some, axis=1), self._pending.take(some, axis=1)
         back = (way != 0) & (pending == -way)
         fresh = (way != 0) & ~back
-        # In the window of a crossing that is not counted yet, each result is a bit.
+        # In the window of a crossing not counted yet, each result is one bit.
         seen = ((self._seen.take(some, axis=1) << 1) | sure.take(some, axis=1)) & self._window
         seen[fresh] = 1
         pending = np.where(fresh, way, np.where(back, 0, pending)).astype(np.int8)
@@ -277,12 +277,12 @@ class Gates:
         return counted
 
     def pending(self, slots: NDArray[np.intp]) -> NDArray[np.int8]:
-        """Return (n, gates): crossings not counted yet of objects that were seen there last."""
+        """Return (n, gates): crossings not counted yet of objects last seen beyond the line."""
         pending: NDArray[np.int8] = self._pending[:, slots].T
         return pending
 
     def _ways(self, x: Floats, y: Floats, to_x: Floats, to_y: Floats) -> NDArray[np.int8]:
-        """Return which way paths lead across: 1 in, -1 out; 0: not, or there and back.
+        """Return the direction in which paths cross: 1 in, -1 out; 0: not, or both ways.
 
         All are (gates, n).
         """
@@ -291,8 +291,8 @@ class Gates:
         path_x, path_y = to_x - x, to_y - y
         off_x, off_y = x - edges.x, y - edges.y
         turn = edges.dx * path_y - edges.dy * path_x
-        # Of each side and path, the shares up to where they meet, times `turn`; half open, so that
-        # a path through the joint of two sides crosses one of them.
+        # For each side and path, the share up to where they meet, times `turn`; half open, so that
+        # a path through the joint of two sides crosses only one of them.
         on_line = off_x * path_y - off_y * path_x
         on_path = off_x * edges.dy - off_y * edges.dx
         sign = np.sign(turn)
@@ -306,8 +306,8 @@ class Gates:
 
 
 def where(flags: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Yield row and column of all that is true or not 0 in an array (rows, columns)."""
-    # `nonzero` of two dimensions takes ten times as long.
+    """Yield row and column of all entries other than False or 0 in an array (rows, columns)."""
+    # `nonzero` in two dimensions takes ten times as long.
     width = flags.shape[1]
     for place in np.flatnonzero(flags).tolist():
         yield divmod(place, width)

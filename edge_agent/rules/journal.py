@@ -1,12 +1,12 @@
-"""The journal of events: none is lost, and each that has begun is ended, over a kill too.
+"""The journal of events: even after a kill none is lost, and each that has begun is ended.
 
-An event is written here before the result that it comes of is published, and stays until the broker
-has it or the spool has written it to disk. One that lasts stays until its end. With it are written
-the totals of the lines that it has crossed. What is left by an agent that was killed is published
-again at the next start, as possible copies, and what had begun is ended.
+An event is written here before its result is published, and stays until the broker has it or the
+spool has written it to disk. An ongoing event stays until its end. The totals of the lines that it
+has crossed are written with it. After a kill, the next start publishes the remaining events again,
+as possible copies, and ends those that had begun.
 
-Two files: the state at some moment, and the entries since, appended a line at a time. Lines
-of several threads that come at the same time are written together.
+Two files: the state at some time, and the entries since then, appended line by line. Simultaneous
+lines from several threads are written together.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from ..mqtt import payloads
 log = logging.getLogger(__name__)
 
 ALIVE_SECONDS = 10.0
-"""How often it is noted that events still last."""
+"""Interval at which the journal records that events are still ongoing."""
 MOST = 1000
-"""Published events that are kept."""
+"""Most published events that are kept."""
 MOST_BYTES = 1 << 20
-"""Most bytes appended before the state is written anew."""
+"""Most bytes appended before the state is rewritten."""
 
 _STATES = frozenset({"once", "begin", "update", "end"})
 
 Payload = dict[str, Any]
 Totals = Mapping[str, Mapping[str, Any]]
-"""By pipeline, as `totals.LineTotals.content` returns them."""
+"""Results of `totals.LineTotals.content` by pipeline."""
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """An event of QoS 1 that the broker may not have."""
+    """A QoS 1 event that the broker may not have."""
 
     payload: Payload
     published_at: float | None = None
@@ -56,17 +56,17 @@ class Entry:
 
 @dataclass(slots=True)
 class _Left:
-    """The unfinished business of an agent that was killed."""
+    """The events left unfinished by a killed agent."""
 
     fresh: list[Payload]
     open: dict[str, Payload]
     totals: dict[str, Any]
     number: int = 0
-    """Of the last entry in it."""
+    """Number of the last entry in it."""
 
 
 class Journal:
-    """Events on their way, and those that last, in files. Any thread may call it."""
+    """Undelivered and ongoing events, stored in files. Any thread may call it."""
 
     def __init__(self, path: Path) -> None:
         """Read the state of the last run; its newest part is in *path* with the suffix ".log"."""
@@ -74,26 +74,26 @@ class Journal:
         self._appended = path.with_suffix(".log")
         self._left = _read(self._file, self._appended)
         self.totals: dict[str, Any] = self._left.totals
-        """The latest of each pipeline."""
+        """The latest totals of each pipeline."""
         self._fresh: list[Entry] = []
         self._open: dict[str, tuple[float, Payload]] = {}
-        """By event that lasts: since when, and its latest message."""
+        """Begin and latest message of each ongoing event."""
         self._written = 0.0
         self._outdated = bool(self._left.fresh or self._left.open)
         self._known = threading.Lock()
-        """Of all of the above, and what waits to be appended."""
+        """Guards all of the above and the lines to append."""
         self._waiting: list[str] = []
         self._latest = self._on_disk = self._left.number
         """Numbers of the latest entry, and of the latest that is on the disk."""
         self._writing = threading.Lock()
-        """Held by the thread that writes, for itself and others."""
+        """Held by the thread that writes for itself and for others."""
         self._bytes = 0
         self._failing = Latch()
 
     def left(self) -> tuple[list[Payload], list[Payload]]:
-        """Return messages that a killed agent left: unpublished ones, and ends of lasting events.
+        """Return the messages left by a killed agent: unpublished ones, and ends of ongoing events.
 
-        Both are to be published, in this order.
+        Both must be published, in this order.
         """
         fresh, lasting = self._left.fresh, self._left.open.values()
         ended = {payload["event"] for payload in fresh if payload["state"] == "end"}
@@ -104,12 +104,12 @@ class Journal:
             if payload["event"] not in ended
         ]
         self._left = _Left([], {}, {})
-        # Not forgotten before they are delivered, however long the broker is away.
+        # Kept until they are delivered, however long the broker is unreachable.
         self._fresh += [Entry(payload, math.inf) for payload in (*fresh, *ends)]
         return fresh, ends
 
     def ongoing(self, pipeline: str, rule: str) -> list[Payload]:
-        """Return the latest message of each event of a rule that goes on now."""
+        """Return the latest message of each ongoing event of a rule."""
         with self._known:
             latest = [payload for _, payload in self._open.values()]
         return [each for each in latest if (each["pipeline"], each["rule"]) == (pipeline, rule)]
@@ -117,10 +117,10 @@ class Journal:
     def add(
         self, events: Sequence[tuple[Payload, int]], totals: Totals | None = None
     ) -> list[Entry]:
-        """Write down events of one moment, each with its QoS; returns when they are on the disk.
+        """Write simultaneous events, each with its QoS, to disk before returning.
 
-        Return an entry for each of QoS 1, to be marked with `published_at`. *totals* are of the
-        lines that they have crossed.
+        Return an entry for each QoS 1 event, whose `published_at` the caller sets. *totals* are
+        those of the lines that they have crossed.
         """
         with self._known:
             entries, durable = self._take(events)
@@ -153,7 +153,7 @@ class Journal:
         return entries, durable
 
     def _append(self) -> None:
-        """Append all lines that wait; the caller holds the lock of writing."""
+        """Append all waiting lines; the caller holds the lock for writing."""
         with self._known:
             lines, self._waiting = self._waiting, []
             number = self._latest
@@ -162,7 +162,7 @@ class Journal:
             append_lines(self._appended, data)
             self._failing.begins(False)
         except OSError as problem:
-            # Known until the agent ends, and written as soon as there is room again.
+            # Kept in memory, and written as soon as there is space again.
             self._outdated = True
             if self._failing.begins(True):
                 log.warning(
@@ -174,7 +174,7 @@ class Journal:
         self._on_disk = number
 
     def settle(self, safe: float) -> None:
-        """Forget events published before the time *safe*; called every now and then."""
+        """Forget events published before the time *safe*; called regularly."""
         now = time.monotonic()
         with self._known:
             self._forget(safe)
@@ -184,7 +184,7 @@ class Journal:
             self._write()
 
     def close(self, safe: float) -> None:
-        """Write down the events left at the end of the agent."""
+        """Write the remaining events when the agent ends."""
         with self._known:
             self._forget(safe)
         self._write()
@@ -192,12 +192,12 @@ class Journal:
     def _forget(self, safe: float) -> None:
         kept = [e for e in self._fresh if e.published_at is None or e.published_at > safe]
         self._outdated |= len(kept) != len(self._fresh)
-        # Those that are not published yet are the dispatcher's, who bounds them.
+        # Those not published yet are limited by the dispatcher.
         surplus = sum(each.published_at is not None for each in kept) - MOST
         self._fresh = kept[max(0, surplus) :]
 
     def _write(self) -> None:
-        """Write the whole state, replacing what was appended."""
+        """Write the whole state, replacing the appended entries."""
         with self._writing:
             with self._known:
                 now = self._written = time.monotonic()
@@ -205,7 +205,7 @@ class Journal:
                 content = {
                     "number": number,
                     "fresh": [each.payload for each in self._fresh],
-                    # As long as they are known to last: the clock may be set meanwhile.
+                    # By how long they are known to last: the clock may be set meanwhile.
                     "open": [
                         {**payload, "seconds": round(now - since, 3)}
                         for since, payload in self._open.values()
@@ -230,7 +230,7 @@ def _read(file: StateFile, appended: Path) -> _Left:
     left = file.read(_parse) or _Left([], {}, {})
     for number, events, totals in _lines(appended):
         if 0 < number <= left.number:
-            continue  # the file has been written, and the lines of before not yet cut
+            continue  # the state was written, but the older lines were not removed yet
         left.number = max(number, left.number)
         left.totals.update(totals)
         for payload, qos in events:
@@ -258,9 +258,9 @@ def _lines(path: Path) -> Iterator[tuple[int, list[tuple[Payload, int]], dict[st
             content = read_own(line)
             events = [(_checked(payload), int(qos)) for payload, qos in content["events"]]
             totals = dict(content["totals"])
-            number = int(content.get("number", 0))  # 0: of a version that had none
+            number = int(content.get("number", 0))  # 0: written by a version that had none
         except DAMAGED:
-            continue  # cut off by a kill, a power cut or a full disk, before it was promised
+            continue  # cut off by a kill, a power cut or a full disk, before `add` returned
         yield number, events, totals
 
 
@@ -272,9 +272,9 @@ def _parse(content: Mapping[str, Any]) -> _Left:
 
 
 def _checked(content: Any) -> Payload:
-    """Return a message, if it can be one."""
+    """Return *content* if it can be a message."""
     payload = dict(content)
-    # All of them become levels of topics.
+    # All of them become topic levels.
     if not all(is_name(payload[key]) for key in ("event", "rule", "pipeline")):
         raise ValueError("no event")
     if payload["state"] not in _STATES or type(payload.get("seconds", 0.0)) is not float:

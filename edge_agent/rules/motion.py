@@ -1,8 +1,8 @@
-"""Where tracked boxes go: Kalman filters of constant velocity, of all tracks at once.
+"""Motion of tracked boxes: constant-velocity Kalman filters for all tracks at once.
 
-The noise of each coordinate is its own, so that the filter of a box is four filters of position and
-velocity; the update of all boxes is then a few operations on arrays. Lengths of noise are shares of
-a box's sides, as ByteTrack has them; its unit of time, a frame, is a thirtieth of a second here.
+The coordinates have independent noise, so the filter of a box is four filters of position and
+velocity, and the update of all boxes is a few array operations. Noise is relative to a box's sides,
+as in ByteTrack; its unit of time, a frame, is a thirtieth of a second here.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Slots = NDArray[np.intp]
-"""Places in arrays over the tracks: what each user of the tracker knows of them."""
+"""Indices into arrays over the tracks, by which other modules refer to tracks."""
 
 POSITION = 1 / 20
-"""Noise of a measured position, and of where a box goes in a frame, as a share of its side."""
+"""Noise of a measured position and of the motion in a frame, as a share of the box's side."""
 VELOCITY = 1 / 80
-"""Change of its velocity in a frame, likewise."""
+"""Noise of the velocity in a frame, likewise."""
 
 
 class Motion:
-    """States of up to `room` boxes, each in a slot of its own; grows."""
+    """States of up to `room` boxes, each in its own slot; the arrays can grow."""
 
     def __init__(self, room: int = 64) -> None:
-        # (4, slots), so that one operation on all slots, also those that are free, is one on memory
-        # that lies together: picking out those that are taken takes longer.
+        # (4, slots), so that an operation on all slots, even free ones, uses contiguous memory:
+        # extracting the used ones takes longer.
         self._place = np.zeros((4, room))
         """Center x, y, width, height in pixels."""
         self._speed = np.zeros((4, room))
-        """The same, a frame."""
+        """Change of these per frame."""
         self._pp = np.zeros((4, room))
         self._pv = np.zeros((4, room))
         self._vv = np.zeros((4, room))
-        """Variances of place and speed, and their covariance."""
+        """Variance of place, covariance, and variance of speed."""
 
     @property
     def room(self) -> int:
@@ -44,7 +44,7 @@ class Motion:
         return self._place.shape[1]
 
     def grow(self, room: int) -> None:
-        """Make room for more slots."""
+        """Extend the arrays to more slots."""
         arrays = (self._place, self._speed, self._pp, self._pv, self._vv)
         self._place, self._speed, self._pp, self._pv, self._vv = grown(room, *arrays, axis=1)
 
@@ -63,23 +63,23 @@ class Motion:
         self._vv[:, slots] = (10 * VELOCITY * sides) ** 2
 
     def predict(self, frames: float) -> None:
-        """Move all boxes on by a time."""
+        """Predict all boxes after a number of frames."""
         squared = self._squared_sides()
         least = 0.5 * np.maximum(self._place[2:], 1.0)
         self._place += self._speed * frames
-        # What shrinks is not extrapolated into nothing.
+        # A shrinking box is not extrapolated to zero size.
         np.maximum(self._place[2:], least, out=self._place[2:])
         self._pp += frames * (2 * self._pv + frames * self._vv + POSITION**2 * squared)
         self._pv += frames * self._vv
         self._vv += frames * VELOCITY**2 * squared
 
     def update(self, slots: NDArray[np.intp], seen: Floats) -> None:
-        """Correct boxes by where they were seen, (n, 4)."""
+        """Correct boxes by their observed places (n, 4)."""
         off = np.zeros_like(self._place)
         off[:, slots] = seen.T - self._place.take(slots, axis=1)
         there = np.zeros(self.room)
         there[slots] = 1.0
-        # What is not seen is neither moved nor surer.
+        # Unseen boxes are neither moved nor more certain.
         share = there / np.maximum(self._pp + POSITION**2 * self._squared_sides(), 1e-12)
         gain, push = self._pp * share, self._pv * share
         self._place += gain * off
@@ -94,7 +94,7 @@ class Motion:
         return np.concatenate([sides, sides])
 
     def distance(self, slots: NDArray[np.intp], seen: Floats) -> Floats:
-        """Return (n, m): squared distances of seen centers from predicted ones, in their spread."""
+        """Return (n, m): squared distances of seen from predicted centers, in units of variance."""
         x, y, wide, high = self._place[:, slots, None]
         spread_x, spread_y, _, _ = self._pp[:, slots, None]
         spread_x = spread_x + (POSITION * wide) ** 2
@@ -103,7 +103,7 @@ class Motion:
         return result
 
     def boxes(self, slots: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Return the boxes of slots: (n, 4) x1, y1, x2, y2."""
+        """Return the boxes in slots: (n, 4) x1, y1, x2, y2."""
         place = self._place.take(slots, axis=1)
         half = place[2:] / 2
         return np.concatenate([place[:2] - half, place[:2] + half]).T.astype(np.float32)
@@ -119,7 +119,7 @@ def overlaps(
     one: NDArray[np.float32], other: NDArray[np.float32]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
     """Return which of *one* (n, 4) overlap which of *other* (m, 4): indices (k,) and IoU (k,)."""
-    # Most pairs have none: only comparisons are made of all, of sides that lie together in memory.
+    # Most pairs do not overlap: all pairs are only compared, using contiguous arrays of sides.
     x1, y1, x2, y2 = np.ascontiguousarray(other.T)
     left, top, right, bottom = one.T[:, :, None]
     meets = left < x2

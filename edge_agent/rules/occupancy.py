@@ -1,7 +1,7 @@
-"""The objects of one pipeline: a track each, where it was seen last, and the zones it is in.
+"""The objects of one pipeline: their tracks, where each was last seen, and its zones.
 
-An object counts in a zone once it has been there for long enough. Arrays are (slots of the tracker,
-columns): a column for each zone, then one for each rule on objects in a zone. All objects and
+An object counts in a zone once it has been there long enough. Arrays are (slots of the tracker,
+columns): one column for each zone, then one for each rule on objects in a zone. All objects and
 columns are updated together.
 """
 
@@ -26,36 +26,36 @@ from .motion import Slots, grown
 from .tracker import Tracker
 
 NEEDED = (2, 3)
-"""Results in which an object must be in a zone, or beyond a line, to be counted there."""
+"""k of n results in which an object must be in a zone or beyond a line to be counted."""
 
 
 class Occupancy:
-    """Who counts in which zone and for which rule. Used by one thread at a time."""
+    """Which objects count in which zone and for which rule. For use by one thread at a time."""
 
     def __init__(self, zones: Sequence[Zone], rules: Sequence[Rule], room: int) -> None:
-        """Begin with nobody there; *room*: slots of the tracker."""
+        """Begin without objects; *room*: slots of the tracker."""
         within = [rule for rule in rules if kind_of(rule).in_zone]
         self.names = [zone.name for zone in zones]
         whole = len(zones)
         self.rules = dict(enumerate(within, whole))
-        """By column."""
+        """Rules by column."""
         self.changed = True
-        """Whether `counts` have changed since they were read last."""
+        """Whether `counts` have changed since they were last read."""
         self._zones = Zones(zones) if zones else None
         places = [self.names.index(rule.zone) if rule.zone else whole for rule in within]
         self._zone_of = np.array([*range(whole), *places], np.intp)
-        """By column: its zone; as many as there are: the whole frame."""
+        """Index of each column's zone; the number of zones means the whole frame."""
         needed = [NEEDED] * whole + [rule.needed for rule in within]
         self._needed = np.array([least for least, _ in needed], np.int64)
         self._of = np.array([of for _, of in needed], np.int64)
         self._labels = [frozenset[str]()] * whole + [frozenset(rule.labels) for rule in within]
         self._label_fits = np.zeros((0, len(needed)), bool)
-        """By label of the tracker and column."""
+        """Whether a label counts, by label of the tracker and column."""
         self._inside = np.zeros((room, whole), bool)
         self._bits = np.zeros((room, len(needed)), np.int64)
-        """The latest results, a bit each, the newest lowest: whether it was there."""
+        """Whether it was there in the latest results, one bit each, the newest lowest."""
         self.held = np.zeros((room, len(needed)), bool)
-        """Whether it counts there: k of n results say so, and no k of n against it."""
+        """Whether it counts there: k of n results said so, and no k of n since denied it."""
         self.since = np.zeros((room, len(needed)))
         """When that became true, monotonic seconds."""
 
@@ -72,10 +72,10 @@ class Occupancy:
         now: float,
         also: Sequence[frozenset[str]] | None = None,
     ) -> tuple[Flags, Flags, Flags]:
-        """Place the objects in *slots* (n,) at *now*, monotonic seconds.
+        """Update the objects in *slots* (n,) at *now*, monotonic seconds.
 
-        Return (n, zones) who is inside, (n, columns) what becomes true, and (n, columns) what
-        becomes false. *also*: for each, the labels that second stages found in it.
+        Return (n, zones): whether each is inside; (n, columns): what becomes true; and (n,
+        columns): what becomes false. *also*: the labels found in each by second stages.
         """
         there = np.ones((len(slots), len(self.names) + 1), bool)
         if self._zones is not None:
@@ -102,19 +102,19 @@ class Occupancy:
         return there[:, :-1], rose, fell
 
     def _fits(self, labels: Sequence[str]) -> Flags:
-        """Return (labels, columns): which labels count in which columns."""
+        """Return (labels, columns): whether each label counts in each column."""
         if len(self._label_fits) < len(labels):
             fits = [[not w or label in w for w in self._labels] for label in labels]
             self._label_fits = np.array(fits, bool)
         return self._label_fits
 
     def count(self) -> NDArray[np.intp]:
-        """Return (columns,) how many objects count in each."""
+        """Return (columns,): how many objects count in each."""
         found: NDArray[np.intp] = self.held.sum(axis=0)
         return found
 
     def counts(self, tracker: Tracker) -> dict[str, dict[str, int]]:
-        """Return by zone how many objects of each label count in it."""
+        """Return how many objects of each label count in each zone."""
         alive, labels = tracker.alive, tracker.labels
         kinds = tracker.label_of(alive)
         return {
@@ -123,7 +123,7 @@ class Occupancy:
         }
 
     def forget(self, slots: Slots) -> None:
-        """Forget objects: their slots are others' from now on."""
+        """Forget objects whose slots will be reused."""
         if slots.size:
             self.changed = self.changed or bool(self.held[slots].any())
             self._inside[slots] = self.held[slots] = False
@@ -137,22 +137,22 @@ class Occupancy:
 
 @record(quick=True, eq=False)
 class View:
-    """The tracked objects of one result, n of them."""
+    """The n tracked objects of one result."""
 
     slots: Slots
     placed: Placed
     rose: Flags
-    """(n, columns of `Occupancy`): flags that have become true with this result, …"""
+    """(n, columns of `Occupancy`): flags that became true with this result."""
     fell: Flags
-    """… or false."""
+    """(n, columns of `Occupancy`): flags that became false with this result."""
     begun: Slots
-    """Slots of objects that are seen for the first time."""
+    """Slots of objects seen for the first time."""
     ended: Slots
     """Slots of objects that are given up."""
 
 
 class TrackedObjects:
-    """The state of tracked objects, by slot of the tracker. Used by one thread at a time."""
+    """The state of tracked objects by slot of the tracker. For use by one thread at a time."""
 
     def __init__(self, settings: Pipeline) -> None:
         self.tracker = Tracker()
@@ -161,7 +161,7 @@ class TrackedObjects:
         self.scores = np.zeros(room, np.float32)
         self._boxes = np.zeros((room, 4), np.float32)
         self._staged: dict[int, frozenset[str]] = {}
-        """By slot: the labels that second stages found when they last found any."""
+        """The latest labels found by second stages, by slot."""
 
     def update(
         self,
@@ -172,11 +172,11 @@ class TrackedObjects:
         now: float,
         staged: Sequence[frozenset[str]] | None = None,
     ) -> tuple[Detections, View]:
-        """Add the detections of a result, *seconds* after the one before.
+        """Add the detections of a result, *seconds* after the previous one.
 
         Return them with tracks and zones, and the view for the rules. *weak*: those below the
-        threshold, which only carry on tracks. *size*: width and height of the frame. *staged*: the
-        labels that second stages found in each.
+        threshold, which only continue tracks. *size*: width and height of the frame. *staged*: the
+        labels found in each by second stages.
         """
         tracker, occupancy = self.tracker, self.occupancy
         slot_of = tracker.update(found, weak, seconds, size)
@@ -208,9 +208,9 @@ class TrackedObjects:
         return replace(found, tracks=numbers, zones=None if zones is None else tuple(zones)), view
 
     def label(self, slot: int, wanted: Sequence[str] = ()) -> str:
-        """Return the label that an object was seen with most; of those that are wanted.
+        """Return the label that an object had most, among those wanted.
 
-        Where it was seen with none of those, that of a second stage.
+        If it had none of those, return the label of a second stage.
         """
         labels, votes = self.tracker.labels, self.tracker.votes[slot]
         among = [kind for kind, label in enumerate(labels) if label in wanted]
@@ -222,7 +222,7 @@ class TrackedObjects:
         return labels[max(among, key=votes.__getitem__) if among else int(votes.argmax())]
 
     def facts(self, slot: int, rule: Rule) -> dict[str, Any]:
-        """Return the facts about an object for an event of a rule."""
+        """Return the facts about an object for the event of a rule."""
         facts: dict[str, Any] = {
             "label": self.label(slot, rule.labels),
             "score": round(float(self.scores[slot]), 4),
@@ -234,11 +234,11 @@ class TrackedObjects:
         return facts
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return by zone how many objects of each label count in it."""
+        """Return how many objects of each label count in each zone."""
         return self.occupancy.counts(self.tracker)
 
     def reset(self) -> None:
-        """Forget all objects. Numbers of tracks go on."""
+        """Forget all objects. Track numbers continue."""
         for slots in (self.tracker.alive, self.tracker.ended):
             self.occupancy.forget(slots)
         self.tracker.reset()

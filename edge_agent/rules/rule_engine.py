@@ -1,7 +1,7 @@
-"""From results to events: the order in which one pipeline's tracks, zones, lines and rules act.
+"""From results to events: applies one pipeline's tracks, zones, lines and rules in order.
 
-As a stage the engine adds tracks and zones to a result and looks at the rules, both before the
-result is published: the events that come of it are on the disk by then.
+As a stage the engine adds tracks and zones to a result and checks the rules before the result is
+published: by then its events are on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .totals import LineTotals
 from .tracker import LOWEST_SCORE
 
 FIRST_SECONDS = 1 / 30
-"""Between a first result and the one before, which is not there."""
+"""Assumed seconds before a first result."""
 
 
 class RuleEngine:
@@ -40,10 +40,10 @@ class RuleEngine:
         totals: LineTotals,
         holds: Holds = always,
     ) -> None:
-        """Start with nothing seen.
+        """Start without objects.
 
-        *lossless*: every capture is inferred, as fast as it goes: time between two of them is told
-        by their numbers, not by the clock. *emit* takes the events of one moment, and keeps them.
+        *lossless*: every capture is inferred at any speed, so the time between them follows from
+        their numbers, not the clock. *emit* accepts simultaneous events and stores them.
         """
         self._settings = settings
         self._lossless = lossless
@@ -59,15 +59,15 @@ class RuleEngine:
         whole = rules_by_trigger(settings.rules, "result")
         self._conditions = Conditions(counted, whole, self._log)
         self._results = 0
-        """Of objects, since the source has been there."""
+        """Number of results with objects since the source was opened."""
         self._updated = 0.0
         self._valid_after = -math.inf
-        """Results of samples from before, which lanes may still have, count no more."""
+        """Results of earlier samples, which lanes may still have, are ignored."""
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
-        """Add tracks and zones to a result, and look at the rules.
+        """Add tracks and zones to a result, and check the rules.
 
-        *weak* detections, below the threshold, carry on tracks.
+        *weak* detections, below the threshold, only continue tracks.
         """
         with self._lock:
             if sample.since <= self._valid_after:
@@ -99,7 +99,7 @@ class RuleEngine:
             return outcome
 
     def _seconds_to(self, sample: Sample) -> float:
-        """Return the seconds from the sample before, as what moves has spent them."""
+        """Return the seconds since the previous sample in the time of the recorded scene."""
         if self._log.seq < 0:
             return FIRST_SECONDS
         if self._lossless:
@@ -119,21 +119,21 @@ class RuleEngine:
         with self._lock:
             if self._log.seq < 0 or sample.since <= self._valid_after:
                 return
-            # What moves next has stood until now.
+            # The next motion begins now.
             self._log.go_on(sample)
             self._stays.advance()
             self._conditions.advance()
             self._log.flush()
 
-    # What others call
+    # Called by others
 
     @property
     def changed(self) -> bool:
-        """Whether `counts` may be others than when they were read last."""
+        """Whether `counts` may have changed since they were last read."""
         return self._objects.occupancy.changed
 
     def counts(self, *, seen: bool = True) -> dict[str, dict[str, int]]:
-        """Return by zone how many objects of each label are in it; *seen*: the change is known."""
+        """Return how many objects of each label are in each zone; *seen*: clear `changed`."""
         with self._lock:
             if seen:
                 self._objects.occupancy.changed = False
@@ -156,7 +156,7 @@ class RuleEngine:
         self._finish("stopped" if switched_off else "lost", at)
 
     def close(self, why: Why) -> None:
-        """End all events, for good: the pipeline stops, or goes on with other settings."""
+        """End all events: the pipeline stops or gets other settings."""
         self._finish(why, math.inf)
 
     def _finish(self, why: Why, valid_after: float) -> None:
@@ -164,7 +164,7 @@ class RuleEngine:
             self._valid_after = valid_after
             self._stays.finish(why)
             self._conditions.finish(why)
-            # They are other tracks hereafter, which begin where these were last seen.
+            # They get new tracks, which begin where these were last seen.
             self._crossings.end(self._objects.tracker.alive)
             self._log.flush()
             self._objects.reset()

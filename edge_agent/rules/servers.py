@@ -1,4 +1,4 @@
-"""Models elsewhere: how one is asked, and how its answer is read, of which nothing is trusted.
+"""Models on other servers: asks them and parses their untrusted answers.
 
 WebError is raised if there is no answer.
 """
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     import ssl
 
 MOST_BYTES = 256 << 10
-"""Of an answer."""
+"""Most bytes of an answer."""
 MOST_TOKENS = 512
-"""Of an answer, where a server counts them."""
+"""Most tokens of an answer, if the server counts them."""
 MOST_INPUTS = 16
-"""Of a model that is asked by KServe's protocol."""
+"""Most inputs of a model asked through KServe's protocol."""
 MOST_NUMBERS = 64
-"""In an answer that has no text."""
+"""Most numbers in an answer without text."""
 MOST_WORDS = 200
 """Longest text taken from a server's error, in characters."""
 JSON = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -50,11 +50,11 @@ class Answer:
 
     text: str
     tokens: int | None = None
-    """Tokens used, question included, or None if the server does not state them."""
+    """Tokens used, including the question; None: the server does not report them."""
 
 
 def ask(server: Server, question: Question, seconds: float) -> Answer:
-    """Ask a server once, and wait *seconds* for its answer."""
+    """Ask a server once, and wait up to *seconds* for its answer."""
     try:
         if server.kind == "openai":
             answer = _ask_openai(server, question, seconds)
@@ -67,12 +67,12 @@ def ask(server: Server, question: Question, seconds: float) -> Answer:
         raise WebError("the answer is nested too deeply", again=False) from None
     if not answer.text.strip():
         raise WebError("the answer is empty", again=False)
-    # A server may repeat what it was sent.
+    # A server may repeat what we sent, with its key.
     return Answer(_hide(server, answer.text), answer.tokens)
 
 
 def reach(server: Server, seconds: float) -> str:
-    """Check that a server answers and has the model; return that in a few words."""
+    """Check that a server answers and has the model; return a short text about it."""
     try:
         if server.kind == "kserve":
             _get(server, f"{_v2(server)}/ready", seconds)
@@ -135,7 +135,7 @@ def _choice(said: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _streamed(body: bytes) -> Answer:
-    """Put together the answer of a server that streams though it was not asked to."""
+    """Assemble the answer of a server that streams without being asked to."""
     parts: list[str] = []
     for line in body.splitlines():
         data = line.removeprefix(b"data:").strip()
@@ -154,7 +154,7 @@ def _ask_kserve(server: Server, question: Question, seconds: float) -> Answer:
     inputs = _object(_get(server, _v2(server), seconds)).get("inputs")
     if not isinstance(inputs, list) or not all(isinstance(each, dict) for each in inputs):
         raise WebError(f"does not say which inputs {server.model} has", again=False)
-    if len(inputs) > MOST_INPUTS:  # each may be the picture
+    if len(inputs) > MOST_INPUTS:  # each may contain the picture
         raise WebError(f"has {len(inputs)} inputs, more than {MOST_INPUTS}", again=False)
     declared, data = [], b""
     for each in inputs:
@@ -177,7 +177,7 @@ def _v2(server: Server) -> str:
 
 
 def _tensor(given: Mapping[str, Any], question: Question) -> tuple[dict[str, Any], bytes]:
-    """Return an input as the model declares it, and its bytes."""
+    """Return the description of an input and its bytes."""
     name, kind, shape = given.get("name"), given.get("datatype"), given.get("shape")
     if not isinstance(name, str) or not isinstance(shape, list):
         raise WebError("describes an input without name or shape", again=False)
@@ -191,7 +191,7 @@ def _tensor(given: Mapping[str, Any], question: Question) -> tuple[dict[str, Any
         size = len(question.picture)
         shape = [1] * (len(shape) - 1) + [size]
         return {"name": name, "datatype": kind, "shape": shape}, question.picture
-    # OpenVINO Model Server decodes a JPEG for inputs of pictures, whatever their type.
+    # OpenVINO Model Server decodes a JPEG for picture inputs of any type.
     if kind == "BYTES" or (len(shape) == 4 and 3 in shape):
         tensor = {"name": name, "datatype": "BYTES"}
         tensor["shape"] = [1] * (len(shape) if kind == "BYTES" else 1)
@@ -204,7 +204,7 @@ def _tensor(given: Mapping[str, Any], question: Question) -> tuple[dict[str, Any
 
 
 def _outputs(said: Mapping[str, Any]) -> Answer:
-    """Return the text of all outputs that have some, else their numbers."""
+    """Return the text of all outputs that have text, or else their numbers."""
     outputs = said.get("outputs")
     if not isinstance(outputs, list) or not all(isinstance(each, dict) for each in outputs):
         raise WebError("the answer has no outputs", again=False)
@@ -253,7 +253,7 @@ def _tls(server: Server) -> ssl.SSLContext | None:
 
 
 def _checked(server: Server, reply: WebReply) -> WebReply:
-    """Return an answer that is one."""
+    """Return the reply if the request succeeded, or else raise WebError."""
     if reply.trouble is None:
         return reply
     why = reply.trouble
@@ -268,7 +268,7 @@ def _checked(server: Server, reply: WebReply) -> WebReply:
 
 
 def _error_words(body: bytes) -> str:
-    """Return the message in a server's error, in OpenAI's form or KServe's."""
+    """Return the message in a server's error, in OpenAI's or KServe's form."""
     try:
         error = _parsed(body).get("error")
     except WebError:
@@ -287,5 +287,5 @@ def _parsed(data: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        raise WebError("the answer is not an object of JSON", again=False)
+        raise WebError("the answer is not a JSON object", again=False)
     return said

@@ -1,4 +1,4 @@
-"""Totals of lines: crossings since they were reset, over restarts and power cuts."""
+"""Totals of lines: crossings since the last reset, kept over restarts and power cuts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..core.state_file import DAMAGED, StateFile
 from ..mqtt import payloads
 
 Ways = dict[str, dict[str, int]]
-"""`in` and `out`: how many by label."""
+"""Counts by label, for `in` and `out`."""
 
 
 class LineTotals:
     """The totals of one pipeline's lines. Any thread may call it."""
 
     def __init__(self, kept: Mapping[str, Any] | None) -> None:
-        """Continue from the result of `content`, of this run or an earlier one; None: from zero."""
+        """Continue from the result of `content` in this or an earlier run; None: from zero."""
         self.changed = kept is None
         self._lock = threading.Lock()
         self._since: str = kept["since"] if kept else payloads.iso(time.time_ns())
@@ -39,14 +39,14 @@ class LineTotals:
             self.changed = True
 
     def reset(self) -> None:
-        """Start over from nothing."""
+        """Start again from zero."""
         with self._lock:
             self._lines.clear()
             self._since = payloads.iso(time.time_ns())
             self.changed = True
 
     def of(self, lines: Iterable[str]) -> dict[str, Any]:
-        """Return the totals of these lines, and since when they are counted."""
+        """Return the totals of *lines*, and since when they are counted."""
         with self._lock:
             none: Ways = {"in": {}, "out": {}}
             totals = {
@@ -56,11 +56,11 @@ class LineTotals:
             return {"lines": totals, "since": self._since}
 
     def content(self) -> dict[str, Any]:
-        """Return all totals, to be kept."""
+        """Return all totals for storage."""
         return self.of(list(self._lines))
 
     def join(self, other: LineTotals) -> None:
-        """Merge another one's counts since the same moment, or adopt them if it began later."""
+        """Merge *other*'s counts if it began at the same time; adopt them if it began later."""
         if other._since < self._since:
             return
         if other._since > self._since:
@@ -73,16 +73,16 @@ class LineTotals:
                     counted[label] = max(count, counted.get(label, 0))
 
     def take_change(self) -> bool:
-        """Return whether totals have changed since this was asked last."""
+        """Return whether totals have changed since the last call."""
         changed, self.changed = self.changed, False
         return changed
 
 
 class TotalsFile:
-    """The file that keeps the totals of all pipelines."""
+    """The file with the totals of all pipelines."""
 
     def __init__(self, path: Path, journaled: Mapping[str, Any] | None = None) -> None:
-        """Read the kept totals; *journaled*, by pipeline: written with events, and may be newer."""
+        """Read the stored totals; *journaled* by pipeline, from the journal, may be newer."""
         self._file = StateFile(path, "totals of lines")
         self._totals = self._file.read(_parse) or {}
         for pipeline, content in (journaled or {}).items():
@@ -96,8 +96,8 @@ class TotalsFile:
 
     def save(self) -> set[str]:
         """Write changes, durably; return the pipelines whose totals have changed."""
-        everything = list(self._totals.items())  # a pipeline may come meanwhile
-        # First: what is counted from here on is another change, be it in the content or not.
+        everything = list(self._totals.items())  # a pipeline may be added meanwhile
+        # First: anything counted from here on is another change, in the content or not.
         changed = {name for name, totals in everything if totals.take_change()}
         if changed:
             self._file.save({name: totals.content() for name, totals in everything})

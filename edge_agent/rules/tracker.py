@@ -1,9 +1,9 @@
 """Tracks: a number that stays with an object, after ByteTrack (Zhang and others, 2022).
 
-Detections are given to tracks in two steps, first the sure ones, then the weak ones, by the overlap
-with the places where a Kalman filter expects the tracks. The difference here: time moves the
-filter, not a count of frames, and if frames are far apart a third step looks as far from the
-expected place as its uncertainty reaches. A track lives unseen for LOST_SECONDS and LOST_RESULTS.
+Detections are assigned to tracks in two steps, first strong ones, then weak ones, by overlap with
+the tracks' places predicted by a Kalman filter. Unlike ByteTrack, the filter uses time, not a count
+of frames, and if frames are far apart a third step searches as far from the predicted place as its
+uncertainty reaches. An unseen track lives for LOST_SECONDS and LOST_RESULTS.
 """
 
 from __future__ import annotations
@@ -15,58 +15,58 @@ from ..core.types import Detections
 from .motion import Floats, Motion, Slots, grown, overlaps, places
 
 LOWEST_SCORE = 0.1
-"""Lowest score of a detection that can carry on a track."""
+"""Lowest score of a detection that can continue a track."""
 OVERLAP = 0.2
-"""Least overlap of a sure detection with a track …"""
+"""Least overlap of a strong detection with a track."""
 OVERLAP_WEAK = 0.4
-"""… of a weak one, …"""
+"""Least overlap of a weak detection with a track."""
 OVERLAP_NEW = 0.1
-"""… and of one with a track that has been seen once."""
+"""Least overlap of a detection with a track that has been seen only once."""
 SAME_LABEL = 0.1
-"""Added to the overlap where the labels are the same: it decides between two that fit alike."""
+"""Added to the overlap if the labels are the same, to decide between similar fits."""
 REACH = 9.2
-"""Squared distance from the expected place, in its spread: 99 of 100 are within."""
+"""Greatest squared distance from the predicted place, in variances: 99 of 100 are nearer."""
 TWIN = 0.8
-"""A detection that overlaps so much with one that has a track begins none: it is the same object
-under another label."""
+"""A detection with this overlap with a tracked one begins no track: it is the same object with
+another label."""
 EDGE = 2.0
-"""Pixels: a box that comes so near the frame's edge may be cut by it …"""
+"""A box this near the frame's edge may be cut by it, pixels."""
 CUT = 0.1
-"""… and says that much less about its label."""
+"""Factor for the weight of a cut box's label."""
 LOST_SECONDS = 1.0
 LOST_RESULTS = 3
-"""At low rates a track outlives this many results without it."""
+"""At low rates a track survives this many results without it."""
 FRAMES_PER_SECOND = 30.0
 LONGEST = 3 * FRAMES_PER_SECOND
-"""Frames: no farther is extrapolated."""
+"""Longest extrapolation, frames."""
 
 Flags = NDArray[np.bool_]
 NONE: Slots = np.zeros(0, np.intp)
 
 
 class Tracker:
-    """The tracks of one pipeline. Used by one thread at a time."""
+    """The tracks of one pipeline. For use by one thread at a time."""
 
     def __init__(self) -> None:
         self.motion = Motion()
         room = self.motion.room
         self.number = np.zeros(room, np.int64)
-        """By slot: the track's number; 0: it has been seen once only."""
+        """Track number by slot; 0: it has been seen only once."""
         self.votes = np.zeros((room, 8))
-        """By slot and label: the scores that it was seen with."""
+        """Sums of scores, by slot and label."""
         self.labels: list[str] = []
         self.alive = NONE
-        """Slots that are taken."""
+        """Slots in use."""
         self.ended = NONE
-        """Slots whose tracks have ended with the latest update; free for others from the next."""
+        """Slots whose tracks ended with the latest update; free from the next update on."""
         self.begun = NONE
-        """Slots whose tracks were seen first in the latest update."""
+        """Slots whose tracks were first seen in the latest update."""
         self._index: dict[str, int] = {}
         self._free = list(range(room))[::-1]
         self._unseen = np.zeros(room)
-        """Seconds since each was seen …"""
+        """Seconds since each was last seen."""
         self._missed = np.zeros(room, np.int64)
-        """… and results without it."""
+        """Results since each was last seen."""
         self._next = 1
 
     @property
@@ -75,19 +75,19 @@ class Tracker:
         return len(self.number)
 
     def reset(self) -> None:
-        """End all tracks, after a time of which nothing is known. Numbers go on."""
+        """End all tracks after a gap. Numbers continue."""
         self._release(np.concatenate([self.alive, self.ended]))
         self.alive = self.begun = NONE
 
     def label_of(self, slots: Slots) -> Slots:
-        """Return the label that each track was seen with most, as an index of `labels`."""
+        """Return the label that each track had most, as an index into `labels`."""
         found: Slots = self.votes.take(slots, axis=0).argmax(axis=1)
         return found
 
     def update(
         self, found: Detections, weak: Detections | None, seconds: float, size: tuple[int, int]
     ) -> Slots:
-        """Add the detections of the next result, *seconds* after the one before.
+        """Add the detections of the next result, *seconds* after the previous one.
 
         Return the slot of the track of each detection in *found*; -1: no track. *weak*: detections
         with scores below the threshold, which only continue existing tracks. *size*: width and
@@ -126,15 +126,15 @@ class Tracker:
         rows, columns, fit = overlaps(self.motion.boxes(alive), found.boxes)
         label = self.label_of(alive)
         gain = fit + np.float32(SAME_LABEL) * (label[rows] == kinds[columns])
-        # All tracks at once: one that is known must not take what fits a new one better.
+        # All tracks at once: a known track must not take a detection that fits a new one better.
         known = self.number[alive[rows]] > 0
         there = np.flatnonzero(fit >= np.where(known, OVERLAP, OVERLAP_NEW))
         there = there[assign(rows[there], columns[there], gain[there])]
         slot_of[columns[there]] = alive[rows[there]]
         rows_left[rows[there]] = False
         columns_left[columns[there]] = False
-        # Not for tracks that were missing before: theirs reaches so far that they would take what
-        # is new.
+        # Not for tracks that were missing before: their uncertainty reaches so far that they would
+        # take new objects.
         fresh = rows_left & (self._missed[alive] == 0)
         rest, free = np.flatnonzero(fresh), np.flatnonzero(columns_left)
         if not (rest.size and free.size):
@@ -150,7 +150,7 @@ class Tracker:
         columns_left[free[columns[picked]]] = False
 
     def _take(self, slot_of: Slots, seen: Floats, kinds: Slots, said: NDArray[np.float32]) -> None:
-        """Correct the tracks by matched detections; one that is found again gets its number."""
+        """Correct the tracks by matched detections; one seen a second time gets its number."""
         there = np.flatnonzero(slot_of >= 0)
         slots = slot_of[there]
         self.motion.update(slots, seen[there])
@@ -162,7 +162,7 @@ class Tracker:
         self._next += len(new)
 
     def _carry_on(self, alive: Slots, rows_left: Flags, weak: Detections) -> None:
-        """Assign weak detections to known tracks that the previous result had."""
+        """Assign weak detections to known tracks that were in the previous result."""
         there = np.flatnonzero(
             rows_left & (self.number[alive] > 0) & (self._missed[alive] <= LOST_RESULTS)
         )
@@ -201,7 +201,7 @@ class Tracker:
         """Start tracks for detections that belong to none."""
         new = np.flatnonzero(columns_left)
         if new.size and len(found) > 1:
-            # Best first: of two detections of one object the better one begins the track.
+            # Best first: of two detections of an object, the better one begins the track.
             rows, columns, fit = overlaps(found.boxes[new], found.boxes)
             earlier = (columns < new[rows]) | ~columns_left[columns]
             new = np.delete(new, rows[(fit > TWIN) & earlier])
@@ -242,9 +242,9 @@ class Tracker:
 
 
 def _said(found: Detections, size: tuple[int, int]) -> NDArray[np.float32]:
-    """Return how much each detection says about its label.
+    """Return the weight of each detection's label.
 
-    Its score, or a tenth of it where the edge of the frame cuts the box.
+    It is the score, or a tenth of it if the edge of the frame cuts the box.
     """
     x1, y1, x2, y2 = found.boxes.T
     width, height = size
@@ -252,18 +252,18 @@ def _said(found: Detections, size: tuple[int, int]) -> NDArray[np.float32]:
     return found.scores * np.where(cut, np.float32(CUT), np.float32(1))
 
 
-# The assignment of detections to tracks: most of it is obvious, the rest is solved
+# The assignment of detections to tracks: most pairs are obvious, the rest is solved
 
 
 def assign(rows: Slots, columns: Slots, gain: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Choose pairs of rows and columns (n,) of greatest total gain, above 0; return which, (n,).
 
-    Each row and each column is in one pair at most.
+    Each row and each column is in at most one pair.
     """
     if not rows.size:
         return np.zeros(0, bool)
-    # A pair that gains more than all others of its row and of its column together is in every best
-    # choice: without it, no more than one of each could be had. Usually nearly all are such.
+    # A pair that gains more than the best others of its row and its column together is in every
+    # best choice: without it, at most one of each could be chosen. Usually this decides nearly all.
     in_row, in_column = np.bincount(rows, gain)[rows], np.bincount(columns, gain)[columns]
     picked: NDArray[np.bool_] = 3 * gain > in_row + in_column
     if picked.all():
@@ -276,13 +276,13 @@ def assign(rows: Slots, columns: Slots, gain: NDArray[np.float32]) -> NDArray[np
 
 
 def _solve(rows: Slots, columns: Slots, gain: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Choose as `assign` does, where nothing is obvious."""
+    """Choose as `assign` does when no pair is obvious."""
     import lap
 
     row_of, row_count = _renumbered(rows)
     column_of, column_count = _renumbered(columns)
     most = float(gain.max())
-    # What is not possible costs more than leaving both alone, which is what the limit says.
+    # An impossible pair costs more than leaving both unassigned, as set by the limit.
     cost = np.full((row_count, column_count), 10 * most + 10)
     cost[row_of, column_of] = most - gain
     _, chosen, _ = lap.lapjv(cost, extend_cost=True, cost_limit=most + 1e-6)
@@ -291,7 +291,7 @@ def _solve(rows: Slots, columns: Slots, gain: NDArray[np.float32]) -> NDArray[np
 
 
 def _renumbered(indices: Slots) -> tuple[Slots, int]:
-    """Return indices without gaps between them, and their number."""
+    """Return the indices renumbered without gaps, and their number."""
     there = np.zeros(int(indices.max()) + 1, bool)
     there[indices] = True
     return (np.cumsum(there) - 1)[indices], int(there.sum())

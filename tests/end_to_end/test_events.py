@@ -597,7 +597,7 @@ def test_a_label_cannot_lead_a_message_elsewhere() -> None:
 
 
 def test_what_a_source_reads_is_not_published_on() -> None:
-    """A topic is compared as it is sent: a label may make it a source's, and go round for ever."""
+    """A topic is compared as it is sent: a label may make it a source's, and loop forever."""
     from edge_agent.config.rules import Action
     from edge_agent.rules.actions import MESSAGES, Actions
 
