@@ -1,1 +1,1 @@
-"""The parts of the serving agent: scheduler, models, pipelines, and the upkeep of models."""
+"""The parts of the serving agent: the scheduler and the pipelines."""

@@ -94,7 +94,7 @@ def test_another_version_or_source_begins_anew(
     assert "learning" not in report(drift)
     source.give(drift, second, 160, mean=9.0)
     assert report(drift) == {"against": "learned", "learning": 0.5}
-    assert "p: drift is measured anew, of loud@2" in caplog.text
+    assert "p: drift is measured again, for loud@2" in caplog.text
     source.give(drift, first, 160)
     assert "learning" not in report(drift)
     other = made(kept, "csv:y")
@@ -123,7 +123,7 @@ def test_calibration_goes_before_what_is_learned(
     drift = made(None)
     source.give(drift, opened(folder), 17)
     assert report(drift) == {"against": "learned", "learning": 0.05}
-    assert "drift.json of loud@1 is of inputs 0, 1, these are all" in caplog.text
+    assert "drift.json of loud@1 is for inputs 0, 1, not all" in caplog.text
 
 
 def test_a_damaged_file_is_learned_anew(tmp_path: Path) -> None:

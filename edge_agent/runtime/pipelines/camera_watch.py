@@ -1,7 +1,7 @@
-"""Watches whether a camera sees its scene: its picture is dark, blurred, frozen or turned.
+"""Detects whether a camera's picture is dark, blurred, frozen or turned.
 
-A small gray copy of one picture a second is looked at; light that changes, noise and what moves
-through the picture are no trouble.
+It checks a small gray copy of one picture per second; changing light, noise and moving objects
+cause no reports.
 """
 
 from __future__ import annotations
@@ -14,68 +14,68 @@ from ...core.types import Array
 
 LOOK_SECONDS = 1.0
 HELD_LOOKS = 5
-"""Looks in a row that must agree before anything is said: exposure may jump, a lorry may stop."""
+"""Looks in a row that must agree before a report: exposure may jump, a truck may stop."""
 FROZEN_LOOKS = 25
-"""Looks without a changed pixel. Coarse video repeats a still scene up to the next key frame."""
+"""Looks without a changed pixel. Coarse video repeats a still scene until the next key frame."""
 LINES = 32
-"""Of the picture, that are compared pixel by pixel."""
+"""Lines of the picture that are compared pixel by pixel."""
 WIDTH = 320
-"""Pixels of the gray copy, or up to twice as many: taken, not averaged, so that they are sharp."""
+"""Pixels of the gray copy, or up to twice as many: sampled, not averaged, to stay sharp."""
 CELL = 8
-"""Side of a cell, in pixels of the copy."""
+"""Side of a cell in pixels of the copy."""
 DARK = 32.0
-"""Mean below which a picture in which nothing is seen is dark."""
+"""Mean below which a picture without visible content is dark."""
 FLAT = 0.6
-"""Deviation of two by two cells below which nothing is seen: noise of 8 levels is less."""
+"""Deviation of two by two cells below which there is no content: noise of 8 levels has less."""
 BLURRED = 0.15
-"""Strongest curvature of pixels by that of cells. Of sharp pictures the least that was seen is 0.21
-(0.19 at a very low bit rate), of pictures blurred by 3 pixels of 640 the most is 0.16."""
+"""Greatest curvature of pixels divided by that of cells. The lowest seen in sharp pictures is 0.21
+(0.19 at a very low bit rate), the highest in pictures blurred by 3 pixels of 640 is 0.16."""
 CONTRAST = 10.0
-"""Curvature of cells below which sharpness is not judged."""
+"""Curvature of cells below which sharpness is not checked."""
 EDGE, EDGES, CELLS = 4.0, 0.1, 200
-"""Levels between cells that make an edge; the share of edges, and cells, that a view takes."""
+"""Level difference between cells at an edge; least share of edges, and least cells, in a view."""
 TURNED, BACK = 0.3, 0.4
-"""Correlation of edges with the usual view below which it is another one, and above which it is
-the usual one again. Other views have up to 0.2, half a view behind something has 0.4."""
+"""Correlation of edges with the usual view below which the view is another one, and above which it
+is the usual one again. Other views have up to 0.2, a half-covered view has 0.4."""
 STEADY = 0.5
-"""Correlation from look to look of a camera that stands still."""
+"""Correlation between successive looks of a camera that does not move."""
 LEARN_LOOKS = 10
 MEMORY_LOOKS = 60
-"""Over which the usual view goes with light and shadows."""
+"""Looks over which the usual view adapts to light and shadows."""
 FORGET_LOOKS = 3600
-"""After which another view is the usual one."""
+"""Looks after which another view becomes the usual one."""
 
 
 class CameraWatch:
-    """Follows the pictures of one pipeline, before masks. Its capture thread calls it."""
+    """Checks the pictures of one pipeline before masks. For use by its capture thread."""
 
     def __init__(self) -> None:
         self.trouble = ""
         """dark, blurred, frozen or turned; empty: none."""
         self._due = 0.0
         self._found = ""
-        """At the latest look, …"""
+        """Trouble found at the latest look."""
         self._row = 0
-        """… and in how many in a row."""
+        """Number of looks in a row with this trouble."""
         self._lines = b""
         self._same = 0
-        """Looks in a row at the same lines."""
+        """Number of looks in a row with the same lines."""
         self._usual: NDArray[np.float32] | None = None
-        """Edges of the usual view, and …"""
+        """Edges of the usual view (rows, columns), from `_normal`."""
         self._before: NDArray[np.float32] | None = None
-        """… of the latest look: (rows, columns), as `_normal` has it."""
+        """Edges of the latest look, likewise."""
         self._known = 0
-        """Looks that the usual view is made of."""
+        """Number of looks in the usual view."""
         self._steady = 0.0
-        """How well views agree with it."""
+        """Correlation of views with the usual one."""
         self._away = 0
-        """Looks in a row at another view."""
+        """Number of looks in a row at another view."""
 
     def look(self, picture: Array, now: float) -> bool:
-        """Look at a picture, uint8 (height, width, 3), if it is time to.
+        """Check a picture, uint8 (height, width, 3), if a look is due.
 
         Returns:
-            Whether the trouble is another one than before.
+            Whether the trouble has changed.
         """
         if now < self._due:
             return False
@@ -100,7 +100,7 @@ class CameraWatch:
             return "dark"
         if self._same >= FROZEN_LOOKS:
             return "frozen"
-        if flat:  # fog, paint, a cloth; or a picture that has never shown anything
+        if flat:  # fog, paint, a cloth; or a picture that never had content
             return "blurred" if self._known >= LEARN_LOOKS else ""
         contrast = _curvature(cells)
         if cells.size >= CELLS and contrast > CONTRAST and _curvature(gray) < BLURRED * contrast:
@@ -108,7 +108,7 @@ class CameraWatch:
         return "turned" if self._is_turned(cells) else ""
 
     def _is_turned(self, cells: NDArray[np.float32]) -> bool:
-        """Whether this is another view than usual; else learn of it."""
+        """Whether this view differs from the usual one; if not, learn from it."""
         here = cells[:-1, :-1]
         edges = np.abs(cells[1:, :-1] - here) + np.abs(cells[:-1, 1:] - here)
         if cells.size < CELLS or np.count_nonzero(edges > EDGE) < EDGES * edges.size:
@@ -147,7 +147,7 @@ def _curvature(gray: NDArray[np.float32]) -> float:
 
 
 def _normal(values: Array) -> NDArray[np.float32]:
-    """Return them with norm 1 and mean 0 in each row and column: a horizon says nothing."""
+    """Scale *values* to norm 1 and mean 0 in each row and column, which hides a horizon."""
     centered = values - values.mean(1, keepdims=True)
     centered -= centered.mean(0, keepdims=True)
     return np.asarray(centered / (np.linalg.norm(centered) + 1e-6), np.float32)

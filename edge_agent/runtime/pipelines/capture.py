@@ -1,6 +1,6 @@
-"""The capture side of a pipeline: a source kept open, its captures put on the board.
+"""The capture side of a pipeline: keeps a source open and puts its captures on the board.
 
-One thread for each pipeline; what hangs in a driver is left behind, and another thread begins.
+One thread per pipeline; if it hangs in a driver, it is left behind, and another thread begins.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 2.0
-"""For a source that was switched off to be closed, before it is opened again."""
+"""Time for a switched-off source to close before it is opened again."""
 SOURCE_STABLE = 10.0
 
 
@@ -60,10 +60,10 @@ class Attempt:
     began: float = field(default_factory=time.monotonic)
     thread: threading.Thread | None = None
     abandoned: bool = False
-    """Whether that thread hangs in a driver."""
+    """Whether its thread hangs in a driver."""
 
     def alive(self) -> None:
-        """Note that its thread is not inside a driver."""
+        """Record that its thread is not inside a driver."""
         self.beat = time.monotonic()
 
 
@@ -72,7 +72,7 @@ class MisfitError(SourceError):
 
 
 class Capture:
-    """Keeps a source open, through every loss of it."""
+    """Keeps a source open, reopening it after each loss."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Capture:
         """Build the capture side; nothing is opened before `start`.
 
         *region* None: the models get the whole picture. *wait_credit* waits until a lossless source
-        may give more; False when it shall not.
+        may deliver more; it returns False when the source must stop.
         """
         self.spec = spec
         self.queue = queue
@@ -110,13 +110,13 @@ class Capture:
         self.counts: Counts | None = None
         """Counters of a live signal."""
         self._misfit = False
-        """The last data of the source did not fit; the state is "running" again when some fits."""
+        """Whether the last data did not fit; the state is "running" again when some fits."""
         self._attempt: Attempt | None = None
 
     def apply(self, settings: PipelineSettings) -> None:
-        """Apply another rate, at once however long the pause that the old one asks for, and masks.
+        """Apply a new rate, ending the pause of the old one, and new masks.
 
-        The next picture has the new masks.
+        The masks apply from the next picture on.
         """
         self.pictures.masks = masks_of(settings)
         self.pictures.watched = settings.camera and not self.spec.lossless
@@ -143,10 +143,10 @@ class Capture:
         attempt.thread = threads.spawn(f"capture-{self.queue.name}", capture)
 
     def watch(self, threads: ThreadGroup) -> None:
-        """Abandon a camera that hangs in its driver, where no time-out helps (opencv#22677).
+        """Abandon a camera that hangs in its driver, where no timeout helps (opencv#22677).
 
-        A file that does not open, as on a network disk that is gone, is only reported: the next
-        attempt would hang as well, and this one goes on once the disk is back.
+        A file that does not open, as on an unreachable network disk, is only reported: another
+        attempt would hang too, and this one continues once the disk is back.
         """
         attempt = self._attempt
         if attempt is None or attempt.closing.is_set():
@@ -172,7 +172,7 @@ class Capture:
         self.start(threads)
 
     def _capture(self, attempt: Attempt) -> None:
-        """Keep the newest capture on the board, through every loss of the source."""
+        """Put captures on the board, reopening the source after each loss."""
         backoff = Backoff(first=0.5, most=30.0)
         while not attempt.closing.is_set():
             began = time.monotonic()
@@ -181,7 +181,7 @@ class Capture:
                 with closing(self._open(attempt)) as source:
                     attempt.limit, attempt.opening = self.spec.stall_seconds, False
                     self.counts = getattr(source, "counts", None)
-                    # A sensor may say nothing for hours and be well, unless `stall_s` says not.
+                    # A sensor may send nothing for hours and still work, unless `stall_s` is set.
                     silent = self.spec.live and self.spec.kind == "signal"
                     if attempt.late or (silent and math.isinf(self.spec.stall_seconds)):
                         attempt.late = False
@@ -191,7 +191,7 @@ class Capture:
                     finally:
                         self.board.end_turn(self.queue)
                     trouble = source.trouble
-                # Published after the last result, for those who wait for it.
+                # Published after the last result, for clients that wait for it.
                 self.board.wait_delivered(self.queue, attempt.closing)
                 if not attempt.closing.is_set():
                     self._status.set("ended", trouble)
@@ -214,7 +214,7 @@ class Capture:
                 attempt.alive()
 
     def _open(self, attempt: Attempt) -> Source:
-        """Open the source, with others where that is possible."""
+        """Open the source, sharing it with other pipelines if possible."""
 
         def wanted(at: float) -> bool:
             self._note_running(attempt)
@@ -232,13 +232,13 @@ class Capture:
             alive=attempt.alive,
         )
         if self.spec.lossless or self.spec.kind == "signal":
-            return open_source(self.spec, context)  # a live signal is shared by its own module
+            return open_source(self.spec, context)  # live signals are shared by their own module
         from ...sources.live_pictures import share
 
         return share(self.spec, context)
 
     def _note_running(self, attempt: Attempt) -> None:
-        """Record that the source has given something."""
+        """Record that the source has delivered something."""
         if self._status.state != "running" and not self._misfit:
             self._status.first_frame(time.monotonic() - attempt.began)
             self._status.set("running", None)
@@ -249,12 +249,12 @@ class Capture:
             self._read_into(source, attempt, windows)
         except Exception:
             if windows is not None:
-                windows.end("gap" if self.spec.live else "partial")  # what was begun is given up
+                windows.end("gap" if self.spec.live else "partial")  # the begun window is discarded
             raise
 
     def _read_into(self, source: Source, attempt: Attempt, windows: Windows | None) -> None:
         lossless = self.spec.lossless
-        # A signal is slowed down window by window.
+        # A signal is paced by window.
         recorded = lossless and windows is None
         while not attempt.closing.is_set():
             if lossless and not self.wait_credit(attempt.closing):
@@ -290,13 +290,13 @@ class Capture:
         self.board.drop(self.queue, "error")
         self._errors.record(problem)
         if windows is not None:
-            windows.end("gap" if self.spec.live else "partial")  # no window spans it
+            windows.end("gap" if self.spec.live else "partial")  # no window may span it
         if self.spec.lossless:
-            # A looped recording of nothing but damage must not spin.
+            # A looped recording with only damaged data must not spin.
             attempt.closing.wait(0.005)
 
     def pace(self, attempt: Attempt) -> bool:
-        """Wait as long as `rate` asks for, of a lossless source; False when it shall stop."""
+        """Pace a lossless source according to `rate`; False when it must stop."""
         # In small steps: `rate` may change meanwhile.
         while (pause := self.rate.pause(time.monotonic())) > 0:
             if attempt.closing.wait(min(pause, 0.5)):
@@ -315,7 +315,7 @@ def masks_of(settings: PipelineSettings) -> Masks | None:
 
 
 class Pictures:
-    """Puts the pictures of a source on the board: masked, and those in which something moves."""
+    """Puts a source's pictures on the board, masked, skipping those without motion."""
 
     def __init__(
         self,
@@ -325,37 +325,37 @@ class Pictures:
         snapshots: Snapshots,
     ) -> None:
         self.on_still: Callable[[Sample], object] = lambda _sample: None
-        """Called with each picture that is left out because nothing has moved in it."""
+        """Called with each picture that is skipped because nothing has moved in it."""
         self.masks = masks_of(settings)
-        """Replaced as a whole while frames go on."""
+        """Replaced as a whole while frames continue."""
         self._capture = capture
         self._region = region
         self._snapshots = snapshots
         self._gated = settings.motion
         self._gate: MotionGate | None = None
         self.watched = settings.camera and not capture.spec.lossless
-        """Whether it is followed how well the camera is."""
+        """Whether the camera's condition is monitored."""
         self._watch: CameraWatch | None = None
 
     def check(self, picture: Array) -> None:
-        """Check that the region is inside the picture: a camera may change its size, and back.
+        """Check that the region is inside the picture: a camera may change its size at any time.
 
         Raises:
-            SampleError: nothing of the region lies inside the picture.
+            SampleError: the region is entirely outside the picture.
         """
         why = None if self._region is None else outside(picture, self._region)
         if why is not None:
             raise SampleError(why)
 
     def put(self, reading: Reading) -> bool:
-        """Put a picture on the board, or leave it out; False when the capture shall stop."""
+        """Put a picture on the board, or skip it; False when the capture must stop."""
         queue, board = self._capture.queue, self._capture.board
         another = self.watched and self._look(reading)
         camera = self.camera or ""
         if self.masks is not None:
             reading = replace(reading, data=self.masks.apply(reading.data))
         needed = self._snapshots.needs(reading.data, queue.account.dropped["deadline"])
-        # The gate gets each one, to know the background.
+        # The gate gets every picture, to know the background.
         if self._gated and not self._moved(reading.data) and not (needed or another):
             seq = queue.seq
             board.drop(queue, "still")
@@ -378,7 +378,7 @@ class Pictures:
         return self._watch.trouble if self.watched and self._watch is not None else None
 
     def _look(self, reading: Reading) -> bool:
-        """Follow how well the camera is, from the second picture on; whether that has changed."""
+        """Monitor the camera's condition from the second picture on; True if it has changed."""
         if self._watch is None and self._capture.queue.seq > 0:
             from .camera_watch import CameraWatch
 
@@ -386,10 +386,10 @@ class Pictures:
         return self._watch is not None and self._watch.look(reading.data, reading.since)
 
     def _prepare_early(self, reading: Reading) -> PreparedSample | None:
-        """Prepare a picture that will wait: it is in the processor's cache now, and not then.
+        """Prepare a picture that will wait, while it is still in the processor's cache.
 
-        One that will not wait is left to its lane, beside which the next can be decoded meanwhile;
-        and one that may give way to a newer one is not worth it.
+        One that will not wait is left to its lane, while the next is decoded in parallel; one that
+        a newer picture may replace is not worth it.
         """
         servings = self._capture.servings
         if len(servings) > 1 or not self._capture.queue.pacing.bursting:
@@ -400,20 +400,20 @@ class Pictures:
         try:
             return model.prepare_data(reading.data, self._region, stream=reading.file is None)
         except AgentError:
-            return None  # the lane meets the same error, and records it
+            return None  # the lane gets the same error and records it
 
     def _moved(self, picture: Array) -> bool:
         if self._gate is None:
             from .motion_gate import MotionGate
 
             self._gate = MotionGate()
-        # What moves elsewhere cannot be found.
+        # Motion elsewhere cannot be found.
         seen = picture if self._region is None else cut(picture, self._region)[0]
         return self._gate.moved(seen)
 
 
 class Windows:
-    """Cuts a signal into windows for the pipeline's model; a new model may take other windows."""
+    """Cuts a signal into windows for the pipeline's model; a new model may need other windows."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -421,7 +421,7 @@ class Windows:
         self._windower: Windower | None = None
 
     def put(self, reading: Reading, attempt: Attempt) -> bool:
-        """Put every window that *reading* completes on the board; False when it shall stop.
+        """Put every window that *reading* completes on the board; False when it must stop.
 
         Raises:
             SampleError: a reading of a live source does not fit; others may.
@@ -431,7 +431,7 @@ class Windows:
         if model is None:
             return False
         spec = model.manifest.input
-        # Nearly always it is the same object, and comparing two takes as long as a reading.
+        # It is nearly always the same object, and comparing two takes as long as a reading.
         if self._windower is None or (spec is not self._spec and spec != self._spec):
             self.end()
             try:
@@ -452,7 +452,7 @@ class Windows:
         return True
 
     def _put(self, window: Window, last: Reading, attempt: Attempt) -> bool:
-        """Put a window that ends in a reading on the board; False when it shall stop."""
+        """Put a window that ends in the reading *last* on the board; False when it must stop."""
         capture = self._capture
         if not capture.spec.lossless:
             if capture.rate.due(time.monotonic()):
@@ -470,7 +470,7 @@ class Windows:
         return SampleError(text) if self._capture.spec.live else MisfitError(text)
 
     def _model(self, attempt: Attempt) -> Model | None:
-        """Wait for a model: only it knows the windows."""
+        """Wait for a model, which determines the windows."""
         while not attempt.closing.is_set():
             for serving in self._capture.servings:
                 if serving.model is not None:
@@ -479,7 +479,7 @@ class Windows:
         return None
 
     def end(self, why: Literal["partial", "gap"] = "partial") -> None:
-        """Count rows that no window has taken; the next ones do not follow on them."""
+        """Count rows that are in no window; the next rows do not continue them."""
         if self._windower is not None:
             if self._windower.rest:
                 self._capture.board.drop(self._capture.queue, why)

@@ -19,7 +19,7 @@ from .runner import Runner
 
 @record
 class Set:
-    """Change a pipeline until the next start; with `persist`, for good."""
+    """Change a pipeline until the next start, or with `persist` permanently."""
 
     pipeline: Text
     enabled: Annotated[bool, clearable(SETTABLE["enabled"])] | None = None
@@ -33,7 +33,7 @@ class Set:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The keys that are given a value."""
+        """The keys to change, with their values."""
         given = {key: getattr(self, key) for key in SETTABLE}
         return {key: value for key, value in given.items() if value not in (None, CLEARED)}
 
@@ -46,10 +46,10 @@ class Snapshot:
 
 
 class PipelineCommands:
-    """Carried out by the thread of requests."""
+    """The commands about pipelines, carried out by the thread of requests."""
 
     def __init__(self, runner: Runner, changed: Callable[[], object]) -> None:
-        """Set up; *changed* is called when something was set."""
+        """Set up; *changed* is called after something was set."""
         self._runner = runner
         self._changed = changed
         self.commands: tuple[Command[Any], ...] = (
@@ -58,7 +58,7 @@ class PipelineCommands:
         )
 
     def set(self, request: Set) -> Mapping[str, Any]:
-        """Change a pipeline while it runs; return its settable properties with their values."""
+        """Change a pipeline while it runs; return its settable keys with their values."""
         pipeline = find_pipeline(self._runner, request.pipeline)
         changes = request.changes
         back = [key for key in SETTABLE if getattr(request, key) is CLEARED]
@@ -94,7 +94,7 @@ class PipelineCommands:
         finally:
             self._changed()
         done = {"pipeline": pipeline.name, **states(pipeline)}
-        # What was in doubt before is in the log since then.
+        # Earlier doubts have already been logged.
         doubts = [line for line in pipeline.doubts() if line.startswith(tuple(changes))]
         return {**done, "warnings": doubts} if doubts else done
 
@@ -112,7 +112,7 @@ class PipelineCommands:
         return self.set(parse(Set, {"pipeline": name, key: read_bare(key, payload)}))
 
     def snapshot(self, request: Snapshot) -> Mapping[str, Any]:
-        """Request a picture of a pipeline's next frame; return the topic it will come on."""
+        """Request a picture of a pipeline's next frame; return the topic for it."""
         pipeline = find_pipeline(self._runner, request.pipeline)
         if pipeline.spec.kind != "picture":
             raise RequestError(
@@ -139,21 +139,21 @@ class PipelineCommands:
 
 
 def find_pipeline(runner: Runner, name: str) -> Pipeline:
-    """Find the pipeline that a request names.
+    """Find the pipeline of a request.
 
     Raises:
         RequestError: no pipeline has this name.
     """
     pipelines = runner.pipelines
     if name not in pipelines:
-        from ...core.schema import nearest  # seldom needed
+        from ...core.schema import nearest  # rarely needed
 
         raise RequestError(f"pipeline: there is no {name!r}{nearest(name, pipelines)}")
     return pipelines[name]
 
 
 def _thresholds(request: Set) -> list[tuple[str, float]]:
-    """List the thresholds that a request gives, each with its key."""
+    """List the thresholds in a request, each with its key."""
     changes = request.changes
     each = changes.get("thresholds", {}).items()
     given = [(f"thresholds.{label}", value) for label, value in each]
@@ -161,7 +161,7 @@ def _thresholds(request: Set) -> list[tuple[str, float]]:
 
 
 def states(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the settable properties of a pipeline with their current values, for JSON."""
+    """Return the settable keys of a pipeline with their current values, for JSON."""
     settings = pipeline.settings
     return {
         "enabled": settings.enabled,

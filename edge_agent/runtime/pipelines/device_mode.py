@@ -1,6 +1,6 @@
-"""The mode of the device, as "night": set on `in/set/@device/mode`, kept over restarts.
+"""The mode of the device, such as "night": set on `in/set/@device/mode`, kept over restarts.
 
-Rules may name the modes in which they hold.
+Rules may list the modes in which they apply.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from ...core.parameters import shown
 from ...core.state_file import StateFile
 
 DEVICE = "@device"
-"""Stands where a pipeline is named otherwise."""
+"""Used in place of a pipeline's name."""
 
 
 class DeviceMode:
-    """Any thread may read it."""
+    """The current mode. Any thread may read it."""
 
     def __init__(self, state: Path | None) -> None:
-        """Set up the mode, which is read on first use; with *state* None, nothing is kept."""
+        """Set up the mode, which is read on first use; *state* None: nothing is kept."""
         holds = "modes of this device"
         self._file = None if state is None else StateFile(state / "mode.json", holds)
         self._known: tuple[str | None] | None = None
         self._kept = True
-        """Whether it is on the disk."""
+        """Whether it is on disk."""
 
     @property
     def current(self) -> str | None:
@@ -38,7 +38,7 @@ class DeviceMode:
         return known[0]
 
     def is_used(self, settings: Settings) -> bool:
-        """Whether a mode is set, or some rule asks for one."""
+        """Whether a mode is set or a rule lists one."""
         return self.current is not None or bool(modes_of(settings))
 
     def set_bare(self, key: str, payload: bytes) -> bool:
@@ -64,7 +64,7 @@ class DeviceMode:
 
 
 def modes_of(settings: Settings) -> list[str]:
-    """List the modes that rules name."""
+    """List the modes in rules."""
     over = {mode for rule in settings.rules for mode in rule.modes}
     each = (rule for pipeline in settings.pipelines for rule in pipeline.rules)
     return sorted(over.union(*(rule.modes for rule in each)))

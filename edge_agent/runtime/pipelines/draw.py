@@ -1,4 +1,4 @@
-"""Draws findings onto a picture, for snapshots and `try`."""
+"""Draws findings on a picture, for snapshots and `try`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Color = tuple[int, int, int]
 DARK: Color = (0, 0, 0)
 LIGHT: Color = (255, 255, 255)
 GRAY: Color = (40, 40, 40)
-# Of all that were tried, the one that keeps the hues of the bundled labels, and of the most usual
-# of COCO's, farthest apart.
+# Of all values tried, the one that keeps the hues of the bundled labels and of the most common COCO
+# labels farthest apart.
 _SALT = b"18601"
 
 
@@ -36,15 +36,15 @@ def annotate(
 ) -> Array:
     """Return a copy of *picture*, (height, width, 3) uint8 BGR, with boxes and labels drawn.
 
-    *region* is the part that was looked at, x1, y1, x2, y2 in pixels; None: all.
+    *region* is the inferred part, x1, y1, x2, y2 in pixels; None: all.
     """
     canvas = picture.copy()
     height, width = canvas.shape[:2]
     scale = max(0.4, min(width, height) / 900)
-    # Of one pixel, JPEG's halved color resolution would leave a gray shade.
+    # JPEG's halved color resolution would turn a line of one pixel gray.
     thick = max(2, round(scale * 2))
     if region is not None:
-        # Onto the picture's last pixels, where it reaches beyond them.
+        # On the picture's last pixels if it extends beyond them.
         x1, y1, x2, y2 = region
         _box(canvas, (x1, y1, min(x2, width - 1), min(y2, height - 1)), LIGHT, 1)
     for shape in shapes:
@@ -61,7 +61,7 @@ def annotate(
 
 
 def color_of(label: str) -> Color:
-    """Return the color of a label, the same on every device: never pale, never dark."""
+    """Return the color of a label: the same on every device, neither pale nor dark."""
     digest = hashlib.blake2b(label.encode(), digest_size=2, salt=_SALT).digest()
     red, green, blue = colorsys.hsv_to_rgb(int.from_bytes(digest, "big") / 65536, 0.85, 1.0)
     return round(blue * 255), round(green * 255), round(red * 255)
@@ -76,7 +76,7 @@ def jpeg(picture: Array, quality: int = 80) -> bytes:
 
 
 def shrunk(picture: Array, width: int) -> Array:
-    """Shrink a picture to at most *width* pixels, keeping its proportions; 0: leave it alone."""
+    """Shrink a picture to at most *width* pixels, keeping its aspect ratio; 0: unchanged."""
     if not 0 < width < picture.shape[1]:
         return picture
     height = max(1, round(picture.shape[0] * width / picture.shape[1]))
@@ -84,7 +84,7 @@ def shrunk(picture: Array, width: int) -> Array:
 
 
 def _shape(canvas: Array, shape: Shape, scale: float, thick: int) -> None:
-    """Draw a zone, or a line with an arrow to its right side: the way that counts as `in`."""
+    """Draw a zone, or a line with an arrow to its right side, the direction of `in`."""
     height, width = canvas.shape[:2]
     points = np.round(np.array(shape.points, np.float64) * (width - 1, height - 1)).astype(np.int32)
     color = (60, 200, 255) if shape.closed else (255, 160, 60)
@@ -114,7 +114,7 @@ def _detections(canvas: Array, found: Detections, scale: float, thick: int) -> N
         for x, y, *score in found.points.reshape(-1, found.points.shape[2]).tolist():
             if not score or score[0] >= SEEN:
                 cv2.circle(canvas, (round(x), round(y)), thick + 1, (0, 255, 255), -1)
-    # Above all boxes, and the best first: it has the choice of its place.
+    # On top of all boxes, the best first, so that it gets the best place.
     taken: list[Rect] = []
     tracks = [0] * len(found) if found.tracks is None else found.tracks.tolist()
     texts = found.texts or ("",) * len(found)
@@ -126,14 +126,14 @@ def _detections(canvas: Array, found: Detections, scale: float, thick: int) -> N
 
 
 def _box(canvas: Array, box: tuple[int, ...], color: Color, thick: int) -> None:
-    """Draw a frame with a dark edge, to be seen on light and dark."""
+    """Draw a frame with a dark edge, visible on light and dark."""
     corners = (box[0], box[1]), (box[2], box[3])
     cv2.rectangle(canvas, *corners, DARK, thick + 2)
     cv2.rectangle(canvas, *corners, color, thick)
 
 
 def _quad(canvas: Array, corners: Array, color: Color, thick: int) -> None:
-    """Draw an oriented box, corners (4, 2), likewise."""
+    """Draw an oriented box with corners (4, 2) in the same way."""
     points = [np.round(corners).astype(np.int32)]
     cv2.polylines(canvas, points, True, DARK, thick + 2, cv2.LINE_AA)
     cv2.polylines(canvas, points, True, color, thick, cv2.LINE_AA)
@@ -157,17 +157,17 @@ def _lines(canvas: Array, lines: list[str], scale: float) -> None:
 # Labels
 
 Rect = tuple[int, int, int, int]
-"""x1, y1, x2, y2; the last two are not part of it."""
+"""x1, y1, x2, y2; the last two are exclusive."""
 
 
 def _size(text: str, scale: float) -> tuple[int, int]:
-    """Return width and height of the bar that a text is written on."""
+    """Return width and height of the bar behind a text."""
     (width, height), base = cv2.getTextSize(text, FONT, scale, 1)
     return width + 2, height + base + 2
 
 
 def _place(canvas: Array, text: str, box: tuple[int, ...], scale: float, taken: list[Rect]) -> Rect:
-    """Choose where the label of a box is written: inside the picture, and over no other label."""
+    """Choose the place of a box's label: inside the picture and over no other label."""
     rows, columns = canvas.shape[:2]
     width, height = _size(text, scale)
     tried = []
@@ -181,7 +181,7 @@ def _place(canvas: Array, text: str, box: tuple[int, ...], scale: float, taken: 
 
 
 def _corners(box: tuple[int, ...], width: int, height: int) -> Iterator[tuple[int, int]]:
-    """Yield left upper corners of a label, the best place first."""
+    """Yield possible upper left corners of a label, the best place first."""
     x1, y1, x2, y2 = box
     if y1 >= height:
         yield x1, y1 - height

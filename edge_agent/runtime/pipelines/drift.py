@@ -1,8 +1,8 @@
-"""Measures how far the inputs and scores of a pipeline's model are from the usual.
+"""Measures how far the inputs and scores of a pipeline's model are from the usual ones.
 
-Usual is what the model's folder says, or else what the first results of a version were like, which
-is kept in the state folder. Called with the results of a pipeline in the order of capture, by one
-lane at a time. With each result a few values are copied; the rest is done once for many.
+The usual values come from the model's folder, or else from the first results of a version, and are
+then kept in the state folder. Called with a pipeline's results in the order of capture, by one lane
+at a time. With each result only a few values are copied; the rest is done for many at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOGETHER = 16
-"""Results that are sorted into bins at a time."""
+"""Number of results sorted into bins at a time."""
 
 
 class Drift:
@@ -34,10 +34,10 @@ class Drift:
     ) -> None:
         """Set up; *learned* None: learned values are not kept, *region* None: the whole picture.
 
-        Values learned from another *source* say nothing about this one.
+        Values learned from another *source* are not used.
         """
         self.indices: dict[str, float] = {}
-        """By channel, and of the score: replaced as a whole; empty: not known yet."""
+        """Drift by channel and of the score, replaced as a whole; empty: not known yet."""
         self._pipeline = pipeline
         self._learned = learned
         self._source = source
@@ -53,13 +53,13 @@ class Drift:
         self._inputs: Histogram | None = None
         self._score: Histogram | None = None
         self._seen = 0
-        """Results that the histograms have been given."""
+        """Number of results in the histograms."""
         self._learn = 1
 
     def follow(self, model: Model, sample: Sample, found: Findings, limit: float) -> None:
-        """Add a result, before any decision over several windows; *limit* is its lowest score."""
+        """Add a result before any decision over several windows; *limit* is the lowest score."""
         if self._model is None:
-            # The first result is on its way: nothing more is imported for it.
+            # The first result must not wait for further imports.
             self._model = ""
             return
         from ...inference.drift import values
@@ -82,7 +82,7 @@ class Drift:
             self._scores.clear()
 
     def report(self) -> dict[str, Any] | None:
-        """Return the drift as health reports it, or None if there is nothing to report yet."""
+        """Return the drift for health, or None if there is nothing to report yet."""
         learner, usual = self._learner, self._usual
         if learner is not None:
             return {"against": "learned", "learning": round(min(1, len(learner) / self._learn), 3)}
@@ -100,9 +100,9 @@ class Drift:
         }
 
     def _begin(self, model: Model, limit: float) -> None:
-        """Forget earlier results: of another version, or judged by another threshold."""
+        """Forget earlier results, which are from another version or threshold."""
         if self._model and model.id != self._model:
-            log.info("%s: drift is measured anew, of %s", self._pipeline, model.id)
+            log.info("%s: drift is measured again, for %s", self._pipeline, model.id)
         self._model, self._limit = model.id, limit
         self._values.clear()
         self._scores.clear()
@@ -112,7 +112,7 @@ class Drift:
         self._learn = model.manifest.output.learn
 
     def _take(self, model: Model, *, picture: bool) -> None:
-        """Learn from the gathered values, or compare them with the usual ones."""
+        """Learn from the collected values, or compare them with the usual ones."""
         from ...inference.drift import channel_names
 
         names = channel_names(
@@ -126,10 +126,10 @@ class Drift:
             self._compare()
 
     def _find(self, model: Model, names: tuple[str, ...]) -> None:
-        """Use the known usual values of the model, or start to learn them."""
+        """Use the model's known usual values, or start learning them."""
         given = model.folder.usual
         if given is not None and tuple(given.inputs) != names:
-            words = "%s: drift.json of %s is of inputs %s, these are %s: it is learned instead"
+            words = "%s: drift.json of %s is for inputs %s, not %s: it is learned instead"
             log.warning(words, self._pipeline, model.id, ", ".join(given.inputs), ", ".join(names))
             given = None
         if given is not None:
@@ -186,7 +186,7 @@ class Drift:
         if score is not None and self._scores:
             column = np.array(self._scores)[:, None]
             if usual.floor > 0:
-                # What would not have been seen then is not there.
+                # Findings that the present limit drops are left out.
                 column = np.where(column < usual.floor, 0.0, column)
             score.add(column, keep)
         self._seen += len(self._values)

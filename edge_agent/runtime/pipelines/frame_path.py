@@ -1,6 +1,6 @@
-"""A frame's way through a pipeline: ask the model, filter, add second stages, decide, follow.
+"""A frame's path through a pipeline: ask the model, filter, add second stages, decide, track.
 
-The lanes of the agent and `try` take the same path, so that `try` shows what `run` publishes.
+The agent's lanes and `try` use the same path, so `try` shows what `run` publishes.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class FramePath:
         stage: ResultStage | None,
         learned: LearnedValues | None = None,
     ) -> None:
-        """Start with nothing seen; *learned* None: learned values are not kept."""
+        """Start without results; *learned* None: learned values are not kept."""
         self.stage = stage
-        """Replaced while frames go on."""
+        """Replaced as a whole while frames continue."""
         self.threshold = settings.threshold
         """Lowest score of a result; None: the manifest's."""
         self.region: Region | None = None
-        """Of a picture, all that the models get; None: the whole."""
+        """The part of a picture that the models get; None: all of it."""
         if any(settings.roi):
             x1, y1, x2, y2 = settings.roi
             self.region = (x1, y1, x2, y2)
@@ -52,20 +52,20 @@ class FramePath:
         self._filter = Filter(settings)
         self._decisions = Decisions(settings.name, learned.thresholds if learned else None)
         self._state = State()
-        """State of a stateful model across the windows of this pipeline."""
+        """State of a stateful model between the windows of this pipeline."""
 
     def apply(self, settings: PipelineSettings, stage: ResultStage | None) -> None:
-        """Ask and filter by other settings, from the next frame on."""
+        """Use other settings from the next frame on."""
         self.threshold = settings.threshold
         self._filter = Filter(settings)
         self.stage = stage
 
     def limit(self, model: Model) -> float:
-        """Return the lowest score of a result, where its label has none of its own."""
+        """Return the lowest score of a result whose label has no separate threshold."""
         return model.threshold if self.threshold is None else self.threshold
 
     def lowest(self, model: Model) -> float | None:
-        """Return the threshold that holds for a model, or None if it is being learned."""
+        """Return the threshold in effect for a model, or None if it is being learned."""
         spec = model.manifest.output
         if self.threshold is None and isinstance(spec.threshold, str):
             return self._decisions.learned(model.id, spec)
@@ -73,7 +73,7 @@ class FramePath:
 
     @property
     def _least(self) -> float | None:
-        """Lowest score below the threshold for which findings are still wanted, or None."""
+        """Lowest score for which findings below the threshold are wanted, or None."""
         least, stage = self._filter.least, self.stage
         if stage is None or stage.tracking_score is None:
             return least
@@ -95,7 +95,7 @@ class FramePath:
         outcome = self.decide(model, sample, filtered)
         if self.stage is not None:
             outcome = self.stage.process(sample, outcome, weak)
-            self.learn(model, sample, filtered.findings)  # only rules read it here
+            self.learn(model, sample, filtered.findings)  # here only rules use it
         return outcome
 
     def request(self, sample: Sample) -> Request:
@@ -103,14 +103,14 @@ class FramePath:
         return Request(sample, self.threshold, self.region, self._state, self._least)
 
     def filter(self, model: Model, answer: Outcome) -> tuple[Outcome, Detections | None]:
-        """Drop unwanted findings; also returns the detections that are merely too weak."""
+        """Drop unwanted findings; return the rest and the detections that are only too weak."""
         if not self._filter and self._least is None:
             return answer, None
         found, weak = self._filter.split(answer.findings, self.limit(model))
         return replace(answer, findings=found), weak
 
     def decide(self, model: Model, sample: Sample, outcome: Outcome) -> Outcome:
-        """Return the outcome to report: smoothed, and judged by the learned threshold."""
+        """Return the outcome to report: smoothed, with the learned threshold applied."""
         outcome = self._decisions.decide(
             outcome, model.manifest.output, follows=sample.follows, override=self.threshold
         )
@@ -119,19 +119,19 @@ class FramePath:
         return replace(outcome, drift=self.drift.indices, camera=sample.camera)
 
     def learn(self, model: Model, sample: Sample, found: Findings) -> None:
-        """Follow the drift of inputs and scores, from the findings before any decision."""
-        if model.id != READINGS:  # what else is usual of a sensor, a model has to learn
+        """Measure the drift of inputs and scores from the findings before any decision."""
+        if model.id != READINGS:  # for a sensor, the usual values are up to a model
             self.drift.follow(model, sample, found, self.limit(model))
 
     def asked_of_candidates(self, model: Model, outcome: Outcome) -> Outcome:
-        """Return an answer without the findings that only tracks and labels have asked for."""
+        """Return an outcome without the findings requested only for tracks and labels."""
         if self._least is None:
             return outcome
         return replace(outcome, findings=outcome.findings.above(self.limit(model)))
 
 
 class Filter:
-    """Drops unwanted findings, by the settings. Immutable: other settings make another one."""
+    """Drops findings that the settings exclude. Immutable: new settings need a new filter."""
 
     def __init__(self, settings: PipelineSettings) -> None:
         self._labels = frozenset(settings.labels)
@@ -142,15 +142,15 @@ class Filter:
         """Lowest score to ask a model for, or None if nothing below the threshold is needed."""
 
     def __bool__(self) -> bool:
-        """Whether anything can be left out."""
+        """Whether it can drop anything."""
         return bool(self._labels or self._thresholds or self._min_box)
 
     def kept(self, found: Findings, threshold: float) -> Findings:
-        """Return the findings that pass; *threshold* is for labels without one of their own."""
+        """Return the findings that pass; *threshold* is for labels without a separate one."""
         return self.split(found, threshold)[0]
 
     def split(self, found: Findings, threshold: float) -> tuple[Findings, Detections | None]:
-        """Return the findings that pass, and detections that fail by score alone; see `kept`."""
+        """Return the findings that pass, and detections that fail only by score; see `kept`."""
         if not isinstance(found, Detections | Classes):
             return found, None
         wanted = np.ones(len(found.labels), bool)
@@ -163,7 +163,7 @@ class Filter:
         if isinstance(found, Detections) and self._min_box is not None and len(found):
             sides = found.boxes[:, 2:] - found.boxes[:, :2]
             wanted &= (sides >= self._min_box).all(axis=1)
-        # The decoder's own comparison, in the scores' precision.
+        # The same comparison as in the decoder, in the precision of the scores.
         sure = np.asarray(found.scores, np.float32) >= limits
         keep = wanted & sure
         if keep.all():

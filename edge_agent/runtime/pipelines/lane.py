@@ -9,27 +9,27 @@ from ..scheduler.board import Board, Job
 
 
 class Lane:
-    """Runs until the board is closed."""
+    """The work of one lane until the board is closed."""
 
     def __init__(self, board: Board[Model]) -> None:
         self._board = board
         self.busy_since: float | None = None
-        """Monotonic seconds, when the present frames were begun; None: idle. For the watchdog."""
+        """When the present frames began, monotonic seconds; None: idle. For the watchdog."""
 
     def run(self) -> None:
-        """Infer whatever is due, until closed."""
+        """Infer frames in turn until closed."""
         while (job := self._board.take()) is not None:
             self.busy_since = time.monotonic()
             infer(self._board, job)
             took = time.monotonic() - self.busy_since
             self.busy_since = None
             if not self._board.settled.is_set():
-                # Models of the start are still being loaded: they get half of the time.
+                # Models are still being loaded at the start: they get half of the time.
                 self._board.settled.wait(took)
 
 
 def infer(board: Board[Model], job: Job[Model]) -> None:
-    """Run a frame through its model, with others that can go along, and complete each."""
+    """Run a frame through its model, in a batch with others if possible, and complete each."""
     model = job.model
     if model.together == 1:
         route = job.queue.route

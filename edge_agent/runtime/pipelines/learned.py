@@ -1,7 +1,7 @@
-"""Values that pipelines learn about their models, over restarts, and decisions over windows.
+"""Values that pipelines learn about their models and keep, and decisions over several windows.
 
-By pipeline and version: another version learns anew. Decided is `smooth`, and by a threshold that
-is learned, with the results of a pipeline in the order of capture, by one lane at a time.
+Values are learned for each pipeline and version. Decisions apply `smooth` and a learned threshold
+to a pipeline's results in the order of capture, by one lane at a time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 class Learned(Generic[T]):
-    """One value for each pipeline of a device, on its disk. Any thread may call it."""
+    """One value for each pipeline of a device, stored on disk. Any thread may call it."""
 
     def __init__(
         self, file: StateFile, key: str, read: Callable[[Any], T], write: Callable[[T], Any]
     ) -> None:
-        """Read the file when the first is asked for; a value is called *key* there.
+        """Set up; the file is read on first use, and stores values with the key *key*.
 
-        *read* makes a value from its JSON, and raises ValueError, KeyError, … if it is not one.
+        *read* parses a value from its JSON, and raises ValueError, KeyError, … if it cannot.
         """
         self._file = file
         self._key = key
@@ -40,11 +40,11 @@ class Learned(Generic[T]):
         self._to_json = write
         self._known: dict[str, dict[str, Any]] | None = None
         self.on_put = Callbacks()
-        """Called after something was learned, by the thread that has learned it."""
+        """Called after a value was learned, by the thread that learned it."""
         self._lock = threading.Lock()
 
     def get(self, pipeline: str, model: str, rule: str) -> T | None:
-        """Return the value a pipeline has learned for a version by a rule, or None if none yet."""
+        """Return the value that a pipeline has learned for a version by a rule, or None."""
         with self._lock:
             entry = self._read().get(pipeline)
         if entry is None or (entry["model"], entry["rule"]) != (model, rule):
@@ -52,7 +52,7 @@ class Learned(Generic[T]):
         return self._to_value(entry[self._key])
 
     def put(self, pipeline: str, model: str, rule: str, value: T) -> None:
-        """Keep it over restarts."""
+        """Store a value over restarts."""
         with self._lock:
             known = self._read()
             known[pipeline] = {"model": model, "rule": rule, self._key: self._to_json(value)}
@@ -65,7 +65,7 @@ class Learned(Generic[T]):
         return self._known
 
     def _parse(self, content: Any) -> dict[str, dict[str, Any]]:
-        """Return the content if `put` has written it; raises ValueError, KeyError, … otherwise."""
+        """Return the content if `put` has written it; raise ValueError, KeyError, … otherwise."""
         found = {name: dict(entry) for name, entry in content.items()}
         for entry in found.values():
             self._to_value(entry[self._key])
@@ -75,10 +75,10 @@ class Learned(Generic[T]):
 
 
 class LearnedValues:
-    """Everything that pipelines learn and keep across restarts."""
+    """All values that pipelines learn and keep over restarts."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep it in this folder."""
+        """Store the values in this folder."""
         self.thresholds: Learned[float] = Learned(
             StateFile(folder / "thresholds.json", "learned thresholds"), "threshold", _number, float
         )
@@ -102,7 +102,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Memory:
-    """Memory of one model version."""
+    """State for one model version."""
 
     model: str
     threshold: float | None = None
@@ -124,8 +124,8 @@ class Decisions:
     ) -> Outcome:
         """Return the outcome as it will be reported.
 
-        *follows*: nothing is missing since the window before. *override*: the threshold of the
-        settings, which wins.
+        *follows*: nothing is missing since the previous window. *override*: the threshold of the
+        settings, which has priority.
         """
         if spec.smooth is None and not isinstance(spec.threshold, str):
             return outcome
@@ -147,7 +147,7 @@ class Decisions:
         return replace(outcome, findings=found)
 
     def learned(self, model: str, spec: OutputSpec) -> float | None:
-        """Return the threshold that was learned of a version, now or before; None: not yet."""
+        """Return the learned threshold for a version, from this run or earlier; None: not yet."""
         memory = self._memory
         if memory.model == model and memory.threshold is not None:
             return memory.threshold
@@ -156,7 +156,7 @@ class Decisions:
         return self._learned.get(self._pipeline, model, _rule(spec))
 
     def _judged(self, found: Anomaly, spec: OutputSpec, memory: _Memory) -> Anomaly:
-        """Judge a score by the learned threshold, or learn from it."""
+        """Apply the learned threshold to a score, or learn from it."""
         if memory.threshold is None:
             memory.scores.append(found.score)
             if len(memory.scores) < spec.learn:
@@ -182,7 +182,7 @@ def quantile(scores: list[float], rule: str) -> float:
 
 
 def _smoothed(found: Findings, smooth: str, recent: deque[str | None]) -> Findings:
-    """Report an anomaly, or a class, only if so in k of the last n windows, this one included."""
+    """Report an anomaly or a class only if k of the last n windows, with this one, have it."""
     needed, length = map(int, smooth.split("/"))
     if isinstance(found, Anomaly):
         recent.append("anomalous" if found.anomalous else None)

@@ -1,4 +1,4 @@
-"""Privacy masks: areas of a picture made black before anything looks at it."""
+"""Privacy masks: areas of a picture painted black before anything else uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...sources.frame_pool import FRAME_POOL
 
 
 class Masks:
-    """Blackens areas; of pictures of any size, in turn."""
+    """Paints areas black in pictures of any size."""
 
     def __init__(self, polygons: Sequence[Polygon]) -> None:
         self._polygons = [np.array(polygon, np.float64) for polygon in polygons]
@@ -21,12 +21,12 @@ class Masks:
         self._corners: list[Array] = []
 
     def apply(self, picture: Array) -> Array:
-        """Blacken areas of a picture (height, width, 3), in place if it is writable; return it."""
+        """Paint areas of a picture (height, width, 3) black, in place if writable; return it."""
         height, width = picture.shape[:2]
         if (height, width) != self._size:
             self._size = (height, width)
-            # The picture's far edge is at 1; OpenCV fills the corners' own pixels too, so that
-            # no part of a pixel that an area touches is left.
+            # The picture's far edge is at 1; OpenCV also fills the corner pixels, so that every
+            # pixel that an area touches is black.
             self._corners = [
                 np.round(polygon * (width, height)).astype(np.int32) for polygon in self._polygons
             ]
@@ -34,6 +34,6 @@ class Masks:
             whole, picture = picture, FRAME_POOL.lend(picture.shape)
             np.copyto(picture, whole)
         for corners in self._corners:
-            # Each by itself: where two in one call overlap, OpenCV leaves the overlap out.
+            # One at a time: in a single call, OpenCV leaves out the overlap of two areas.
             cv2.fillPoly(picture, [corners], (0, 0, 0))
         return picture

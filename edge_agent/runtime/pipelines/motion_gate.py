@@ -1,4 +1,4 @@
-"""The motion gate: whether anything moves in a picture, cheap enough to run before inference."""
+"""The motion gate: detects motion in a picture, cheaply enough to run before inference."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ...core.types import Array
 from ...inference.preprocess.resize import resize
 
 WIDTH = 160
-"""Pixels; enough to see a person, few enough to cost a fraction of a millisecond."""
+"""Width in pixels: enough to see a person, and fast enough for a fraction of a millisecond."""
 SHARE = 0.004
-"""Share of the picture that must differ from the background."""
+"""Least share of the picture that must differ from the background."""
 WARM_UP = 3
-"""Frames that count as moving while the background is not known."""
+"""Number of frames that count as moving while the background is unknown."""
 LINGER = 5
-"""Frames that still count after the last movement, so that an arrival is seen to its end."""
+"""Number of frames that still count after the last motion, to see the end of an arrival."""
 
 
 class MotionGate:
@@ -41,7 +41,7 @@ class MotionGate:
         if (height, width) != self._size:
             self._size = (height, width)
             self._reset()
-        # Never enlarged: for a narrow and high region that gains nothing and costs much.
+        # Never enlarged: for a narrow, tall region that gains nothing and costs much.
         scale = min(1.0, WIDTH / width)
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
         small = resize(picture, size, "area", quick=True)
@@ -49,7 +49,7 @@ class MotionGate:
         mask = self._background.apply(cv2.GaussianBlur(gray, (3, 3), 0))
         self._seen += 1
         share = np.count_nonzero(mask) / mask.size
-        # A lamp that is switched on changes nearly everything at once; that counts as movement too.
+        # Switching on a lamp changes nearly everything at once; that counts as motion too.
         if self._seen <= WARM_UP or share > SHARE:
             self._linger = LINGER
             return True

@@ -52,7 +52,7 @@ class MqttSink(Sink):
         return payloads.encode(payload)
 
     def _sent(self, stream: Stream, since: float, replayed: bool) -> None:
-        """Measure a result that was first handed to a connection."""
+        """Measure the latency of a result when it is first passed to a connection."""
         if not replayed:
             stream.latency_ms.append((time.monotonic() - since) * 1e3)
         self._identity.timeline.mark_published()
@@ -67,7 +67,7 @@ class MqttSink(Sink):
 
     @cached_property
     def _events(self) -> tuple[Channel, Channel]:
-        """The channels of events at QoS 0 and 1."""
+        """The channels for events with QoS 0 and 1."""
         open_channel = partial(self._client.open_channel, "events", lossless=False)
         return open_channel(qos=0), open_channel(qos=1)
 
@@ -93,7 +93,7 @@ class MqttSink(Sink):
         self._client.retained.publish(self._topics.count(pipeline), counts)
 
     def health(self, health: Mapping[str, Any]) -> None:
-        """Publish health, retained: whoever connects sees at once how the device is."""
+        """Publish health, retained, so that new subscribers see the device's state at once."""
         self._client.publish(self._topics.health, payloads.encode(health), retain=True)
 
 

@@ -1,4 +1,4 @@
-"""A pipeline: one source, through one model or several, to its sinks."""
+"""A pipeline: one source, one or more models, and its sinks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...sources.continuity import Counts
 
 SIGNAL_ROOM = 256
-"""Windows of a live signal: each has data that no other has, and a message may complete many."""
+"""Windows of a live signal: each has unique data, and a message may complete many."""
 LOSSLESS_ROOM = 4
 """Enough to keep two lanes busy while the source decodes the next."""
 RECORDED_ROOM = 16
@@ -35,16 +35,16 @@ RECORDED_ROOM = 16
 
 
 def _room(spec: SourceSpec) -> int:
-    """Return how many captures may wait: for live pictures only the newest, for signals several."""
+    """Return how many captures may wait: only the newest of live pictures, several of signals."""
     if spec.kind == "signal":
         return RECORDED_ROOM if spec.lossless else SIGNAL_ROOM
     return LOSSLESS_ROOM if spec.lossless else 1
 
 
 class Pipeline:
-    """The parts of a pipeline, and its life.
+    """The parts of a pipeline, and its lifecycle.
 
-    A frame goes from `Capture` to the board's queue, from there a lane takes it along the
+    A frame goes from `Capture` to the board's queue; a lane then takes it along the
     `PipelineRoute` through the models to the sinks.
     """
 
@@ -56,7 +56,7 @@ class Pipeline:
         seconds: list[tuple[SecondStage, Serving]],
         common: Common,
     ) -> None:
-        """Put the parts together, one of *servings* for each arm; `start` opens the source."""
+        """Build the parts, with one of *servings* per arm; `start` opens the source."""
         self._common = common
         self.settings = settings
         self.spec = spec
@@ -103,10 +103,10 @@ class Pipeline:
         )
         self._capture.pictures.on_still = self._stay
 
-    # Life
+    # Lifecycle
 
     def start(self, threads: ThreadGroup) -> None:
-        """Capture from now on."""
+        """Start capturing."""
         self._threads = threads
         self._common.board.add(self.queue)
         if self.settings.enabled:
@@ -115,7 +115,7 @@ class Pipeline:
             self.source.switch(enabled=False)
 
     def apply(self, settings: PipelineSettings) -> None:
-        """Go on with settings that differ from the present ones in live keys; no frame is lost."""
+        """Apply settings that differ from the present ones in live keys, losing no frame."""
         before, self.settings = self.settings, settings
         stage = self._route.path.stage
         if not before.has_rules_of(settings):
@@ -149,7 +149,7 @@ class Pipeline:
     def _stay(self, sample: Sample) -> None:
         """Advance the time of rules and tracks that span results."""
         stage = self._route.path.stage
-        # Else a result is on its way of what was there before.
+        # Otherwise a result of an earlier scene is still in progress.
         if stage is not None and self.queue.at_rest:
             stage.advance_time(sample)
 
@@ -158,10 +158,10 @@ class Pipeline:
         return () if stage is None else stage.shapes()
 
     def watch(self, threads: ThreadGroup) -> None:
-        """Replace a capture thread that hangs; called every second or so."""
+        """Replace a capture thread that hangs; called about once per second."""
         self._capture.watch(threads)
 
-    # What others read and change
+    # Read and changed by others
 
     @property
     def name(self) -> str:
@@ -169,13 +169,13 @@ class Pipeline:
 
     @property
     def served(self) -> bool:
-        """Whether every model that it needs is loaded."""
+        """Whether all models that it needs are loaded."""
         everyone = [*self.servings, *(serving for _, serving in self.seconds)]
         return all(serving.model is not None or serving.lazy for serving in everyone)
 
     @property
     def state(self) -> str | None:
-        """The source's: running, lost, ended or off; None: it has not been opened yet."""
+        """The source's state: running, lost, ended or off; None: not opened yet."""
         return self.source.state
 
     @property
@@ -185,7 +185,7 @@ class Pipeline:
 
     @property
     def counts(self) -> Counts | None:
-        """Counters of a live signal, or None if its source is not one."""
+        """Counters of a live signal, or None if its source is something else."""
         return self._capture.counts
 
     @property
@@ -200,7 +200,7 @@ class Pipeline:
 
     @property
     def rate(self) -> float | None:
-        """Most captures a second."""
+        """Most captures per second."""
         return self._capture.rate.most
 
     @property
@@ -214,9 +214,9 @@ class Pipeline:
 
     @property
     def lowest(self) -> float | None:
-        """The threshold that holds, the manifest's where the settings have none.
+        """The threshold in effect: the settings' or else the manifest's.
 
-        None: it is not known, or being learned.
+        None: it is unknown or being learned.
         """
         if self.threshold is not None:
             return self.threshold
@@ -224,7 +224,7 @@ class Pipeline:
         return None if model is None else self._route.path.lowest(model)
 
     def doubts(self) -> list[str]:
-        """List which of its settings can have no effect with its models; a line each."""
+        """List which of its settings have no effect with its models, one line each."""
         from ...config.lint import lint_pipeline
 
         models = [each.model for each in self.servings]
@@ -236,7 +236,7 @@ class Pipeline:
         )
 
     def threshold_problem(self) -> str | None:
-        """Return why no result of its models can pass a threshold; None: some can."""
+        """Return why no result of its models can reach a threshold; None: some can."""
         thresholds = [(self.threshold, serving) for serving in self.servings]
         thresholds += [(stage.threshold, serving) for stage, serving in self.seconds]
         for threshold, serving in thresholds:

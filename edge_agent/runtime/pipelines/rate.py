@@ -1,14 +1,14 @@
-"""How many captures a second a pipeline takes at most."""
+"""Limits the captures per second of a pipeline."""
 
 from __future__ import annotations
 
 
 class Rate:
-    """Most captures a second."""
+    """The highest number of captures per second."""
 
     def __init__(self, most: float | None) -> None:
         self.most = most
-        """None: as many as come."""
+        """None: no limit."""
         self._slot: int | None = None
         self._due = 0.0
 
@@ -18,14 +18,14 @@ class Rate:
         self._due = 0.0
 
     def due(self, at: float) -> bool:
-        """Whether a capture of a live source is allowed that came at a time, seconds.
+        """Whether a capture that a live source delivered at time *at*, seconds, is allowed.
 
-        Where that counts from the source's first, all that share it take the same ones.
+        If times count from the source's first capture, all pipelines that share it take the same.
         """
         if self.most is None:
             return True
-        # In the middle of a slot, the first one: a camera of this very rate loses none that is
-        # a bit early or late.
+        # The first one is in the middle of a slot: a camera with exactly this rate loses none that
+        # is slightly early or late.
         slot = int(at * self.most + 0.5)
         if slot == self._slot:
             return False
@@ -37,6 +37,6 @@ class Rate:
         return 0.0 if self.most is None else self._due - now
 
     def take(self, now: float) -> None:
-        """Record that it gives a capture now."""
+        """Record that it delivers a capture now."""
         if self.most is not None:
             self._due = max(self._due, now) + 1.0 / self.most

@@ -1,4 +1,4 @@
-"""The route of a pipeline's frames: their model, the requests to it, and where results go."""
+"""The route of a pipeline's frames: their model, its requests, and the sinks of the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .status import Common, FrameErrors
 
 
 class PipelineRoute:
-    """Splits frames between the arms, adds second stages and shadows, calls the sinks."""
+    """Splits frames between the arms, adds second stages and shadows, and calls the sinks."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class PipelineRoute:
     ) -> None:
         """Build the route of one pipeline, with one of *servings* for each arm."""
         self.path = FramePath(settings, stage, common.learned)
-        """The path of each frame; drift follows the first model, where frames are split."""
+        """The path of each frame; if frames are split, drift is of the first model."""
         self._name = settings.name
         self._servings = servings
         self._seconds = seconds
@@ -49,13 +49,13 @@ class PipelineRoute:
         self.advance = self._split.advance
         self.request = self.path.request
         self._loaded = False
-        """Every model has been loaded once, or could not be."""
+        """Whether loading of every model has ended, successfully or not."""
 
     # Before inference
 
     def choose(self) -> Model | None:
         if not self._loaded:
-            # Every frame goes through all arms and stages of the settings, the first ones too.
+            # Every frame, even the first, goes through all arms and stages of the settings.
             everyone = [*self._servings, *(serving for _, serving in self._seconds)]
             self._loaded = not any(
                 s.model is None and s.problem is None and not s.lazy for s in everyone
@@ -109,16 +109,16 @@ class PipelineRoute:
     def _deliver(
         self, model: Model, sample: Sample, outcome: Outcome, weak: Detections | None
     ) -> None:
-        """Decide, call stage and sinks, follow drift; the board does so in the order of capture.
+        """Decide, call stage and sinks, measure drift; the board does so in the order of capture.
 
-        One that raises has not taken the result, which is counted; the others get it, and the lane
-        goes on.
+        If a sink raises, that is counted; the other sinks still get the result, and the lane
+        continues.
         """
         found = outcome.findings
         path, stage = self.path, self.path.stage
         outcome = path.decide(model, sample, outcome)
         if stage is not None:
-            # Before the sinks: where an event is promised, it is kept before its result is told.
+            # Before the sinks: an event must be stored before its result is published.
             try:
                 outcome = stage.process(sample, outcome, weak)
             except Exception as problem:  # noqa: BLE001 - whatever it is, it is the stage's
@@ -139,9 +139,9 @@ class PipelineRoute:
             self._errors.record_sink(type(taker).__name__, reason(problem))
 
     def _shadow(self, job: Job[Model], outcome: Outcome | None) -> None:
-        """Hand the frame to a candidate, which infers and compares: before any filter."""
+        """Pass the frame to a candidate, which infers and compares, before any filter."""
         for serving in self._servings:
-            shadow = serving.shadow  # taken away by another thread
+            shadow = serving.shadow  # may be removed by another thread
             if shadow is not None and serving.model is job.model:
                 if outcome is not None:
                     outcome = self.path.asked_of_candidates(job.model, outcome)
@@ -156,7 +156,7 @@ class Split:
 
     def __init__(self, arms: Sequence[Arm], servings: Sequence[Serving]) -> None:
         self._servings = servings
-        # Its own: others split their frames between the same models otherwise.
+        # Per pipeline: others may split their frames between the same models differently.
         self._weights = [arm.weight for arm in arms]
         self._credit = [0] * len(arms)
 
@@ -167,7 +167,7 @@ class Split:
         return None if arm is None else self._servings[arm].model
 
     def advance(self) -> None:
-        """Charge the chosen arm with a frame."""
+        """Charge a frame to the chosen arm."""
         if len(self._servings) == 1:
             return
         arm = self._arm()

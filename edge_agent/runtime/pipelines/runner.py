@@ -1,7 +1,7 @@
-"""The runner: pipelines, their scheduler and lanes, the models that serve, and the MQTT client.
+"""The runner: pipelines, their scheduler and lanes, and the models that serve.
 
-Everything that a frame needs on its way to the broker, and nothing else: this is what runs before
-the first result; requests, pushes and health come after it (`control`).
+Only what a frame needs to reach the broker, because it runs before the first result; requests,
+pushes and health follow (`control`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelines
     """Starts, changes and stops pipelines.
 
-    UsageError is raised if something that the settings name is missing or invalid.
+    UsageError is raised if something in the settings is missing or invalid.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         stages: Callable[[Runner, PipelineSettings, SourceSpec], ResultStage | None] | None = None,
         overrides: Overrides | None = None,
     ) -> None:
-        """Open the parts that can be opened without waiting for others.
+        """Open the parts that do not wait for others.
 
-        *library* and *loader* are called when first needed. *stages* makes what adds to the results
-        of a pipeline before the sinks take them. Without *overrides* they are read here.
+        *catalog* and *loader* are called when first needed. *stages* creates the stage that adds to
+        a pipeline's results before the sinks get them. Without *overrides* they are read here.
         """
         self.settings = settings
         self.threads = ThreadGroup(stops)
@@ -106,15 +106,15 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         self.pipelines: dict[str, Pipeline] = {}
         self._lanes = [Lane(board) for _ in range(lanes)]
         self.arranging = threading.Lock()
-        """Held while pipelines come and go, and while models that nothing uses are forgotten."""
+        """Held while pipelines are added or removed, and while unused models are dropped."""
         self._accepted: list[tuple[RequestQueue[Model], list[Serving]]] = []
-        """Queues of requests that belong to no pipeline, and their models."""
+        """Queues of requests outside pipelines, and their models."""
         self._counted: dict[str, int] = {}
-        """Of pipelines that are gone: how far they had counted."""
+        """Last sequence numbers of removed pipelines."""
         self._waiting: list[Pipeline] = []
-        """Whose sources are yet to be opened."""
+        """Pipelines whose sources are not opened yet."""
         self._cold: tuple[str, ...] = ()
-        """Models that served when the first result went out."""
+        """Models that served when the first result was published."""
         for pipeline in settings.pipelines:
             self.add(pipeline)
 
@@ -144,7 +144,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
 
     @property
     def identity(self) -> Identity:
-        """Who publishes."""
+        """The publisher of the messages."""
         return self.common.identity
 
     @property
@@ -152,14 +152,14 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         return self.common.identity.topics
 
     def stopping(self) -> bool:
-        """Whether there is a reason to end the agent: nothing that takes long is begun then."""
+        """Whether there is a reason to end the agent; nothing long must be begun then."""
         return self.threads.stopping
 
     def start(self, urgent: str | None = None) -> None:
         """Start the sources and the lanes.
 
-        Sources of models other than *urgent* wait for `start_others`, as opening them would take
-        the processor from its first result. None: all start.
+        Sources of models other than *urgent* wait for `start_others`, because opening them would
+        delay its first result. None: all start.
         """
         self._waiting = [
             pipeline
@@ -172,12 +172,12 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
 
     @property
     def reads_recording(self) -> bool:
-        """Whether a source that has been started is a recording."""
+        """Whether a started source is a recording."""
         waiting = self._waiting
         return any(not each.spec.live for each in self.pipelines.values() if each not in waiting)
 
     def start_others(self) -> None:
-        """Start the sources that were left out, if there are any."""
+        """Start the sources that `start` left out, if any."""
         waiting, self._waiting = self._waiting, []
         self._start(waiting)
 
@@ -189,7 +189,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
 
     def _run_lane(self, lane: Lane, *, first: bool) -> None:
         if not first:
-            # Two frames at a time keep the very first result waiting for longer than one.
+            # Two frames at a time would delay the very first result.
             self.board.settled.wait()
         lane.run()
 
@@ -201,7 +201,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             queue.close()
 
     def watch(self) -> None:
-        """Replace capture threads that hang; called every second or so."""
+        """Replace capture threads that hang; called about once per second."""
         for pipeline in self.pipelines.values():
             pipeline.watch(self.threads)
 
@@ -214,7 +214,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     # Pipelines
 
     def add(self, settings: PipelineSettings) -> Pipeline:
-        """Make a pipeline; it is not started."""
+        """Create a pipeline without starting it."""
         try:
             spec = parse_source(settings.source, self.settings.base)
         except UsageError as problem:
@@ -233,17 +233,17 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         )
         for stage, serving in pipeline.seconds:
             serving.crops = max(serving.crops, stage.limit)
-        # A number is given once in a session, whatever becomes of the pipeline.
+        # Sequence numbers are unique within a session, even if the pipeline is replaced.
         pipeline.queue.seq = self._counted.get(settings.name, 0)
         self.pipelines[settings.name] = pipeline
         return pipeline
 
     def _servings(self, settings: PipelineSettings, spec: SourceSpec) -> list[Serving]:
-        """Return the servings that a pipeline's frames go through first."""
+        """Return the servings of a pipeline's first stage."""
         if settings.has_no_model:
             from ...inference.readings import Readings
 
-            # Of this pipeline alone: what loads, exchanges and reports models has no part in it.
+            # Only for this pipeline: not part of loading, exchanging and reporting models.
             model = Readings(settings.sensor_spec, self.common.on_values)
             return [Serving(Arm(settings.model, None, 1), spec.kind, model)]
         return [self.active.serving_for(arm, spec.kind) for arm in settings.arms]
@@ -259,9 +259,9 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     def accept(
         self, name: str, model: str, kind: Kind, *, room: int, priority: int = 0
     ) -> RequestQueue[Model]:
-        """Accept requests outside any pipeline, and load their model if it is not loaded yet.
+        """Accept requests outside pipelines, and load their model if it is not loaded yet.
 
-        *name* is the name of their account; up to *room* of them may wait.
+        *name* is the name of their account; at most *room* of them may wait.
         """
         from ..scheduler.requests import RequestQueue
 
@@ -282,11 +282,11 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         return queue
 
     def answering(self, queue: RequestQueue[Model]) -> list[Serving]:
-        """List the servings that answer the requests of a queue; empty once it is refused."""
+        """List the servings that answer a queue's requests; empty after `refuse`."""
         return next((servings for each, servings in self._accepted if each is queue), [])
 
     def refuse(self, queue: RequestQueue[Model]) -> None:
-        """Stop accepting these requests, and unload a model that served nothing else."""
+        """Stop accepting these requests, and unload a model with no other use."""
         with self.arranging:
             queue.close()
             self._accepted = [each for each in self._accepted if each[0] is not queue]
@@ -294,7 +294,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         for model in gone:
             self.active.retire(model)
 
-    # What others ask
+    # Queries of others
 
     def used(self) -> list[Serving]:
         """List the servings that pipelines and requests use."""
@@ -304,14 +304,14 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         return found + [one for _, servings in list(self._accepted) for one in servings]
 
     def in_memory(self) -> frozenset[object]:
-        """Return keys for the running sources and the models that are taking memory."""
+        """Return keys for the running sources and the models in memory."""
         pipelines = list(self.pipelines.values())
         running = {("source", id(p)) for p in pipelines if p.state in {None, "running"}}
         models = {("model", id(serving.model)) for serving in self.active.all()}
         return frozenset(running | models)
 
     def _feeds(self, name: str) -> bool:
-        """Whether a source that feeds the live version of a model may still give something."""
+        """Whether a source that feeds a model's live version may still deliver something."""
         return any(
             pipeline.state in {None, "running"}
             and any(s.arm.name == name and s.arm.version is None for s in pipeline.servings)
@@ -319,14 +319,14 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         )
 
     def can_give_results(self) -> bool:
-        """Whether a first result may still come: some source gives, and has its models."""
+        """Whether a first result is still possible: some source delivers and has its models."""
         return any(
             pipeline.state in {None, "running"} and pipeline.served
             for pipeline in self.pipelines.values()
         )
 
     def is_blocked(self) -> bool:
-        """Whether no result can come until something is fixed, added or comes back."""
+        """Whether no result is possible until something is fixed, added or returns."""
         return all(
             pipeline.state in {"lost", "ended", "off"}
             or any(serving.problem is not None for serving in pipeline.servings)
@@ -334,9 +334,9 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         )
 
     def check_thresholds(self) -> None:
-        """Log which thresholds no result can pass; one that `set` has kept is dropped instead.
+        """Log which thresholds no result can reach; drop those that `set` has kept.
 
-        The kinds of findings are known only once there are models.
+        The kinds of findings are known only once models are loaded.
         """
         given = {pipeline.name: pipeline.threshold for pipeline in self.settings.pipelines}
         for pipeline in list(self.pipelines.values()):
@@ -348,7 +348,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
                 log.warning("pipeline %s: %s", pipeline.name, why)
 
     def lazy(self, *, wanted: bool) -> None:
-        """Load the models of second stages when they are needed, or at once."""
+        """Load the models of second stages when needed, or at once."""
         first = {id(s) for pipeline in self.pipelines.values() for s in pipeline.servings}
         first |= {id(one) for _, servings in self._accepted for one in servings}
         for pipeline in self.pipelines.values():
@@ -356,7 +356,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
                 serving.lazy = wanted and id(serving) not in first
 
     def cold_start(self, model: Model) -> dict[str, float] | None:
-        """Return the steps of the start for a model that served the first result."""
+        """Return the steps of the start, milliseconds, for a model of the first result."""
         steps = self.identity.timeline.steps
         if steps is None:
             return None

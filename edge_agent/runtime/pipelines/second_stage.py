@@ -22,10 +22,10 @@ def concerns(stage: SecondStage, found: Detections) -> bool:
 
 
 def add(outcome: Outcome, sample: Sample, stages: Iterable[tuple[SecondStage, Model]]) -> Outcome:
-    """Add the findings of second stages within its detections to an outcome.
+    """Add to an outcome the findings of second stages in its detections.
 
     Raises:
-        SampleError, EngineError, ModelError: the first crop on which a model failed.
+        SampleError, EngineError, ModelError: a model failed; the first error is raised.
     """
     first = outcome.findings
     if not isinstance(first, Detections):
@@ -38,7 +38,7 @@ def add(outcome: Outcome, sample: Sample, stages: Iterable[tuple[SecondStage, Mo
 
 
 def _read(first: Detections, then: Mapping[str, Second]) -> Detections:
-    """Return detections with the text that stages have read in them."""
+    """Return the detections with the text that second stages have read in them."""
     texts = [""] * len(first)
     for second in then.values():
         for place, found in enumerate(second.found):
@@ -50,7 +50,7 @@ def _read(first: Detections, then: Mapping[str, Second]) -> Detections:
 def _infer_all(
     stages: Sequence[SecondStage], models: Mapping[int, Model], sample: Sample, first: Detections
 ) -> dict[str, Second]:
-    """Run each stage whose model is loaded on the detections, and then the stages below it."""
+    """Run each stage whose model is loaded on the detections, then its descendants."""
     then: dict[str, Second] = {}
     for stage in stages:
         model = models.get(id(stage))
@@ -69,7 +69,7 @@ def _infer_all(
 
 
 def labels_found(count: int, then: Mapping[str, Second]) -> list[frozenset[str]]:
-    """Return the labels that stages have found in each of *count* detections."""
+    """Return the labels found by second stages in each of *count* detections."""
     labels = [frozenset[str]()] * count
     for second in then.values():
         boxes = sum(len(found) for found in second.found if isinstance(found, Detections))
@@ -83,9 +83,9 @@ def labels_found(count: int, then: Mapping[str, Second]) -> list[frozenset[str]]
 
 
 def infer(stage: SecondStage, model: Model, sample: Sample, first: Detections) -> Second:
-    """Infer each detection that the stage concerns; the crops go through the model together."""
+    """Infer the detections that the stage applies to; their crops share batches."""
     begin = time.perf_counter()
-    # Detections beyond the picture's edge have no pixels.
+    # Detections outside of the picture have no pixels.
     crops = [
         None if crop is None or outside(sample.data, crop) else crop
         for crop in regions(stage, first)
@@ -106,7 +106,7 @@ def infer(stage: SecondStage, model: Model, sample: Sample, first: Detections) -
 
 
 def regions(stage: SecondStage, first: Detections) -> Sequence[Region | None]:
-    """Return the crop of each detection, or None if it is left out."""
+    """Return the crop of each detection, or None if it is skipped."""
     left = stage.limit
     found: list[Region | None] = []
     for label, (x1, y1, x2, y2) in zip(first.labels, first.boxes.tolist(), strict=True):
@@ -116,8 +116,8 @@ def regions(stage: SecondStage, first: Detections) -> Sequence[Region | None]:
             continue
         left -= 1
         mx, my = stage.margin * (x2 - x1), stage.margin * (y2 - y1)
-        # Every pixel that the box begins on, none that it hardly touches: what is small is
-        # sensitive to a missing line.
+        # All pixels where the box begins, none that it barely touches: small objects are sensitive
+        # to a missing line.
         corner = (math.floor(x1 - mx), math.floor(y1 - my))
         found.append((*corner, round(x2 + mx), round(y2 + my)))
     return found

@@ -1,7 +1,7 @@
-"""Sinks: receivers of results, pictures, events, counts and health, by any means of publishing.
+"""Sinks: receivers of results, pictures, events, counts and health, to publish them in any way.
 
-A new sink is a class that overrides what it wants of `Sink`, and one entry of `sinks` where
-`daemon.agent` makes the `Runner`; or `runner.sinks.add`, at any time.
+A new sink is a class that overrides some methods of `Sink`, and one entry of `sinks` where
+`daemon.agent` creates the `Runner`; or a call of `runner.sinks.add` at any time.
 """
 
 from __future__ import annotations
@@ -23,52 +23,52 @@ from ...mqtt.message import Channel
 log = logging.getLogger(__name__)
 
 RECENT_SECONDS = 60.0
-"""How long an error keeps the device degraded."""
+"""Seconds for which an error keeps the device degraded."""
 
 
 @record
 class Shape:
-    """A zone or a line with its counts, drawn over a picture beside its findings."""
+    """A zone or a line with its counts, drawn on a picture along with its findings."""
 
     points: Sequence[Sequence[float]]
-    """x, y in 0..1 of the frame."""
+    """x, y in 0 to 1 of the frame."""
     closed: bool
-    """A zone; False: a line, with its direction `in`."""
+    """True: a zone; False: a line with its direction `in`."""
     text: str
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """The results of one pipeline, from its making to its removal."""
+    """The results of one pipeline, from its creation to its removal."""
 
     name: str
     """The pipeline's."""
     qos: int
     lossless: bool
-    """Whether the source waits until its results are taken."""
+    """Whether the source waits until its results are accepted."""
     channel: Channel = field(init=False)
-    """How they go to the broker, and how many have; set by `MqttSink`."""
+    """The channel to the broker with its counts; set by `MqttSink`."""
     latency_ms: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
-    """From capture to publication, of the latest results."""
+    """Times from capture to publication of the latest results."""
     began: float | None = None
-    """When its first result was there, monotonic seconds."""
+    """When its first result was ready, monotonic seconds."""
     latest: float = -math.inf
-    """When the frame of its latest result was captured, likewise."""
+    """When the frame of its latest result was captured, monotonic seconds."""
 
 
 class Sink:
-    """Receives the device's output; each method does nothing unless it is overridden.
+    """Receives the device's output; each method does nothing unless overridden.
 
-    Results and pictures come from an inference lane, the rest from threads that have other things
-    to do: no method but `wait_credit` may wait. What one raises is logged and is in health; the
-    other sinks get it all the same. A removed one may still get messages that were on their way.
+    Results and pictures come from an inference lane, the rest from other busy threads: only
+    `wait_credit` may wait. An exception is logged and reported in health; the other sinks still
+    get the output. A removed sink may still get messages that were in progress.
     """
 
     def open(self, stream: Stream) -> None:
-        """Expect the results of a pipeline, present when this sink is added or started later."""
+        """Expect the results of a pipeline that exists when this sink is added, or a later one."""
 
     def close(self, stream: Stream) -> None:
-        """Expect no more of them, but those that are in a lane."""
+        """Expect no more results, except those still in a lane."""
 
     def result(self, stream: Stream, sample: Sample, outcome: Outcome) -> None:
         """Handle the result of one frame, in the order of capture; *sample* is read-only."""
@@ -79,18 +79,18 @@ class Sink:
         return True
 
     def wants_picture(self, stream: Stream) -> bool:
-        """Whether the next frame is to be given to `picture`; asked for each."""
+        """Whether to pass the next frame to `picture`; called for each frame."""
         del stream
         return False
 
     def picture(self, stream: Stream, jpeg: bytes, about: Mapping[str, str]) -> None:
         """Handle a frame with its findings drawn: one that this sink wanted, or a snapshot.
 
-        *about* has its `time` and, where it was inferred, its `seq`.
+        *about* has its `time` and, if it was inferred, its `seq`.
         """
 
     def event(self, event: Mapping[str, Any], qos: int, *, replayed: bool) -> None:
-        """Handle an event, as published; *replayed*: it may be a copy."""
+        """Handle the payload of an event; *replayed*: it may be a copy."""
 
     def event_picture(self, pipeline: str, event: str, jpeg: bytes) -> None:
         """Handle the picture of an event, given the event's id."""
@@ -99,29 +99,29 @@ class Sink:
         """Handle a model's answer about an event."""
 
     def counts(self, pipeline: str, counts: Mapping[str, Any]) -> None:
-        """Handle the counts in a pipeline's zones and across its lines."""
+        """Handle the counts of a pipeline's zones and lines."""
 
     def health(self, health: Mapping[str, Any]) -> None:
         """Handle the health of the device."""
 
     def settle(self, seconds: float) -> float:
-        """Return the time before which every event that it was given outlives a kill.
+        """Return the time before which all its events survive a kill, monotonic seconds.
 
-        Monotonic seconds; infinite: of all. It may wait *seconds* for that.
+        Infinite: all do. It may wait *seconds* for that.
         """
         del seconds
         return math.inf
 
 
 class Sinks:
-    """All sinks, and the pipelines whose results they get. Any thread may call it."""
+    """All sinks and the pipelines whose results they get. Any thread may call it."""
 
     def __init__(self, *sinks: Sink) -> None:
         self.all: tuple[Sink, ...] = sinks
         """Replaced as a whole."""
         self._streams: list[Stream] = []
         self._latest: tuple[float, str] | None = None
-        """When and how one has raised, outside of the results of a pipeline."""
+        """When and how a sink has raised, except for results."""
         self._changing = threading.Lock()
 
     def add(self, sink: Sink) -> None:
@@ -145,13 +145,13 @@ class Sinks:
             self.give(lambda sink: sink.open(stream))
 
     def close(self, stream: Stream) -> None:
-        """Announce that a pipeline is gone."""
+        """Announce that a pipeline was removed."""
         with self._changing:
             self._streams.remove(stream)
             self.give(lambda sink: sink.close(stream))
 
     def give(self, take: Callable[[Sink], object], to: Sequence[Sink] | None = None) -> None:
-        """Call something of each, or of some; one that raises is logged, the others get theirs."""
+        """Call *take* with all sinks, or with *to*; log one that raises, and go on."""
         for sink in self.all if to is None else to:
             try:
                 take(sink)
@@ -159,7 +159,7 @@ class Sinks:
                 self._record(sink, problem)
 
     def _record(self, sink: Sink, problem: Exception) -> None:
-        words = f"{type(sink).__name__} has not taken what it was given: {reason(problem)}"
+        words = f"{type(sink).__name__} has failed to handle its input: {reason(problem)}"
         log.error("%s", words)
         self._latest = (time.monotonic(), words)
 
@@ -174,7 +174,7 @@ class Sinks:
         return True
 
     def settle(self, seconds: float = 0.0) -> float:
-        """Return the time before which no sink can lose an event; each may wait *seconds*."""
+        """Return the time before which no sink loses events; each may wait *seconds*."""
         return min((sink.settle(seconds) for sink in self.all), default=math.inf)
 
     def problems(self) -> list[str]:
@@ -185,28 +185,28 @@ class Sinks:
 
 
 class ResultStage(Protocol):
-    """Adds to results before the sinks get them; promises about one are kept by then."""
+    """Adds to results before the sinks get them; events of a result are stored by then."""
 
     tracking_score: float | None
-    """It wants detections of this score, too; None: no weaker ones than the settings."""
+    """It also needs detections with this score; None: none below the settings' threshold."""
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
-        """Return a result with the additions of this stage; *sample* is read-only.
+        """Return a result with this stage's additions; *sample* is read-only.
 
         *weak*: detections with scores below the threshold; None if there are none.
         """
 
     def advance_time(self, sample: Sample) -> None:
-        """Process a capture without motion, in which the latest result still holds.
+        """Process a capture without motion, for which the latest result is still valid.
 
-        All before it have been processed; it is none of the results that are counted.
+        All earlier captures have been processed; this one is not counted as a result.
         """
 
     def shapes(self) -> Sequence[Shape]:
-        """Return the shapes to draw over pictures beside the findings."""
+        """Return the shapes to draw on pictures along with the findings."""
 
     def source_lost(self, *, switched_off: bool, at: float) -> None:
-        """Forget everything followed so far: the source is lost, has ended, or was switched off.
+        """Forget everything tracked: the source is lost, has ended, or was switched off.
 
         Lanes may still deliver results of frames captured before *at*, monotonic seconds.
         """

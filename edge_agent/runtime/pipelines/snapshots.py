@@ -15,31 +15,31 @@ from .sinks import Shape, Sink, Sinks, Stream
 from .status import FrameErrors
 
 SNAPSHOT_SECONDS = 2.0
-"""Time that a requested snapshot waits for a frame that is not dropped by its deadline."""
+"""Time to wait for a frame that meets its deadline, for a requested snapshot."""
 
 
 class Snapshots:
-    """Makes pictures of frames: as the settings say, after a request, or for sinks that ask."""
+    """Makes pictures of frames: according to the settings, on request, or for sinks that ask."""
 
     def __init__(
         self, settings: PipelineSettings, stream: Stream, sinks: Sinks, errors: FrameErrors
     ) -> None:
         self.requested = False
         self.shapes: Callable[[], Sequence[Shape]] = tuple
-        """Returns zones and lines, to be drawn."""
+        """Returns the zones and lines to draw."""
         self._form = _form(settings)
         self._last = -math.inf
-        """When the latest that the settings ask for was made, monotonic seconds of its capture."""
+        """Capture time of the latest snapshot due by the settings, monotonic seconds."""
         x1, y1, x2, y2 = settings.roi
         self._region = (x1, y1, x2, y2) if any(settings.roi) else None
         self._stream = stream
         self._sinks = sinks
         self._errors = errors
         self._candidate: tuple[float, int] | None = None
-        """When the first frame after a request came, and how many had been late before."""
+        """When the first frame after a request arrived, and how many had been late before."""
 
     def apply(self, settings: PipelineSettings) -> None:
-        """Go on as other settings say."""
+        """Apply other settings."""
         self._form = _form(settings)
 
     def request(self) -> None:
@@ -65,11 +65,11 @@ class Snapshots:
             self._give(wanted, sample.data, outcome.findings, sample)
 
     def needs(self, picture: Array, late: int) -> bool:
-        """Whether a frame must be inferred though nothing moves in it.
+        """Whether a frame must be inferred even though nothing moves in it.
 
-        Where every frame is too late to be inferred, a picture that was requested is made of one
-        without findings: *picture*, (height, width, 3) uint8, BGR, just captured. So many, *late*,
-        were dropped by the deadline.
+        If every frame is too late to be inferred, a requested picture is made without findings
+        from *picture*, (height, width, 3) uint8, BGR, just captured. *late* is the number of
+        frames dropped because of the deadline.
         """
         if not self.requested:
             return bool(self._wanted())
@@ -83,7 +83,7 @@ class Snapshots:
     def _give(
         self, sinks: Sequence[Sink], data: Array, found: Findings | None, sample: Sample | None
     ) -> None:
-        """Pass a picture to sinks; *sample* is where its data is from, None if it has no number."""
+        """Pass a picture to sinks; *sample* is its sample, None if it was not inferred."""
         from .draw import annotate, jpeg, shrunk
 
         form = self._form or Form()

@@ -1,6 +1,6 @@
-"""The parts that pipelines share, and each one's reports beside its results.
+"""The parts that pipelines share, and each one's reports in addition to its results.
 
-That is the state of its source, and errors of its frames.
+These are the state of its source and the errors of its frames.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ log = logging.getLogger(__name__)
 
 @record
 class Identity:
-    """Who publishes."""
+    """The publisher of the messages."""
 
     device: str
     session: str
     topics: Topics
     timeline: Timeline
     wall: WallClock | None = None
-    """Judges the timestamps of results; None: they are trusted."""
+    """Checks the timestamps of results; None: they are trusted."""
 
     def credible(self, time_ns: int | None = None) -> bool:
-        """Whether a time, or that of this machine's clock, can be right."""
+        """Whether a time, nanoseconds since 1970, or the machine's clock may be right."""
         return self.wall is None or self.wall.credible(time_ns)
 
 
@@ -52,32 +52,32 @@ class Common:
     """The parts shared by all pipelines of an agent."""
 
     identity: Identity
-    """Who publishes."""
+    """The publisher of the messages."""
     board: Board[Model]
-    """Where captures wait for a lane."""
+    """The board where captures wait for a lane."""
     client: Client
     """Publishes the states of sources."""
     sinks: Sinks
-    """Receive the results."""
+    """The sinks of the results."""
     context: SourceContext = field(default_factory=SourceContext)
     """The context for opening sources."""
     load: Callable[[Serving], object] = lambda _serving: None
-    """Loads a model of a second stage that is needed now."""
+    """Loads the model of a second stage when needed."""
     stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = lambda *_: None
-    """Makes the stage that adds to a pipeline's results before the sinks get them; it replaces the
-    stage made for this pipeline before. None: nothing is added."""
+    """Creates the stage that adds to a pipeline's results before the sinks get them, replacing the
+    pipeline's earlier stage. None: nothing is added."""
     learned: LearnedValues | None = None
-    """Keeps learned values."""
+    """Stores learned values."""
     mode: DeviceMode = field(default_factory=lambda: DeviceMode(None))
-    """Of the device."""
+    """The device's mode."""
     on_values: Callbacks = field(default_factory=Callbacks)
-    """Called, by a lane, when a pipeline without a model has values of other names."""
+    """Called by a lane when the value names of a pipeline without a model change."""
     losses: dict[str, str] = field(default_factory=dict)
-    """By source: why it is lost, as the log has it."""
+    """Why each source is lost, as logged."""
 
 
 class SourceStatus:
-    """The state of a source: logged and published, retained, when it changes."""
+    """The state of a source, logged and published (retained) when it changes."""
 
     def __init__(self, settings: PipelineSettings, common: Common) -> None:
         """Begin with a source that has not been opened."""
@@ -86,15 +86,15 @@ class SourceStatus:
         self.error: str | None = None
         """Why it is lost."""
         self.on_gone: Callable[[bool], object] = lambda _switched_off: None
-        """Called when the source is lost, has ended or is switched off, with whether it is that."""
+        """Called when the source is lost, has ended or is switched off; True: switched off."""
         self.enabled = True
-        """False: it was switched off, and what its thread still says counts no more."""
+        """False: it was switched off; later reports of its thread are ignored."""
         self._name = settings.name
         self._common = common
         self._source = settings.source if settings.share else settings.name
 
     def switch(self, *, enabled: bool) -> None:
-        """Record that the source is switched off, or to be opened."""
+        """Record that the source is switched off, or will be opened."""
         if not enabled:
             self.enabled, self.state, self.error = False, "off", None
             log.info("source of %s: switched off", self._name)
@@ -131,18 +131,18 @@ class SourceStatus:
         )
 
     def first_frame(self, seconds: float) -> None:
-        """Record how long the start took up to the first frame."""
+        """Record the time from the start to the first frame, seconds."""
         self._common.identity.timeline.record("first_frame", seconds)
 
 
 class FrameErrors:
-    """Errors that drop frames or results; how often that happens is in health."""
+    """Errors that drop frames or results; their numbers are in health."""
 
     def __init__(self, name: str) -> None:
         self.latest: tuple[float, str] | None = None
         """When and why a frame or result was last dropped by an error."""
         self.sinks = 0
-        """Results that a sink has not taken, as it raised."""
+        """Results not accepted by a sink because it raised."""
         self._name = name
 
     def record(self, problem: Exception) -> None:

@@ -1,1 +1,1 @@
-"""Bounded queues, one per pipeline, and which of them an inference lane takes from next."""
+"""Bounded queues, one per pipeline, and the choice of the one that a lane serves next."""

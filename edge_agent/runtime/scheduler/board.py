@@ -1,8 +1,8 @@
 """The scheduler's board: captures wait here for a lane, in one bounded queue per pipeline.
 
-In a live queue the newest wins; among queues the oldest goes first, within fair shares; every
-capture is counted. One lock holds it all, so that the account adds up at any moment and a model is
-exchanged exactly between two frames. Knows nothing of sources, engines or MQTT.
+A live queue keeps the newest captures; among queues the oldest capture goes first, within fair
+shares; every capture is counted. One lock guards everything, so that accounts always add up and a
+model is exchanged exactly between two frames. Independent of sources, engines and MQTT.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .queue import REASONS, Account, FrameQueue, Job, M, Reason
 __all__ = ["REASONS", "Account", "Board", "FrameQueue", "Job"]
 
 PATIENCE = 0.02
-"""Seconds that a lane with nothing to do waits before one more recording goes on."""
+"""Seconds that an idle lane waits before one more recording may continue."""
 
 
 class Board(Generic[M]):
@@ -37,31 +37,31 @@ class Board(Generic[M]):
     ) -> None:
         """Create an empty board.
 
-        For *max_delay* seconds a lane waits for frames that may go together with what it has.
+        A lane waits up to *max_delay* seconds for further frames for its batch.
         *starting*: models are still being loaded, until `settled` is set.
         """
         self.settled = threading.Event()
-        """Set when the models of the start are loaded and its first result is out, or overdue. The
-        first frame of each pipeline that is there by then goes before all others."""
+        """Set when the initial models are loaded and the first result is published or overdue. The
+        first frame of each pipeline added before that has priority over all others."""
         if not starting:
             self.settled.set()
         self.max_delay = max_delay
         self._clock = clock
         self._lock = threading.RLock()
-        # A condition for each kind of waiting: a capture wakes one lane, and no other thread.
+        # A condition for each kind of waiting: a capture wakes only one lane.
         self._work = threading.Condition(self._lock)
         self._changed = threading.Condition(self._lock)
         self._queues: list[FrameQueue[M]] = []
         self._shares = FairShare()
         self._gathering: list[M] = []
-        """Models that a lane waits for more frames for: no other lane takes theirs."""
+        """Models for which a lane collects frames: no other lane takes these."""
         self._untried: list[M] = []
-        """Models whose first frame is in a lane: one that computes for ever takes no other lane."""
+        """Models whose first frame is in a lane: if it never ends, it blocks no other lane."""
         self._ahead = lanes * read_ahead.AHEAD
         self._waiting = 0
-        """Recordings that wait for a grant."""
+        """Number of recordings waiting for a grant."""
         self._idle = 0
-        """Lanes that have nothing to do."""
+        """Number of idle lanes."""
         self._closed = False
 
     # Capture side
@@ -84,15 +84,15 @@ class Board(Generic[M]):
             self._changed.notify_all()
 
     def drop(self, queue: FrameQueue[M], reason: Reason) -> None:
-        """Count a capture that goes no further."""
+        """Count a capture that is dropped before it is queued."""
         with self._lock:
             queue.pacing.count()
             queue.drop(reason)
 
     def put(self, queue: FrameQueue[M], make: Callable[[int], Sample]) -> bool:
-        """Add a capture; a lossless queue waits for room, a live one drops its oldest.
+        """Add a capture; a full lossless queue waits, a full live queue drops its oldest.
 
-        *make* makes the sample, given its sequence number. False once it is closed or removed.
+        *make* creates the sample, given its sequence number. False once closed or removed.
         """
         with self._lock:
             queue.pacing.count()
@@ -104,22 +104,22 @@ class Board(Generic[M]):
                 self._shares.join(queue.share)
             queue.append(make)
             if self._gathering:
-                self._work.notify_all()  # it may be for the lane that gathers, or for another
-            elif not queue.held:  # else `finish` wakes a lane for it
+                self._work.notify_all()  # for the lane that collects frames, or another
+            elif not queue.held:  # otherwise `finish` wakes a lane for it
                 self._work.notify()
             return True
 
     def offer(self, queue: FrameQueue[M], make: Callable[[int], Sample]) -> bool:
-        """Add a capture if there is room, see `put`; returns False if there is none."""
+        """Add a capture like `put`, but return False if the queue is full."""
         with self._lock:
             return not queue.full and self.put(queue, make)
 
     def wait_turn(
         self, queue: FrameQueue[M], *, burst: bool = True, timeout: float | None = None
     ) -> bool:
-        """Wait until a recording may give its next capture; see `read_ahead`.
+        """Wait until a recording may deliver its next capture; see `read_ahead`.
 
-        False once it is closed or removed, or after *timeout* seconds. *burst*: it could give
+        False once it is closed or removed, or after *timeout* seconds. *burst*: it could deliver
         several in a row.
         """
         with self._lock:
@@ -137,9 +137,9 @@ class Board(Generic[M]):
             return not (self._gone(queue) or pacing.waiting)
 
     def end_turn(self, queue: FrameQueue[M]) -> None:
-        """Leave the rest of a recording's grant to others: it has ended, or cannot be read now."""
+        """Release the rest of a recording's grant: it has ended, or cannot be read now."""
         if self._closed:
-            return  # nobody gets it, and all captures end at once
+            return  # no recording needs it, and all captures end at once
         with self._lock:
             queue.pacing.granted = 0
             self._grant()
@@ -161,7 +161,7 @@ class Board(Generic[M]):
     # Lane side
 
     def take(self) -> Job[M] | None:
-        """Wait for a capture, and take the one whose turn it is; None once closed."""
+        """Wait for a capture, and take the next one in turn; None once closed."""
         with self._lock:
             while not self._closed:
                 job = self._next()
@@ -174,10 +174,10 @@ class Board(Generic[M]):
             return None
 
     def gather(self, job: Job[M]) -> list[Job[M]]:
-        """Add further frames for the same model, from any pipeline; returns all of them.
+        """Add further frames for the same model from any pipeline; return all of them.
 
-        Waits for them no longer than `max_delay`, and not where none could come or another
-        model's frame waits for a lane.
+        Waits for them at most `max_delay`, and not at all if none can arrive or another model's
+        frame waits for a lane.
         """
         jobs, model = [job], job.model
         with self._lock:
@@ -193,14 +193,14 @@ class Board(Generic[M]):
                     break
                 self._work.wait(left)
             self._gathering.remove(model)
-            # Lanes that were woken meanwhile have left what they saw to this one.
+            # Lanes woken meanwhile have left their frames to this one.
             self._work.notify_all()
         for one in jobs:
             one.batched = len(jobs)
         return jobs
 
     def _worth_waiting(self, jobs: list[Job[M]]) -> bool:
-        """Whether a pipeline may yet give a frame for these, and no other frame wants the lane."""
+        """Whether a pipeline may still add a frame, and no other frame needs the lane."""
         model, served = jobs[0].model, {id(job.queue) for job in jobs}
         more = False
         for queue in self._queues:
@@ -250,7 +250,7 @@ class Board(Generic[M]):
 
     @contextmanager
     def using(self, choose: Callable[[], Sequence[M | None]]) -> Iterator[Sequence[M | None]]:
-        """Keep further models from being closed while a lane works with them."""
+        """Keep further models from being closed while a lane uses them."""
         with self._lock:
             models = choose()
             for model in models:
@@ -267,9 +267,9 @@ class Board(Generic[M]):
                             self._changed.notify_all()
 
     def finish(self, job: Job[M], deliver: Callable[[], None] | None) -> None:
-        """Count a taken frame and hand its result over in the order of capture.
+        """Count a frame taken and deliver its result in the order of capture.
 
-        *deliver* is called here, or by the lane that finishes the frame before it; None: inference
+        *deliver* is called here or by the lane that finishes the previous frame; None: inference
         failed.
         """
         queue = job.queue
@@ -295,7 +295,7 @@ class Board(Generic[M]):
                     self._changed.notify_all()
 
     def wait_delivered(self, queue: FrameQueue[M], closing: threading.Event) -> None:
-        """Wait until every capture of a source that has ended is inferred and handed over."""
+        """Wait until all captures of an ended source are inferred and delivered."""
         if closing.is_set():
             return
         with self._lock:
@@ -313,28 +313,28 @@ class Board(Generic[M]):
             self._changed.notify_all()
 
     def drain(self, models: Sequence[M], timeout: float) -> list[M]:
-        """Wait until no lane uses any of *models*; return those that none uses, in the end.
+        """Wait until no lane uses any of *models*; return those that are then unused.
 
-        The lock is taken once for all of them: at the end a thousand captures want it.
+        The lock is acquired once for all: at the end a thousand captures may wait for it.
         """
         with self._lock:
             self._changed.wait_for(lambda: not any(model.users for model in models), timeout)
             return [model for model in models if not model.users]
 
     def accounts(self) -> dict[str, Account]:
-        """Copy all accounts at one moment."""
+        """Return consistent copies of all accounts."""
         with self._lock:
             return {queue.name: queue.account.copy() for queue in self._queues}
 
     def lost_frames(self) -> int:
-        """Count the frames whose loss could be blamed on an exchange: superseded, or failed."""
+        """Count the frames whose loss an exchange may have caused: superseded or failed."""
         accounts = self.accounts().values()
         return sum(each.dropped["superseded"] + each.dropped["error"] for each in accounts)
 
     def close(self) -> None:
-        """Wake every thread that waits; nothing is taken anymore."""
+        """Wake all waiting threads; no more captures are taken."""
         self.settled.set()
-        # Before the lock: where many captures wait, lanes that go on would hardly let go of it.
+        # Before the lock: if many captures wait, running lanes would hardly release it.
         self._closed = True
         with self._lock:
             self._work.notify_all()

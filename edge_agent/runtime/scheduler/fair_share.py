@@ -1,14 +1,13 @@
-"""Fair sharing of lane time: the oldest capture goes first, as long as nobody exceeds its share.
+"""Fair sharing of lane time: the oldest capture goes first unless its pipeline exceeds its share.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996), in lane time: only pipelines within LEAD of
-the least-served one are eligible, and among them the oldest capture goes. So cameras that the
-device can carry are served in the order of capture, and where there is more to do than it can carry
-each gets the same lane time, whatever its rate and however slow its model; what one does not need
-is shared by the others.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) in lane time: only pipelines within LEAD of
+the least-served one are eligible, and among these the oldest capture goes first. So if the device
+can keep up, cameras are served in the order of capture; under overload each gets the same lane
+time, whatever its rate and the speed of its model, and the others share what one does not need.
 
-What a frame takes is learned of all frames of its model, so that pipelines of one model get the
-same number of frames, whichever was held up by other programs. Only where second stages make frames
-of one pipeline differ does each count for what it took. Pure: it is told the time.
+The cost of a frame is learned from all frames of its model, so that pipelines with the same model
+get the same number of frames even if other programs delay some. Only if second stages make frames
+of a pipeline differ does each frame count with its own time. Pure: the time is an argument.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 LEAD = 0.02
-"""Seconds of lane time that one may be ahead of another, for the sake of the oldest."""
+"""Seconds of lane time that one pipeline may be ahead of another, so that the oldest goes first."""
 LONGEST_WAIT = 1.0
-"""Seconds after which those of a lower priority get one frame in, whatever waits above them."""
+"""Seconds after which a lower priority gets one frame served, whatever waits above it."""
 
 
 class Share:
@@ -29,39 +28,39 @@ class Share:
 
     def __init__(self, priority: int = 0) -> None:
         self.priority = priority
-        """Those of the highest go first."""
+        """The highest priority goes first."""
         self.spent = 0.0
-        """Lane time in seconds, from where the others were when it came."""
+        """Lane time in seconds, starting from the others' value when it joined."""
 
 
 class Queued(Protocol):
-    """A queue with something in it."""
+    """A queue that is not empty."""
 
     share: Share
 
     @property
     def head(self) -> float:
-        """When the first of it was captured."""
+        """When its first entry was captured."""
 
 
 Q = TypeVar("Q", bound=Queued)
 
 
 class FairShare:
-    """Decides between pipelines."""
+    """Chooses between pipelines."""
 
     def __init__(self) -> None:
         self._floor: dict[int, float] = {}
-        """By priority: how much the one served least had spent when one of them went last."""
+        """Lane time of the least-served pipeline at the latest choice, by priority."""
         self._passed_over: dict[int, float] = {}
-        """By priority: since when captures wait of which none goes."""
+        """Since when waiting captures have not been served, by priority."""
 
     def join(self, share: Share) -> None:
-        """Admit one that had nothing queued: the lane time that it left unused is forfeited."""
+        """Admit a pipeline that had nothing queued: its unused lane time is forfeited."""
         share.spent = max(share.spent, self._floor.get(share.priority, 0.0) - LEAD)
 
     def choose(self, queues: Iterable[Q], now: float) -> Q:
-        """Return the queue to serve; there must be one."""
+        """Return the queue to serve; *queues* must not be empty."""
         classes: dict[int, list[Q]] = {}
         for queue in queues:
             classes.setdefault(queue.share.priority, []).append(queue)
@@ -74,7 +73,7 @@ class FairShare:
         return min(eligible, key=lambda queue: queue.head)
 
     def _class(self, priorities: Iterable[int], now: float) -> int:
-        """Return the priority to serve: the highest, unless a lower one was left out too long."""
+        """Return the priority to serve: the highest, unless a lower one has waited too long."""
         since = self._passed_over
         longest = min(priorities, key=lambda priority: since.get(priority, now))
         if now - since.get(longest, now) > LONGEST_WAIT:
@@ -82,7 +81,7 @@ class FairShare:
         return max(priorities)
 
     def charge(self, share: Share, queues: Iterable[Q], now: float, seconds: float) -> None:
-        """Charge *seconds* to the one that is served; *queues*: all that had something queued."""
+        """Charge *seconds* to the served pipeline; *queues*: all that were not empty."""
         least = share.spent
         others = set()
         for queue in queues:

@@ -1,6 +1,6 @@
-"""One pipeline's queue: the captures that wait, their account, and results in order of capture.
+"""One pipeline's queue: waiting captures, their account, and results in the order of capture.
 
-A queue has no lock of its own: all of it is used under the board's.
+A queue has no lock: callers hold the board's lock.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ class Servable(Protocol):
     """A model that serves frames and must not be closed while it does."""
 
     users: int
-    """Frames that are going through it."""
+    """Number of frames in it now."""
     together: int
-    """How many frames, of whatever pipelines, may go through it at a time; 1: each by itself."""
+    """Most frames of any pipelines in one batch; 1: no batches."""
     cost: Cost
-    """The lane time that one of its frames takes."""
+    """The lane time of one of its frames."""
 
     @property
     def first_at(self) -> float | None:
-        """When the first frame had gone through it; None: none has."""
+        """When its first frame was done; None: none is yet."""
 
     @property
     def in_order(self) -> bool:
-        """Whether a pipeline's frames go through it one at a time."""
+        """Whether it takes a pipeline's frames one at a time."""
 
 
 M = TypeVar("M", bound=Servable)
 
 
 class Route(Protocol[M]):
-    """A pipeline's decisions about its frames. `choose` and `advance` hold the board's lock."""
+    """A pipeline's decisions about frames. `choose` and `advance` need the board's lock."""
 
     def choose(self) -> M | None:
         """Return the model for the next frame, the same until `advance`, or None."""
@@ -58,69 +58,69 @@ class Route(Protocol[M]):
         """Return the request for the model."""
 
     def complete(self, job: Job[M], answer: Outcome | AgentError) -> None:
-        """Do the work that remains after inference, down to `Board.finish`."""
+        """Do the remaining work after inference, including `Board.finish`."""
 
 
 @dataclass(slots=True)
 class Account:
-    """captured = inferred + waiting + all dropped, at any moment."""
+    """Counts of captures: captured = inferred + waiting + all dropped at any time."""
 
     captured: int = 0
     inferred: int = 0
     waiting: int = 0
-    """Queued or being inferred."""
+    """Captures queued or being inferred."""
     dropped: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
 
     def copy(self) -> Account:
-        """Return the counts of this moment."""
+        """Return a copy of the present counts."""
         return Account(self.captured, self.inferred, self.waiting, dict(self.dropped))
 
 
 @dataclass(slots=True, eq=False)
 class Job(Generic[M]):
-    """A frame that a lane has taken, and the model it goes through."""
+    """A frame that a lane has taken, and its model."""
 
     queue: FrameQueue[M]
     sample: Sample
     model: M
     ticket: int
-    """Its place among the frames taken from its queue."""
+    """Its number among the frames taken from its queue."""
     began: float
     charged: float
-    """Lane time that its pipeline has been charged so far."""
+    """Lane time charged to its pipeline so far."""
     batched: int = 1
-    """How many are inferred together, itself included."""
+    """Number of frames inferred together, including this one."""
 
 
 MOST_RESULTS = 64
-"""Results of a pipeline that wait to be handed over, before no more of its frames are taken: where
-inference takes less than what follows, one lane would run away from the one that hands over."""
+"""Most undelivered results of a pipeline before no more of its frames are taken: if inference is
+faster than the work after it, one lane would run ahead of the one that delivers."""
 
 
 class ResultsInOrder:
-    """Hands results over in the order in which their frames were taken."""
+    """Delivers results in the order in which their frames were taken."""
 
     def __init__(self) -> None:
         self._taken = 0
         self._delivered = 0
         self._waiting: dict[int, Callable[[], None]] = {}
-        """By ticket: results that wait for an older one."""
+        """Results waiting for an older one, by ticket."""
         self._delivering = False
-        """A lane is handing results over."""
+        """Whether a lane is delivering results."""
 
     def ticket(self) -> int:
-        """Return the number of a frame that is taken."""
+        """Return the number of a frame being taken."""
         self._taken += 1
         return self._taken - 1
 
     def put(self, ticket: int, deliver: Callable[[], None] | None) -> None:
-        """Keep the function that delivers a result; None: the frame has no result."""
+        """Store the function that delivers a result; None: the frame has no result."""
         self._waiting[ticket] = deliver or (lambda: None)
 
     def next(self) -> Callable[[], None] | None:
-        """Return a function that delivers the next one; None if not due, or a lane is delivering.
+        """Return the function that delivers the next result; None: not due, or a lane delivers.
 
-        The lane that gets one calls it without the lock, then `delivered`.
+        The lane calls it without the lock, then calls `delivered`.
         """
         if self._delivering:
             return None
@@ -135,17 +135,17 @@ class ResultsInOrder:
 
     @property
     def behind(self) -> bool:
-        """Whether too many results wait to be handed over for another frame to be taken."""
+        """Whether too many results are undelivered to take another frame."""
         return len(self._waiting) >= MOST_RESULTS
 
     @property
     def complete(self) -> bool:
-        """Whether every result was handed over."""
+        """Whether all results were delivered."""
         return self._delivered == self._taken
 
 
 class FrameQueue(Generic[M]):
-    """The captures of one pipeline that wait for a lane."""
+    """The captures of one pipeline waiting for a lane."""
 
     def __init__(
         self,
@@ -158,11 +158,11 @@ class FrameQueue(Generic[M]):
         deadline: float = 0.0,
         cost: Cost | None = None,
     ) -> None:
-        """Start empty, with room for *room* captures.
+        """Start empty, with space for *room* captures.
 
-        Those of a *lossless* queue wait for room, else the oldest is dropped; after *deadline*
-        seconds one is dropped, 0: never. *cost* is what its frames take, where that is not what its
-        model's take; then each counts for what it took itself.
+        If it is full, a *lossless* queue makes captures wait; another drops the oldest. A capture
+        is dropped after *deadline* seconds; 0: never. *cost* is the cost of its frames if it
+        differs from the model's; then each frame counts with its own time.
         """
         self.name = name
         self.route = route
@@ -175,29 +175,29 @@ class FrameQueue(Generic[M]):
         self.account = Account()
         self.frames: deque[Sample] = deque()
         self.seq = 0
-        """The next capture's number."""
+        """Number of the next capture."""
         self.removed = False
         self.is_new = False
-        """No frame of it has been taken since the agent started."""
+        """Whether none of its frames has been taken since the agent started."""
         self._changed: threading.Condition
         self.results = ResultsInOrder()
 
     # The capture side
 
     def attach(self, lock: threading.RLock) -> None:
-        """Wait and notify with the board's lock from now on."""
+        """Use the board's lock for waiting and notifying."""
         self._changed = threading.Condition(lock)
 
     def wait(self, ready: Callable[[], bool], timeout: float | None = None) -> None:
-        """Release the lock and wait until something is true, at most *timeout* seconds."""
+        """Release the lock and wait until *ready* returns True, at most *timeout* seconds."""
         self._changed.wait_for(ready, timeout)
 
     def notify(self) -> None:
-        """Wake the capture that waits."""
+        """Wake the waiting capture."""
         self._changed.notify_all()
 
     def drop(self, reason: Reason) -> None:
-        """Count a capture that does not enter the queue."""
+        """Count a capture that is not queued."""
         self.seq += 1
         self.account.captured += 1
         self.account.dropped[reason] += 1
@@ -209,15 +209,14 @@ class FrameQueue(Generic[M]):
 
     @property
     def half_empty(self) -> bool:
-        """Whether a capture that has waited for room goes on.
+        """Whether a capture that has waited for space continues.
 
-        It would be woken for each frame otherwise, and take the processor from the lane that has
-        woken it.
+        Otherwise it would wake for each frame, and take the processor from the lane that woke it.
         """
         return len(self.frames) <= self.room // 2
 
     def append(self, make: Callable[[int], Sample]) -> None:
-        """Add a capture, given its number, at the end; a full live queue drops its oldest."""
+        """Append the capture that *make* creates; a full live queue drops its oldest."""
         if not self.lossless and self.full:
             self.drop_oldest("superseded")
         self.frames.append(make(self.seq))
@@ -226,7 +225,7 @@ class FrameQueue(Generic[M]):
         self.account.waiting += 1
 
     def drop_oldest(self, reason: Reason) -> None:
-        """Drop the capture that has waited longest."""
+        """Drop the oldest waiting capture."""
         self.frames.popleft()
         self.account.waiting -= 1
         self.account.dropped[reason] += 1
@@ -235,12 +234,12 @@ class FrameQueue(Generic[M]):
 
     @property
     def busy(self) -> bool:
-        """Whether a frame of it is in a lane."""
+        """Whether one of its frames is in a lane."""
         return self.account.waiting > len(self.frames)
 
     @property
     def held(self) -> bool:
-        """Whether waiting frames have to wait for the one that is in a lane."""
+        """Whether waiting frames must wait for the one in a lane."""
         if not self.busy:
             return False
         model = self.route.choose()
@@ -248,7 +247,7 @@ class FrameQueue(Generic[M]):
 
     @property
     def head(self) -> float:
-        """When the first that waits was captured."""
+        """When the first waiting frame was captured."""
         return self.frames[0].since
 
     def servable(self) -> bool:
@@ -256,10 +255,7 @@ class FrameQueue(Generic[M]):
         return self.route.choose() is not None
 
     def usual(self) -> tuple[float, int]:
-        """Return the usual lane time of a frame, and the largest number of frames per batch.
-
-        The time is in seconds, 0 if not known yet.
-        """
+        """Return the usual lane time of a frame, seconds (0: unknown), and the most per batch."""
         model = self.route.choose()
         if model is None:
             return 0.0, 1
@@ -276,7 +272,7 @@ class FrameQueue(Generic[M]):
     def complete(self, job: Job[M], took: float, deliver: Callable[[], None] | None) -> None:
         """Count a frame that has left its model after *took* seconds of lane time.
 
-        *deliver* hands its result over; None: inference failed.
+        *deliver* delivers its result; None: inference failed.
         """
         (self.cost or job.model.cost).learn(took)
         if self.cost is not None:
@@ -291,5 +287,5 @@ class FrameQueue(Generic[M]):
 
     @property
     def at_rest(self) -> bool:
-        """Whether every capture is inferred and handed over, or dropped."""
+        """Whether all captures are either delivered or dropped."""
         return self.account.waiting == 0 and self.results.complete

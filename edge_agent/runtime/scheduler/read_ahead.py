@@ -1,10 +1,9 @@
 """Read-ahead: how many captures each recording may put on the board before it must wait.
 
-A recording at full pace gives as soon as it is asked. Were all asked at once, so much would wait
-that every frame were old before a lane took it, and all that a decoder, a preparation and a lane
-touch had left the processor's cache before it was touched again. So where others wait, a recording
-waits until nothing of its own waits and little of the others', and then gives a burst.
-Pure: it knows no locks and no time.
+A recording at full speed can deliver at any time. If all did at once, every frame would wait long
+for a lane, and the data shared by decoder, preprocessing and lane would have left the processor's
+cache. So if others wait, a recording waits until none of its own captures and few of the others'
+wait, and then delivers a burst. Pure: it uses no locks and no clock.
 """
 
 from __future__ import annotations
@@ -15,43 +14,43 @@ from typing import Protocol, TypeVar
 from .fair_share import Share
 
 CROWD = 2
-"""Where more captures of other recordings wait, what a recording works with has left the cache
-by its next turn."""
+"""If more captures of other recordings wait, a recording's data has left the cache by its next
+turn."""
 BURST = 12
-"""Captures that a recording gives in a row, in a crowd, at most …"""
+"""Most captures that a recording delivers in a row while others wait."""
 BURST_SECONDS = 0.03
-"""… and so much work for a lane: where frames take long, the cache is the least of it, and others
-shall not wait."""
+"""Most lane time of such a burst, seconds: with slow frames the cache matters little, and others
+should not wait."""
 AHEAD = 4
-"""Captures of recordings that may wait for each lane, in a crowd: while one recording decodes
-several, the lanes must not run out of those of another."""
+"""Most waiting captures per lane while recordings compete: while one recording decodes several,
+the lanes must still have captures of another."""
 
 
 class Pacing:
-    """How far a recording may read on."""
+    """How far a recording may read ahead."""
 
     __slots__ = ("bursting", "granted", "may_burst", "paced", "waiting")
 
     def __init__(self) -> None:
         self.granted = 0
-        """Captures that it may give before it waits again."""
+        """Captures that it may deliver before it waits again."""
         self.waiting = False
-        """It waits for a grant."""
+        """Whether it is waiting for a grant."""
         self.paced = False
-        """Whether it waits for grants at all; then it has a share of the lanes from its first wait
-        on, not only while it has something queued."""
+        """Whether it ever waits for grants; if so, it has a share of the lanes from its first wait
+        on, not only while it has captures queued."""
         self.may_burst = True
-        """Whether it could give several at once."""
+        """Whether it could deliver several at once."""
         self.bursting = False
         """Whether its latest grant was for several in a row."""
 
     def count(self) -> None:
-        """Count a capture that it has given."""
+        """Count a capture that it has delivered."""
         self.granted = max(0, self.granted - 1)
 
 
 class Recording(Protocol):
-    """A queue that a recording fills."""
+    """The queue of a recording."""
 
     room: int
     share: Share
@@ -59,10 +58,10 @@ class Recording(Protocol):
 
     @property
     def frames(self) -> Sized:
-        """Captures that wait for a lane."""
+        """Captures waiting for a lane."""
 
     def usual(self) -> tuple[float, int]:
-        """Return the usual lane time of a frame, seconds or 0, and how many frames go together."""
+        """Return the usual lane time of a frame, seconds or 0, and the most frames per batch."""
 
     def servable(self) -> bool:
         """Whether a lane could take a waiting capture."""
@@ -74,10 +73,10 @@ R = TypeVar("R", bound=Recording)
 def grant(queues: Iterable[R], ahead: int, *, idle: bool = False) -> list[R]:
     """Grant captures to waiting recordings, those with the least lane time first; return these.
 
-    Only recordings of one priority count for each other: what waits in a lower class is in nobody's
-    way, and it must wait there to be served at all. So many as *ahead* may wait for lanes. Where a
-    lane is *idle* one more goes on, as those that should give may be held up: by a slow disk, or by
-    a link over which nothing goes.
+    Recordings only affect others of the same priority: captures waiting in a lower class delay
+    nobody, and must wait there to be served at all. At most *ahead* captures may wait for lanes. If
+    a lane is *idle*, one more recording continues, because a slow disk or a blocked link may delay
+    those with a grant.
     """
     coming: dict[int, int] = {}
     waiting = []
@@ -87,7 +86,7 @@ def grant(queues: Iterable[R], ahead: int, *, idle: bool = False) -> list[R]:
             coming[priority] = coming.get(priority, 0) + _coming(queue)
             if queue.pacing.waiting:
                 waiting.append(queue)
-    # Nearly always none is to go on, which is to be found out quickly.
+    # Usually none may continue, which must be found out quickly.
     likely = [q for q in waiting if idle or _grantable(q, coming[q.share.priority], ahead)]
     granted = []
     for queue in sorted(likely, key=lambda queue: queue.share.spent):
@@ -103,7 +102,7 @@ def grant(queues: Iterable[R], ahead: int, *, idle: bool = False) -> list[R]:
 
 
 def _grantable(queue: Recording, coming: int, ahead: int) -> int:
-    """Return how many captures a waiting recording may give; *coming*: those due of its class."""
+    """Return how many captures a waiting recording may deliver; *coming*: those of its class."""
     others = coming - _coming(queue)
     if others <= CROWD:
         return 1 if len(queue.frames) < queue.room else 0
@@ -116,5 +115,5 @@ def _grantable(queue: Recording, coming: int, ahead: int) -> int:
 
 
 def _coming(queue: Recording) -> int:
-    """Count captures that wait for a lane, or will soon."""
+    """Count captures that wait for a lane or will soon."""
     return queue.pacing.granted + (len(queue.frames) if queue.frames and queue.servable() else 0)

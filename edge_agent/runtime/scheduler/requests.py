@@ -1,4 +1,4 @@
-"""Requests that belong to no pipeline: through the same lanes and models, counted by themselves."""
+"""Requests outside pipelines: they use the same lanes and models, but have separate accounts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Region = tuple[int, int, int, int]
 
 
 class RequestQueue(Generic[M]):
-    """Takes requests for a model, in a bounded queue. Any thread may call `submit`.
+    """A bounded queue of requests for a model. Any thread may call `submit`.
 
-    Its account is on the board, by its name. A request waits while there is no model; an exchange
+    Its account is on the board under its name. Requests wait while there is no model; an exchange
     of the model loses none.
     """
 
@@ -32,16 +32,16 @@ class RequestQueue(Generic[M]):
         room: int,
         priority: int = 0,
     ) -> None:
-        """Accept requests from now on; up to *room* of them may wait for a lane."""
+        """Start accepting requests; at most *room* of them may wait for a lane."""
         self.name = name
         self.priority = priority
         self.choose = choose
         self.advance = advance
         self.refused = 0
-        """Requests that found no room; they are in no account."""
+        """Requests refused because the queue was full; they are in no account."""
         self._board = board
         self._waiting: dict[int, tuple[Request, Future[Outcome]]] = {}
-        """By number: those that wait for a lane, or are in one."""
+        """Requests waiting for a lane or in one, by number."""
         self._queue: FrameQueue[M] = FrameQueue(
             name, self, room=room, lossless=True, priority=priority
         )
@@ -56,14 +56,14 @@ class RequestQueue(Generic[M]):
         tensors: Tensors | None = None,
         raw: bool = False,
     ) -> Future[Outcome]:
-        """Ask for the model's findings; does not wait.
+        """Request the model's findings without waiting.
 
-        The future is canceled where this is closed. *data* is a picture, (height, width, 3) uint8
-        BGR, or a signal, (window, channels) float32; with *tensors*, inputs of the network by name,
-        any of them. *region* of a picture: x1, y1, x2, y2 in its pixels.
+        The future is canceled when the queue is closed. *data* is a picture, (height, width, 3)
+        uint8 BGR, or a signal, (window, channels) float32; with *tensors*, network inputs by name,
+        it is any of these. *region* of a picture: x1, y1, x2, y2 in its pixels.
 
         Raises:
-            RequestError: too many wait, or this is closed.
+            RequestError: too many requests wait, or the queue is closed.
         """
         future: Future[Outcome] = Future()
 
@@ -82,7 +82,7 @@ class RequestQueue(Generic[M]):
         return future
 
     def close(self) -> None:
-        """Close it: cancel waiting requests, let those in a lane finish. May be called twice."""
+        """Cancel waiting requests, and let those in a lane finish. May be called twice."""
         if not self._queue.removed:
             self._board.remove(self._queue)
         for _, future in list(self._waiting.values()):
