@@ -1,1 +1,1 @@
-"""The models that serve: loading, exchange, and the memory of their engines."""
+"""The serving models: loading, exchange, and what is known about their engines."""

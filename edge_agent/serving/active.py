@@ -1,4 +1,4 @@
-"""The table of models now serving, and how one is exchanged for another between two frames."""
+"""The table of serving models, and the exchange of one for another between two frames."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..inference.preprocess.placement import Region
 from ..models.manifest import ModelFolder
 
 if TYPE_CHECKING:
-    # Not on the way to the first result.
+    # Not needed before the first result.
     from ..models.store.catalog import Catalog
     from .loader import ModelLoader
 
@@ -34,24 +34,24 @@ log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 30.0
 CLOSE_SECONDS = 0.5
-"""Time given to frames in flight at the end, whatever models they go through."""
+"""Time for frames in flight at the end, for all models together."""
 
 
 class Lanes(Protocol):
-    """Where frames go through models; `runtime.scheduler.board` has them."""
+    """The lanes in which frames go through models, see `runtime.scheduler.board`."""
 
     def boundary(self) -> AbstractContextManager[None]:
         """Hold all lanes between two frames."""
 
     def drain(self, models: Sequence[Model], timeout: float) -> list[Model]:
-        """Wait until no lane uses any of *models*; return those that none uses, in the end."""
+        """Wait until no lane uses any of *models*; return those that are then unused."""
 
     def lost_frames(self) -> int:
-        """Count the frames whose loss could be blamed on an exchange: superseded, or failed."""
+        """Count the frames whose loss an exchange may have caused: superseded or failed."""
 
 
 class Shadow(Protocol):
-    """A candidate that infers the serving model's frames too, and compares the outcomes."""
+    """A candidate that also infers the serving model's frames and compares the outcomes."""
 
     def compare(
         self,
@@ -60,7 +60,7 @@ class Shadow(Protocol):
         threshold: float | None,
         region: Region | None,
     ) -> None:
-        """Compare on a frame that the incumbent has inferred, or None if it has failed on it."""
+        """Compare on a frame; *incumbent* is the serving model's outcome, None if it failed."""
 
 
 @record
@@ -68,14 +68,14 @@ class Exchange:
     """The replacement of one version by another."""
 
     retired: list[Model]
-    """Models that serve nothing anymore; for `retire`."""
+    """Models that no longer serve anything; for `retire`."""
     swap_ms: float
     frames_dropped: int
 
 
 @dataclass(slots=True, eq=False)
 class Serving:
-    """The model that "face" or "face@3" stands for at the moment."""
+    """The model that "face" or "face@3" currently refers to."""
 
     arm: Arm
     kind: Kind
@@ -83,17 +83,17 @@ class Serving:
     problem: str | None = None
     """Why there is no model."""
     broken: bool = False
-    """There is a model, but it is not fit to run."""
+    """Whether there is a model that is not fit to run."""
     shadow: Shadow | None = None
-    """A candidate that infers the same frames."""
+    """A candidate that also infers the frames."""
     stands_in: str | None = None
-    """The live version in whose place this one serves, and why."""
+    """The live version that this one replaces, and why."""
     passed: list[str] = field(default_factory=list)
-    """Engines that should have served it and could not."""
+    """Engines that should have served it but could not."""
     lazy: bool = False
-    """Loaded when it is first needed, and unloaded when it has been idle."""
+    """Whether it is loaded when first needed and unloaded when idle."""
     crops: int = 1
-    """Most crops of one frame that it gets as a second stage; 1: it is not one."""
+    """Most crops per frame as a second stage; 1: it is not one."""
 
     @property
     def reference(self) -> str:
@@ -101,7 +101,7 @@ class Serving:
 
 
 class ActiveModels:
-    """All servings of the agent; one thread at a time loads models."""
+    """All servings of the agent; models are loaded by one thread at a time."""
 
     def __init__(
         self,
@@ -114,8 +114,8 @@ class ActiveModels:
     ) -> None:
         """Start without any model.
 
-        *flows* says whether any frames are to be expected for a model, *stopping* whether the agent
-        is about to end: no further model is loaded then.
+        *flows* returns whether frames are expected for a model; *stopping* returns whether the
+        agent is about to end, so that no further model is loaded.
         """
         self._lanes = lanes
         self._open_library = catalog
@@ -125,7 +125,7 @@ class ActiveModels:
         self._loading = threading.Lock()
         self._all: dict[tuple[str, Kind], Serving] = {}
         self.on_change = Callbacks()
-        """Called when another model serves, or none."""
+        """Called when the serving models change."""
 
     @cached_property
     def _catalog(self) -> Catalog:
@@ -146,7 +146,7 @@ class ActiveModels:
         return list(self._all.values())
 
     def servings_of(self, name: str) -> list[Serving]:
-        """List the servings that follow the live version of a model."""
+        """List the servings that use the live version of a model."""
         return [s for s in self._all.values() if s.arm.name == name and s.arm.version is None]
 
     def serves(self, model: Model) -> bool:
@@ -160,7 +160,7 @@ class ActiveModels:
         }
 
     def forget(self, used: Collection[tuple[str, Kind]]) -> list[Model]:
-        """Forget the servings that no pipeline uses; return their models, for `retire`."""
+        """Drop the servings that no pipeline uses; return their models, for `retire`."""
         with self._lanes.boundary():
             gone = [self._all.pop(key) for key in list(self._all) if key not in used]
             return self._unused(serving.model for serving in gone)
@@ -168,16 +168,16 @@ class ActiveModels:
     # Models
 
     def put(self, arm: Arm, kind: Kind, model: Model) -> None:
-        """Serve with a model that was loaded elsewhere, unless there is one already."""
+        """Serve with a model that was loaded elsewhere, unless one already serves."""
         serving = self.serving_for(arm, kind)
         with self._loading, self._lanes.boundary():
             if serving.model is None:
                 serving.model = model
 
     def load_all(self) -> None:
-        """Load every model that is needed and not there, until the agent is about to end."""
+        """Load all missing models, until the agent is about to end."""
         wanted = [each for each in self.all() if each.model is None and not each.lazy]
-        # Once: of two hundred models each would read the manifests of all.
+        # Once: otherwise each of two hundred models would read all manifests.
         catalog = self._catalog.now() if wanted else self._catalog
         for serving in wanted:
             if self._stopping():
@@ -185,7 +185,7 @@ class ActiveModels:
             self.load(serving, catalog)
 
     def load(self, serving: Serving, catalog: Catalog | None = None) -> None:
-        """Load one serving's model, if it is not there; a failure is logged and kept with it."""
+        """Load one serving's model if it is missing; log a failure and store it there."""
         catalog = catalog or self._catalog
         with self._loading:
             if serving.model is not None or self._stopping():
@@ -197,25 +197,25 @@ class ActiveModels:
                     pinned = serving.arm.version is not None
                     stands_in = None if pinned else catalog.stands_in(folder)
                     if stands_in is not None:
-                        # It goes live again after long, as by a rollback: its files are compared.
+                        # It is live again after a long time (a rollback): its files are compared.
                         folder = catalog.stand_in(serving.arm.name)
                         stands_in = catalog.stands_in(folder)
                     model, passed = self._shared(folder, serving) or self.loader.load(
                         folder, serving.kind
                     )
             except AgentError as problem:
-                # A model that is left alone for its crashes is no reason to end: another may come.
+                # A model barred for its crashes is no reason to end: another may be pushed.
                 serving.broken = not isinstance(problem, BarredError) and (
                     folder is not None or not self._absent(serving)
                 )
-                # It stands beside the reference wherever it is said.
+                # The reference is always shown next to it.
                 why = str(problem).removeprefix(f"{serving.reference}: ")
                 if serving.problem != why:
                     log.error("model %s: %s", serving.reference, why)  # noqa: TRY400 - one line, no traceback
                 serving.problem = why
             else:
                 with self._lanes.boundary():
-                    # A rollback or a push may have put another version there meanwhile.
+                    # A rollback or a push may have installed another version meanwhile.
                     overtaken = serving.model is not None
                     if not overtaken:
                         serving.model = model
@@ -236,7 +236,7 @@ class ActiveModels:
     def exchange(self, models: Mapping[Kind, Model], name: str) -> Exchange:
         """Serve *name* with another version from the next frame on.
 
-        Nothing is closed yet: the frames in flight through the old models finish.
+        Nothing is closed yet: frames in flight through the old models finish.
         """
         start = time.perf_counter()
         before = self.lost_frames()
@@ -265,7 +265,7 @@ class ActiveModels:
             for serving in servings:
                 serving.model = new
             if servings:
-                # It is the same version, and goes on counting.
+                # It is the same version, and continues its counts.
                 new.stats.go_on_from(old.stats)
         if servings:
             self.on_change()
@@ -273,7 +273,7 @@ class ActiveModels:
         return bool(servings)
 
     def renew(self, old: Model, load: Callable[[], Model | None]) -> bool:
-        """Unload a model, then serve with another one of the same files: memory has not both.
+        """Unload a model, then serve with another one from the same files, to save memory.
 
         Meanwhile frames wait or are superseded.
 
@@ -290,12 +290,12 @@ class ActiveModels:
             self.retire(old)
             new = load()
             with self._lanes.boundary():
-                # A rollback or a push may have put another version there meanwhile.
+                # A rollback or a push may have installed another version meanwhile.
                 empty = [serving for serving in servings if serving.model is None]
                 for serving in empty:
                     serving.model = new
             if new is not None and empty:
-                # It is the same version, and goes on counting.
+                # It is the same version, and continues its counts.
                 new.stats.go_on_from(old.stats)
             elif new is not None:
                 new.close()
@@ -303,12 +303,12 @@ class ActiveModels:
         return True
 
     def unload(self, chosen: Callable[[Serving, Model], bool]) -> list[Model]:
-        """Take the models away from the chosen servings, whose frames then wait.
+        """Remove the models of the chosen servings, whose frames then wait.
 
-        Callbacks are not called: the caller loads another model, or calls `on_change`.
+        Callbacks are not called: the caller loads another model or calls `on_change`.
 
         Returns:
-            The models that serve nothing anymore, for `retire`.
+            The models that no longer serve anything, for `retire`.
         """
         with self._lanes.boundary():
             servings = [s for s in self._all.values() if s.model and chosen(s, s.model)]
@@ -318,27 +318,27 @@ class ActiveModels:
             return self._unused(old)
 
     def retire(self, model: Model) -> None:
-        """Close a model when the last frame has left it."""
+        """Close a model once its last frame is done."""
         if not self._lanes.drain([model], DRAIN_SECONDS):
             log.error("model %s is stuck in an inference; leaving it in memory", model.id)
             return
         model.close()
         gc.collect()
-        # Else the C library keeps what a model of a hundred megabytes has left, piece by piece.
+        # Otherwise the C library keeps the freed memory of a model of a hundred megabytes.
         trim_memory()
 
     def close(self) -> None:
-        """Close all models that are not in the middle of a frame."""
+        """Close all models that are not inferring."""
         models = {id(s.model): s.model for s in self._all.values() if s.model is not None}
         for model in self._lanes.drain(list(models.values()), CLOSE_SECONDS):
             model.close()
 
     def lost_frames(self) -> int:
-        """Count the frames whose loss could be blamed on an exchange: superseded, or failed."""
+        """Count the frames whose loss an exchange may have caused: superseded or failed."""
         return self._lanes.lost_frames()
 
     def _unused(self, models: Iterable[Model | None]) -> list[Model]:
-        """List, without duplicates, the models that no longer serve."""
+        """List the models that no longer serve, without duplicates."""
         serving = {id(each.model) for each in self._all.values()}
         return [
             model
@@ -347,7 +347,7 @@ class ActiveModels:
         ]
 
     def _absent(self, serving: Serving) -> bool:
-        """Whether no accepted version is installed, so that one may still come."""
+        """Whether no accepted version is installed, so that one may still be pushed."""
         name, version = serving.arm.name, serving.arm.version
         meant = None if version is None else version_key(version)
         return not any(
@@ -357,7 +357,7 @@ class ActiveModels:
         )
 
     def _shared(self, folder: ModelFolder, serving: Serving) -> tuple[Model, list[str]] | None:
-        """Find the same version already loaded under another reference: "face" and "face@3"."""
+        """Find the same version loaded under another reference: "face" and "face@3"."""
         for other in self._all.values():
             model = other.model
             if (
@@ -370,7 +370,7 @@ class ActiveModels:
 
 
 def unusable(servings: Iterable[Serving]) -> ModelError | None:
-    """Return the reason where nothing at all can run and no push could be waited for."""
+    """Return the reason if nothing can run and no push can help, or None."""
     problems = [serving for serving in servings if serving.model is None]
     if problems and len(problems) == len(list(servings)) and all(s.broken for s in problems):
         return ModelError(str(problems[0].problem))

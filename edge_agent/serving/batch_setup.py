@@ -1,8 +1,8 @@
-"""Sets models up to infer several samples at a time, where that was asked for or is faster.
+"""Sets models up to infer several samples at a time, if requested or faster.
 
-In the background, when a model serves already: an engine with an open batch takes any number as it
-is; other networks are compiled for it; and a model that a start has loaded from its prepared form,
-which takes one sample at a time, is loaded whole and exchanged between two frames.
+In the background, while a model serves: an engine with an open batch accepts any number as it is;
+other networks are compiled for it; and a model loaded from its prepared form, which takes one
+sample at a time, is loaded whole and exchanged between two frames.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from .loader import ModelLoader
 log = logging.getLogger(__name__)
 
 MOST_CROPS = 8
-"""Crops of a second stage that go together at most: more gains nothing on a processor."""
+"""Most crops of a second stage in one batch: more gains nothing on a processor."""
 UNASKED_BYTES = 16 << 20
-"""Of a network that is compiled for several crops without having been asked to: each size
-takes as much memory again, in every lane."""
+"""Largest network that is compiled for several crops without a request: each batch size takes as
+much memory again in every lane."""
 
 
 class BatchSetup:
-    """Sets each model up once."""
+    """Sets up each model once."""
 
     def __init__(self, active: ActiveModels, loader: ModelLoader, lanes: Lanes) -> None:
-        """Set nothing up yet."""
+        """Start without any model set up."""
         self._active = active
         self._loader = loader
         self._lanes = lanes
         self._alone: WeakKeyDictionary[Model, float] = WeakKeyDictionary()
-        """Seconds that one sample took of the model in whose place one was loaded whole."""
+        """Seconds per sample of the model that a whole one replaced."""
 
     def run(self, serving: Serving, model: Model) -> None:
-        """Set a model up for batches, where that was asked for or is faster."""
+        """Set up a model for batches, if requested or faster."""
         asked = self._loader.engines.max_batch(model.folder)
         most = max(asked, min(serving.crops, MOST_CROPS))
         if most < 2 or (asked < 2 and _costly(model)):
@@ -50,9 +50,9 @@ class BatchSetup:
             prepared = model.engine.prepared
             if prepared is not None and capabilities(model.choice.engine).open_batch:
                 self._load_whole(serving, model, prepared)
-                return  # the model in its place is set up next
+                return  # its replacement is set up next
             batch = load_batch(model, serving.kind, most)
-            # What a tune has decided is not measured again.
+            # A tune's decision is not measured again.
             tuned = asked > 1 and self._loader.engines.batching.max_batch == 0
             pays = tuned or self._pays(model, batch)
         except AgentError as problem:
@@ -73,7 +73,7 @@ class BatchSetup:
         self._equip(model, batch, asked)
 
     def _pays(self, model: Model, batch: Batch) -> bool:
-        """Whether samples together are no slower; closes the batch where that cannot be seen."""
+        """Whether batches are not slower; closes the batch if that cannot be measured."""
         try:
             with contained(model.id):
                 return batch.pays(self._alone.get(model, float("inf")))
@@ -92,7 +92,7 @@ class BatchSetup:
         log.info("model %s: up to %d samples go together", model.id, batch.most)
 
     def _load_whole(self, serving: Serving, model: Model, prepared: PreparedForm) -> None:
-        """Replace a model that runs from its prepared form by the model itself."""
+        """Replace a model running from its prepared form by the whole model."""
         if not prepared.accepts_batches:
             raise EngineError(f"{model.id}: the network takes one sample at a time")
         if self._loader.engines.exceeds_budget(model.folder):
@@ -104,11 +104,11 @@ class BatchSetup:
         self._loader.attach_check(whole, serving.kind)
         self._alone[whole] = alone
         if not self._active.replace(model, whole):
-            whole.close()  # another model has come meanwhile
+            whole.close()  # another model serves meanwhile
 
 
 def _costly(model: Model) -> bool:
-    """Whether several crops at a time would take much more memory."""
+    """Whether batches of crops would take much more memory."""
     return (
         not capabilities(model.choice.engine).open_batch
         and size_of(model.folder.path) > UNASKED_BYTES

@@ -1,9 +1,8 @@
-"""Replaces the serving engine by a faster one, after a comparison on live inputs.
+"""Replaces the serving engine by a faster one after a comparison on live inputs.
 
-A challenger is loaded beside the incumbent. It replaces it between two frames, and only if it
-agrees on live inputs and is faster, as measured here in turns with the other. The decision is kept
-so that an engine that is not worth it is not built again until the model, the engine or the machine
-is another.
+A challenger is loaded next to the incumbent. It replaces it between two frames if it agrees on live
+inputs and is faster; both are measured here in alternation. The decision is kept, so that an engine
+that does not help is not built again until the model, the engine or the machine changes.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ from .verdicts import NOT_FASTER, Decision, Load, Verdicts
 log = logging.getLogger(__name__)
 
 MARGIN = 0.05
-"""Share by which it must be faster: less is not worth the exchange."""
+"""Share by which it must be faster to be worth the exchange."""
 INPUTS = 3
-"""Live inputs on which it must agree."""
+"""Number of live inputs on which it must agree."""
 RUNS = 15
-"""Of each engine, in turns."""
+"""Number of measured runs of each engine, in alternation."""
 POLL_SECONDS = 0.05
 _DISAGREES = "disagrees"
 
 
 def name_of(choice: EngineChoice) -> str:
-    """Name a challenger for the log: engine, options and version."""
+    """Return a challenger's name for the log: engine, options and version."""
     return f"{choice} {installed().get(choice.engine, '?')}"
 
 
 @record
 class Notes:
-    """Where the decision about a challenger is kept."""
+    """The place where the decision about a challenger is kept."""
 
     verdicts: Verdicts
     folder: Path
-    """Of the model."""
+    """The model's folder."""
     choice: EngineChoice
     load: Load = "whole"
 
@@ -60,12 +59,12 @@ class Notes:
         return self.verdicts.race(self.folder, self.choice, self.load)
 
     def write(self, decision: Decision) -> None:
-        """Keep the decision."""
+        """Store the decision."""
         self.verdicts.record_race(self.folder, self.choice, decision, self.load)
 
 
 class Challenge:
-    """A comparison of a challenger with the serving model, while frames go on."""
+    """A comparison of a challenger with the serving model, while frames continue."""
 
     def __init__(
         self,
@@ -79,19 +78,19 @@ class Challenge:
         faster: str | None = None,
         verified: bool = False,
     ) -> None:
-        """Load nothing yet.
+        """Set up without loading anything.
 
         Args:
-            serving: whose model is challenged.
-            incumbent: that model.
-            active: exchanges it.
-            load: loads the challenger's model; raises `AgentError` where it cannot be.
+            serving: the serving whose model is challenged.
+            incumbent: its present model.
+            active: exchanges the model.
+            load: loads the challenger's model; raises `AgentError` if that fails.
             notes: where the decision is kept; None: nowhere.
-            name: of the challenger, for the log.
-            faster: how it is known to be the faster one, as from a tune: it need only agree. None:
-                it has to be measured.
-            verified: its engine is known to compute this model as it should: where it is known to
-                be faster, too, there is nothing left to compare.
+            name: the challenger's name for the log.
+            faster: the evidence that it is faster, such as a tune: it only needs to agree. None:
+                it must be measured.
+            verified: whether its engine is known to compute this model correctly; if it is also
+                known to be faster, nothing is compared.
         """
         self.incumbent = incumbent
         self._serving = serving
@@ -105,16 +104,16 @@ class Challenge:
         self._model: Model | None = None
         self._compared_with: Model | None = None
         self._last: Tensors | None = None
-        """The latest input that was compared on, as the incumbent was given it."""
+        """The latest compared input, in the incumbent's form."""
         self._inputs: list[Tensors] = []
-        """All of them, as any engine takes them."""
+        """All compared inputs, in the form that any engine accepts."""
 
     def step(self) -> Decision | None:
-        """Load the challenger, then compare it on one live input each time; decide at last.
+        """Load the challenger, then compare it on one live input per call; decide at the end.
 
         Returns:
-            The decision; None: to be called again, after `POLL_SECONDS`. Where the challenger
-            failed to load, or another model serves now, nothing is kept.
+            The decision; None: call again after `POLL_SECONDS`. If the challenger failed to load
+            or another model serves now, nothing is kept.
         """
         if self._model is None:
             decision = self._begin()
@@ -132,25 +131,25 @@ class Challenge:
             return None
         if not decision.takes_over:
             self.close()
-        # What a tune has measured is the tune's to keep.
+        # The measurements of a tune are kept by the tune.
         kept = self._faster is None or not decision.takes_over
         if self._compared_with is not None and kept and self._notes is not None:
             self._notes.write(decision)
         return decision
 
     def stopped(self) -> Decision:
-        """Return the decision of a challenge that was not carried to its end."""
+        """Return the decision of an unfinished challenge."""
         return self._against("stopped before it was tried")
 
     def close(self) -> None:
-        """Close the challenger, which does not serve."""
+        """Close the challenger if it does not serve."""
         if self._model is not None:
             self._model.close()
 
     def _begin(self) -> Decision | None:
-        """Load the challenger, unless it is known not to be worth it."""
+        """Load the challenger, unless it is known not to help."""
         known = None if self._notes is None else self._notes.read()
-        # One that was refused for its speed alone has its times noted.
+        # If it was refused only for its speed, its times are stored.
         refused = known is not None and not known.takes_over
         if known is not None and refused and (self._faster is None or known.incumbent_ms is None):
             return known
@@ -177,10 +176,10 @@ class Challenge:
         return decision
 
     def _compare(self, model: Model) -> Decision | None:
-        """Compare on the latest input; decide when there were enough."""
+        """Compare on the latest input; decide after enough inputs."""
         incumbent = self._serving.model
         last = None if incumbent is None else incumbent.last
-        # What is still being compared itself is nothing to compare others with.
+        # A model that is itself still being compared is no reference.
         if incumbent is None or last is None or last is self._last or incumbent.check is not None:
             return None
         self._last = last
@@ -197,7 +196,7 @@ class Challenge:
             may_be_right = incumbent.loaded_quickly and _is_unchanged(incumbent)
             if not may_be_right or not is_confirmed(model, self._serving.kind, [tensors]):
                 return self._against(f"{_DISAGREES}: {agreement.why}")
-            # What was loaded first is the one that is wrong, however fast it is.
+            # The model that was loaded first is wrong, however fast it is.
             self._known = Decision(
                 engine=self._name,
                 takes_over=True,
@@ -207,7 +206,7 @@ class Challenge:
         return self._decide(incumbent, model) if len(self._inputs) == INPUTS else None
 
     def _decide(self, incumbent: Model, model: Model) -> Decision:
-        """Measure both, unless that is known, and replace the incumbent by a faster one."""
+        """Measure both, unless it is known which is faster, and replace a slower incumbent."""
         if self._known is not None:
             why = self._known.why
             old_ms, new_ms = self._known.incumbent_ms, self._known.challenger_ms
@@ -239,9 +238,9 @@ class Challenge:
 
 
 def _is_unchanged(model: Model) -> bool:
-    """Whether a model's files are still those that it was loaded from.
+    """Whether a model's files are still those it was loaded from.
 
-    The time of their last change of status cannot be set, unlike that of their content.
+    Unlike the modification time, the time of the last status change cannot be set.
     """
     try:
         changed = [each.stat().st_ctime_ns for each in model.folder.path.iterdir()]
@@ -262,7 +261,7 @@ class Challenger:
         return self.challenge is not None and self.challenge.incumbent is model
 
     def compare(self) -> Decision | None:
-        """Go on with the challenge; the decision, or None: call again after `POLL_SECONDS`."""
+        """Continue the challenge; return the decision, or None: call again after `POLL_SECONDS`."""
         decision = None if self.challenge is None else self.challenge.step()
         if decision is not None:
             self.challenge = None
@@ -298,7 +297,7 @@ def log_decision(model: Model, who: str, decision: Decision) -> None:
 
 
 def _race(one: Model, other: Model, inputs: list[Tensors]) -> tuple[float, float]:
-    """Return the median of a run of each, ms, as frames come to them."""
+    """Return the median of a run of each, ms, at the pace of frames."""
 
     def runs(model: Model) -> Callable[[int], object]:
         ready = [model.ready(tensors) for tensors in inputs]

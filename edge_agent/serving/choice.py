@@ -1,7 +1,7 @@
-"""Which engine a model is loaded on, and how: decided here; nothing is loaded.
+"""Decides which engine a model is loaded on, and how, without loading anything.
 
-Goes by the model's files, the device's profile and hardware, the memory that models may take, the
-results of a tune, and the ledger of verdicts on models and engines.
+Uses the model's files, the device's profile and hardware, the memory budget of models, the results
+of a tune, and the ledger of verdicts on models and engines.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ ARCHITECTURES = {
     "armv7l": ("arm",),
     "armv6l": ("arm",),
 }
-"""Other names of an architecture, as variants may be called."""
+"""Other names of an architecture, used for variants."""
 
 LoadWay = Literal["whole", "reference", "prepared", "quick", "streamed"]
-"""How a model is loaded on an engine: as the engine does it; without optimization, for others to be
-compared with; from its prepared form; lightly optimized, to be there soon; or from its prepared
-form with its weights read for every frame."""
+"""How a model is loaded on an engine: as the engine normally does; without optimization, as a
+reference for others; from its prepared form; lightly optimized, for a quick start; or from its
+prepared form with the weights read for every frame."""
 
 
 @record
@@ -67,14 +67,14 @@ class EngineCandidate:
     way: LoadWay
     choice: EngineChoice
     why: str = ""
-    """Why it comes before the profile's preference; empty: it is that preference."""
+    """Why it has priority over the profile's preference; empty: it is that preference."""
 
 
 def match_profile(settings: Settings) -> tuple[Match, Facts]:
     """Choose this device's profile.
 
     Raises:
-        UsageError: the profile named is not there, or a profile is wrong.
+        UsageError: the chosen profile does not exist, or a profile is invalid.
     """
     facts = read_facts()
     return choose(load_profiles(default_dirs()), facts, settings.profile), facts
@@ -83,7 +83,7 @@ def match_profile(settings: Settings) -> tuple[Match, Facts]:
 def variants_here(settings: Settings, match: Match, facts: Facts) -> tuple[str, ...]:
     """List the variants of a model that suit this device, the most specific first.
 
-    They are named after the profile, its first engine that is installed, and the architecture.
+    They are named after the profile, its first installed engine, and the architecture.
     """
     wanted = settings.engine
     if wanted == "auto":
@@ -95,7 +95,7 @@ def variants_here(settings: Settings, match: Match, facts: Facts) -> tuple[str, 
 
 
 class DeviceEngines:
-    """The engines of this device, and the order and way in which a model may be loaded on them."""
+    """The engines of this device, and in which order and way they may load a model."""
 
     def __init__(
         self,
@@ -108,16 +108,16 @@ class DeviceEngines:
         batching: Batching | None = None,
         verdicts: Verdicts | None = None,
     ) -> None:
-        """Set up the choice; nothing is probed yet.
+        """Set up the choice without probing anything.
 
         Args:
-            profile: of this device.
+            profile: this device's profile.
             facts: the machine.
-            wanted: the engine that the settings insist on.
+            wanted: the engine required by the settings.
             state: the state folder; None: nothing is kept, and a model is loaded whole, whatever
-                it takes.
+                its size.
             tuning: results of a tune; None: those in the state folder.
-            batching: how many frames of several pipelines go through a model at a time.
+            batching: the settings for batches of several pipelines' frames.
             verdicts: the ledger of verdicts on engines; None: the one in the state folder.
         """
         if state is not None:
@@ -126,7 +126,7 @@ class DeviceEngines:
         self.profile = profile
         self.batching = batching or Batching()
         self.tuning = tuning
-        """Results of a tune, or None if nothing is known, nor to be kept."""
+        """Results of a tune, or None if there are none and none are kept."""
         self.verdicts = verdicts
         """Verdicts on models and engines, or None if nothing is kept."""
         self._facts = facts
@@ -137,13 +137,13 @@ class DeviceEngines:
 
     @cached_property
     def lanes(self) -> int:
-        """How many frames are inferred at a time: as the profile says, or a tune, else two."""
+        """Number of frames inferred at a time: from the profile, or a tune, or else two."""
         usual = self.profile.lanes or min(2, self._facts.cpus)
         return usual if self.tuning is None else self.tuning.lanes(usual)
 
     @cached_property
     def lineup(self) -> Lineup:
-        """The engines to try; probes them, in child processes, only if there is an accelerator."""
+        """The engines to try; probed in child processes, but only if there is an accelerator."""
         from ..inference.engines.probe import probe
 
         return lineup(self.profile, self._facts, probe, self._wanted)
@@ -154,9 +154,9 @@ class DeviceEngines:
         """List the ways to load a model for the long run; the first one that loads serves.
 
         Raises:
-            EngineError: the engine that the settings insist on cannot read its file, or it exceeds
-                the memory budget and nothing here can run it so.
-            BarredError: every engine has crashed on it again and again, or computes it wrongly.
+            EngineError: the engine required by the settings cannot read its file, or the model
+                exceeds the memory budget and nothing here can run it.
+            BarredError: every engine has crashed on it repeatedly or computes it wrongly.
         """
         streamed = self.streamed(folder)
         if streamed is not None:
@@ -175,7 +175,7 @@ class DeviceEngines:
         return ways
 
     def choices_for(self, folder: ModelFolder) -> list[EngineChoice]:
-        """List the engines to try for a model, in order: the best one by a tune comes first.
+        """List the engines to try for a model in order, the best one by a tune first.
 
         Raises:
             EngineError: as for `allowed`.
@@ -186,10 +186,10 @@ class DeviceEngines:
         try:
             return self.tuning.order(folder.path, self.lanes, choices)
         except ModelError:
-            return choices  # what is wrong with its files is reported when they are loaded
+            return choices  # errors in its files are reported when they are loaded
 
     def left_for(self, folder: ModelFolder) -> list[EngineChoice]:
-        """List the engines to try for a model, as `choices_for`; empty where it raises."""
+        """List the engines to try for a model like `choices_for`; empty if that raises."""
         try:
             return self.choices_for(folder)
         except EngineError:
@@ -199,9 +199,9 @@ class DeviceEngines:
         """List the engines that may run a model, in the profile's order.
 
         Raises:
-            EngineError: the engine that the settings insist on cannot read such a file.
-            BarredError: on every one of them it has taken the agent down, again and again, or is
-                computed wrongly.
+            EngineError: the engine required by the settings cannot read such a file.
+            BarredError: on each of them it has crashed the agent repeatedly, or is computed
+                wrongly.
         """
         choices = [self._within_budget(choice) for choice in self.lineup.choices]
         choices = engine_order(choices, self._wanted, folder.network)
@@ -222,10 +222,10 @@ class DeviceEngines:
         return [f"{c.engine}:{c.device}: {why}" for c, why in absent]
 
     def prepared_choice(self, folder: ModelFolder) -> EngineChoice | None:
-        """Return the choice by which a start runs a model, or None if no form can be prepared.
+        """Return the choice for running a model at a start; None: no form can be prepared.
 
-        On an engine whose prepared form is a graph, wherever it stands in the profile, with all
-        cores for its first frame; else on the first engine, if that imports a prepared blob.
+        It is an engine whose prepared form is a graph, at any place in the profile, with all cores
+        for its first frame; or else the first engine, if that imports a prepared blob.
         """
         choices = self.left_for(folder)
         for choice in choices:
@@ -235,10 +235,10 @@ class DeviceEngines:
         return first if first is not None and prepared_kind(first) is not None else None
 
     def quick_choice(self, folder: ModelFolder) -> EngineChoice | None:
-        """Return the fastest way to a model's first right result; None: there is none quicker.
+        """Return the fastest way to a model's first correct result; None: no other is faster.
 
-        Not where memory holds no second copy of a model, nor with an engine that the settings or
-        the profile rule out, or that has crashed on it.
+        None also if memory has no space for a second copy of a model, or if the settings, the
+        profile or a crash rule the engine out.
         """
         if not self.may_stand_beside(folder):
             return None
@@ -257,8 +257,7 @@ class DeviceEngines:
     ) -> EngineCandidate | None:
         """Return the fastest way to a model's first result; None: only `candidates` applies.
 
-        A prepared form that nothing was compared with yet needs a check, which the quick way does
-        not.
+        A prepared form that has not been compared yet needs a check; the quick way does not.
         """
         quick = self.quick_choice(folder)
         if prepared is not None and (quick is None or not self.unverified(folder, prepared)):
@@ -271,7 +270,7 @@ class DeviceEngines:
         """Return the choice for a model beyond the memory budget, or None if it is within.
 
         Raises:
-            EngineError: it is beyond, and nothing here can run it.
+            EngineError: it exceeds the budget, and nothing here can run it.
         """
         if not self._keeps_forms or not self.exceeds_budget(folder):
             return None
@@ -287,17 +286,17 @@ class DeviceEngines:
     def _has_won(
         self, folder: ModelFolder, prepared: EngineChoice, preferred: EngineChoice
     ) -> bool:
-        """Whether a prepared form was measured as no slower than the engine preferred to it.
+        """Whether a prepared form was measured to be no slower than the preferred engine.
 
-        Else a start that is not from a plan would ignore what this device has measured.
+        Otherwise a start without a plan would ignore this device's measurements.
         """
         if prepared.place == preferred.place or self.verdicts is None:
             return False
-        # A tune knows better.
+        # A tune has priority.
         return self.best_way(folder) is None and self.verdicts.has_lost(folder.path, preferred)
 
     def _plain(self, folder: ModelFolder) -> EngineChoice | None:
-        """Return a session without optimization, where every engine is wrong; None: none may be."""
+        """Return a session without optimization if every engine is wrong; None: not allowed."""
         plain = plain_choice(folder.network.suffix)
         if plain is None or self._wanted not in {"auto", plain.engine}:
             return None
@@ -305,10 +304,10 @@ class DeviceEngines:
         return plain if self._barred(folder, plain) is None else None
 
     def _within_budget(self, choice: EngineChoice) -> EngineChoice:
-        """Return an engine with the lanes of this device, and no more threads than cores for each.
+        """Return an engine with this device's lanes, each with its share of the cores as threads.
 
-        However many models take turns in a lane, and on whichever engines: never more threads
-        compute than there are cores.
+        However many models and engines share a lane, there are never more computing threads than
+        cores.
         """
         threads = choice.threads
         if choice.device.upper() == "CPU":
@@ -316,7 +315,7 @@ class DeviceEngines:
         return replace(choice, lanes=self.lanes, threads=threads)
 
     def _barred(self, folder: ModelFolder, choice: EngineChoice) -> str | None:
-        """Return why a model is not to be loaded on an engine: it crashes there, or is wrong."""
+        """Return why a model must not be loaded on an engine: it crashes or is wrong there."""
         if self.verdicts is None:
             return None
         place = folder.manifest.id, choice.engine, choice.device, str(folder.network)
@@ -326,7 +325,7 @@ class DeviceEngines:
     # What is known
 
     def best_way(self, folder: ModelFolder) -> Way | None:
-        """Return how a model runs best, as a tune has measured, or None if nothing is known."""
+        """Return the best way to run a model according to a tune, or None if unknown."""
         if self.tuning is None:
             return None
         try:
@@ -335,7 +334,7 @@ class DeviceEngines:
             return None
 
     def wants_tune(self, folder: ModelFolder) -> bool:
-        """Whether the profile asks the agent to tune its models, and this one is not tuned yet."""
+        """Whether the profile requests tuning, and this model is not tuned yet."""
         return (
             self.profile.tune
             and self.tuning is not None
@@ -344,47 +343,47 @@ class DeviceEngines:
         )
 
     def max_batch(self, folder: ModelFolder) -> int:
-        """Return how many samples a model is to infer at a time, by settings or tune."""
+        """Return how many samples a model infers at a time, by settings or tune."""
         if self.batching.max_batch:
             return self.batching.max_batch
         best = self.best_way(folder)
         return 1 if best is None else best.batch
 
     def exceeds_budget(self, folder: ModelFolder) -> bool:
-        """Whether a model's weights alone are more than all models may take."""
+        """Whether a model's weights alone exceed the memory budget."""
         budget = self.profile.memory_budget_mb * 2**20
         return 0 < budget < size_of(folder.path)
 
     def may_stand_beside(self, folder: ModelFolder) -> bool:
-        """Whether a model may be in memory twice, as profile and budget have it."""
+        """Whether profile and budget allow a model to be in memory twice."""
         return self.profile.swap != "replace" and not self.exceeds_budget(folder)
 
     def unverified(self, folder: ModelFolder, choice: EngineChoice) -> bool:
-        """Whether an engine has yet to be compared on a model, and may be in memory beside another.
+        """Whether an engine must still be compared on a model, with a second one in memory.
 
-        One that is held to golden outputs needs no other beside it.
+        A model checked by golden outputs needs no second engine.
         """
         if is_held_to_golden(folder):
             return self.verdicts is not None and not self.verdicts.is_correct(folder.path, choice)
         return self.may_stand_beside(folder) and self._is_unverified(folder, choice)
 
     def unverified_alone(self, folder: ModelFolder, choice: EngineChoice) -> bool:
-        """Whether an engine has yet to be compared on a model that memory holds only once.
+        """Whether an engine must still be compared on a model that fits in memory only once.
 
-        A session without optimization serves then until both have been, one after another. Not
-        for a model that exceeds the budget: no session could load it.
+        Then a session without optimization serves first, and the engine follows. Not for a model
+        that exceeds the budget: no session could load it.
         """
         alone = self.profile.swap == "replace" and not self.exceeds_budget(folder)
         return alone and not is_held_to_golden(folder) and self._is_unverified(folder, choice)
 
     def wants_check(self, folder: ModelFolder, choice: EngineChoice) -> bool:
-        """Whether a model that is about to serve is checked on its first inputs."""
+        """Whether a model about to serve must be checked on its first inputs."""
         if not self.unverified(folder, choice):
             return False
         return is_held_to_golden(folder) or has_room(size_of(folder.path))
 
     def _is_unverified(self, folder: ModelFolder, choice: EngineChoice) -> bool:
-        """Whether an engine has no verdict, and another session could be compared with it."""
+        """Whether an engine has no verdict but could be compared with another session."""
         if self.verdicts is None or self.verdicts.is_correct(folder.path, choice):
             return False
         plain = plain_choice(folder.network.suffix)

@@ -1,10 +1,10 @@
-"""Checks each engine once on its model: with golden outputs, else beside a plain session.
+"""Checks each engine once on its model: with golden outputs, or else against a plain session.
 
-Once for each model, engine, version of the engine and processor: the verdict is kept. An engine
-that is wrong gives way to the next one, between two frames; where all are wrong, a session without
-optimization serves. Until an engine has been compared, its model's check answers, if it has one.
-Where memory holds a model only once, a session without optimization serves first, and the engine is
-loaded when that is gone.
+This is done once for each model, engine, engine version and processor: the verdict is kept. A wrong
+engine is replaced by the next one between two frames; if all are wrong, a session without
+optimization serves. Until an engine has been compared, its model's check answers, if it has one. If
+a model fits in memory only once, a session without optimization serves first, and the engine is
+loaded after that is closed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .verdicts import Verdicts
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 5.0
-"""Until a model without frames, or not yet checked itself, is looked at again."""
+"""Seconds until a model without frames, or without its own check done, is tried again."""
 
 
 class EngineCheck:
-    """Checks each model's engine, and exchanges those that are wrong."""
+    """Checks each model's engine, and exchanges wrong ones."""
 
     def __init__(
         self,
@@ -43,19 +43,19 @@ class EngineCheck:
         loader: ModelLoader,
         found: Callable[[], None] = lambda: None,
     ) -> None:
-        """Check nothing yet."""
+        """Set up without checking anything."""
         self._active = active
         self._loader = loader
         self._found = found
         self._said: WeakKeyDictionary[Model, list[Statement]] = WeakKeyDictionary()
-        """Statements of each serving session without optimization, for the engine to come."""
+        """Statements of each serving session without optimization, for the next engine."""
         self._heard: Tensors | None = None
-        """The input of the latest of these."""
+        """The input of the latest statement."""
         self._degraded: dict[str, str] = {}
-        """By name of a model: why it does not run on the engine that it should."""
+        """Why a model does not run on its proper engine, by name of the model."""
 
     def run(self, serving: Serving, model: Model) -> float | None:
-        """Check a model's engine; None: it has been checked."""
+        """Check a model's engine; return the pause, or None when it has been checked."""
         verdicts = self._loader.engines.verdicts
         if verdicts is not None and self._must_give_golden(model):
             held = model.check
@@ -64,13 +64,13 @@ class EngineCheck:
                 self._conclude(verdicts, serving, model, why)
                 return None
         if model.loaded_quickly:
-            return None  # computes what the network says, and is what others are compared with
+            return None  # computes the network exactly, and is the reference for others
         if verdicts is not None and model.is_reference:
             return self._take_turns(verdicts, serving, model)
         if verdicts is None or verdicts.is_correct(model.folder.path, model.choice):
             _dismiss(model)
             return None
-        if model.check is None:  # it came in another way: another one had failed
+        if model.check is None:  # it was loaded otherwise, after another one had failed
             if model.last is None:
                 return IDLE_SECONDS
             if self._loader.engines.unverified_alone(model.folder, model.choice):
@@ -80,7 +80,7 @@ class EngineCheck:
         return None if model.check is None else self._hear(verdicts, serving, model, model.check)
 
     def _must_give_golden(self, model: Model) -> bool:
-        """Whether a model has yet to give its golden outputs on its engine."""
+        """Whether a model must still produce its golden outputs on its engine."""
         verdicts, folder = self._loader.engines.verdicts, model.folder
         if verdicts is None or not is_held_to_golden(folder):
             return False
@@ -89,14 +89,14 @@ class EngineCheck:
         return not verdicts.is_correct(folder.path, model.choice)
 
     def problems(self) -> list[str]:
-        """List the models that had to leave an engine since the start."""
+        """List the models that were moved off an engine since the start."""
         names = {each.model.manifest.name for each in self._active.all() if each.model is not None}
         return [why for name, why in list(self._degraded.items()) if name in names]
 
     def _hear(
         self, verdicts: Verdicts, serving: Serving, model: Model, check: OutputCheck
     ) -> float | None:
-        """Draw the conclusion from a model's check, once that has settled."""
+        """Act on a model's check once that has settled."""
         if not check.settled:
             return IDLE_SECONDS if model.last is None else POLL_SECONDS
         why, last = check.why, model.last
@@ -105,11 +105,11 @@ class EngineCheck:
         if check.satisfied or check.why is not None:
             self._conclude(verdicts, serving, model, why)
         else:
-            _dismiss(model)  # it could compute nothing, and has said so
+            _dismiss(model)  # it could compute nothing, and has logged that
         return None
 
     def _take_turns(self, verdicts: Verdicts, serving: Serving, plain: Model) -> float | None:
-        """Collect the serving session's answers to live inputs, then load the engine for it."""
+        """Collect the serving session's answers to live inputs, then replace it by the engine."""
         said = self._said.setdefault(plain, [])
         if len(said) < INPUTS and not plain.folder.golden.is_file():
             last = plain.last
@@ -117,7 +117,7 @@ class EngineCheck:
                 return IDLE_SECONDS
             if last is not self._heard:
                 self._heard = last
-                with suppress(AgentError):  # what fails is counted where it serves
+                with suppress(AgentError):  # failures are counted where it serves
                     said.append(state(plain, plain.unfolded(last)))
             return POLL_SECONDS
         self._exchange_alone(verdicts, serving, plain, said, [])
@@ -131,7 +131,7 @@ class EngineCheck:
         said: list[Statement],
         wrong: list[str],
     ) -> None:
-        """Unload a model, and serve with the first engine that may; *wrong*: those that may not."""
+        """Unload a model, and serve with the first correct engine; *wrong*: the others' faults."""
         after = partial(self._after, verdicts, serving.kind, plain.folder, said, wrong)
         if not self._active.renew(plain, after):
             return
@@ -139,7 +139,7 @@ class EngineCheck:
         if now is None:
             words = "; ".join(wrong) or f"model {plain.id} cannot be loaded"
             log.error("%s; nothing else runs it", words)
-            self._active.load(serving)  # as at the next start: refused with the reason
+            self._active.load(serving)  # like the next start: refused with the reason
         elif wrong:
             self._report(now, wrong)
         else:
@@ -154,7 +154,7 @@ class EngineCheck:
         said: list[Statement],
         wrong: list[str],
     ) -> Model | None:
-        """Load a model that may serve if none does, or return None if none may."""
+        """Load a model that may serve, or return None if no engine may."""
 
         def load() -> Model:
             return load_model(folder, self._loader.engines.choices_for(folder), kind, checked=True)
@@ -162,7 +162,7 @@ class EngineCheck:
         try:
             return self._first_right(verdicts, load, said, wrong)
         except AgentError as problem:
-            log.debug("model %s: %s", folder.manifest.id, problem)  # said where it is loaded again
+            log.debug("model %s: %s", folder.manifest.id, problem)  # logged at the next load
             return None
 
     def _first_right(
@@ -172,9 +172,9 @@ class EngineCheck:
         said: list[Statement],
         wrong: list[str],
     ) -> Model:
-        """Load the first engine that gives the golden outputs, or agrees with the statements.
+        """Load the first engine that produces the golden outputs or agrees with the statements.
 
-        Appends the reasons against the others to *wrong*.
+        The reasons against the others are appended to *wrong*.
         """
         while True:
             model = load()
@@ -195,12 +195,12 @@ class EngineCheck:
             wrong.append(f"model {model.id}: {model.engine.label} computes it wrongly: {why}")
             model.close()
             if verdicts.why_wrong(path, choice) is None:
-                raise ModelError(wrong[-1])  # its files cannot be read anymore
+                raise ModelError(wrong[-1])  # its files can no longer be read
 
     def _conclude(
         self, verdicts: Verdicts, serving: Serving, model: Model, why: str | None
     ) -> None:
-        """Record the verdict; exchange a model whose engine is wrong."""
+        """Record the verdict, and exchange a model whose engine is wrong."""
         choice = model.choice
         if model.loaded_quickly:
             choice = replace(choice, options=QUICK_WAY)
@@ -222,7 +222,7 @@ class EngineCheck:
             other = self._first_right(verdicts, load, [], wrong)
         except AgentError as problem:
             log.error("%s; nothing else runs it: %s", "; ".join(wrong), problem)  # noqa: TRY400 - one line
-            # As at the next start: refused with the reason, in what the device says of itself.
+            # Like the next start: refused, with the reason in the device's reports.
             self._load_again(serving, model)
             return
         if not self._active.replace(model, other):
@@ -232,31 +232,31 @@ class EngineCheck:
         self._report(other, wrong)
 
     def _report(self, now: Model, wrong: list[str]) -> None:
-        """Log that a model has left engines for another, and keep it for health."""
+        """Log that a model was moved to another engine, and store that for health."""
         words, label = "; ".join(wrong), now.engine.label
         log.warning("%s; now on %s", words, label)
         self._degraded[now.manifest.name] = f"{words}; runs on {label}"
 
     def _load_again(self, serving: Serving, model: Model) -> None:
-        """Unload a model, and load it as a start would."""
+        """Unload a model, and load it like a start."""
         for old in self._active.unload(lambda _serving, one: one is model):
             self._active.retire(old)
         self._active.load(serving)
 
 
 class FormCheck:
-    """Checks the form that the next start begins with, if another engine serves in the long run.
+    """Checks the form used by the next start, if another engine serves in the long run.
 
-    A prepared form gives the numbers of its own engine, bit for bit; whether these are right is
-    seen here, beside the serving model, which has been checked. Else the next start would have to.
+    A prepared form computes the same numbers as its own engine, bit for bit; here they are compared
+    with the serving model, which has been checked. Otherwise the next start would have to do this.
     """
 
     def __init__(self, loader: ModelLoader, found: Callable[[], None]) -> None:
-        """Check nothing yet."""
+        """Set up without checking anything."""
         self._loader = loader
         self._found = found
         self._seen: WeakKeyDictionary[Model, list[Tensors]] = WeakKeyDictionary()
-        """By what serves: the inputs on which its form will be compared with it."""
+        """Inputs on which a form will be compared, by serving model."""
 
     def run(self, serving: Serving, model: Model) -> float | None:
         """Compare a model's form with the serving model; return the pause, or None when done."""
@@ -295,7 +295,7 @@ class FormCheck:
 
 
 def _dismiss(model: Model) -> None:
-    """Let a model's own engine answer from the next frame on."""
+    """Have a model's own engine answer from the next frame on."""
     check, model.check = model.check, None
     if check is not None:
         check.close()

@@ -1,9 +1,9 @@
-"""Moves a model from the engine that starts soonest to the one that the profile prefers.
+"""Moves a model from the engine with the fastest start to the one that the profile prefers.
 
-A start loads what gives the first result soonest: the prepared form, or the network itself in the
-quick way. Beside it the preferred engine is built, and serves from then on if it agrees and is
-faster. For a model that was loaded the quick way, which is slow in the long run, all engines of the
-profile are tried, one after another, until one takes over.
+A start loads whatever gives the first result soonest: the prepared form, or the network itself in
+the quick way. Meanwhile the preferred engine is built, and serves from then on if it agrees and is
+faster. For a model loaded in the quick way, which is slow in the long run, all engines of the
+profile are tried in order until one takes over.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .loader import ModelLoader
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0
-"""Until a form is tried again whose model has no frames, or is on probation."""
+"""Seconds until a form is tried again if its model has no frames or is on probation."""
 FRAMES_SECONDS = 30.0
-"""For the frames on which a form has to agree. Where so few come a faster way gains nothing: it is
-not built again and again."""
+"""Time limit for the frames on which a form must agree. With so few frames a faster way gains
+nothing, so it is not built repeatedly."""
 
 
 class EngineUpgrade:
-    """Replaces the engine that a start loaded for speed with the one that the model keeps."""
+    """Replaces the engine loaded for a fast start by the long-term one."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class EngineUpgrade:
         challenger: Challenger,
         closing: threading.Event,
     ) -> None:
-        """Note the models that serve now as those of the start."""
+        """Record the models that serve now as those of the start."""
         self._loader = loader
         self._challenger = challenger
         self._closing = closing
@@ -55,10 +55,10 @@ class EngineUpgrade:
         )
         self._settled: WeakSet[Model] = WeakSet()
         self._left: WeakKeyDictionary[Model, list[EngineChoice]] = WeakKeyDictionary()
-        """Choices still to be tried instead of a model."""
+        """Choices still to try in place of a model."""
 
     def run(self, serving: Serving, model: Model) -> float | None:
-        """Tune a model if its profile says so, settle it, and try the engines preferred to it."""
+        """Tune a model if the profile requests it, settle it, and try the preferred engines."""
         prepared = model.engine.prepared
         if model not in self._started or (prepared is None and not model.loaded_quickly):
             return None
@@ -78,19 +78,19 @@ class EngineUpgrade:
         decision = self._challenger.compare()
         if decision is None:
             return POLL_SECONDS
-        # The same engine, too: what serves is optimized lightly, to be there soon.
+        # The same engine too: the serving model is only lightly optimized, for a quick start.
         fully = ", fully optimized," if decision.engine == model.engine.label else ""
         log_decision(model, f"{decision.engine}{fully}", decision)
         left.pop(0)
         return 0.0 if left and not decision.takes_over else None
 
     def _begin(self, serving: Serving, model: Model, choice: EngineChoice) -> None:
-        """Start the challenge of a model by an engine."""
+        """Begin the challenge of a model by an engine."""
         prepared = model.engine.prepared
         best = self._loader.engines.best_way(model.folder)
         known = best is not None and best.engine == choice.engine
         verdicts, path = self._loader.engines.verdicts, model.folder.path
-        # What is loaded in haste is measured again: it has no form that the next start begins with.
+        # A model loaded quickly is measured again: it has no form for the next start.
         self._challenger.challenge = Challenge(
             serving,
             model,
@@ -105,19 +105,19 @@ class EngineUpgrade:
     def _challenger_of(self, serving: Serving, model: Model, choice: EngineChoice) -> Model:
         """Load a model on another engine."""
         try:
-            # What was checked of a model loaded quickly is a copy: its file may be another.
+            # For a model loaded quickly, a copy was checked: its file may differ.
             checked = not model.loaded_quickly
             return load_model(model.folder, [choice], serving.kind, checked=checked)
         except EngineError as problem:
             if model.loaded_quickly:
-                # It should have served from the beginning.
+                # It should have served from the start.
                 serving.passed = [*serving.passed, str(problem)]
             raise
 
     def _preferred(self, model: Model) -> list[EngineChoice]:
-        """List the engines to try instead of the one that serves, in order."""
+        """List the engines to try in place of the serving one, in order."""
         choices = self._loader.engines.left_for(model.folder)
-        # No other engine could load the whole of what exceeds the budget.
+        # No other engine could load a whole model that exceeds the budget.
         if self._loader.engines.exceeds_budget(model.folder):
             return []
         if model.loaded_quickly:
@@ -125,10 +125,10 @@ class EngineUpgrade:
         return [choice for choice in choices[:1] if choice.place != model.choice.place]
 
     def _tune(self, serving: Serving, model: Model) -> None:
-        """Tune a model, if the profile asks for it and nothing is known yet."""
+        """Tune a model if the profile requests it and it is not tuned yet."""
         if not self._loader.engines.wants_tune(model.folder):
             return
-        from .tuner import tune_model  # seldom needed
+        from .tuner import tune_model  # rarely needed
 
         try:
             tune_model(
@@ -145,7 +145,7 @@ class EngineUpgrade:
             log.info("model %s: tuned: %s", model.id, best or "nothing is better than another")
 
     def _settle(self, model: Model, prepared: PreparedForm) -> None:
-        """Run it with the threads that the lanes leave, and prepared weights."""
+        """Run a model with its lane's share of threads and with prepared weights."""
         choices = self._loader.engines.left_for(model.folder)
         if not choices or prepared.damaged is not None:
             return
@@ -158,10 +158,10 @@ class EngineUpgrade:
 
 
 class FormUpgrade:
-    """Tries the prepared form of each model, once, in place of the form loaded first.
+    """Tries the prepared form of each model once, in place of the model loaded first.
 
-    A model that was pushed, or is new here, runs as its engine loads it. Once its prepared form is
-    there, that may be the better way to run it.
+    A pushed or new model runs as its engine loads it. Once its prepared form is ready, that may be
+    the better way to run it.
     """
 
     def __init__(
@@ -171,24 +171,24 @@ class FormUpgrade:
         challenger: Challenger,
         watched: Callable[[str], bool],
     ) -> None:
-        """Try nothing yet."""
+        """Start without any form tried."""
         self._loader = loader
         self._challenger = challenger
         self._watched = watched
-        """Whether a model of that name is on trial or probation, and so must not be replaced."""
+        """Returns whether a model name is on trial or probation and must not be replaced."""
         self._first: dict[Path, ref[Model]] = {
             each.model.folder.path: ref(each.model)
             for each in active.all()
             if each.model and each.model.engine.prepared is not None
         }
-        """By folder, the model that was loaded of it first: what has replaced that one is the
-        outcome of a comparison, or of a failure, and is not challenged."""
+        """The model first loaded from each folder: its replacement is the outcome of a comparison
+        or a failure, and is not challenged."""
         self._tried: tuple[Artifact, EngineChoice]
-        """The form under way, and what runs it."""
+        """The form being tried, and the choice that runs it."""
         self._until = 0.0
 
     def run(self, serving: Serving, model: Model) -> float | None:
-        """Compare the prepared form of a model with the model, if the form may take over."""
+        """Compare a model with its prepared form, if that may take over; return the pause."""
         verdicts, path = self._loader.engines.verdicts, model.folder.path
         first = self._first.setdefault(path, ref(model))()
         if first is not model or model.engine.prepared is not None:
@@ -220,18 +220,18 @@ class FormUpgrade:
         log_decision(model, f"its prepared form on {form.table['label']}", decision)
         known = decision.reversed(model.engine.label)
         if known and verdicts is not None and model.choice.place != choice.place:
-            # The next start begins with the form, and need not measure again.
+            # The next start begins with the form without measuring again.
             verdicts.record_race(path, model.choice, known)
         return None
 
     def _find(self, serving: Serving, model: Model) -> tuple[Artifact, EngineChoice] | None:
         """Find the form that could take over, and the choice that runs it, or None."""
         if self._loader.engines.profile.swap == "replace":
-            return None  # where memory does not hold two versions it does not hold one twice
+            return None  # without memory for two versions there is none for two copies
         choice = self._loader.engines.prepared_choice(model.folder)
         best = self._loader.engines.best_way(model.folder)
         if choice is None or (best is not None and best.engine != choice.engine):
-            return None  # it is known already which is the faster
+            return None  # it is already known which is faster
         try:
             form = self._loader.prepared_form(model.folder, serving.kind)
         except ModelError:

@@ -1,9 +1,9 @@
-"""Moves a model off an engine that fails, to the next one of the profile, and back later.
+"""Moves a model from a failing engine to the next one of the profile, and back later.
 
-Checks the lanes' counts twice a second: nothing of it is on the way of a frame. An engine that
-fails on FAILURES frames in a row, with an error or with numbers that are not finite, is left when
-another one, loaded beside it, succeeds on the very frame that it failed on. Where every engine
-fails on that frame it is the model's fault, or the frame's, and no exchange would help.
+Checks the lanes' counts twice per second, so that it delays no frame. An engine that fails on
+FAILURES frames in a row, with an error or with numbers that are not finite, is replaced when
+another one, loaded next to it, succeeds on the same frame. If every engine fails on that frame, the
+cause is the model or the frame, and no exchange would help.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 FAILURES = 5
-"""Frames in a row that an engine may fail on. One that fails now and then is counted, and kept."""
+"""Failures in a row that are allowed. An engine that fails occasionally is kept."""
 FIRST_PAUSE = 60.0
-"""Seconds until an engine is tried again; each time it fails again, twice as long."""
+"""Seconds until an engine is tried again; doubled after each further failure."""
 MOST_PAUSE = 6 * 3600.0
 STABLE = 300.0
-"""Seconds for which an engine that has been taken back must work to be as good as new."""
+"""Seconds that a restored engine must work before its earlier failures are forgotten."""
 
 State = Literal["closed", "open", "half-open"]
 
 Failure = tuple[str, Request]
-"""Error text, and the request."""
+"""Error text and request."""
 
 
 class Breaker:
-    """When one model leaves one engine that fails, and when that is tried again.
+    """Circuit breaker for one model on one engine: when to stop using it and when to retry.
 
-    Closed while the engine may serve, open while it may not, and half-open when it has been taken
-    back and has yet to prove itself. Each failure keeps it away for longer.
+    Closed while the engine may serve, open while it may not, and half-open after it was restored,
+    until it has worked long enough. Each failure makes the pause longer.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -59,18 +59,18 @@ class Breaker:
         self.why = ""
         """The reason for the latest failure."""
         self.failure: Failure | None = None
-        """The failure, by which an engine must do better to be taken back."""
+        """The failed request, on which the engine must succeed to be restored."""
 
     @property
     def state(self) -> State:
-        """Whether the engine may serve now."""
+        """Closed, open or half-open at this time."""
         if self._state == "half-open" and self._clock() - self._since >= STABLE:
             self._state, self._pause = "closed", 0.0
         return self._state
 
     def trip(self, why: str, failure: Failure | None = None) -> None:
-        """Open: the engine has failed as often as it may, or failed to load."""
-        # Asked first: what has worked for long enough begins with the shortest pause again.
+        """Open: the engine has failed too often, or failed to load."""
+        # Read first: an engine that has worked long enough starts with the shortest pause again.
         known = self.state != "closed"
         self._pause = min(MOST_PAUSE, 2 * self._pause if known and self._pause else FIRST_PAUSE)
         self._state, self._since = "open", self._clock()
@@ -78,23 +78,23 @@ class Breaker:
 
     @property
     def wait(self) -> float:
-        """Seconds until the engine is to be tried again; 0 where it need not wait."""
+        """Seconds until the engine is tried again; 0 if there is no wait."""
         if self.state != "open":
             return 0.0
         return max(0.0, self._since + self._pause - self._clock())
 
     @property
     def due(self) -> bool:
-        """Whether the engine is to be tried again now."""
+        """Whether to try the engine again now."""
         return self.state == "open" and self.wait == 0.0
 
     def close(self) -> None:
-        """Half-open: the engine serves again, for now."""
+        """Half-open: the engine serves again on trial."""
         self._state, self._since = "half-open", self._clock()
 
 
 class Failover:
-    """Watches the models that serve."""
+    """Monitors the serving models."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Failover:
         self._loader = loader
         self._clock = clock
         self._breakers: dict[tuple[Path, str], Breaker] = {}
-        """By the model's folder, and the engine with its device."""
+        """Breakers by the model's folder and the engine with its device."""
         self._hopeless: dict[Path, Breaker] = {}
         """Models that fail on every engine."""
 
@@ -142,7 +142,7 @@ class Failover:
             return
         error, sample = failure[0], failure[1].sample
         if sample.data.dtype.kind == "f" and not np.isfinite(sample.data).all():
-            model.stats.failing = 0  # what goes in is not finite either: no engine is to blame
+            model.stats.failing = 0  # the input is not finite either: no engine is at fault
             return
         here = _name(model.choice)
         choices = self._loader.engines.left_for(model.folder)
@@ -174,10 +174,10 @@ class Failover:
     def _reload(
         self, serving: Serving, model: Model, choices: list[EngineChoice], failure: Failure
     ) -> bool:
-        """Load it once more on the engine it is on: a device that was reset takes new networks."""
+        """Load a model again on the same engine: a device that was reset accepts new networks."""
         here = _name(model.choice)
         if self._breaker(model, here).state != "closed":
-            return False  # done already, and it has not helped
+            return False  # already done without success
         same = next((choice for choice in choices if _name(choice) == here), model.choice)
         better = self._better(serving, model, same, failure)
         if better is None:
@@ -190,17 +190,17 @@ class Failover:
         return True
 
     def _backs_off(self, model: Model) -> bool:
-        """Whether every engine has failed on it, and it is too early to try again."""
+        """Whether every engine has failed on a model, and it is too early to try again."""
         hopeless = self._hopeless.get(model.folder.path)
         return hopeless is not None and hopeless.state == "open" and not hopeless.due
 
     def _breaker(self, model: Model, name: str) -> Breaker:
         return self._breakers.setdefault((model.folder.path, name), Breaker(self._clock))
 
-    # Back to it
+    # Back to an engine
 
     def _retry_passed(self, serving: Serving, model: Model) -> None:
-        """Count engines passed over when the model was loaded as failed, to be tried again."""
+        """Count engines passed over when the model was loaded as failed, to try them again."""
         if not serving.passed or model.engine.prepared is not None:
             return
         for choice in self._preferred(model):
@@ -218,7 +218,7 @@ class Failover:
                 continue
             better = self._better(serving, model, choice, breaker.failure)
             if better is None:
-                # Twice as long; logged when it failed first, and published in health all along.
+                # Wait twice as long; the first failure was logged, and health reports it.
                 breaker.trip(breaker.why, breaker.failure)
                 continue
             breaker.close()
@@ -228,7 +228,7 @@ class Failover:
             return
 
     def _preferred(self, model: Model) -> list[EngineChoice]:
-        """List the engines that the profile prefers to the one that serves."""
+        """List the engines that the profile prefers to the serving one."""
         choices = self._loader.engines.left_for(model.folder)
         names = [_name(choice) for choice in choices]
         here = _name(model.choice)
@@ -239,9 +239,9 @@ class Failover:
     def _better(
         self, serving: Serving, model: Model, choice: EngineChoice, failure: Failure | None
     ) -> Model | None:
-        """Load a model on an engine that succeeds where another failed, or None if it does not."""
+        """Load a model on an engine if it succeeds where another failed, or return None."""
         if self._loader.engines.exceeds_budget(model.folder):
-            return None  # there is no room for the whole of it
+            return None  # there is not enough memory for all of it
         try:
             better = load_model(model.folder, [choice], serving.kind, checked=True)
         except AgentError as problem:
@@ -265,7 +265,7 @@ class Failover:
         return better
 
     def _exchange(self, old: Model, new: Model, passed: list[str]) -> None:
-        """Replace one by the other between two frames, unless a push was faster."""
+        """Replace a model by another between two frames, unless a push was faster."""
         self._hopeless.pop(old.folder.path, None)
         for serving in self._active.all():
             if serving.model is old:

@@ -1,4 +1,4 @@
-"""Holds a model that serves to its golden outputs, before its second result leaves."""
+"""Checks a serving model against its golden outputs before its second result."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def why_not_golden(model: Model) -> str | None:
 
 
 class GoldenCheck:
-    """Answers for a model until it has given its golden outputs; the first result need not wait.
+    """Answers for a model until it has produced its golden outputs, after its first result.
 
-    Any number of threads may ask; one of them runs the golden inputs, and the others wait for it.
+    Any number of threads may call it; one of them runs the golden inputs while the others wait.
     """
 
     def __init__(self) -> None:
-        """Set up; nothing is compared yet."""
+        """Set up without comparing anything."""
         self.why: str | None = None
         self.satisfied = False
         self._answered = False
@@ -56,24 +56,24 @@ class GoldenCheck:
         return self.satisfied or self.why is not None
 
     def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
-        """Return the outputs for an input, and the label of the engine that gave them.
+        """Return the outputs for an input, and the label of the engine that computed them.
 
         Raises:
-            EngineError: the engine failed, or does not give the golden outputs.
+            EngineError: the engine failed, or does not produce the golden outputs.
             SampleError: the engine's outputs are not finite.
         """
         with self._turn:
             first, self._answered = not self._answered, True
         why = None
         if not first:
-            with suppress(ModelError):  # said where the engine is checked, for health
+            with suppress(ModelError):  # reported where the engine is checked, for health
                 why = self.compare(model)
         if why is not None:
             raise EngineError(f"{model.id}: {model.engine.label} computes it wrongly: {why}")
         return model.run(tensors), model.engine.label
 
     def compare(self, model: Model) -> str | None:
-        """Return why the engine must not serve, comparing once; None: its outputs are right.
+        """Compare once; return why the engine must not serve, or None: its outputs are correct.
 
         Raises:
             EngineError: the engine failed.
@@ -92,4 +92,4 @@ class GoldenCheck:
             return self.why
 
     def close(self) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: there is nothing to release."""

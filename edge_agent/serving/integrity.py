@@ -1,7 +1,8 @@
-"""Slowly rereads the files of serving models, and compares them with what was written.
+"""Slowly rereads the files of serving models, and compares them with the written content.
 
-A start trusts quick checksums of what it loads, and time stamps for the rest. Flash forgets: a
-file that has changed without being written is reported, and a damaged form is left for its model.
+A start relies on quick checksums of what it loads, and on timestamps for the rest. Flash memory
+decays: a file that has changed without being written is reported, and a damaged form is replaced by
+its model.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from .active import ActiveModels
 log = logging.getLogger(__name__)
 
 FIRST_SECONDS = 300.0
-"""After a start, when it has long settled."""
+"""Time after a start until the first check."""
 EVERY_SECONDS = 24 * 3600.0
 SHARE = 0.05
-"""Of one core, and of the disk, while it reads."""
+"""Share of one core and of the disk used while reading."""
 
 
 class IntegrityCheck:
-    """Checks the models that serve and their forms, one piece of a file at a time."""
+    """Checks the serving models and their forms, one piece of a file at a time."""
 
     def __init__(
         self,
@@ -37,22 +38,22 @@ class IntegrityCheck:
         first: float = FIRST_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Check nothing yet."""
+        """Set up without checking anything."""
         self._state = state
         self._active = active
         self._clock = clock
         self._due = clock() + first
         self._pieces: Iterator[None] | None = None
-        """The check that is under way."""
+        """The check in progress."""
         self._found: list[str] = []
         self._problems: list[str] = []
 
     def problems(self) -> list[str]:
-        """List the models whose files have changed, as of the latest check."""
+        """List the models whose files had changed at the latest check."""
         return list(self._problems)
 
     def step(self) -> float:
-        """Read one piece, if it is time; return the seconds until the next one."""
+        """Read one piece if it is due; return the seconds until the next one."""
         now = self._clock()
         if now < self._due:
             return self._due - now
@@ -69,12 +70,12 @@ class IntegrityCheck:
         return pause
 
     def _check(self) -> Iterator[None]:
-        """Read all files again; pauses after each piece."""
+        """Reread all files, yielding after each piece."""
         for model in {id(s.model): s.model for s in self._active.all() if s.model}.values():
             try:
                 yield from self._check_model(model)
             except (OSError, AgentError) as problem:
-                # Deleted or exchanged meanwhile, or the disk is broken: the next check shows.
+                # Deleted or exchanged meanwhile, or the disk is broken: the next check will tell.
                 log.info("model %s: cannot be read again: %s", model.id, words(problem))
 
     def _check_model(self, model: Model) -> Iterator[None]:

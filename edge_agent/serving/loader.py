@@ -1,4 +1,4 @@
-"""Loads the models of this device, each in the first of its ways that works."""
+"""Loads the models of this device, each in the first way that works."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 
 
 def open_library(settings: Settings, store: Store) -> Catalog:
-    """Open the three places where models are."""
+    """Open the three places of models."""
     return Catalog(store, [Path(folder) for folder in settings.models_dirs], bundled("models"))
 
 
 def open_store(settings: Settings) -> Store:
-    """Open the store, making its folder.
+    """Open the store, creating its folder.
 
     Raises:
-        UsageError: it cannot be made or written.
+        UsageError: it cannot be created or written.
     """
     make_state_folder(settings.state)
     return Store(settings.state)
@@ -45,10 +45,10 @@ class ModelLoader:
     """Loads models on the engines of this device."""
 
     def __init__(self, engines: DeviceEngines, store: Store | None = None) -> None:
-        """Set up; nothing is loaded yet; *store*, if given, keeps prepared forms."""
+        """Set up without loading anything; *store*, if given, keeps prepared forms."""
         self.engines = engines
         self.forms = None if store is None else Forms(store.root, engines.profile.memory_budget_mb)
-        """Where prepared forms lie; None: nothing is kept."""
+        """The place of prepared forms; None: nothing is kept."""
 
     def load(
         self, folder: ModelFolder, kind: Kind, *, checked: bool = False
@@ -94,7 +94,7 @@ class ModelLoader:
 
         Raises:
             ModelError: the model is not fit to run.
-            EngineError: it cannot be loaded so.
+            EngineError: it cannot be loaded this way.
         """
         choice = candidate.choice
         if candidate.way == "prepared":
@@ -111,16 +111,16 @@ class ModelLoader:
         return model
 
     def attach_check(self, model: Model, kind: Kind) -> None:
-        """Attach a check to a model if its engine is not known to compute it rightly."""
+        """Attach a check to a model if its engine is not known to compute it correctly."""
         if self.engines.wants_check(model.folder, model.choice):
-            from .reference_check import attach_check  # of no use from the second start on
+            from .reference_check import attach_check  # not needed from the second start on
 
             attach_check(model, kind)
 
     def prepared_form(
         self, folder: ModelFolder, kind: Kind, *, make: bool = False
     ) -> Artifact | None:
-        """Find the prepared form of a model, or make it, or None.
+        """Find the prepared form of a model, or *make* it; None: there is none.
 
         Raises:
             ModelError: a file of the model cannot be read.

@@ -1,10 +1,10 @@
 """Unloads models that have been idle for long, and returns freed memory to the system.
 
 Only models of second stages are unloaded, after the profile's `unload_idle_s`. Those of first
-stages serve all the time; without them there is no result. While memory is short, idle models
-are unloaded early. And when something large has gone, its freed memory is returned to the system:
-the C library otherwise keeps it, for threads that have ended (0.6 of 0.8 GB stayed after
-eight clips of 4K had gone, and more each time).
+stages always serve; without them there is no result. While memory is short, idle models are
+unloaded early. When something large was removed, its memory is returned to the system: otherwise
+the C library keeps it for ended threads (0.6 of 0.8 GB after eight 4K clips had been removed, and
+more each time).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 STEP_SECONDS = 1.0
 EVERY = 5.0
-"""Seconds between two checks of how much is left."""
+"""Seconds between checks of free memory."""
 SHORT_IDLE = 5.0
 """Seconds without work after which a model is unloaded while memory is short."""
 GONE_SECONDS = 5.0
-"""Time after which a source or model that has gone has ended its threads."""
+"""Time after which the threads of a removed source or model have ended."""
 TRIM_EVERY = 60.0
-"""Seconds between two times that freed memory is returned to the system."""
+"""Least seconds between returns of freed memory to the system."""
 
 
 class MemoryRelease:
@@ -47,15 +47,15 @@ class MemoryRelease:
         forget: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Set up; nothing is checked yet.
+        """Set up without checking anything.
 
         Args:
-            active: whose models are unloaded.
-            idle_s: seconds after which a lazy model is unloaded in any case; 0: none is lazy.
-            present: returns keys of everything that takes memory, as long as it exists.
-            short: returns warnings that memory runs short; empty if it does not.
+            active: the models to unload.
+            idle_s: idle seconds after which a lazy model is always unloaded; 0: none is lazy.
+            present: returns keys of everything that uses memory, as long as it exists.
+            short: returns warnings of low memory; empty if there is enough.
             forget: releases memory kept only for reuse.
-            clock: monotonic seconds.
+            clock: returns monotonic seconds.
         """
         self._active = active
         self._idle_s = idle_s
@@ -65,12 +65,12 @@ class MemoryRelease:
         self._clock = clock
         self._there: AbstractSet[object] = frozenset()
         self._gone_at: float | None = None
-        """When an entry was last found missing; None if that has been dealt with."""
+        """When an entry was last found missing; None if that has been handled."""
         self._checked = self._trimmed = float("-inf")
         self._shortage = Latch()
 
     def step(self) -> float:
-        """Release memory that is not needed."""
+        """Release unneeded memory; return the seconds until the next call."""
         now = self._clock()
         if self._idle_s:
             self._unload_idle(self._idle_s)
@@ -93,7 +93,7 @@ class MemoryRelease:
         return STEP_SECONDS
 
     def _unload_idle(self, seconds: float) -> None:
-        """Unload lazy models that have had no frame for *seconds*."""
+        """Unload lazy models without a frame for *seconds*."""
         before = time.monotonic() - seconds
 
         def idle(serving: Serving, model: Model) -> bool:

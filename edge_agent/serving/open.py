@@ -1,6 +1,6 @@
-"""Loads a model in one of the ways that `choice` knows.
+"""Loads a model in one of the ways of `choice`.
 
-Imported before NumPy and the engines are: each way imports its own needs.
+Imported before NumPy and the engines: each way imports only what it needs.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Forms:
     """The prepared forms of this device's models."""
 
     state: Path
-    """The state folder, where they lie."""
+    """The state folder, which contains them."""
     budget_mb: int
-    """Memory that all models together may take, MiB; 0: no bound."""
+    """Memory limit for all models together, MiB; 0: no limit."""
 
     def find(
         self, folder: ModelFolder, choice: EngineChoice, kind: Kind, *, make: bool = False
     ) -> Artifact | None:
-        """Find the prepared form of a model, or make it; returns None if there is none.
+        """Find the prepared form of a model, or *make* it; return None if there is none.
 
         Raises:
             ModelError: a file of the model cannot be read.
@@ -52,7 +52,7 @@ class Forms:
         return form
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON, for another process."""
+        """Return the forms' location as JSON, for another process."""
         return {**asdict(self), "state": str(self.state)}
 
 
@@ -67,15 +67,15 @@ def open_prepared(
     """Load a model from its prepared form, for the long run.
 
     Args:
-        folder: of the model.
-        choice: of the engine, with the threads of its first frame.
-        form: to load, or a load that has begun.
-        kind: of sample that it will be given.
-        threads: of one inference in the long run; 0: the engine's own number; None: neither that
-            nor a warm-up, for it is to give its first result at once.
+        folder: the model's folder.
+        choice: the engine, with the threads of its first frame.
+        form: the form to load, or a load that has begun.
+        kind: the kind of its samples.
+        threads: threads of one inference in the long run; 0: the engine's own number; None:
+            neither that nor a warm-up, for an immediate first result.
 
     Raises:
-        EngineError: it cannot be run so.
+        EngineError: it cannot be run this way.
     """
     from ..inference.prepared.fallback import load_prepared
 
@@ -95,9 +95,9 @@ def open_prepared(
 def open_streamed(
     folder: ModelFolder, choice: EngineChoice, kind: Kind, forms: Forms, *, checked: bool
 ) -> Model:
-    """Load a model larger than the memory budget; its weights are read for every frame.
+    """Load a model larger than the memory budget, reading its weights for every frame.
 
-    Slower, but it runs at all. Its prepared form is made if there is none.
+    That is slower, but possible. Its prepared form is created if there is none.
 
     Raises:
         ModelError: the model is not fit to run.
@@ -117,7 +117,7 @@ def begin_quick(checked: CheckedNetwork) -> Any:
     """Load a network that `check_quick` has checked.
 
     Returns:
-        What `open_quick` takes.
+        The argument *begun* of `open_quick`.
 
     Raises:
         EngineError: the network cannot be loaded this way.
@@ -127,13 +127,13 @@ def begin_quick(checked: CheckedNetwork) -> Any:
 
 
 def open_quick(folder: ModelFolder, choice: EngineChoice, kind: Kind, begun: Any = None) -> Model:
-    """Load a model lightly optimized: it gives the first right result soonest.
+    """Load a model lightly optimized, for the fastest first correct result.
 
     Raises:
         ModelError: the model is not fit to run.
-        EngineError: it has to be loaded in another way.
+        EngineError: it must be loaded in another way.
     """
-    # Not needed to begin, and imported meanwhile.
+    # Not needed to begin the load; imported meanwhile.
     from ..inference.model import assemble
     from ..inference.preprocess.inputs import fixed_shapes
 

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class PlannedModel(NamedTuple):
-    """A model that a start loads at once, and how."""
+    """A model that a start loads first, and how."""
 
     name: str
     version: str | None
-    """As the pipeline has it; None: the live one."""
+    """The version in the pipeline's settings; None: the live one."""
     kind: Kind
     folder: Any
     """Packed `ModelFolder`."""
@@ -23,9 +23,9 @@ class PlannedModel(NamedTuple):
     form: str
     """Folder of the prepared form; empty if there is none."""
     way: LoadWay = "whole"
-    """How it is loaded; "prepared" if it has a form."""
+    """The way to load it; "prepared" if it has a form."""
     unverified: bool = False
-    """Whether its engine is not known to compute it rightly, and is to be checked."""
+    """Whether its engine must be checked, not being known to compute it correctly."""
 
     @property
     def reference(self) -> str:

@@ -1,4 +1,4 @@
-"""Makes a prepared form of every model that serves, so that the next start is a quick one."""
+"""Creates a prepared form of every serving model for a quick next start."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from .planned_model import PlannedModel
 log = logging.getLogger(__name__)
 
 DAMAGE_SECONDS = 2.0
-"""Between two checks for forms that have turned out damaged while they run."""
+"""Seconds between checks for forms found damaged while running."""
 POLL_SECONDS = 0.1
-"""Between two checks whether a form is ready."""
+"""Seconds between checks whether a form is ready."""
 
 
 class PrepareTask:
-    """Prepares each serving model, and does so again if its prepared form turns out damaged."""
+    """Prepares each serving model, and prepares it again if its form is found damaged."""
 
     def __init__(
         self,
@@ -54,25 +54,25 @@ class PrepareTask:
         changed: Callable[[], None],
         closing: threading.Event,
     ) -> None:
-        """Prepare nothing yet."""
+        """Set up without preparing anything."""
         self._store = store
         self._active = active
         self._engines = loader.engines
         self._budget_mb = loader.engines.profile.memory_budget_mb
         self._quota = quota
         self._changed = changed
-        """Called before a form is made, and when it is ready or cannot be made."""
+        """Called before a form is created, and when it is ready or has failed."""
         self._closing = closing
         self._forms: dict[Path, Artifact | str] = {}
-        """By folder of the model: its form, or the reason why it has none."""
+        """Form, or the reason why there is none, by folder of the model."""
         self._maker = ThreadPoolExecutor(1, "prepare")
         self._making: tuple[ModelFolder, Future[Artifact]] | None = None
-        """The form that is being made: one at a time."""
+        """The form being created, one at a time."""
         self._again: set[Path] = set()
-        """Folders of models whose form was damaged, until there is another one."""
+        """Folders of models whose form was damaged, until a new one exists."""
 
     def run(self, serving: Serving, model: Model) -> float | None:
-        """Find or make the form of a model; one that has turned out damaged is made again."""
+        """Find or create the form of a model; replace a damaged one."""
         damaged = _damaged(model)
         if damaged is not None:
             self._discard(model, damaged)
@@ -84,7 +84,7 @@ class PrepareTask:
         return None if model.folder.path in self._forms else POLL_SECONDS
 
     def step(self) -> float:
-        """Make the forms again that have turned out damaged."""
+        """Replace forms found damaged; return the seconds until the next call."""
         self._finish()
         for serving in self._active.all():
             model = serving.model
@@ -95,11 +95,11 @@ class PrepareTask:
         return POLL_SECONDS if self._making is not None else DAMAGE_SECONDS
 
     def close(self) -> None:
-        """Wait until nothing is being made; it has been told to stop."""
+        """Wait until the creation of a form, which was told to stop, has ended."""
         self._maker.shutdown()
 
     def _discard(self, model: Model, damaged: PreparedForm) -> None:
-        """Delete the form that a model runs from."""
+        """Delete the damaged form that a model runs from."""
         damaged.damaged = None
         try:
             discard(damaged.folder, self._store)
@@ -109,7 +109,7 @@ class PrepareTask:
         self._again.add(model.folder.path)
         if not damaged.is_streaming:
             return
-        # Nothing else can run it: it is loaded as at first, which makes a form.
+        # Nothing else can run it: it is loaded as before, which creates a form.
         servings = [each for each in self._active.all() if each.model is model]
         for old in self._active.unload(lambda _serving, one: one is model):
             self._active.retire(old)
@@ -117,7 +117,7 @@ class PrepareTask:
             self._active.load(each)
 
     def _prepare(self, model: Model, serving: Serving) -> None:
-        """Find the form of a model, or begin to make it."""
+        """Find the form of a model, or begin creating it."""
         choice = self._choice(model)
         if choice is None:
             self._keep(model.folder, f"is not for {titles('graph')}")
@@ -130,7 +130,7 @@ class PrepareTask:
         if form is not None:
             self._keep(model.folder, form)
             return
-        # It may take minutes: until then the next start is not to count on a form.
+        # It may take minutes: until then the plan of the next start must not use a form.
         self._changed()
         making = self._maker.submit(self._make, model.folder, choice, serving.kind)
         self._making = model.folder, making
@@ -148,7 +148,7 @@ class PrepareTask:
             )
 
     def _finish(self) -> None:
-        """Collect the form being made, if it is finished."""
+        """Collect the form being created if it is finished."""
         if self._making is None or not self._making[1].done():
             return
         (folder, making), self._making = self._making, None
@@ -166,10 +166,10 @@ class PrepareTask:
         self._keep(folder, words(problem))
 
     def _keep(self, folder: ModelFolder, form: Artifact | str) -> None:
-        """Record the outcome of making a model's form; remove forms that nobody needs."""
+        """Record the outcome of creating a model's form; remove unneeded forms."""
         self._forms[folder.path] = form
         self._again.discard(folder.path)
-        # Until the form of each is known, one whose model is elsewhere now looks as if of no use.
+        # Until all forms are known, one whose model has been moved would seem unused.
         if isinstance(form, Artifact) and self._all_known():
             keep = [form.key for form in self._forms.values() if isinstance(form, Artifact)]
             for line in collect_artifacts(self._store, keep):
@@ -177,15 +177,15 @@ class PrepareTask:
         self._changed()
 
     def _all_known(self) -> bool:
-        """Whether each serving model is known to have a form or not."""
+        """Whether it is known of each serving model if it has a form."""
         serving = [each.model for each in self._active.all()]
         return all(model is None or model.folder.path in self._forms for model in serving)
 
     def _found(self, model: Model, choice: EngineChoice, kind: Kind) -> Artifact | None:
-        """Find the form of a model; one that is not whole is deleted.
+        """Find the form of a model; delete it if it is incomplete.
 
-        A model that was not loaded from its form may have been refused it: the form is checked in
-        full, or it would be refused at every start.
+        If a model was not loaded from its form, that may have failed: the form is checked in full,
+        or else it would fail at every start.
         """
         form = find(self._store.root, model.folder.path, choice, kind, self._budget_mb)
         if form is None or model.engine.prepared is not None:
@@ -216,7 +216,7 @@ class PrepareTask:
         return None
 
     def _readiness(self, model: Model) -> str:
-        """Return the state of a finished form; a start takes no form that is unverified."""
+        """Return the state of a finished form; a start does not use an unverified one."""
         choice = self._choice(model)
         if choice is None or not self._engines.unverified(model.folder, choice):
             return "ready"
@@ -225,18 +225,18 @@ class PrepareTask:
         return "preparing" if why is None else f"no: {why}"
 
     def planned(self) -> list[PlannedModel]:
-        """List the serving models as the next start can load them fastest."""
+        """List the serving models with the fastest way to load each at the next start."""
         found = []
         for serving in self._active.all():
             model = serving.model
             if model is None or serving.lazy or model.is_reference:
-                continue  # the next start shall have the engine compared that stands behind it
+                continue  # the next start must compare the underlying engine
             start, place = self._start(model)
             if start is None and serving.passed:
-                continue  # the next start shall try whether the engine that it prefers is back
+                continue  # the next start must try whether the preferred engine works again
             start = start or EngineCandidate("whole", model.choice)
             if self._engines.unverified_alone(model.folder, start.choice):
-                continue  # the next start shall have it compared first
+                continue  # the next start must compare it first
             found.append(
                 PlannedModel(
                     serving.arm.name,
@@ -252,27 +252,27 @@ class PrepareTask:
         return found
 
     def _start(self, model: Model) -> tuple[EngineCandidate | None, str]:
-        """Return the way to a model's first result that is soonest, and the folder of its form."""
+        """Return the fastest way to a model's first result, and the folder of its form."""
         form, running = self._forms.get(model.folder.path), model.engine.prepared
         if isinstance(form, Artifact):
             choice, place = self._choice(model) or model.choice, form.folder
             return self._engines.at_start(model.folder, choice), place
         if form is None and running is not None and Path(running.folder).is_dir():
-            # Loaded from it, and not yet checked here: as at a stop right after the start.
+            # Loaded from it and not checked yet, as when stopped right after the start.
             return EngineCandidate("prepared", model.choice), running.folder
         return self._engines.at_start(model.folder, None), ""
 
 
 def _damaged(model: Model) -> PreparedForm | None:
-    """Return the form that a model was loaded from, if it has turned out damaged."""
+    """Return the form that a model was loaded from if it was found damaged."""
     prepared = model.engine.prepared
     return prepared if prepared is not None and prepared.damaged is not None else None
 
 
 def _check_whole(form: Artifact) -> None:
-    """Check every checksum of a form, and the version of the engine that made it."""
+    """Check all checksums of a form, and the version of its engine."""
     here, found = installed().get(form.engine), str(form.table["version"])
-    # Some engines name their build behind their version.
+    # Some engines append their build to the version.
     if here is None or not f"{found}-".startswith(f"{here}-"):
         raise ArtifactError(
             f"{form.folder}: made by {form.engine} {found}, here is {here or 'none'}"

@@ -1,10 +1,9 @@
-"""No engine serves on trust: its findings in real frames are compared with a plain session's.
+"""Every engine is checked: its findings in real frames are compared with a plain session's.
 
-An engine may compute a network wrongly, with scores that look well. Golden outputs decide where
-there are some. Else a session that computes each operator as it stands in the file is the
-reference: slow, and most often right. It is not for every network of integers, whose original
-computed in integers alone; so where an engine differs from it, another engine is asked, and two
-against one are believed.
+An engine may compute a network wrongly with plausible scores. If there are golden outputs, they
+decide. Otherwise the reference is a session that computes each operator as it is in the file: slow,
+and usually correct. It is not always correct for quantized networks whose original used integers
+only; so if an engine differs from it, another engine is asked, and two against one decide.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from .golden_check import GoldenCheck, is_held_to_golden
 log = logging.getLogger(__name__)
 
 INPUTS = 3
-"""Live inputs on which an engine must agree."""
+"""Number of live inputs on which an engine must agree."""
 
 
 def open_plain(folder: ModelFolder, kind: Kind) -> Model | None:
-    """Load a model in a session that optimizes nothing; logs and returns None if there is none.
+    """Load a model in a session that optimizes nothing; if that fails, log it and return None.
 
-    Its network has been checked already.
+    Its network has already been checked.
 
     Raises:
         ModelError: the model itself is not fit to run.
@@ -54,10 +53,10 @@ def open_plain(folder: ModelFolder, kind: Kind) -> Model | None:
 
 
 class ReferenceCheck:
-    """A session without optimization, beside an engine until both agree on a few live inputs.
+    """A session without optimization, next to an engine until both agree on a few live inputs.
 
-    An input on which they do not is answered by that session, and so is every later one, until
-    another engine serves. Any number of threads may ask; they take turns.
+    If they disagree on an input, the session answers it and all later ones until another engine
+    serves. Any number of threads may call it; they take turns.
     """
 
     def __init__(self, plain: Model) -> None:
@@ -70,19 +69,19 @@ class ReferenceCheck:
 
     @property
     def settled(self) -> bool:
-        """Whether it has nothing more to find out."""
+        """Whether it has reached a decision."""
         return self.why is not None or not self._open
 
     @property
     def satisfied(self) -> bool:
-        """Whether the engine has agreed on as many inputs as it must."""
+        """Whether the engine has agreed on enough inputs."""
         return self._agreed >= INPUTS
 
     def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
-        """Return the outputs for an input of the model, and the label of the engine they are from.
+        """Return the outputs for an input of the model, and the label of their engine.
 
         Raises:
-            EngineError: an engine failed, possibly that of the reference session.
+            EngineError: an engine failed, possibly the reference session's.
             SampleError: the engine's outputs are not finite, or cannot be decoded.
         """
         with self._turn:
@@ -91,18 +90,18 @@ class ReferenceCheck:
         return model.run(tensors), model.engine.label
 
     def _beside(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
-        """Return the engine's outputs if they are right, or else those of the session beside it."""
+        """Return the engine's outputs if they are correct, or else the session's."""
         given = model.unfolded(tensors)
         if self.why is not None:
             return self._plain.run(given), self._plain.engine.label
-        # What fails is for those to see to who watch the engine; it is not found wrong by that.
+        # Failures are handled by `failover`; they are no evidence of wrong results.
         numbers = model.run(tensors)
         found = Answer(numbers, model.decode(numbers, given))
         try:
             with contained(model.id):
                 expected = answer_of(self._plain, given)
         except AgentError as problem:
-            # Says nothing about the engine, which may be what is left when another one fails.
+            # No evidence against the engine, which may be the last one left when another fails.
             self._mute += 1
             if self._mute >= INPUTS:
                 log.warning("model %s: nothing to compare engines with: %s", model.id, problem)
@@ -120,7 +119,7 @@ class ReferenceCheck:
         return numbers, model.engine.label
 
     def close(self) -> None:
-        """Answer no more: the engine does."""
+        """Stop answering and release the session."""
         with self._turn:
             self._close()
 
@@ -131,7 +130,7 @@ class ReferenceCheck:
 
 
 def attach_check(model: Model, kind: Kind) -> None:
-    """Hold a model to its golden outputs, or else to a session beside it for its first inputs."""
+    """Attach a check by golden outputs, or else by a second session for the first inputs."""
     if is_held_to_golden(model.folder):
         model.check = GoldenCheck()
         return
@@ -146,22 +145,22 @@ def attach_check(model: Model, kind: Kind) -> None:
 
 @record(eq=False)
 class Statement:
-    """What a session without optimization returned for an input."""
+    """The answer of a session without optimization to an input."""
 
     tensors: Tensors
-    """Of the network, unfolded."""
+    """Inputs of the unfolded network."""
     answer: Answer
     in_noise: Callable[[], Findings]
-    """Returns its findings in the same input with noise of one gray level."""
+    """Returns its findings for the same input with noise of one gray level."""
     label: str
-    """Of the session's engine."""
+    """Label of the session's engine."""
 
 
 def state(plain: Model, tensors: Tensors) -> Statement:
-    """Return a session's answer to an input, unfolded, for when the session is gone.
+    """Return a session's answer to an unfolded input, to use after the session is closed.
 
     Raises:
-        AgentError: it fails.
+        AgentError: the session failed.
     """
     with contained(plain.id):
         kept = {name: np.array(array) for name, array in tensors.items()}
@@ -186,7 +185,7 @@ def why_unlike(statements: Iterable[Statement], model: Model) -> str | None:
 def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:
     """Whether a session of another engine gives the same answers for a model.
 
-    Asked where the engine differs from the reference: it is loaded for this question alone.
+    Called if the engine differs from the reference; the session is loaded only for this.
     """
     folder = model.folder
     if not inputs or not has_room(size_of(folder.path)):
@@ -203,7 +202,7 @@ def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:
             agree = all(compare_models(other, model, tensors).passed for tensors in inputs)
         except AgentError as problem:
             log.debug("model %s: no second opinion by %s: %s", model.id, engine, problem)
-            continue  # what cannot be compared confirms nothing
+            continue  # outputs that cannot be compared confirm nothing
         finally:
             other.close()
         if agree:
@@ -216,8 +215,7 @@ def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:
 def why_wrong(reference: Model, model: Model, kind: Kind, inputs: Iterable[Tensors]) -> str | None:
     """Return why an engine must not serve a model, or None if it may.
 
-    It may where it agrees with the reference on inputs, unfolded, and where another engine agrees
-    with it.
+    It may if it agrees with the reference on unfolded inputs, or if another engine agrees with it.
     """
     given = list(inputs)
     why = why_unlike_session(reference, model, given)
@@ -225,7 +223,7 @@ def why_wrong(reference: Model, model: Model, kind: Kind, inputs: Iterable[Tenso
 
 
 def why_unlike_session(reference: Model, model: Model, inputs: Iterable[Tensors]) -> str | None:
-    """Return how a model on one engine differs from a session beside it, or None if it does not."""
+    """Return how a model differs from a session of another engine, or None if it does not."""
     return why_unlike(_statements(reference, inputs), model)
 
 
@@ -234,6 +232,6 @@ def _statements(reference: Model, inputs: Iterable[Tensors]) -> Iterator[Stateme
         try:
             answer = answer_of(reference, tensors)
         except AgentError:
-            continue  # says nothing about another engine
+            continue  # no evidence about another engine
         in_noise = partial(find_in_noise, reference, tensors)
         yield Statement(tensors, answer, in_noise, reference.engine.label)

@@ -1,8 +1,8 @@
-"""Upkeep of the models that serve: one thread, and one order that stands where it is made.
+"""Upkeep of the serving models: one thread that calls tasks in a fixed order.
 
-A task does one thing to a model, or to all that serves, and returns when it wants to be called
-again. It knows no other task: what has to come before it stands before it. A new task is a file of
-its own and one line in that order.
+A task does one thing to a model, or to all serving models, and returns when to call it again. It is
+independent of other tasks: only the order determines what runs before it. A new task is a separate
+file and one line in that order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelTask(Protocol):
-    """One thing that is done to each model that serves."""
+    """A task for each serving model."""
 
     def run(self, serving: Serving, model: Model) -> float | None:
         """Do the work that is due on a model.
@@ -35,27 +35,26 @@ class ModelTask(Protocol):
 
 
 class Task(Protocol):
-    """One thing that is done now and then, whatever serves."""
+    """A task that runs from time to time, whichever models serve."""
 
     def step(self) -> float:
-        """Do the work that is due; return the seconds until the next call, at most.
+        """Do the work that is due; return the maximum seconds until the next call.
 
         It is also called when another model serves.
         """
 
 
 class ClosedTask(Task, Protocol):
-    """One that has something to finish at the end."""
+    """A task that must finish something at the end."""
 
     def close(self) -> None:
-        """Finish it."""
+        """Finish the task."""
 
 
 class TaskThread:
-    """Calls tasks in their order, until closed.
+    """Calls tasks in order until closed.
 
-    Long work holds up what stands after it, in this thread and nowhere else: what must be prompt
-    has a thread of its own.
+    Long work delays the later tasks of this thread only: urgent tasks have their own thread.
     """
 
     def __init__(
@@ -70,18 +69,18 @@ class TaskThread:
         closing: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Set up; no task is called yet.
+        """Set up without calling any task.
 
         Args:
-            name: of its thread.
+            name: the name of the thread.
             active: the models that serve.
-            models: sequences of tasks for each of them; a task is called when the one before
-                it in its sequence is done with the model. Another model begins each of them again.
-            tasks: called after them, in every round.
-            problems: of the tasks, for health.
-            at_end: called in the thread when it has been closed.
-            closing: set by `close`, for tasks that check it in the middle of long work.
-            clock: monotonic seconds.
+            models: sequences of tasks for each model; a task is called when the previous one in
+                its sequence is done with the model. A new model starts every sequence again.
+            tasks: tasks called after these in every round.
+            problems: functions that return the tasks' problems, for health.
+            at_end: functions called in the thread after it was closed.
+            closing: event set by `close`, for tasks that check it during long work.
+            clock: returns monotonic seconds.
         """
         self.name = name
         self._active = active
@@ -95,16 +94,16 @@ class TaskThread:
         self._due: dict[ModelTask, WeakKeyDictionary[Model, float]] = {
             task: WeakKeyDictionary() for sequence in models for task in sequence
         }
-        """When each task is to be called again for a model; infinity: it is done with it."""
+        """When to call each task again for a model; infinity: it is done with it."""
         self._left: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
-        """Models that a task has failed on, and why."""
+        """Models on which a task has failed, and why."""
 
     def wake(self) -> None:
-        """Start a round at once: something has changed."""
+        """Start a round at once because something has changed."""
         self._woken.set()
 
     def close(self) -> None:
-        """End, as soon as the task that runs returns."""
+        """End as soon as the running task returns."""
         self._closing.set()
         self._woken.set()
 
@@ -115,7 +114,7 @@ class TaskThread:
         return left + [problem for each in self._problems for problem in each()]
 
     def run(self) -> None:
-        """Call the tasks whenever they are due, until closed."""
+        """Call the tasks when they are due, until closed."""
         try:
             while not self._closing.is_set():
                 pause = self.round()
@@ -126,7 +125,7 @@ class TaskThread:
                 each()
 
     def round(self) -> float:
-        """Call each task that is due, once; return the seconds until the next one is."""
+        """Call each due task once; return the seconds until the next one is due."""
         pause = math.inf
         for sequence in self._sequences:
             for serving in self._active.all():
@@ -155,13 +154,13 @@ class TaskThread:
                 with contained(f"model {model.id}: upkeep"):
                     pause = task.run(serving, model)
             except AgentError as problem:
-                # It serves as it is: the other models get their turn.
+                # It serves as it is; the other models get their turn.
                 log.error("%s", problem)  # noqa: TRY400 - one line, no traceback
                 self._left[model] = str(problem)
                 pause = None
             self._due[task][model] = math.inf if pause is None else self._clock() + pause
             if serving.model is not model:
-                return 0.0  # the one in its place goes through all of them
+                return 0.0  # its replacement goes through all of them
             if pause is not None:
                 return pause
         return math.inf

@@ -1,8 +1,8 @@
-"""All upkeep of the models that serve, in its order: two threads.
+"""All upkeep tasks of the serving models in order, in two threads.
 
-"upkeep" does what may take long: it builds engines and makes prepared forms, one after another.
-"failover" does what must not wait for that. Within a sequence a task waits until the one before it
-is done with the model; a new task is one line here.
+"upkeep" does long work: it builds engines and creates prepared forms, one at a time. "failover"
+does urgent work. Within a sequence a task waits until the previous one is done with the model; a
+new task is one line here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .task_thread import ClosedTask, TaskThread
 
 
 class Upkeep:
-    """All tasks, and their order."""
+    """All tasks and their order."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class Upkeep:
         """Start with the models that serve now.
 
         Args:
-            active: the models that serve.
-            loader: how models are loaded here.
-            lanes: whose frames go through them.
-            store: in whose folder the prepared forms lie.
+            active: the serving models.
+            loader: loads models on this device.
+            lanes: the lanes that run the models.
+            store: its folder contains the prepared forms.
             quota: returns the size limit of the store, bytes.
-            watched: whether a model of that name is on trial or on probation.
-            present: returns keys of everything that takes memory, as long as it exists.
+            watched: returns whether a model name is on trial or on probation.
+            present: returns keys of everything that uses memory, as long as it exists.
             forget: releases memory kept only for reuse.
-            prepared: called before a prepared form is made, when it is ready or cannot be, and when
-                an engine that serves has been found sound.
+            prepared: called before a prepared form is created, when it is ready or has failed, and
+                when a serving engine was found correct.
             plan: writes the plan of the next start.
         """
         closing, idle_s = threading.Event(), loader.engines.profile.unload_idle_s
@@ -67,10 +67,10 @@ class Upkeep:
             "upkeep",
             active,
             models=(
-                # Whether it is right.
+                # Whether it is correct.
                 (engine_check,),
-                # How the next start loads it, which takes seconds, then how it serves: compiling it
-                # for another engine may take a minute.
+                # First how the next start loads it, which takes seconds, then how it serves:
+                # compiling it for another engine may take a minute.
                 (
                     self._prepare,
                     FormCheck(loader, prepared),
@@ -100,11 +100,11 @@ class Upkeep:
 
     @property
     def threads(self) -> tuple[TaskThread, TaskThread]:
-        """The slow and the prompt task thread; each runs until it is closed."""
+        """The slow and the urgent task thread; each runs until closed."""
         return self._prompt, self._slow
 
     def wake(self) -> None:
-        """Start over with another model that serves."""
+        """Start a round at once because the serving models have changed."""
         self._slow.wake()
 
     def prepared(self, name: str) -> str | None:
@@ -112,5 +112,5 @@ class Upkeep:
         return self._prepare.state(name)
 
     def planned(self) -> list[PlannedModel]:
-        """List the serving models in the way that the next start can load them at once."""
+        """List the serving models with the fastest way to load each at the next start."""
         return self._prepare.planned()

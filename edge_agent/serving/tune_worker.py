@@ -1,7 +1,7 @@
-"""Measures the ways of running a model beside each other, in a child process.
+"""Measures the ways of running a model against each other, in a child process.
 
 Run as a module by `tuner`. Ways take turns in several rounds and the best round of each counts, so
-that what disturbs for a moment disturbs no figure.
+that short disturbances do not affect the figures.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .tuning_results import Way
 
 ROUNDS = 3
 OTHERS = 0.1
-"""Of a core, that others may take in a round that counts as quiet."""
+"""Share of a core that others may use in a round that counts as quiet."""
 BATCHES = (4, 8)
-"""Tried beside single frames, where the network leaves its batch open."""
+"""Batch sizes tried in addition to single frames if the network's batch is open."""
 WARM_UP = 2
 LARGE = 32 * 2**20
-"""Bytes; models beyond are not loaded in several ways at once."""
+"""Bytes; larger models are not loaded in several ways at once."""
 
 
 def answer(asked: dict[str, Any]) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def answer(asked: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def measure(question: Question) -> list[Way]:
-    """Measure every way here; those that cannot run the model are left out.
+    """Measure every way here, except those that cannot run the model.
 
     Raises:
         AgentError: the model is not fit to run, or no way works.
@@ -62,13 +62,13 @@ def measure(question: Question) -> list[Way]:
     ]
     if question.form is not None:
         form = read(question.form)
-        # What it was made for, whatever the number of threads.
+        # The way that it was made for, with any number of threads.
         entries += [
             (choice, form)
             for choice in question.choices
             if choice.engine == form.engine and choice.device.upper() == "CPU"
         ]
-    # Large ones one after another: all at once may be more than there is memory for.
+    # Large models one at a time: all at once may exceed the memory.
     alone = size_of(folder.path) > LARGE
     problems: list[str] = []
     found: dict[Way, Way] = {}
@@ -85,7 +85,7 @@ def measure(question: Question) -> list[Way]:
         for runner in running:
             way = runner.way(quiet=quiet)
             key = replace(way, fps=0.0)
-            # The agent, too, takes the better of a network and its form.
+            # The agent also uses the better of a network and its form.
             found[key] = max(way, found.get(key, way), key=lambda each: each.fps)
             runner.engine.close()
     if not found:
@@ -100,10 +100,10 @@ def _open(
     form: Artifact | None,
     problems: list[str],
 ) -> Iterator[_Runner]:
-    """Load a model, or its form, for each batch; why one cannot be is added to *problems*."""
+    """Load a model or its form for each batch size; append failures to *problems*."""
     for batch, fix in _batches(folder, kind):
         if form is not None and batch > 1:
-            return  # it takes one at a time
+            return  # it takes one sample at a time
         engine: Engine | None = None
         try:
             if form is None:
@@ -121,7 +121,7 @@ def _open(
 
 
 def _batches(folder: ModelFolder, kind: Kind) -> Iterator[tuple[int, FixShapes]]:
-    """Yield single frames and, where the network's batch is open, several; with the shapes."""
+    """Yield the batch size 1 and, if the network's batch is open, others; with the shapes."""
     fix = fixed_shapes(folder.manifest.input, kind)
     seen: list[bool] = []
 
@@ -130,7 +130,7 @@ def _batches(folder: ModelFolder, kind: Kind) -> Iterator[tuple[int, FixShapes]]
         return fix(inputs)
 
     yield 1, single
-    # What `single` was called with has shown whether the batch is open.
+    # The argument of `single` has shown whether the batch is open.
     if not (seen and seen[0]) or kind != "picture":
         return
     for batch in BATCHES:
@@ -150,7 +150,7 @@ class _Round(NamedTuple):
     wall: float
     cpu: float
     others: float
-    """Processor time that other processes took meanwhile."""
+    """Processor time used by other processes meanwhile."""
 
     @property
     def quiet(self) -> bool:
@@ -158,10 +158,10 @@ class _Round(NamedTuple):
 
 
 class _Runner:
-    """One way of running a model: an engine, and something to feed it."""
+    """One way of running a model: an engine and its inputs."""
 
     def __init__(self, choice: EngineChoice, batch: int, engine: Engine) -> None:
-        """Warm it up.
+        """Warm up the engine.
 
         Raises:
             EngineError: the engine fails.
@@ -171,7 +171,7 @@ class _Runner:
         self._choice = choice
         self._batch = batch
         tensors = probe_inputs(engine.inputs, seed=1)
-        # As frames come to it: whatever is folded into the network has been done.
+        # In the form of frames: preprocessing folded into the network is already applied.
         self._tensors = tensors if engine.fold is None else engine.fold.feed(tensors)
         for _ in range(WARM_UP):
             engine.infer(self._tensors)
@@ -201,9 +201,9 @@ class _Runner:
     def way(self, *, quiet: bool) -> Way:
         """Return the best round.
 
-        Where the cores were free (*quiet*), what counts is what came out. Where others were at work
-        it is what it would give with the cores for itself, by the processor time that it took: that
-        holds also on a device that is never idle, but does not see cores that it leaves idle.
+        If the cores were free (*quiet*), the measured rate counts. If others were using them, the
+        rate is estimated from the processor time it used, as if it had the cores to itself: that
+        works on a device that is never idle, but ignores cores that it leaves idle.
         """
         choice = self._choice
         if quiet or choice.device.upper() != "CPU":
@@ -216,7 +216,7 @@ class _Runner:
 
 
 def _busy_seconds() -> float:
-    """Return the processor time that all cores have spent on anything so far."""
+    """Return the total processor time used so far on all cores, seconds."""
     fields = text(Path("/proc/stat")).partition("\n")[0].split()[1:9]
     idle = sum(int(field) for field in fields[3:5])  # idle, iowait: proc(5)
     return (sum(int(field) for field in fields) - idle) / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
 """Measures which engine, threads, lanes and batch run a model best on this device.
 
-The measuring is done in a process of its own (`tune_worker`), because engines may crash, and keep
-for ever what they have once taken.
+The measurements run in a separate process (`tune_worker`), because engines may crash and never
+release memory.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .tuning_results import Way
 
 PATIENCE_SECONDS = 300.0
 SECONDS = 1.0
-"""That each way runs for, when there is time."""
+"""Seconds that each way runs when there is time."""
 SHORT_SECONDS = 0.3
-"""Likewise where the agent has frames to look at."""
+"""Seconds that each way runs while the agent is working."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Question:
     choices: tuple[EngineChoice, ...]
     """The ways to try, except for the batch size."""
     seconds: float
-    """Of each way, in all rounds together."""
+    """Seconds of each way, all rounds together."""
     polite: bool
-    """The agent is at work: measure with low priority."""
+    """Whether the agent is working, so that measuring has low priority."""
     form: str | None
-    """Folder of the prepared form, which a start would run, or None if there is none."""
+    """Folder of the prepared form that a start would run, or None if there is none."""
 
 
 def tune_model(
@@ -53,7 +53,7 @@ def tune_model(
 ) -> list[Way]:
     """Measure a model on this device and write the results.
 
-    *live*: the agent is at work: only its own number of lanes is tried, with low priority.
+    *live*: the agent is working: only its own number of lanes is tried, with low priority.
 
     Raises:
         AgentError: no engine can run it, it was stopped, or its files cannot be read.
@@ -80,7 +80,7 @@ def tune_model(
 
 
 def grid(choices: Sequence[EngineChoice], profile: DeviceProfile, usual: int) -> list[EngineChoice]:
-    """List the ways that the profile leaves open, its own first."""
+    """List the ways that the profile allows, its own first."""
     cpus = usable_cpus()
     lanes = [profile.lanes] if profile.lanes else [usual, *({1, 2, cpus} - {usual})]
     found: list[EngineChoice] = []
@@ -94,7 +94,7 @@ def grid(choices: Sequence[EngineChoice], profile: DeviceProfile, usual: int) ->
 
 
 def _threads(choice: EngineChoice, profile: DeviceProfile, lanes: int, cpus: int) -> list[int]:
-    """List the threads to try: those that fill the cores, and fewer where decoding needs one."""
+    """List the thread counts to try: those that fill the cores, and fewer if decoding needs one."""
     fixed = next(
         (
             profile.threads if line.threads is None else line.threads
@@ -114,7 +114,7 @@ def ask(
     stopped: Callable[[], bool] = lambda: False,
     patience: float = PATIENCE_SECONDS,
 ) -> list[Way]:
-    """Measure every way, in a process of its own; takes seconds to minutes.
+    """Measure every way in a separate process; this takes seconds to minutes.
 
     Raises:
         AgentError: no way works, it took too long, was stopped, or crashed.

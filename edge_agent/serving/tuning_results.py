@@ -1,10 +1,10 @@
 """Results of tuning on this device: the engine, threads, lanes and batch that suit each model.
 
-`tuning.json` in the state folder holds measurements, not decisions, and counts only where
-processor, cores, engines and profile are what they were. They never add anything to what the
-profile allows: they put one of the profile's engines first, and fill in what the profile leaves
-open. A file that is damaged, or of another device, is as good as none. No `core.state_file`: it is
-read again whenever a tune has changed it, and health gives the reason why it is not used.
+`tuning.json` in the state folder holds measurements, not decisions, and is valid only while
+processor, cores, engines and profile are unchanged. Tuning never goes beyond the profile: it puts
+one of its engines first, and fills in values that it leaves open. A file that is damaged or from
+another device counts as absent. It is not a `core.state_file`, because it is read again whenever a
+tune has changed it, and health gives the reason why it is not used.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 FILE = "tuning.json"
 SCHEMA = 1
 MARGIN = 0.05
-"""Share by which another way must be quicker than the profile's own to be taken instead."""
+"""Share by which another way must be faster to replace the profile's own."""
 MOST_MODELS = 64
-"""Models that are kept; the oldest go first."""
+"""Most models in the file; the oldest are removed first."""
 _MOST_BYTES = 1 << 20
 
 
@@ -50,13 +50,13 @@ class Way:
     engine: str
     device: str
     threads: Annotated[int, Ge(1), Le(1024)]
-    """Of one inference."""
+    """Threads of one inference."""
     lanes: Annotated[int, Ge(1), Le(64)]
     """Inferences at a time."""
     batch: Annotated[int, Ge(1), Le(256)]
     """Frames in one inference."""
     fps: Annotated[float, Gt(0), Le(1e11)]
-    """Frames a second of all lanes together."""
+    """Frames per second, all lanes together."""
 
     def __str__(self) -> str:
         batch = f", {self.batch} frames at a time" if self.batch > 1 else ""
@@ -72,13 +72,13 @@ class Tune:
 
     model: str
     made: Annotated[float, Ge(0), Le(253_402_300_799)]
-    """Seconds since 1970, until the year 9999."""
+    """Seconds since 1970, at most to the year 9999."""
     ways: Annotated[tuple[Way, ...], MinLength(1)]
 
     def best(self, lanes: int, choices: Sequence[EngineChoice]) -> Way | None:
         """Return the best way with this many lanes, among the available engines.
 
-        What comes first in the profile is kept unless another is clearly quicker.
+        The first one in the profile is kept unless another is clearly faster.
         """
         here = {choice.place for choice in choices}
         best: Way | None = None
@@ -93,7 +93,7 @@ class TuningResults:
     """The file of tunes in a state folder."""
 
     def __init__(self, state: Path, profile: DeviceProfile, facts: Facts) -> None:
-        """Read nothing yet."""
+        """Set up without reading the file."""
         self._state = state
         self._path = state / FILE
         self._fill_lanes = profile.lanes == 0
@@ -116,14 +116,14 @@ class TuningResults:
         return self._read()[1]
 
     def all(self) -> list[Tune]:
-        """Return the tunes that count on this device."""
+        """Return the tunes that are valid on this device."""
         return list(self._read()[0].values())
 
     def lanes(self, usual: int) -> int:
-        """Return how many lanes suit the tuned models best together, or *usual* if that is open.
+        """Return the best number of lanes for the tuned models together, or *usual* if unknown.
 
-        Lanes are the agent's, not a model's: each number is judged by what it leaves of every
-        model's best.
+        All models share the agent's lanes: each number is rated by the share of every model's best
+        rate that it keeps.
         """
         tunes = self.all()
         if not self._fill_lanes or not tunes:
@@ -150,7 +150,7 @@ class TuningResults:
     def order(
         self, folder: Path, lanes: int, choices: Sequence[EngineChoice]
     ) -> list[EngineChoice]:
-        """Put the best engine first, with the threads that suit it; the rest stays as it was.
+        """Put the best engine first, with its best number of threads; keep the order of the rest.
 
         Raises:
             ModelError: a file of the model cannot be read.
@@ -187,7 +187,7 @@ class TuningResults:
         self._seen = None
 
     def _read(self) -> tuple[dict[str, Tune], str | None]:
-        """Return the tunes that count, and why others do not; rereads the file after a change."""
+        """Return the valid tunes, and why others are not; reread the file after a change."""
         try:
             known = self._path.stat()
         except OSError:
@@ -222,7 +222,7 @@ class TuningResults:
 
 
 def _here(profile: DeviceProfile, facts: Facts) -> dict[str, Any]:
-    """Return everything but the model that a tune depends on."""
+    """Return everything that a tune depends on, except the model."""
     flags = " ".join(sorted(facts.flags))
     return {
         "agent": __version__,
@@ -230,7 +230,7 @@ def _here(profile: DeviceProfile, facts: Facts) -> dict[str, Any]:
         "instructions": hashlib.sha256(flags.encode()).hexdigest()[:16],
         "cores": facts.cpus,
         "engines": {name: installed()[name] for name in sorted(installed())},
-        # Everything in it counts: options, precision, what it sets and what it leaves open.
+        # All of it matters: options, precision, and which values it sets or leaves open.
         "profile": hashlib.sha256(repr(profile).encode()).hexdigest()[:16],
     }
 
@@ -246,7 +246,7 @@ def _stale(there: Any, here: Mapping[str, Any]) -> str:
 
 
 def _score(tunes: Sequence[Tune], lanes: int) -> float:
-    """Return the geometric mean of the share of each model's best with this many lanes."""
+    """Return the geometric mean, over models, of the share of the best rate with these lanes."""
     logs = []
     for tune in tunes:
         most = max(way.fps for way in tune.ways)

@@ -1,13 +1,13 @@
 """A ledger of verdicts on each model and engine of this device, kept over restarts.
 
-An entry is known by what decides numbers and times: the files of the model, the engine with its
-device, options and version, and the processor. It says whether the engine computes the model
-rightly, and how it did in a race with the one that served.
+The key of an entry is everything that affects numbers and times: the model's files, the engine with
+its device, options and version, and the processor. An entry says whether the engine computes the
+model correctly, and how it did in a race with the serving one.
 
-Crashes and hangs are counted here as well, from the flight recorder's notes on calls: nothing else
-is known about a process that crashed. Without that a model whose engine crashes at every start
-would have the service manager restart the agent for ever. After LIMIT times in a row the engine is
-passed over for that model; a run that goes well clears the counts below the limit.
+Crashes and hangs are also counted here, from the flight recorder's record of calls: nothing else is
+known about a crashed process. Otherwise a model whose engine crashes at every start would make the
+service manager restart the agent forever. After LIMIT times in a row the engine is passed over for
+that model; a good run clears counts below the limit.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ log = logging.getLogger(__name__)
 
 FILE = "engines.json"
 MOST = 200
-"""Entries of each kind; the oldest go first."""
+"""Most entries of each kind; the oldest are removed first."""
 LIMIT = 3
-"""Crashes in a row, after which a model is not loaded on that engine anymore."""
+"""Crashes in a row after which a model is no longer loaded on that engine."""
 GOOD_SECONDS = 300.0
-"""A run that has lasted this long is a good one."""
+"""Seconds after which a run counts as good."""
 NOT_FASTER = "not faster"
-"""How the reason of a race begins, where the challenger agreed but was no quicker."""
+"""Beginning of the reason if the challenger agreed but was not faster."""
 
 Load = Literal["whole", "prepared"]
-"""A model as its engine loads it, or from its prepared form."""
+"""Whether a model is loaded by its engine or from its prepared form."""
 
 
 @record(kw_only=True)
@@ -49,18 +49,18 @@ class Decision:
     """The outcome of a race between the serving engine and a challenger."""
 
     engine: str
-    """The challenger's label, or its name where it was not built."""
+    """The challenger's label, or its name if it was not built."""
     takes_over: bool
     why: str
     incumbent_ms: float | None = None
-    """Median of a run of the engine that served; None: it was not measured."""
+    """Median run of the serving engine; None: it was not measured."""
     challenger_ms: float | None = None
 
     def reversed(self, engine: str) -> Decision | None:
-        """Return the decision that there would be, had challenger and incumbent changed places.
+        """Return the decision with challenger and incumbent swapped.
 
         Returns:
-            None where they were not measured beside each other.
+            None if they were not measured against each other.
         """
         if self.incumbent_ms is None or self.challenger_ms is None:
             return None
@@ -84,13 +84,13 @@ class _Known(NamedTuple):
     """The content of the file."""
 
     wrong: dict[str, str]
-    """By key: why the engine computes the model wrongly; empty: it does not."""
+    """Why the engine computes the model wrongly, by key; empty: it does not."""
     races: dict[str, Decision]
     crashes: dict[str, _Crashes]
 
 
 class Verdicts:
-    """Remembers the verdicts on engines. Written by the agent alone."""
+    """The verdicts on engines. Only the agent writes them."""
 
     def __init__(self, state: Path) -> None:
         """Read the ledger."""
@@ -98,23 +98,23 @@ class Verdicts:
         self._file = StateFile(state / FILE, "what is known of models on engines")
         self._known = self._file.read(_parse) or _Known({}, {}, {})
 
-    # Whether an engine is right
+    # Whether an engine is correct
 
     def mark_wrong(self, folder: Path, choice: EngineChoice, why: str) -> None:
         """Record that an engine computes a model wrongly."""
         self._put(self._known.wrong, folder, choice, why)
 
     def mark_correct(self, folder: Path, choice: EngineChoice) -> None:
-        """Record that an engine computes a model as it should."""
+        """Record that an engine computes a model correctly."""
         self._put(self._known.wrong, folder, choice, "")
 
     def why_wrong(self, folder: Path, choice: EngineChoice) -> str | None:
-        """Return why an engine must not serve a model, or None if nothing speaks against it."""
+        """Return why an engine must not serve a model, or None if there is no reason."""
         why = self._get(self._known.wrong, folder, choice)
         return f"computes it wrongly here: {why}" if why else None
 
     def is_correct(self, folder: Path, choice: EngineChoice) -> bool:
-        """Whether an engine is known to compute a model as it should."""
+        """Whether an engine is known to compute a model correctly."""
         return bool(self._get(self._known.wrong, folder, choice) == "")
 
     # Whether it is faster
@@ -131,14 +131,14 @@ class Verdicts:
         self._put(self._known.races, folder, choice, decision, load)
 
     def has_lost(self, folder: Path, choice: EngineChoice) -> bool:
-        """Whether an engine is known not to be worth it here."""
+        """Whether an engine is known not to be better here."""
         known = self.race(folder, choice)
         return known is not None and not known.takes_over
 
-    # Whether it takes the agent down
+    # Whether it crashes the agent
 
     def add_crash(self, last: PreviousCrash) -> None:
-        """Count an abnormal end of the last run against the models in use at that moment."""
+        """Count an abnormal end of the last run against the models then in use."""
         for each in last.calls:
             times = self._known.crashes.get(each.target, _Crashes(0, "")).times + 1
             verb = "loading" if each.kind == "load" else "running"
@@ -163,7 +163,7 @@ class Verdicts:
         )
 
     def problems(self) -> list[str]:
-        """List the crashes that are counted and below the limit."""
+        """List the counted crashes that are below the limit."""
         return [
             f"model {short_name(target)}: {why} ({times} of {LIMIT} times)"
             for target, (times, why) in self._known.crashes.items()
@@ -171,7 +171,7 @@ class Verdicts:
         ]
 
     def forgive(self) -> None:
-        """Clear the counts below the limit: this run goes well."""
+        """Clear the counts below the limit because this run is good."""
         crashes = self._known.crashes
         below = [target for target, (times, _) in crashes.items() if times < LIMIT]
         for target in below:
@@ -189,7 +189,7 @@ class Verdicts:
         try:
             return table.get(self._key(folder, choice, load))
         except ModelError:
-            return None  # what is wrong with its files is reported when they are loaded
+            return None  # errors in its files are reported when they are loaded
 
     def _put(
         self,
@@ -211,7 +211,7 @@ class Verdicts:
         self._save()
 
     def _key(self, folder: Path, choice: EngineChoice, load: Load) -> str:
-        """Name a model and an engine; how many threads it has changes no number."""
+        """Return the key of a model and an engine; the number of threads does not matter."""
         options = json.dumps(dict(choice.options), sort_keys=True)
         words = (
             model_digest(self._state, folder),
@@ -229,7 +229,7 @@ class Verdicts:
                 "schema": 2,
                 "found": self._known.wrong,
                 "races": {key: asdict(each) for key, each in self._known.races.items()},
-                # Another version of this program may not crash anymore.
+                # Another version of this program may no longer crash.
                 "crashes": {"agent": __version__, "counts": self._known.crashes},
             }
         )

@@ -97,7 +97,7 @@ def flood(request: Request) -> None:
         (lambda request: request.write(b"SSH-2.0-OpenSSH\r\n"), "SSH-2.0-OpenSSH", True),
         (lambda request: request.send(b"{", Content_Length="9"), "is cut off", True),
         (lambda request: request.send(b"<html>"), "not a JSON object", False),
-        (lambda request: request.send(b"[" * 99_000), "nested|not an object", False),
+        (lambda request: request.send(b"[" * 99_000), "nested|not a JSON object", False),
         (lambda request: request.send(b'{"a": "\\ud800"}'), "not a JSON object", False),
         (lambda request: request.send(b"[1]"), "not a JSON object", False),
         (lambda request: request.send({"choices": []}), "no choices", False),
