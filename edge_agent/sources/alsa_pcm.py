@@ -1,8 +1,8 @@
 """Sound from a microphone: a capture PCM of ALSA, by its name (`hw:1,0`, `plughw:1,0`, `default`).
 
-Calls ALSA's own library, `libasound.so.2`, whose interface has been the same since 2002; what there
-is of it for Python either has to be compiled on the device, or finds a device that is plugged in
-again only once all others are closed.
+Calls ALSA's own library, `libasound.so.2`, whose interface has been stable since 2002; the Python
+packages either must be compiled on the device, or find a replugged device only after all others are
+closed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .source import SourceContext
 from .spec import SourceSpec
 
 _ABSENT = {errno.ENOENT, errno.ENODEV, errno.ENXIO}
-"""There is no such device."""
+"""Error codes of an absent device."""
 
 LIBRARY = "libasound.so.2"
 BUFFER_US = 400_000
-"""Sound that the device may hold for us; a quarter of it comes at a time."""
+"""Length of the device's buffer; a quarter of it arrives at a time."""
 CAPTURE, NONBLOCK, INTERLEAVED = 1, 1, 3
 FORMATS = ((2, "<i2", 2.0**15), (10, "<i4", 2.0**31), (14, "<f4", 1.0))
-"""ALSA's number, NumPy's type and full scale: S16_LE, S32_LE (most I2S microphones), FLOAT_LE."""
+"""ALSA number, NumPy type and full scale: S16_LE, S32_LE (most I2S microphones), FLOAT_LE."""
 CHANNELS = (1, 2, 4, 6, 8)
-"""Tried in turn where nobody says how many."""
+"""Numbers of channels to try if none is given."""
 _Handler = ctypes.CFUNCTYPE(None, c_char_p, c_int, c_char_p, c_int, c_char_p)
 _be_silent = _Handler(lambda *_: None)
 
@@ -41,7 +41,7 @@ class Microphone:
     """A microphone: an ALSA PCM device open for capture."""
 
     def __init__(self, spec: SourceSpec) -> None:
-        """Open it and begin to record."""
+        """Open the device and begin recording."""
         self._name = spec.redacted
         self._asound = _catalog()
         self._rate: int = spec.options["rate"]
@@ -96,7 +96,7 @@ class Microphone:
         return [Rows(data, time_ns, since, rate_hz=float(self._rate), gap=gap)]
 
     def _recover(self, code: int) -> None:
-        """Go on after an overrun or a suspended machine, which have cost sound."""
+        """Continue after an overrun or a suspend, which have lost sound."""
         if code not in {-errno.EPIPE, -errno.ESTRPIPE, -errno.EINTR}:
             self._check(code, "is lost")
         self._overrun = True
@@ -104,7 +104,7 @@ class Microphone:
         self._check(self._asound.snd_pcm_start(self._pcm), "is lost")
 
     def close(self) -> None:
-        """Close it; may be called twice."""
+        """Close the device; may be called twice."""
         pcm, self._pcm = self._pcm, None
         if pcm is not None:
             self._asound.snd_pcm_close(pcm)
@@ -137,7 +137,7 @@ def _catalog() -> Any:
     ):
         getattr(asound, f"snd_pcm_{name}").argtypes = [c_void_p, *more]
     asound.snd_strerror.restype = c_char_p
-    # Else it writes to stderr, what its codes say as well.
+    # Otherwise it also writes the meaning of its codes to stderr.
     asound.snd_lib_error_set_handler(_be_silent)
     return asound
 

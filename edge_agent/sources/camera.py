@@ -24,8 +24,8 @@ from .transport import BEGIN, TransportFile, is_transport
 log = logging.getLogger(__name__)
 
 OPEN_SECONDS = (5.0, 25.0)
-"""How long a stream may take to open: as long as it may be silent, within these."""
-# Failures that a network camera may have: one damaged picture is not its end.
+"""Limits of the time to open a stream, which is otherwise its silence limit."""
+# Failures after which a network camera is lost: one damaged picture is allowed.
 FAILURES = 25
 # Of which a good picture makes up for so many: a decoder that has lost its way gives one now and
 # then, which is an old one.
@@ -36,15 +36,15 @@ LOST = "the camera stopped sending pictures (connection closed, unplugged, or si
 
 
 class StreamCamera:
-    """A network camera whose stream is decoded; a picture not taken in time is gone."""
+    """A network camera with a decoded stream; a picture not taken in time is lost."""
 
     trouble = None
 
     def __init__(
         self, spec: SourceSpec, context: SourceContext, body: TransportFile | None = None
     ) -> None:
-        """Open the stream, or take its *body*, which it owns from now on."""
-        # Here: devices have no use for it.
+        """Open the stream, or use its *body*, which it then owns."""
+        # Imported here: devices do not need it.
         import av
 
         from .video import FEW_CORES, NETWORK, Video
@@ -58,13 +58,13 @@ class StreamCamera:
         began = time.monotonic()
         options = dict(NETWORK)
         transport = spec.options.get("transport")
-        # Lost packets of UDP smear pictures; so it is asked for only where TCP is refused.
+        # Lost UDP packets smear pictures, so UDP is used only if TCP is refused.
         options |= {"rtsp_transport": transport} if transport else {"rtsp_flags": "prefer_tcp"}
         try:
             self._video = Video(
                 *(body or spec.text, self._name, options),
-                # One frame is decoded later for each thread beyond the first. Two keep up with
-                # large pictures where there are cores to spare.
+                # Each thread beyond the first delays decoding by one frame. Two can handle large
+                # pictures if there are spare cores.
                 threads=2 if usable_cpus() >= FEW_CORES else 1,
                 keys=spec.options.get("frames") == "key",
                 timeouts=(patience, spec.stall_seconds / 2),
@@ -72,7 +72,7 @@ class StreamCamera:
                 source=spec.text,
             )
         except av.FFmpegError as problem:
-            # FFmpeg's RTSP calls the end of its time invalid data.
+            # FFmpeg's RTSP reports a timeout as invalid data.
             if body is not None:
                 body.close()
             late = time.monotonic() - began >= patience
@@ -115,12 +115,12 @@ class StreamCamera:
 
 
 class DeviceCamera:
-    """A V4L2 device that is running."""
+    """A running V4L2 device."""
 
     trouble = None
 
     def __init__(self, name: str, capture: Any, closing: threading.Event) -> None:
-        """Make a source of an opened cv2.VideoCapture, which it owns from now on."""
+        """Create a source from an opened cv2.VideoCapture, which it then owns."""
         self._name = name
         self._capture = capture
         self._closing = closing
@@ -137,7 +137,7 @@ class DeviceCamera:
         return True
 
     def retrieve(self) -> Reading:
-        # Most are as large as the one before; of another size, OpenCV gives one of its own.
+        # Most have the size of the previous one; for another size, OpenCV allocates a picture.
         memory = None if self._shape is None else FRAME_POOL.lend(self._shape)
         good, picture = self._capture.retrieve(memory)
         if not good or picture is None or picture.ndim != 3:
@@ -177,7 +177,7 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Source:
 
 
 def _why_closed(problem: Exception, url: str, patience: float) -> str:
-    """Return why a stream did not open, with a fix; contains no secret of the URL."""
+    """Return why a stream did not open, with a fix and without the URL's secrets."""
     import av
 
     from .http_get import refusal, unreachable, where
@@ -208,7 +208,7 @@ def _why_closed(problem: Exception, url: str, patience: float) -> str:
 
 
 def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> DeviceCamera:
-    # Here: network cameras have no use for it.
+    # Imported here: network cameras do not need it.
     from .v4l2 import DEVICES
 
     node = DEVICES.locate(path)
@@ -216,8 +216,8 @@ def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Devi
     cv2 = load()
     capture = cv2.VideoCapture(str(node), cv2.CAP_V4L2)
     _set_mode(spec, node, capture, cv2)
-    # The fewest that old pictures can wait in. With 1, a driver has no buffer to fill while we
-    # hold it, and gives half its rate; drivers round up to what they need.
+    # The fewest buffers, so that few old pictures wait. With 1, a driver has no buffer to fill
+    # while we hold it, and halves its rate; drivers round up to what they need.
     capture.set(cv2.CAP_PROP_BUFFERSIZE, 2)
     if not capture.isOpened():
         capture.release()
@@ -232,7 +232,7 @@ def _open_device(spec: SourceSpec, path: Path, closing: threading.Event) -> Devi
 
 
 def _set_mode(spec: SourceSpec, node: Path, capture: Any, cv2: Any) -> None:
-    """Set a device to the size, rate and format of pictures that are asked for."""
+    """Set a device to the requested picture size, rate and format."""
     size, fps, format_ = (spec.options[key] for key in ("size", "fps", "format"))
     if not capture.isOpened() or not (size or fps or format_):
         return
@@ -271,7 +271,7 @@ def _set_mode(spec: SourceSpec, node: Path, capture: Any, cv2: Any) -> None:
 
 
 def _check_device(spec: SourceSpec, node: Path) -> None:
-    """Raise the reason why a device cannot be opened, which OpenCV does not tell."""
+    """Raise the reason why a device cannot be opened, which OpenCV does not report."""
     try:
         mode = os.stat(node).st_mode  # noqa: PTH116 - os.access below has no pathlib twin
     except OSError as problem:

@@ -17,32 +17,32 @@ from .video import FEW_CORES, FILE, Video
 
 log = logging.getLogger(__name__)
 
-# Where a clip does not say its rate, or says nonsense, frames a second.
+# Frames per second if a clip states no rate or an absurd one.
 USUAL_RATE = 25.0
-# A longer pause between two frames is a damaged time stamp, which would freeze the picture.
+# A longer pause between frames is a damaged timestamp, which would freeze the picture.
 LONGEST_PAUSE = 10.0
 
 
 class Clip:
-    """A video file from its first frame to its last, once or for ever."""
+    """A video file from its first frame to its last, once or in a loop."""
 
     def __init__(self, spec: SourceSpec, context: SourceContext) -> None:
-        """Open the file and read its first frame, so that an unplayable file is known now."""
+        """Open the file and read its first frame, to detect an unplayable file now."""
         self._spec = spec
         self._name = spec.redacted
         self._context = context
         self._timing = _Timing()
         self._short: str | None = None
-        """Where it ended well before the number of frames that its header promises, or could not be
-        read on."""
+        """Where it ended well before the number of frames in its header, or could not be read
+        further."""
         self._cut: str | None = None
-        """Likewise, of this pass."""
+        """The same for this pass."""
         self._problem: SampleError | None = None
-        """Why the frame that `grab` announced last cannot be decoded."""
+        """Why the frame of the last `grab` cannot be decoded."""
         self._ahead: list[SampleError | None] = []
-        """The problem, if any, of each frame that was read when the file was opened."""
+        """The problem, if any, of each frame read when the file was opened."""
         self._first = 0
-        """Number of the first frame that could not be decoded; 0: all could."""
+        """Number of the first frame that could not be decoded; 0: none."""
         self._damaged = 0
         self._count = 0
         self._grabbed = 0, 0.0
@@ -60,7 +60,7 @@ class Clip:
             self._video = self._open()
             self._advance()
         self._count += 1
-        # What cannot be shown has no time at which it is due.
+        # A frame that cannot be decoded has no due time.
         if self._problem is None and not self._spec.lossless:
             due = self._timing.due(self._video.stamp)
             if not wait_until(due, self._context.closing):
@@ -77,12 +77,12 @@ class Clip:
                 what = str(problem)
         self._damaged += 1
         self._first = self._first or self._count
-        # One text for all, so that it is logged once.
+        # The same text for all, so that it is logged once.
         raise SampleError(f"{what}, the first is number {self._first}")
 
     @property
     def trouble(self) -> str | None:
-        """The trouble with the file, some frames of which may have come, or None."""
+        """The trouble with the file, of which some frames may be usable, or None."""
         said = []
         if self._damaged:
             said.append(
@@ -103,7 +103,7 @@ class Clip:
             self._transport = None
 
     def _advance(self) -> bool:
-        """Go on to the next frame, or the next that was found when the file was opened."""
+        """Advance to the next frame, or the next one read when the file was opened."""
         if self._ahead:
             self._problem = self._ahead.pop(0)
             return True
@@ -126,20 +126,20 @@ class Clip:
             return False
 
     def _open(self, place: int = 0) -> Video:
-        """Open the file at its start, as seeking back is not exact in every container.
+        """Open the file at its start, because seeking is not exact in every container.
 
         *place*: where a transport stream has another video, bytes.
         """
         import av
 
-        # Before it is opened, as FFmpeg's own reasons are terse.
+        # Before opening, because FFmpeg's own reasons are terse.
         _check_readable(self._spec)
         self._close_transport()
         path = self._spec.local
         self._transport = open_transport(path, place)
         try:
             video = Video(
-                # Absolute, so that no name can be taken for a URL.
+                # Absolute, so that no name can be mistaken for a URL.
                 *(self._transport or str(path.absolute()), self._name, FILE),
                 threads=1 if usable_cpus() < FEW_CORES else 0,
                 keys=self._spec.options["frames"] == "key",
@@ -173,7 +173,7 @@ class Clip:
         return video
 
     def _record_if_short(self) -> None:
-        """Record that a clip ended well before the number of frames that its header promises."""
+        """Record that a clip ended well before the number of frames in its header."""
         came, promised = self._video.packets, self._video.promised
         if self._cut is None and came < 0.95 * promised - 2:
             self._cut = f"ended after {came} of {promised} frames; the file is damaged or cut short"
@@ -183,7 +183,7 @@ class Clip:
 
 
 class _Timing:
-    """When the frames of a clip are due that is played at its own rate."""
+    """Due times of the frames of a clip played at its own rate."""
 
     def __init__(self) -> None:
         self._due: float | None = None
@@ -191,20 +191,20 @@ class _Timing:
         self._stamp: float | None = None
 
     def begin(self, rate: float) -> None:
-        """Begin a pass over the clip, which states *rate* frames a second."""
+        """Begin a pass over the clip, whose header states *rate* frames per second."""
         self._period = 1.0 / (rate if 0.01 < rate <= 1000 else USUAL_RATE)
         self._stamp = None
 
     def due(self, stamp: float | None) -> float:
-        """Return when the frame of a time stamp, seconds, is due on the monotonic clock.
+        """Return when the frame with a timestamp, seconds, is due on the monotonic clock.
 
-        A frame that comes late because decoding is slow does not move those after it.
+        A frame that is late because of slow decoding does not delay later ones.
         """
         before, self._stamp = self._stamp, stamp
         if self._due is None:
             self._due = time.monotonic()
             return self._due
-        # The first of a pass has no step, and follows on the last of the pass before.
+        # The first frame of a pass has no step, and follows the last frame of the previous pass.
         step = 0.0 if stamp is None or before is None else stamp - before
         self._due += step if 0 < step <= LONGEST_PAUSE else self._period
         return self._due

@@ -1,6 +1,6 @@
-"""Whether the readings of a live signal follow on each other, by their own times or by arrival.
+"""Checks whether the readings of a live signal are contiguous, by their own times or by arrival.
 
-Knows neither devices nor windows. Rows that are late, doubled or in the future are dropped and
+Independent of devices and windows. Rows that are late, duplicate or in the future are dropped and
 counted; a silence that is too long is a gap.
 """
 
@@ -18,38 +18,38 @@ from ..core.frozen import record
 from ..core.types import Array, Reading
 
 USUAL = 3
-"""A silence of this many usual intervals is a gap …"""
+"""A silence of this many usual intervals is a gap."""
 LEARNED = 4
-"""… once this many intervals have been seen."""
+"""Number of intervals needed to know the usual one."""
 ARRIVAL_SECONDS = 0.5
-"""… but none shorter than this where readings have no times of their own: a network holds messages
-up and then gives them at once."""
+"""Shortest gap, seconds, of readings without own times: a network may delay messages and then
+deliver them at once."""
 FUTURE_SECONDS = 60.0
-"""A reading that is so much later than now has a wrong time."""
+"""A reading this far in the future has a wrong time."""
 PAST_SECONDS = 10 * 365.25 * 86400
-"""… and so has one that is so much earlier: what it counts from is no date, but its own start."""
+"""A reading this far in the past has a wrong time: its clock counts from its own start."""
 STEP_SECONDS = 10.0
-"""A time so much before the latest one: the sender's clock was set, it is not late."""
+"""A time this far before the latest one means that the sender's clock was set."""
 STEP_READINGS = 10
-"""… and so do as many late ones in a row."""
+"""This many late readings in a row also mean that the sender's clock was set."""
 
 
 @record(quick=True, eq=False)
 class Rows:
-    """Rows that a device gave at once."""
+    """Rows that a device delivered at once."""
 
     data: Array
     """float32 or float64 (rows, channels), oldest first."""
     time_ns: int
-    """Wall clock when they came."""
+    """Wall clock at their arrival."""
     since: float
-    """Monotonic clock when they came, seconds."""
+    """Monotonic clock at their arrival, seconds."""
     columns: tuple[str, ...] = ()
     times: NDArray[np.int64] | None = None
-    """By the sender's clock, ns: of each row, or of the last one alone."""
+    """Times by the sender's clock, ns: of each row, or only of the last one."""
     rate_hz: float | None = None
     gap: bool = False
-    """The device itself knows that something is missing before."""
+    """Whether the device itself reports that something is missing before them."""
 
 
 @dataclass(slots=True)
@@ -66,25 +66,25 @@ class Counts:
 
 
 class Continuity:
-    """Judges rows in the order in which they come. Used by one thread at a time."""
+    """Checks rows in their order of arrival. For use by one thread at a time."""
 
     def __init__(self, gap_s: float | None, counts: Counts | None = None) -> None:
-        """Set up; *gap_s*: longest silence that is not a gap, seconds; None: by the usual ones."""
+        """Set up; *gap_s*: longest silence that is not a gap, seconds; None: by usual intervals."""
         self.counts = counts or Counts()
         self._gap_s = gap_s
         self._steps: deque[float] = deque(maxlen=32)
-        """Seconds from one arrival, or one of the sender's times, to the next."""
+        """Seconds between arrivals, or between the sender's times."""
         self._per_row: deque[float] = deque(maxlen=32)
         self._since: float | None = None
         self._last: int | None = None
         """Time of the latest row, ns."""
         self._said: int | None = None
-        """Likewise, as the sender said it."""
+        """Time of the latest row by the sender's clock, ns."""
         self._row: Array | None = None
         self._backward = 0
 
     def judge(self, rows: Rows) -> Reading | None:
-        """Return the rows to hand on, with times, or None if there are none.
+        """Return the rows to pass on, with times, or None if there are none.
 
         Raises:
             SampleError: their times are impossible.
@@ -119,7 +119,7 @@ class Continuity:
         per = 1.0 / rows.rate_hz if rows.rate_hz else self._usual_row
         step = int(per * 1e9)
         if not gap and self._last is not None and count > 1:
-            # Never before the row before; the wall clock may have been set back meanwhile.
+            # Never before the previous row; the wall clock may have been set back meanwhile.
             room = rows.time_ns - self._last
             step = min(step, room // count) if room > 0 else step
         return rows.data, rows.time_ns - np.arange(count - 1, -1, -1) * step, gap
@@ -170,23 +170,23 @@ class Continuity:
             new = times > self._last
             self.counts.late += int((~new).sum())
             data, times = data[new], times[new]
-        # Each row has its own time: one after another, as if each had come alone.
+        # Each row has its own time: check them one by one, as if they had arrived alone.
         return data, times, self._too_long((int(times[0]) - self._last) / 1e9, 1, 0.0)
 
     def _within_unit(self, rows: Rows, said: int) -> NDArray[np.int64]:
-        """Place other values of the time that was said before: its clock tells no more than that.
+        """Assign times to rows whose sender repeats a time because its clock is coarse.
 
-        They follow by their arrival, up to the next whole second, or millisecond.
+        They follow by arrival, up to the next whole second or millisecond.
         """
         unit = next(unit for unit in (10**9, 10**6, 10**3, 1) if said % unit == 0)
         last, since = self._last or said, self._since or rows.since
         passed = int(max(0.0, rows.since - since) * 1e9)
-        # Never as far as the next: half of what is left.
+        # Never as far as the next one: half of the rest.
         step = max(1, min(passed, (said + unit - last) // 2) // len(rows.data))
         return last + np.arange(1, len(rows.data) + 1) * step
 
     def _sorted(self, data: Array, times: NDArray[np.int64]) -> tuple[Array, NDArray[np.int64]]:
-        """Put the rows of one message in order, each time once."""
+        """Sort the rows of one message, keeping each time once."""
         if (np.diff(times) > 0).all():
             return data, times
         kept, first = np.unique(times, return_index=True)
@@ -194,17 +194,17 @@ class Continuity:
         return data[first], kept
 
     def _was_set(self, back_ns: int) -> bool:
-        """Whether the sender's clock was set back, rather than this being late."""
+        """Whether the sender's clock was set back, so that this row is not late."""
         self._backward += 1
         return back_ns > STEP_SECONDS * 1e9 or self._backward >= STEP_READINGS
 
     @property
     def _usual_row(self) -> float:
-        """Seconds from one row to the next; 0: not known yet."""
+        """Usual seconds between rows; 0: not known yet."""
         return median(self._per_row) if self._per_row else 0.0
 
     def _too_long(self, passed: float, count: int, least: float) -> bool:
-        """Judge the seconds from the last row to the last one of a message of *count*."""
+        """Whether *passed*, the seconds until the last of *count* new rows, includes a gap."""
         silence = passed - (count - 1) * self._usual_row
         limit = self._gap_s
         if limit is None and len(self._steps) >= LEARNED:

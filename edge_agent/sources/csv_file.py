@@ -1,4 +1,4 @@
-"""Rows of a text file of numbers: CSV, also with other separators than a comma."""
+"""Rows of a text file with numbers: CSV, with commas or other separators."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from ..core.errors import ModelError, SampleError, SourceError
 from ..core.text import naming
 from ..core.types import Array
 
-# A longer line is no CSV, and would have to be held in memory whole.
+# A longer line is not CSV, and would have to be in memory as a whole.
 MAX_LINE = 1024 * 1024
 AHEAD = 100
-"""Rows that decide which columns are text."""
+"""Number of rows that decide which columns are text."""
 # "1,5", but not "1,500.0".
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*", re.ASCII)
-# A first line that tells spreadsheets the separator.
+# A first line that states the separator for spreadsheets.
 _SEPARATOR_LINE = re.compile(r"(?i)sep=.\r?\n?")
 _LARGEST = float(np.finfo(np.float32).max)
 _NAN = float("nan")
 BLOCK = 64 * 1024
-"""Characters that are read at once, but for the rest of the last line."""
-# All that may stand in the cells of a block, beside separators and ends of lines. Not in it are
-# quotes, comments, digits parted by "_", and what loadtxt takes for a space and Python does not.
+"""Characters read at once, except for the rest of the last line."""
+# Everything allowed in the cells of a block, besides separators and line ends. Not included are
+# quotes, comments, digits with "_", and characters that only loadtxt treats as a space.
 _USUAL = {*b"\t", *range(ord(" "), 127)} - {*b'"#_'}
 
 Record = tuple[int, list[str]]
-"""Number of a line, and its cells; none: it is the last of empty lines between two rows."""
+"""Line number and cells; no cells: the last of the empty lines between two rows."""
 
 
 class CsvRows:
     """The rows of one CSV file.
 
-    The first line is a header when it has a text where the second has a number, or no number at
-    all. Lines that begin with "#" are comments; the last one before the first row is the header
-    where there is no other and it has as many cells. Empty lines before the first row and behind
-    the last one are nothing; between two rows they are a row without numbers.
+    The first line is a header if it has text where the second has a number, or has no numbers.
+    Lines that begin with "#" are comments; the last one before the first row is the header if
+    there is no other and it has the same number of cells. Empty lines before the first row and
+    after the last one are ignored; between rows they count as a row without numbers.
 
-    A number is written in ASCII digits with a decimal point. A decimal comma is read as one where
-    the separator is given and is not a comma itself; elsewhere it could part two numbers. Whatever
-    is no number is NaN, and `flaw` says what it is: only those who read its column mind.
+    A number has ASCII digits and a decimal point. A decimal comma is accepted if the separator is
+    given and is not a comma; otherwise it could separate two numbers. Anything else is NaN, which
+    `flaw` explains: it matters only to readers of its column.
     """
 
     columns: tuple[str, ...] = ()
@@ -58,26 +58,26 @@ class CsvRows:
         """Open the file and read its first lines.
 
         Args:
-            path: of the file.
-            name: what errors call it.
-            separator: of the cells of a line; None: found out.
+            path: the file.
+            name: its name for errors.
+            separator: the separator of cells; None: it is detected.
 
         Raises:
-            SourceError: it cannot be read, or holds no rows of numbers.
+            SourceError: the file cannot be read, or has no rows of numbers.
         """
         self._name = name
         self._given = separator
         self._file = _open(path, name)
         self._latest: list[Record] = []
         self._ahead: list[Record] = []
-        """Rows that were read to find out the file's form, and are still to be handed on."""
+        """Rows that were read to detect the file's format, and are still to be returned."""
         self._block: Array = np.empty((0, 0))
-        """Rows that were read at once, and are still to be handed on."""
+        """Rows that were read as a block, and are still to be returned."""
         self._refused = io.StringIO()
-        """Lines that were read at once, and have to be read one by one."""
+        """Lines that were read as a block, but must be parsed one by one."""
         self._records: Iterator[Record] = iter(())
         self._may_read_block = False
-        """Whether the file has been read up to the end of a row, and no further."""
+        """Whether the file has been read exactly to the end of a row."""
         self._separator = separator or ""
         try:
             self._start()
@@ -97,8 +97,8 @@ class CsvRows:
             self._latest = list(islice(self._records, limit))
         if not self._latest:
             return None
-        # Of empty lines, the row behind them has been read already. Where spaces separate cells,
-        # there may be several.
+        # The row after empty lines has already been read. If spaces separate cells, there may be
+        # several such lines.
         between = not self._ahead and bool(self._latest[-1][1])
         self._may_read_block = between and self._separator != " "
         rows = np.array([self._numbers(cells) for _, cells in self._latest], np.float64)
@@ -114,10 +114,10 @@ class CsvRows:
         self._file.close()
 
     def flaw(self, row: int, column: int) -> SampleError:
-        """Return why a column has no number in one of the rows that were read last.
+        """Return why a column has no number in one of the rows read last.
 
         Raises:
-            ModelError: it is text; no model can take it.
+            ModelError: the column is text, which no model accepts.
         """
         if column in self._texts:
             raise ModelError(
@@ -139,7 +139,7 @@ class CsvRows:
         return self._given not in {None, ","}
 
     def _start(self) -> None:
-        """Read up to the first row: separator, header, which columns are text."""
+        """Read up to the first row: find the separator, the header and the text columns."""
         self._file.seek(0)
         self._block, self._refused = self._block[:0], io.StringIO()
         self._may_read_block = False
@@ -158,14 +158,14 @@ class CsvRows:
         names = first[1] if header else self._names_in(comment, len(first[1]))
         self.columns = tuple(cell.strip() for cell in names)
         self._width = len(first[1])
-        # An empty line below a header parts it from the rows.
+        # An empty line after a header separates it from the rows.
         rows = list(dropwhile(lambda record: not record[1], ahead)) if header else [first, *ahead]
         self._check_first(rows)
         self._texts = self._find_texts([cells for _, cells in rows])
         self._ahead, self._records = rows, records
 
     def _check_first(self, rows: list[Record]) -> None:
-        """Check that the first rows hold numbers, and fit the header."""
+        """Check that the first rows have numbers and fit the header."""
         said = [record for record in rows if _says(record[1])]
         if not said:
             raise SourceError(f"{self._name}: has a header and no rows of numbers")
@@ -187,7 +187,7 @@ class CsvRows:
         )
 
     def _find_texts(self, rows: list[list[str]]) -> frozenset[int]:
-        """Find the columns that hold texts and not one number, not even a misspelled one."""
+        """Find the columns with texts and no numbers, not even malformed ones."""
         whole = [cells for cells in rows if len(cells) == self._width]
         return frozenset(
             column
@@ -196,9 +196,9 @@ class CsvRows:
         )
 
     def _find_separator(self) -> str:
-        """Return the separator that makes the most numbers of the second line with anything in it.
+        """Return the separator that gives the most numbers in the second non-empty line.
 
-        Where two are as good, a comma may belong to the numbers.
+        If two are equal, a comma may belong to the numbers.
         """
         lines = list(islice((line for line in self._lines() if line.strip()), 2))
 
@@ -206,14 +206,14 @@ class CsvRows:
             try:
                 cells = next(csv.reader(lines[-1:], delimiter=separator, skipinitialspace=True), [])
             except csv.Error:
-                cells = []  # said when it is read
+                cells = []  # reported when it is read
             share = sum(map(_like_number, cells)) / max(len(cells), 1)
             return share, any(separator in line for line in lines)
 
         return max((";", "\t", ","), key=fit)
 
     def _names_in(self, comment: str, count: int) -> list[str]:
-        """Return the names of *count* columns where a comment above the rows gives them."""
+        """Return the names of *count* columns if a comment above the rows gives them."""
         rows = csv.reader([comment], delimiter=self._separator, skipinitialspace=True)
         cells = next(rows, [])
         named = len(cells) == count and not any(map(_like_number, cells))
@@ -240,7 +240,7 @@ class CsvRows:
             raise SourceError(f"{self._name}: line {self._line}: {problem}") from None
 
     def _lines(self) -> Iterator[str]:
-        """Read the lines that are no comments."""
+        """Read the lines that are not comments."""
         self._line = 0
         before = ""
         try:
@@ -251,7 +251,7 @@ class CsvRows:
                         f"{self._name}: line {self._line} is longer than {MAX_LINE} characters, "
                         "not CSV"
                     )
-                # "\r\r\n" is one end of a line, as programs on Windows write it by mistake.
+                # "\r\r\n" is one line end, which programs on Windows write by mistake.
                 rest = line == "\r\n" and before.endswith("\r")
                 before = line
                 if line.startswith("#"):
@@ -262,7 +262,7 @@ class CsvRows:
             raise self._unreadable(problem) from None
 
     def _read_block(self) -> Array:
-        """Read many rows at once: none where the lines need a closer look, or at the end."""
+        """Read many rows at once: none if lines must be parsed singly, or at the end."""
         if self._refused.tell() < len(self._refused.getvalue()):
             return self._block
         try:
@@ -287,13 +287,13 @@ class CsvRows:
         return SourceError(f"{self._name}: cannot be read: {problem.strerror}")
 
     def _numbers(self, cells: list[str]) -> list[float]:
-        """Convert a row's cells to numbers; NaN where one is none, all NaN if cells are missing."""
+        """Convert a row's cells to numbers; NaN for other cells, all NaN if cells are missing."""
         if len(cells) != self._width:
             return [_NAN] * self._width
         text = "".join(cells)
         if self._decimal_comma and "," in text:
             cells = [_with_point(cell) for cell in cells]
-        # Python also reads digits of other scripts, and "_" between digits.
+        # Python also accepts digits of other scripts, and "_" between digits.
         if text.isascii() and "_" not in text:
             try:
                 return list(map(float, cells))
@@ -324,8 +324,8 @@ def _open(path: Path, name: str) -> TextIO:
     try:
         with path.open("rb") as file:
             wide = file.read(2) in {BOM_UTF16_LE, BOM_UTF16_BE}
-        # Names may be in another encoding; numbers never suffer from it, but in UTF-16 (the
-        # Unicode text of spreadsheets) each is two bytes wide.
+        # Names may have another encoding, which does not affect numbers, except in UTF-16 (the
+        # Unicode text of spreadsheets) with two bytes per character.
         encoding = "utf-16" if wide else "utf-8-sig"
         return path.open(encoding=encoding, errors="replace", newline="")
     except OSError as problem:
@@ -335,9 +335,9 @@ def _open(path: Path, name: str) -> TextIO:
 def _parse_block(text: str, separator: str, width: int, numbers: list[int]) -> Array | None:
     """Return the columns *numbers* of whole lines, float64 (lines, numbers).
 
-    None: there is something in the lines that only reading them one by one makes sure of.
+    None: the lines have something that must be parsed line by line.
     """
-    # csv refuses cells that are longer.
+    # csv refuses longer cells.
     if not text.isascii() or len(text) > 2 * BLOCK:
         return None
     lines = text.replace("\r\n", "\n").removesuffix("\n")
@@ -347,7 +347,7 @@ def _parse_block(text: str, separator: str, width: int, numbers: list[int]) -> A
         return None
     try:
         if len(numbers) == width:
-            # As one long line: half the time of many.
+            # As one long line: this takes half the time.
             cells = [lines.replace("\n", separator)]
             values = np.loadtxt(cells, delimiter=separator, comments=None, ndmin=1)
         else:
@@ -361,7 +361,7 @@ def _parse_block(text: str, separator: str, width: int, numbers: list[int]) -> A
 
 
 def _says(cells: list[str]) -> bool:
-    """Whether a row has anything in it."""
+    """Whether a row is not empty."""
     return any(cell.strip() for cell in cells)
 
 
@@ -375,7 +375,7 @@ def _is_header(first: list[str], second: list[str]) -> bool:
 
 
 def _like_number(cell: str) -> bool:
-    """Whether a cell is meant to be a number; it may be written wrong."""
+    """Whether a cell is meant to be a number, possibly a malformed one."""
     if _DECIMAL_COMMA.fullmatch(cell):
         return True
     try:

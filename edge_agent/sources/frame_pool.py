@@ -1,9 +1,9 @@
-"""Memory for pictures, used again while it is still in the processor's cache.
+"""Memory for pictures, reused while it is still in the processor's cache.
 
-The caller may keep a picture, and any part of it: its memory is free again when the last
-array that needs it is gone, and then the first to be used. The allocator would do the same for one
-thread; of many, each would have pictures of its own, and come back to them when they have long left
-the cache (of 16 clips, decoding and resizing took a tenth more).
+The caller may keep a picture or any part of it: its memory is free when the last array on it is
+gone, and is then reused first. The allocator would do the same for one thread; with many threads,
+each would have its own pictures and reuse them long after they had left the cache (with 16 clips,
+decoding and resizing took a tenth longer).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from ..core.types import Array
 
 KEPT_BYTES = 16 * 2**20
-"""Free memory that is kept for pictures of one size; the rest goes back to the system …"""
+"""Most free memory kept for pictures of one size; the rest is returned to the system."""
 KEPT = 4
-"""… but for so many, however large they are: new memory has to be cleared first."""
+"""Free pictures kept whatever their size: the system must clear new memory first."""
 
 
 class _Lease:
-    """Keeps lent memory alive for the array on it."""
+    """Keeps memory alive for the array that uses it."""
 
     __slots__ = ("__array_interface__", "_idle", "_memory")
 
@@ -31,7 +31,7 @@ class _Lease:
         self._idle = idle
 
     def __del__(self) -> None:
-        # A deque's ends are thread-safe: this may run in any thread, at any moment.
+        # A deque's ends are thread-safe: this may run in any thread at any time.
         kept = len(self._idle)
         if kept < KEPT or (kept + 1) * self._memory.nbytes <= KEPT_BYTES:
             self._idle.append(self._memory)
@@ -53,10 +53,10 @@ class FramePool:
         return np.asarray(_Lease(memory, idle))
 
     def forget(self) -> None:
-        """Free all memory that is not lent at the moment."""
+        """Free all memory not in use."""
         for idle in list(self._idle.values()):
             idle.clear()
 
 
 FRAME_POOL = FramePool()
-"""The process's own."""
+"""The pool of this process."""

@@ -1,7 +1,7 @@
-"""Cameras that send JPEG pictures by HTTP: a stream of them (MJPEG), or one at a time.
+"""Cameras that send JPEG pictures over HTTP: a stream (MJPEG), or one at a time.
 
-Pictures are found by their own marks. What stands between them, boundaries and the heads of parts,
-differs from camera to camera, and is not needed.
+Pictures are found by their JPEG markers. The boundaries and part headers between them differ from
+camera to camera, and are not needed.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from .source import SLACK, SourceContext
 from .spec import SourceSpec
 
 MAX_BYTES = 32 * 2**20
-"""Largest size of a picture, and of the bytes between two."""
+"""Largest size of a picture, and of the bytes between pictures."""
 FAILURES = 25
-"""So many damaged pictures in a row mean that the camera is lost."""
+"""Number of damaged pictures in a row after which the camera is lost."""
 USUAL_RATE = 1.0
-"""At which a still picture is fetched where the pipeline has no rate."""
+"""Rate of fetching still pictures if the pipeline has no rate."""
 BEGIN = b"\xff\xd8\xff"
 _PART = re.compile(rb"(?i)content-length: *[1-9]")
 _MARK = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 
 
 class HttpCamera:
-    """A stream of JPEG pictures, or one picture that is fetched again and again."""
+    """A stream of JPEG pictures, or one picture that is fetched repeatedly."""
 
     trouble = None
 
     def __init__(self, spec: SourceSpec, context: SourceContext, answer: Answer) -> None:
-        """Make a source of an answer, which it owns from now on."""
+        """Create a source from an answer, which it then owns."""
         self._spec = spec
         self._name = spec.redacted
         self._closing = context.closing
         self._answer = answer
-        # A bit less than what the pipeline's own clock allows.
+        # Slightly less than the pipeline's own clock allows.
         self._silence = 0.9 * spec.stall_seconds
         self._pictures = self._found()
         self._still = answer.media.startswith("image/")
         self._rate = context.rate
         self._due = 0.0
-        """When the next still picture is fetched, monotonic seconds, but for the pause."""
+        """When to fetch the next still picture, monotonic seconds, without the pause."""
         self._data: bytes | None = None
         self._failed = 0
         self._cv2 = load()
@@ -76,13 +76,13 @@ class HttpCamera:
     def retrieve(self) -> Reading:
         picture = None
         if self._data:
-            # OpenCV's own limit holds only where nobody has imported it before.
+            # OpenCV's own limit applies only if OpenCV was not imported before.
             check_size(self._name, *_size(self._data))
             try:
                 data = np.frombuffer(self._data, np.uint8)
                 picture = self._cv2.imdecode(data, self._cv2.IMREAD_COLOR)
             except self._cv2.error:
-                picture = None  # damaged in a way that OpenCV does not expect
+                picture = None  # damaged in a way that OpenCV does not handle
         if picture is None:
             self._failed += 1
             raise SampleError(f"{self._name}: a picture could not be decoded")
@@ -93,7 +93,7 @@ class HttpCamera:
         self._answer.channel.close()
 
     def _pause(self) -> bool:
-        """Wait until a picture is due, at the rate of this moment; False: it is to be closed."""
+        """Wait until a picture is due at the current rate; False: the source must close."""
         while (left := self._due + 1 / self._rate(USUAL_RATE) - time.monotonic()) > 0:
             if self._closing.wait(min(left, 0.25)):
                 return False
@@ -115,7 +115,7 @@ class HttpCamera:
         return SourceError(f"{self._name}: the camera stopped sending pictures ({why})")
 
     def _found(self) -> Iterator[bytes]:
-        """Yield each picture as it comes; empty: a part that has none."""
+        """Yield each picture as it arrives; b"" for a part without one."""
         held, between = bytearray(), b""
         told, at = 0, 0
         for piece in body(self._answer, self._closing, self._silence):
@@ -123,11 +123,11 @@ class HttpCamera:
             while held:
                 begin = held.find(BEGIN)
                 if begin:
-                    # The last bytes may be half of a mark.
+                    # The last bytes may be half of a marker.
                     gone = max(0, len(held) - 2) if begin < 0 else begin
                     between += held[:gone]
                     del held[:gone]
-                    # Of the heads seen so far, the last is of the picture that is still to come.
+                    # The last header seen so far belongs to the next picture.
                     parts = len(_PART.findall(between)) - 1
                     yield from [b""] * (parts - told)
                     told = max(told, parts)
@@ -151,7 +151,7 @@ def _size(data: bytes) -> tuple[int, int]:
     at = 2
     while (found := _MARK.search(data, at)) is not None:
         mark, place = found[0][1], found.start()
-        # SOF0 to SOF15, without the tables that stand between them.
+        # SOF0 to SOF15, without the tables between them.
         if 0xC0 <= mark <= 0xCF and mark not in {0xC4, 0xC8, 0xCC}:
             height, width = data[place + 5 : place + 7], data[place + 7 : place + 9]
             return int.from_bytes(width), int.from_bytes(height)
@@ -160,9 +160,9 @@ def _size(data: bytes) -> tuple[int, int]:
 
 
 def _end(held: bytearray, at: int) -> tuple[int | None, int]:
-    """Find where a JPEG ends, or where the next begins that cuts it short, from *at* on.
+    """Find where a JPEG ends or the next one begins, from *at* on.
 
-    Return that, None where it has not come yet; and how far has been looked by now.
+    Return that position, None if it has not arrived yet, and how far the data was searched.
     """
     while (found := _MARK.search(held, at)) is not None:
         mark, place = found[0][1], found.start()
@@ -170,7 +170,7 @@ def _end(held: bytearray, at: int) -> tuple[int | None, int]:
             return place + 2, 0
         if mark == 0xD8:
             return place, 0
-        # A segment, whose content (a thumbnail) may look like marks; behind it comes the next mark.
+        # A segment, whose content (a thumbnail) may look like markers; the next marker follows it.
         end = place + 2 + int.from_bytes(held[place + 2 : place + 4])
         if len(held) <= end:
             return None, place

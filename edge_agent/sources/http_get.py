@@ -1,6 +1,6 @@
-"""One GET of a camera's picture or stream by HTTP, with user and password as the camera wants them.
+"""One HTTP GET of a camera's picture or stream, with the authentication that it requires.
 
-By hand, as reads have to end when the source is closed, and as cameras take liberties with HTTP.
+Not with a library, because reads must end when the source is closed, and cameras deviate from HTTP.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from ..core.errors import SourceError
 
 PORTS: Mapping[str, int] = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443}
 SECONDS = 5.0
-"""For connecting, and for the head of the answer."""
+"""Time limit for connecting, and for the head of the answer."""
 MAX_HEAD = 16 * 1024
 REDIRECTS = 5
 TICK = 0.25
-"""Seconds after which a reader looks whether it is to stop."""
+"""Seconds between a reader's checks whether to stop."""
 
 
 class Answer(NamedTuple):
-    """A camera's answer; its body is still to be read."""
+    """A camera's answer, whose body is still unread."""
 
     status: int
     headers: Mapping[str, str]
-    """By name in lower case; several of one name are joined by commas."""
+    """Headers by lower-case name; several with one name are joined by commas."""
     channel: socket.socket
     begun: bytes
-    """The part of the body that has come already."""
+    """The part of the body that has already arrived."""
 
     @property
     def media(self) -> str:
-        """The media type of the body, in lower case; empty: it says none."""
+        """The media type of the body in lower case; empty: none is given."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def where(url: str) -> str:
-    """Return host and port of a URL, and nothing else that it holds."""
+    """Return only the host and port of a URL."""
     parts = urlsplit(url)
     if "@" in parts.path:
-        return "there"  # a password with an unescaped "/": what stands for the host is not one
+        return "there"  # a password with an unescaped "/": the parsed host is not one
     return f"{parts.hostname} port {parts.port or PORTS[parts.scheme.lower()]}"
 
 
@@ -70,7 +70,7 @@ def refusal(status: int, url: str) -> str:
 
 
 def unreachable(problem: OSError, url: str) -> str:
-    """Return why nothing answers at a URL, with a fix."""
+    """Return why there is no answer at a URL, with a fix."""
     why = problem.strerror or str(problem)
     place = where(url)
     at = place if place == "there" else f"at {place}"
@@ -78,10 +78,10 @@ def unreachable(problem: OSError, url: str) -> str:
 
 
 def get(url: str, name: str) -> Answer:
-    """Ask for a URL, first without user and password, and follow where the camera sends us.
+    """Request a URL, first without user and password, and follow redirects.
 
     Raises:
-        SourceError: it is refused, or nothing answers.
+        SourceError: the request is refused, or there is no answer.
     """
     login: str | None = None
     address = url
@@ -149,7 +149,7 @@ def body(answer: Answer, closing: threading.Event, silence: float) -> Iterator[b
     """Yield the pieces of a body until it ends, or *closing* is set.
 
     Raises:
-        TimeoutError: nothing has come for *silence* seconds.
+        TimeoutError: nothing has arrived for *silence* seconds.
         OSError: the connection is lost.
     """
     pieces = _pieces(answer, closing, silence)
@@ -240,9 +240,9 @@ def _path(parts: SplitResult) -> str:
 
 
 def _authorization(user: SplitResult, parts: SplitResult, challenges: str) -> str:
-    """Answer the challenge of a camera: Digest (RFC 7616) where it offers that, else Basic."""
+    """Answer a camera's challenge: Digest (RFC 7616) if it is offered, or else Basic."""
     name, password = unquote(user.username or ""), unquote(user.password or "")
-    # Each has fields of its own, and a camera may offer several.
+    # Each has its own fields, and a camera may offer several.
     offers = re.split(r"(?:^|, *)(?=[\w-]+ +\w+=)", challenges)
     fields = next((each for each in reversed(offers) if each.lower().startswith("digest ")), "")
     given = {

@@ -1,7 +1,7 @@
-"""Hardware decoders: tried first if there is a device for them, never again once they failed.
+"""Hardware decoders: tried first if there is a device for them, but never again after a failure.
 
-PyAV knows those that its FFmpeg was built with (its wheels: CUDA and QSV; a distribution's also
-VAAPI). A driver that opens and then gives nothing is remembered here, stream by stream.
+PyAV supports those that its FFmpeg was built with (its wheels: CUDA and QSV; distributions also
+VAAPI). If a driver opens a stream but decodes no picture, that is recorded here for the stream.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ log = logging.getLogger(__name__)
 
 NODES = "/dev/dri"
 KINDS = ("vaapi", "cuda", "qsv", "drm")
-"""In the order in which they are tried."""
+"""Kinds of acceleration in the order of the tries."""
 PATIENCE_SECONDS = 20.0
-"""For a first picture; a camera that hangs while it is opened is given up on after 30 s."""
+"""Time limit for a first picture; opening a camera has a limit of 30 s."""
 
 
 class Hardware:
     """The state of hardware decoding in this process."""
 
     def __init__(self, nodes: str = NODES, kinds: Sequence[str] = KINDS) -> None:
-        """Start with no stream known; *kinds* of acceleration to try, by FFmpeg's names."""
+        """Start without known streams; *kinds* of acceleration to try, by FFmpeg's names."""
         self.kinds = kinds
         self._nodes = nodes
         self._failed: set[str] = set()
         self._trying: dict[str, float] = {}
-        """Since when, of streams of which no picture has come yet."""
+        """Opening times of streams without a picture so far."""
 
     def wanted(self, name: str, decode: str = "auto") -> bool:
-        """Whether to try it for a stream: not for one that it has given nothing of before."""
+        """Whether to try hardware for a stream: not if it has failed for this one before."""
         if decode == "software" or (decode == "auto" and not self._there()):
             return False
         now = time.monotonic()
-        # The same stream may be opened by two pipelines at a time.
+        # Two pipelines may open the same stream at a time.
         if now - self._trying.get(name, now) > PATIENCE_SECONDS:
             self.failed(name, "hung")
         if name in self._failed:
@@ -48,7 +48,7 @@ class Hardware:
         return True
 
     def _there(self) -> bool:
-        """Whether there is a render node that this user may open."""
+        """Whether this user may open a render node."""
         try:
             names = os.listdir(self._nodes)  # noqa: PTH208 - pathlib is not needed on the way here
         except OSError:
@@ -88,7 +88,7 @@ class Hardware:
         return None
 
     def works(self, name: str) -> None:
-        """Record that a picture of a stream has come."""
+        """Record that a picture of a stream was decoded."""
         self._trying.pop(name, None)
 
     def failed(self, name: str, why: str) -> None:
@@ -99,9 +99,9 @@ class Hardware:
             log.warning("%s: the hardware decoder %s; decoding in software", name, why)
 
     def doubt(self, name: str) -> bool:
-        """Whether it is the hardware decoder that a first picture did not come from.
+        """Whether a first picture is missing because of the hardware decoder.
 
-        If so, the stream is to be opened again, and will be decoded in software.
+        If so, the stream must be opened again, and will be decoded in software.
         """
         if name not in self._trying:
             return False
@@ -109,14 +109,14 @@ class Hardware:
         return True
 
     def check_not_doubted(self, name: str) -> None:
-        """Check that it is not the hardware decoder that gives nothing of a stream.
+        """Check that the hardware decoder is not the reason for missing pictures of a stream.
 
         Raises:
-            SourceError: it is.
+            SourceError: it is the reason.
         """
         if self.doubt(name):
             raise SourceError(f"{name}: is opened again, to decode in software")
 
 
 HARDWARE = Hardware()
-"""The process's own."""
+"""The state of this process."""

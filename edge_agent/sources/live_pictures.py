@@ -1,4 +1,4 @@
-"""Live pictures: a camera, or a clip at its own rate, read once for all pipelines that want it."""
+"""Live pictures: a camera, or a clip at its own rate, read once for all its pipelines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .spec import SourceSpec
 
 
 class Pictures:
-    """The pictures of an opened source; only those that someone wants are converted."""
+    """The pictures of an opened source; only requested ones are converted."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -40,7 +40,7 @@ class Pictures:
 
 
 class LivePictures(Tap):
-    """One pipeline's view of a camera: the newest picture that it wants waits for it."""
+    """One pipeline's view of a camera: the newest picture that it wants."""
 
     def wants(self, at: float) -> bool:
         return super().wants(at) and self.context.wanted(at)
@@ -59,7 +59,7 @@ class LivePictures(Tap):
 
 
 def share(spec: SourceSpec, context: SourceContext) -> LivePictures:
-    """Return a source of pictures, which is opened where no other pipeline has it open.
+    """Return a source of pictures, opening it unless another pipeline has it open.
 
     Raises:
         SourceError: it cannot be opened.

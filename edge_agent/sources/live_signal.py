@@ -1,4 +1,4 @@
-"""Live signals: a device that gives rows by itself, read once for all pipelines that want it."""
+"""Live signals: a device that delivers rows by itself, read once for all its pipelines."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from .source import SourceContext
 from .spec import SourceSpec
 
 MAX_WAITING = 4096
-"""Readings that may wait for a pipeline; one that falls behind further loses all of them."""
+"""Most readings waiting for a pipeline; if it falls further behind, it loses all of them."""
 
 
 class Device(Protocol):
-    """Something that gives rows by itself."""
+    """Something that delivers rows by itself."""
 
     def read(self, timeout: float) -> list[Rows | SampleError]:
-        """Return the rows that have come, oldest first; wait up to *timeout* seconds if none have.
+        """Return new rows, oldest first; wait up to *timeout* seconds if there are none.
 
         Raises:
             SourceError: the device is lost.
         """
 
     def close(self) -> None:
-        """Close it; may be called twice."""
+        """Close the device; may be called twice."""
 
 
 class Signal:
-    """The readings of a device, with whether their rows are contiguous."""
+    """The readings of a device, checked for continuity."""
 
     def __init__(self, spec: SourceSpec, device: Device, counts: Counts | None) -> None:
-        """Read an opened device; *counts* go on."""
+        """Read an opened device; *counts* continue."""
         self.continuity = Continuity(spec.options["gap_s"], counts)
         self._name = spec.redacted
         self._device = device
@@ -65,7 +65,7 @@ class LiveSignal(Tap):
     """One pipeline's view of a device."""
 
     def __init__(self, shared: Shared, context: SourceContext, spec: SourceSpec) -> None:
-        """Make a source of the rows that come from now on."""
+        """Create a source of the rows from now on."""
         self._stall: float | None = spec.options["stall_s"]
         self._name = spec.redacted
         self._heard = time.monotonic()
@@ -98,7 +98,7 @@ class LiveSignal(Tap):
 def share(
     spec: SourceSpec, context: SourceContext, open_device: Callable[[], Device]
 ) -> LiveSignal:
-    """Return a source of a device, which is opened where no other pipeline has it open.
+    """Return a source for a device, opening it unless another pipeline has it open.
 
     Raises:
         SourceError: it cannot be opened.

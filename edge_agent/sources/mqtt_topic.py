@@ -1,6 +1,6 @@
 """Readings that others publish on the agent's own broker: JSON, or bare float32.
 
-Knows nothing of MQTT: `SourceContext.topics` gives it the messages of a topic.
+Independent of MQTT: `SourceContext.topics` delivers the messages of a topic.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .source import SourceContext, Topics
 from .spec import SourceSpec
 
 MAX_WAITING = 16 * 2**20
-"""Bytes of messages that wait to be read; beyond that the oldest are given up."""
+"""Most bytes of waiting messages; beyond that the oldest are dropped."""
 MAX_BYTES = 1024 * 1024
-"""Of a message."""
+"""Largest message, bytes."""
 LATEST_NS = 2**63
-"""Nanoseconds since 1970 that a clock of 64 bits tells: until 2262."""
+"""Greatest time of a 64-bit clock, nanoseconds since 1970: in 2262."""
 _PLACE = re.compile("[0-9]{1,9}")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LARGEST = float(np.finfo(np.float32).max)
@@ -40,21 +40,21 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @record
 class Payload:
-    """How the messages of a topic are to be read."""
+    """How to read the messages of a topic."""
 
     fields: tuple[str, ...] = ()
-    """Paths of the values in an object, levels parted by dots; none: all numbers of its top."""
+    """Paths of the values in an object, with dots between levels; none: all top-level numbers."""
     time: str | None = None
-    """Path of the time of its last row, or of each."""
+    """Path of the time of the last row, or of each row."""
     format: str = "json"
     channels: int = 1
-    """Of float32, values in a row."""
+    """Values per row of float32."""
 
     def read(self, payload: bytes) -> tuple[Array, tuple[str, ...], NDArray[np.int64] | None]:
         """Return rows (n, channels), the names of the channels, and the sender's times, ns.
 
         Raises:
-            SampleError: the payload is not as expected; says what was expected and found.
+            SampleError: the payload is not as expected; the text has both.
         """
         if len(payload) > MAX_BYTES:
             raise SampleError(f"a message of {len(payload)} bytes, expected at most {MAX_BYTES}")
@@ -75,7 +75,7 @@ class Payload:
         names = self.fields or tuple(
             key for key in value if key != self.time and _is_data(value[key])
         )
-        # Where all values are texts, those that are nothing but a number.
+        # If all values are texts, use those that are plain numbers.
         names = names or tuple(
             key for key in value if key != self.time and _from_text(value[key]) is not value[key]
         )
@@ -107,10 +107,10 @@ class Payload:
 
 
 class TopicMessages:
-    """The messages of one topic, as they come."""
+    """The messages of one topic as they arrive."""
 
     def __init__(self, topics: Topics, topic: str, payload: Payload) -> None:
-        """Subscribe."""
+        """Subscribe to the topic."""
         self._topics = topics
         self._topic = topic
         self._payload = payload
@@ -121,7 +121,7 @@ class TopicMessages:
         topics.open(topic, self._put)
 
     def _put(self, payload: bytes) -> None:
-        """Queue a message; called by the connection's own thread, which must not wait."""
+        """Queue a message; called by the connection's thread, so it must not wait."""
         now = (payload, time.time_ns(), time.monotonic())
         with self._came:
             self._messages.append(now)
@@ -167,7 +167,7 @@ def _rows(value: Any) -> Array:
     try:
         return _read_rows(value)
     except OverflowError:
-        # JSON's whole numbers know no end.
+        # Integers in JSON may have any size.
         raise SampleError(f"expected finite numbers, found {_shown(value)}") from None
 
 
@@ -200,7 +200,7 @@ def _column(value: Any, name: str) -> Array:
 
 
 def _at(value: Mapping[str, Any], path: str) -> Any:
-    """Find a value by its path; a key may hold the dots itself, places in a list count from 0."""
+    """Find a value by its path; keys may contain dots, and list indices start at 0."""
     if path in value:
         return value[path]
     found: Any = value
@@ -215,9 +215,9 @@ def _at(value: Mapping[str, Any], path: str) -> Any:
 
 
 def _time_ns(value: Any, name: str) -> int:
-    """Read a time: ISO 8601, or seconds, milliseconds, … since 1970, told apart by their size.
+    """Parse a time: ISO 8601, or seconds, milliseconds, … since 1970, distinguished by magnitude.
 
-    A text that is a number counts as one, as that of a value does.
+    A text that is a number counts as a number, as it does for values.
     """
     found = None
     if isinstance(value, str):
@@ -225,7 +225,7 @@ def _time_ns(value: Any, name: str) -> int:
             found = round(datetime.fromisoformat(value).astimezone().timestamp() * 1e9)
     number = _from_text(value)
     if found is None and _is_number(number) and 0 <= number < 1e20:
-        # Of 2001 to 5138 in each unit.
+        # From 2001 to 5138 in each unit.
         for limit, unit in ((1e11, 10**9), (1e14, 10**6), (1e17, 10**3), (1e20, 1)):
             if number < limit:
                 found = int(number * unit if isinstance(number, int) else round(number * unit))

@@ -1,4 +1,4 @@
-"""OpenCV, set up once for this program: for pictures and V4L2 devices, and quiet."""
+"""OpenCV, set up once for this program, without log output: for pictures and V4L2 devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..core.errors import SampleError, SourceError
 from ..core.types import Array
 
 MAX_PIXELS = 64 * 2**20
-"""Of a picture; 100 kB of PNG can hold a gigapixel of nothing, which is 3 GB to decode."""
+"""Largest picture; a PNG of 100 kB can contain an empty gigapixel, which takes 3 GB to decode."""
 MOST_SCANS = 100
 """Of a JPEG; each is a pass over the picture and takes 100 bytes, and encoders make about 10."""
 _UNREAD = {
@@ -21,19 +21,19 @@ _UNREAD = {
     "SVG or a web page": (b"<svg", b"<?xml", b"<!DOCTYPE", b"<html"),
     "PDF": (b"%PDF",),
 }
-"""Pictures of other kinds, by how their files begin, or go on behind four bytes."""
+"""Unsupported kinds of pictures, by the first bytes of the file, or those after four bytes."""
 _DEFAULTS = {"OPENCV_LOG_LEVEL": "SILENT", "OPENCV_IO_MAX_IMAGE_PIXELS": str(MAX_PIXELS)}
 
 
 @cache
 def load() -> Any:
-    """Import OpenCV, silencing its libraries' prints unless the user asked for them."""
+    """Import OpenCV, silencing its libraries' output unless the user requested it."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     import cv2
 
     if os.environ["OPENCV_LOG_LEVEL"] == "SILENT":
-        # For when another module imported OpenCV before the variable was there.
+        # In case another module imported OpenCV before the variable was set.
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     # Frames are what runs in parallel here. Its own threads wait for work by spinning, which costs
     # more processor time than decoding a small JPEG does (1.5 instead of 0.6 ms measured).
@@ -44,10 +44,10 @@ def load() -> Any:
 def decode(data: Array) -> Array:
     """Decode a picture file, (n,) uint8; return it upright, (height, width, 3) uint8 BGR.
 
-    From the file itself OpenCV takes a JPEG that was cut short for whole, the rest gray.
+    When reading files itself, OpenCV accepts a truncated JPEG, with the rest gray.
 
     Raises:
-        SampleError: it is damaged, too large, or no picture.
+        SampleError: it is damaged, too large, or not a picture.
     """
     cv2 = load()
     if data.tobytes().count(b"\xff\xda") > MOST_SCANS:
@@ -65,7 +65,7 @@ def decode(data: Array) -> Array:
 
 
 def refusal(head: bytes) -> str | None:
-    """Return why a file that begins so is not read, if it is a picture of another kind."""
+    """Return why a file that begins with *head* is not read, if it is an unsupported picture."""
     for name, marks in _UNREAD.items():
         if head.startswith(marks) or head[4:].startswith(marks):
             return f"it is {name}, which is not read here; convert it to JPEG or PNG"
@@ -73,10 +73,10 @@ def refusal(head: bytes) -> str | None:
 
 
 def check_size(name: str, width: int, height: int) -> None:
-    """Check that a stream's pictures are not too large to be kept in memory.
+    """Check that a stream's pictures are not too large for memory.
 
     Raises:
-        SourceError: they are.
+        SourceError: they are too large.
     """
     if width * height > MAX_PIXELS:
         raise SourceError(

@@ -1,4 +1,4 @@
-"""The last seconds of a camera's own packets, for clips of events: nothing is encoded anew."""
+"""The last seconds of a camera's own packets, for clips of events without reencoding."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from typing import Any, NamedTuple
 from ..core.errors import AgentError
 
 MOST_BYTES = 64 * 2**20
-"""Of one source. Beyond, the oldest group of pictures goes first; where there is but one, as of a
-camera that sends hardly any key frames, all go, until the next key frame."""
+"""Most bytes of one source. Beyond that, the oldest group of pictures is dropped; if there is only
+one, as with rare key frames, everything is dropped until the next key frame."""
 SILENT = 2.0
-"""Seconds without a packet after which another session may take the place of one."""
+"""Seconds without a packet after which another session may replace the present one."""
 SLACK = 1.0
-"""Seconds kept beyond the wanted ones: events come later than their frames."""
+"""Extra seconds to keep, because events come later than their frames."""
 
 
 class Packet(NamedTuple):
-    """A piece of a stream, as the camera has sent it."""
+    """A piece of a stream as the camera has sent it."""
 
     number: int
-    """Rises by one."""
+    """Increases by one."""
     since: float
-    """When it came, monotonic seconds."""
+    """When it arrived, monotonic seconds."""
     key: bool
-    """Whether decoding can begin with it."""
+    """Whether decoding can start with it."""
     data: bytes
     pts: int | None
     dts: int
     time_base: Any
-    """Of both, a fraction of a second."""
+    """Unit of both, a fraction of a second."""
 
 
 class PacketRing:
-    """Packets of one session of a source. Filled by its reader, read by any thread."""
+    """Packets of one session of a source. Its reader adds them; any thread may read them."""
 
     def __init__(self, seconds: float) -> None:
-        """Keep the last *seconds*, back to the key frame before them."""
+        """Keep the last *seconds*, from the preceding key frame on."""
         self.seconds = seconds
         self.template: bytes | None = None
-        """A Matroska file of one packet, which tells a muxer all it must know about the stream."""
+        """A Matroska file of one packet, which describes the stream for a muxer."""
         self.session: object = None
-        """Whose packets these are; another one begins anew."""
+        """The session of the packets; a new session starts again."""
         self._packets: deque[Packet] = deque()
         self._bytes = 0
         self._next = 0
         self._lock = threading.Lock()
 
     def add(self, session: object, stream: Any, packet: Any) -> None:
-        """Add a packet of PyAV, keeping only a copy of its bytes.
+        """Add a PyAV packet, keeping only a copy of its bytes.
 
-        Where pipelines have sessions of their own (`share = false`), the first one's count until
+        If pipelines have separate sessions (`share = false`), only the first session is used until
         it falls silent.
         """
         if packet.dts is None or not packet.size:
@@ -81,20 +81,20 @@ class PacketRing:
 
     @property
     def _is_filled(self) -> bool:
-        """Whether the session whose packets these are still sends some."""
+        """Whether the session of the packets is still sending."""
         with self._lock:
             latest = self._packets[-1].since if self._packets else float("-inf")
         return time.monotonic() - latest < SILENT
 
     def read(self, number: int) -> list[Packet]:
-        """Return the kept packets from a number on."""
+        """Return the stored packets from a number on."""
         with self._lock:
             return [packet for packet in self._packets if packet.number >= number]
 
     def start(self, at: float) -> int | None:
-        """Return the index of the last key frame before a time, in monotonic seconds.
+        """Return the number of the last key frame before a time, monotonic seconds.
 
-        If that is gone, the oldest key frame; None if there is none.
+        If that was dropped, return the oldest key frame; None if there is none.
         """
         with self._lock:
             keys = [packet for packet in self._packets if packet.key]
@@ -116,7 +116,7 @@ class PacketRing:
             self._bytes = 0
 
     def _trim(self, now: float) -> None:
-        """Drop whole groups of pictures from the front that nobody wants anymore."""
+        """Drop groups of pictures that are no longer needed from the front."""
         while True:
             keys = [n for n, packet in enumerate(self._packets) if packet.key][:2]
             if len(keys) < 2:
@@ -132,13 +132,13 @@ class PacketRing:
 
 
 class PacketRings:
-    """The rings that are wanted, by source."""
+    """The requested rings by source."""
 
     def __init__(self) -> None:
         self._rings: dict[str, PacketRing] = {}
 
     def want(self, seconds: Mapping[str, float]) -> None:
-        """Keep packets of these sources only, each for its number of seconds."""
+        """Keep packets of only these sources, each for its number of seconds."""
         rings = {}
         for source, each in seconds.items():
             ring = self._rings.get(source) or PacketRing(each)
@@ -160,9 +160,9 @@ def _copied(data: bytes, pts: int, dts: int, time_base: Any) -> Any:
 
 
 class ClipWriter:
-    """Writes packets of a ring into an MP4 file, in fragments: a file cut short can be played.
+    """Writes packets of a ring to an MP4 file in fragments, so that a truncated file is playable.
 
-    AgentError is raised where it cannot be written, or MP4 does not take what the camera sends.
+    AgentError is raised if it cannot be written, or MP4 does not support the camera's stream.
     """
 
     def __init__(self, path: str, ring: PacketRing) -> None:
@@ -179,7 +179,7 @@ class ClipWriter:
             self._stream = self._file.add_stream_from_template(self._template.streams.video[0])
 
     def write(self, packet: Packet) -> None:
-        """Append a packet, unless its time does not go on."""
+        """Append a packet, unless its time does not increase."""
         if self._base is None:
             self._base = packet.dts
         dts = packet.dts - self._base
@@ -193,7 +193,7 @@ class ClipWriter:
             self._file.mux(made)
 
     def close(self) -> None:
-        """End the file."""
+        """Finish the file."""
         with _errors():
             try:
                 self._file.close()
@@ -212,4 +212,4 @@ def _errors() -> Iterator[None]:
 
 
 PACKETS = PacketRings()
-"""Of this process."""
+"""The rings of this process."""

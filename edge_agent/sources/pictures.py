@@ -20,14 +20,14 @@ from .spec import SourceSpec
 
 log = logging.getLogger(__name__)
 
-# A larger file is no picture that this program could use.
+# A larger file is not a usable picture.
 MAX_BYTES = 256 * 1024 * 1024
 UNREAD = frozenset({".avif", ".gif", ".heic", ".heif", ".jp2", ".jxl", ".mpo", ".svg"})
-"""Suffixes of pictures that are passed over, and said to be."""
+"""Suffixes of pictures that are skipped, which is logged."""
 
 
 class PictureFolder:
-    """The pictures of a folder and its subfolders, each once or for ever."""
+    """The pictures of a folder and its subfolders, once or in a loop."""
 
     trouble = None
 
@@ -35,7 +35,7 @@ class PictureFolder:
         """List the folder."""
         self._spec = spec
         self._beat = Metronome(spec.options["rate"], closing)
-        load()  # not while the first picture waits
+        load()  # not later, while the first picture waits
         self._folder = spec.local if spec.local.is_dir() else spec.local.parent
         self._names = _list(spec, told=True)
         self._next = 0
@@ -44,7 +44,7 @@ class PictureFolder:
         if self._next == len(self._names):
             if not self._spec.options["loop"]:
                 return False
-            # Listed again, so that a folder that is being filled shows what has come.
+            # Listed again, to find new pictures in a folder that is being filled.
             self._names, self._next = _list(self._spec), 0
         if not self._beat.wait():
             return False
@@ -59,12 +59,12 @@ class PictureFolder:
             picture = decode(data)
         except SampleError as problem:
             raise SampleError(f"{self._folder / name}: {problem}") from None
-        # A name that is not UTF-8 must not stop the result that carries it.
+        # A name that is not UTF-8 must not prevent its result.
         shown = os.fsencode(name).decode("utf-8", "replace")
         return Reading(picture, self._time_ns, self._since, file=shown)
 
     def close(self) -> None:
-        """Nothing is held open between pictures."""
+        """Do nothing: no file is open between pictures."""
 
 
 def open_source(spec: SourceSpec, context: SourceContext) -> PictureFolder:
@@ -73,7 +73,7 @@ def open_source(spec: SourceSpec, context: SourceContext) -> PictureFolder:
 
 
 def _list(spec: SourceSpec, *, told: bool = False) -> list[str]:
-    """List the pictures' names, relative to the folder, in order; *told*: log skipped files."""
+    """List the pictures' names relative to the folder, in order; *told*: log skipped files."""
     path = spec.local
     if path.is_file():
         return [path.name]
@@ -87,8 +87,8 @@ def _list(spec: SourceSpec, *, told: bool = False) -> list[str]:
                 entry = Path(folder, file)
                 if entry.suffix.lower() in UNREAD:
                     unread.append(entry.suffix.lower())
-                # Dot files are leavings of other systems. A link to a picture is one: whoever
-                # writes the settings decides what is looked at.
+                # Dot files are remnants of other systems. A link to a picture counts as one: the
+                # author of the settings decides what is read.
                 if entry.suffix.lower() not in PICTURES or file.startswith("."):
                     continue
                 if entry.is_file():
@@ -110,7 +110,7 @@ def _list(spec: SourceSpec, *, told: bool = False) -> list[str]:
 
 
 def _refuse(problem: OSError) -> None:
-    # os.walk would pass over a folder that cannot be listed.
+    # os.walk would silently skip a folder that cannot be listed.
     raise problem
 
 

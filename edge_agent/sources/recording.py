@@ -1,9 +1,9 @@
-"""Recorded sensor data: rows handed on as fast as asked for, or at a rate.
+"""Recorded sensor data: rows delivered as fast as requested, or at a rate.
 
-Of `.npy`, `.wav` and bare float32 files here, of `.csv` in `csv_file`. Read in pieces with plain
-reads: a memory map would kill the whole process (SIGBUS) when another program cuts the file short
-while it is mapped. The header of a `.wav` file is read here: Python's `wave` takes no floats, and
-before 3.12 nothing that names its format the extensible way, as recorders of 24 bits do.
+`.npy`, `.wav` and bare float32 files are read here, `.csv` in `csv_file`. They are read in pieces
+with plain reads: a memory map would kill the whole process (SIGBUS) if another program truncated
+the mapped file. The header of `.wav` files is parsed here: Python's `wave` supports no floats and,
+before 3.12, no extensible format, which 24-bit recorders use.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .csv_file import CsvRows
 from .source import Metronome, SourceContext
 from .spec import SourceSpec
 
-# Rows of one reading, where nothing asks for fewer: few enough to keep memory and latency small,
-# many enough that what a reading costs is spread thin.
+# Rows per reading unless fewer are requested: few enough for low memory and latency, and enough to
+# spread the cost of a reading.
 CHUNK = 1024
-# At a rate, rows that fall within this time share a reading, seconds.
+# At a rate, rows within this time share a reading, seconds.
 TOGETHER = 0.01
 
 
 class Rows(Protocol):
-    """A file of rows, read from the front."""
+    """A file of rows, read from the start."""
 
     columns: tuple[str, ...]
     rate_hz: float | None
-    """Rows a second when they were recorded, where the file says it."""
+    """Rows per second of the recording, if the file states it."""
     trouble: str | None
-    """What is wrong with the file as a whole."""
+    """The trouble with the file as a whole."""
 
     def read(self, limit: int) -> Array | None:
         """Read up to *limit* more rows, float32 or float64; NaN marks what `flaw` describes.
@@ -52,13 +52,13 @@ class Rows(Protocol):
             (n, channels), or (n, …) for ready model inputs, with n ≥ 1; None at the end.
 
         Raises:
-            SampleError: the next row cannot be used; it has been passed over.
-            SourceError: the file cannot be read on.
+            SampleError: the next row cannot be used and was skipped.
+            SourceError: the file cannot be read further.
         """
 
     @property
     def flaw(self) -> Callable[[int, int], SampleError] | None:
-        """A function that tells why numbers in the last rows are missing; None: none ever are."""
+        """Returns why numbers in the last rows are missing; None: none ever are."""
 
     def rewind(self) -> None:
         """Go back to the first row."""
@@ -68,10 +68,10 @@ class Rows(Protocol):
 
 
 class Recording:
-    """Rows of a file, once or for ever."""
+    """Rows of a file, once or in a loop."""
 
     def __init__(self, spec: SourceSpec, rows: Rows, closing: threading.Event) -> None:
-        """Make a source of an opened file, which it owns from now on."""
+        """Create a source from an opened file, which it then owns."""
         self._spec = spec
         self._rows = rows
         self._closing = closing
@@ -97,7 +97,7 @@ class Recording:
                 return False
             self._data, count = data, len(data)
         except SampleError as problem:
-            # Kept for `retrieve`: a row that cannot be used is a reading all the same.
+            # Kept for `retrieve`: an unusable row still counts as a reading.
             self._data, count = problem, 1
         if not self._beat.wait(count):
             return False
@@ -119,7 +119,7 @@ class Recording:
 
     @property
     def trouble(self) -> str | None:
-        """The trouble with the file, whose rows have come all the same, or None."""
+        """The trouble with the file, whose rows could still be read, or None."""
         return self._rows.trouble
 
     def close(self) -> None:
@@ -138,42 +138,42 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Recording:
 
 
 PIECE = 4 * 1024 * 1024
-"""Bytes that are read at a time, at most."""
+"""Most bytes read at a time."""
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _TYPES = {(_PCM, 8): "u1", (_PCM, 16): "<i2", (_PCM, 24): "V3", (_PCM, 32): "<i4"}
 _TYPES |= {(_FLOAT, 32): "<f4", (_FLOAT, 64): "<f8"}
 _KNOWN = "PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64"
 _STREAMED = 0x7FFF0000
-"""Lengths of sound from here on stand in headers written before the end was known."""
+"""Sound lengths from here on are placeholders of headers written before the end was known."""
 _CHUNKS = 1000
-"""Parts before the samples that are passed over, at most."""
+"""Most chunks that are skipped before the samples."""
 _MOST_VALUES = 1 << 24
-"""In a row; a header may say anything, and memory has to hold some rows of each pipeline."""
+"""Most values per row: headers may be wrong, and each pipeline has some rows in memory."""
 _MOST_COLUMNS = 1 << 16
-"""In a row of an array in column order, which is read a column at a time."""
+"""Most values per row of an array in column order, which is read column by column."""
 _MOST_CHANNELS = 1024
 """Of sound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where an array lies in a file, and how."""
+    """The place and format of an array in a file."""
 
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
-    """At least two sizes, the first counts the rows."""
+    """At least two sizes; the first is the number of rows."""
     offset: int
     """Bytes before the array."""
     column_major: bool = False
     rate_hz: float | None = None
-    """Of sound: samples a second. Its PCM is read as -1 to 1."""
+    """Samples per second of sound, whose PCM is read as -1 to 1."""
 
     trouble: str | None = None
 
     @property
     def row_values(self) -> int:
-        """How many values a row has."""
+        """Number of values per row."""
         return math.prod(self.shape[1:])
 
 
@@ -184,7 +184,7 @@ class ArrayRows:
     flaw = None
 
     def __init__(self, file: BinaryIO, name: str, layout: Layout) -> None:
-        """Make rows of an opened file, which they own from now on; *name* is for errors."""
+        """Create rows from an opened file, which they then own; *name* is for errors."""
         self.rate_hz, self.trouble = layout.rate_hz, layout.trouble
         self._file = file
         self._name = name
@@ -232,7 +232,7 @@ class ArrayRows:
         self._file.close()
 
     def _values(self, start: int, count: int) -> Array:
-        """Read *count* values from the *start*-th of the file on."""
+        """Read *count* values from index *start* of the file on."""
         size = self._layout.dtype.itemsize
         self._file.seek(self._layout.offset + start * size)
         data = self._file.read(count * size)
@@ -248,7 +248,7 @@ def _samples(raw: Array) -> NDArray[np.float32]:
     if raw.dtype.kind == "u":
         return np.asarray((raw.astype(np.float32) - 128) / 128, np.float32)
     if raw.dtype.kind == "V":
-        # To the upper three of four bytes; the lowest is noise below them.
+        # Into the upper three of four bytes; the lowest is noise.
         wide = np.zeros((*raw.shape, 4), np.uint8)
         wide[..., 1:] = raw.view(np.uint8).reshape(*raw.shape, 3)
         raw = wide.view("<i4")[..., 0]
@@ -259,14 +259,14 @@ def _samples(raw: Array) -> NDArray[np.float32]:
 def open_array(path: Path, name: str, scheme: str, channels: int = 0) -> ArrayRows:
     """Open a file of rows.
 
-    npy: time by channels, or more sizes as ready model inputs; wav; or f32, nothing but float32,
-    little endian, so many *channels* in a row.
+    npy: time by channels, or with more dimensions ready model inputs; wav; or f32: only float32,
+    little endian, *channels* values per row.
 
     Raises:
-        SourceError: it cannot be read, is no such file, is empty, or is cut short.
+        SourceError: it cannot be read, has another format, is empty, or is truncated.
     """
     try:
-        # Each read is large already.
+        # All reads are large already.
         file = path.open("rb", buffering=0)
     except OSError as problem:
         raise SourceError(f"{naming(name, path)}: {problem.strerror}") from None
@@ -285,9 +285,9 @@ def open_array(path: Path, name: str, scheme: str, channels: int = 0) -> ArrayRo
 
 
 def _raw_layout(name: str, size: int, channels: int) -> Layout:
-    """Check that a file holds whole rows only.
+    """Check that a file has only whole rows.
 
-    Else either `channels` is wrong or the file was cut short, and the rows could be shifted.
+    Otherwise `channels` is wrong or the file was truncated, and the rows could be shifted.
     """
     row = 4 * channels
     if size == 0 or size % row:
@@ -348,7 +348,7 @@ def _wav_header(file: BinaryIO, name: str, size: int) -> Layout:
         if kind == b"data":
             break
         begin = file.tell()
-        if kind == b"ds64":  # of more than 4 GiB: lengths of 64 bits
+        if kind == b"ds64":  # more than 4 GiB: 64-bit lengths
             _, long = struct.unpack("<QQ", file.read(16))
         if kind == b"fmt ":
             form = _read_format(file, length)
@@ -368,7 +368,7 @@ def _wav_header(file: BinaryIO, name: str, size: int) -> Layout:
             f"{name}: expected at most {_MOST_CHANNELS} channels, found {channels}; is it damaged?"
         )
     offset = file.tell()
-    # What was written as a stream has no true length in its header.
+    # A file written as a stream has no true length in its header.
     length = long if long is not None and length == 0xFFFFFFFF else length
     held = min(length, size - offset) if length else size - offset
     count = held // (channels * bits // 8)
@@ -383,7 +383,7 @@ def _wav_header(file: BinaryIO, name: str, size: int) -> Layout:
 
 
 def _read_format(file: BinaryIO, length: int) -> tuple[int, int, int, int]:
-    """Return format code, channels, samples a second, and bits of a sample."""
+    """Return format code, channels, samples per second, and bits per sample."""
     code, channels, rate, _, _, bits = struct.unpack("<HHIIHH", file.read(16))
     if code == _EXTENSIBLE and length >= 40:
         file.seek(8, 1)

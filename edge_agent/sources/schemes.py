@@ -1,6 +1,6 @@
 """The source schemes, one `Scheme` each: the properties of a source before it is opened.
 
-A new source is one new module and one entry in SCHEMES. Touches neither disk nor network.
+A new source is one new module and one entry in SCHEMES. This uses neither disk nor network.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..core.frozen import record
 from ..core.types import Kind
 
 Options = Mapping[str, Any]
-"""Values of all options of a form, by name."""
+"""Values of all options of a scheme by name."""
 PICTURES = frozenset(
     {
         *(".bmp", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif"),
@@ -28,10 +28,10 @@ SILENCE_SECONDS = 10.0
 
 @record
 class Option:
-    """An option after the "?" of a source's text."""
+    """An option after the "?" in a source."""
 
     parse: Callable[[str], Any]
-    """Returns the value of a text; raises ValueError with the expectation."""
+    """Returns the value of a text; raises ValueError with what was expected."""
     default: Any
 
 
@@ -107,14 +107,14 @@ def _fields(text: str) -> tuple[str, ...]:
 
 
 def _pcm(text: str) -> str | None:
-    """Return the problem of a PCM's name, or None."""
+    """Return the problem with a PCM's name, or None."""
     if text.isascii() and text.isprintable() and len(text) <= 200:
         return None
     return "is no PCM's name; `arecord -L` lists them"
 
 
 def _topic(text: str) -> str | None:
-    """Return the problem of a topic to read, or None."""
+    """Return the problem with a topic to read, or None."""
     if text.startswith("//"):
         return "names a broker; readings come over the agent's own connection, write mqtt:TOPIC"
     if any(mark in text for mark in "+#"):
@@ -127,27 +127,27 @@ def _topic(text: str) -> str | None:
 
 
 LOOP = Option(_flag, default=False)
-"""Whether it begins again at its end."""
+"""Whether it starts again at its end."""
 PACE = Option(_one_of("real", "max"), "real")
 """real: as recorded; max: as fast as frames are consumed."""
 FRAMES = Option(_one_of("all", "key"), "all")
-"""key: only those are decoded that need no other."""
+"""key: only frames that need no others are decoded."""
 TRANSPORT = Option(_one_of("tcp", "udp"), None)
 DECODER = Option(_one_of("auto", "software", "vaapi", "cuda", "qsv", "drm", "amf"), None)
 """The decoder; None: the pipeline's `decode` decides."""
-# From one a day: no clock waits for what a slip of the finger could ask for.
+# From one a day: a typing error could otherwise request an endless wait.
 RATE = Option(_decimal(1e-5, 1e6, "readings a second, from 0.00001 to 1000000"), None)
-"""Readings (rows, pictures) a second; None: as fast as they are consumed."""
+"""Readings (rows, pictures) per second; None: as fast as they are consumed."""
 SEPARATOR = Option(_separator, None)
-"""Character between the values of a line of text; None: found out from its first lines."""
+"""Character between the values of a text line; None: detected from the first lines."""
 _channels = _whole(1, 65536, "a number")
 CHANNELS = Option(_channels, 1)
-"""float32 values in a row."""
+"""float32 values per row."""
 _seconds = _decimal(1e-3, 1e6, "seconds, from 0.001 to 1000000")
 STALL = Option(_seconds, None)
 """Silence after which a camera is lost; None: `SILENCE_SECONDS`."""
 SENSOR = {"gap_s": Option(_seconds, None), "stall_s": Option(_seconds, None)}
-"""Of live signals: a longer silence is a gap (None: than usual), or a loss (None: never)."""
+"""For live signals: a longer silence is a gap (None: longer than usual) or a loss (None: never)."""
 
 
 @record(kw_only=True)
@@ -156,24 +156,24 @@ class Scheme:
 
     name: str
     module: str
-    """Defines `open_source(spec, context)`; imported when the first such source is opened: a box
-    that reads a sensor has no use for a video library."""
+    """Module that defines `open_source(spec, context)`; imported when the first such source is
+    opened: a device that reads a sensor needs no video library."""
     kind: Kind
-    """Whether it gives pictures or rows of a signal."""
+    """Whether it delivers pictures or rows of a signal."""
     address: Literal["url", "device", "file", "path", "name"]
-    """The rest of the text. url: the text is a URL; device: full path of a device; file: path of
-    a regular file; path: of a file or folder; name: neither, and none of our business."""
+    """The rest of the text. url: the text is a URL; device: full path of a device; file: path of a
+    regular file; path: of a file or folder; name: something else, not interpreted here."""
     example: str
     options: Mapping[str, Option] = field(default_factory=dict)
-    """Those of a URL are taken out of its query; what else stands there is not ours."""
+    """The options. They are removed from a URL's query; the rest of that is the camera's."""
     suffixes: frozenset[str] = frozenset()
-    """Of files whose bare path means this form, in lower case."""
+    """Suffixes, in lower case, of bare file paths that mean this scheme."""
     live: bool = False
-    """Whether it goes on without us, has no end, and is reopened when lost."""
+    """Whether it continues independently of us, has no end, and is reopened when lost."""
     wrong: Callable[[str], str | None] | None = None
-    """Returns the problem of a name, or None."""
+    """Returns the problem with a name, or None."""
     stall_seconds: float = math.inf
-    """Silence after which a live source is lost; infinite: it may be silent for ever."""
+    """Silence after which a live source is lost, seconds; infinite: never."""
 
 
 def _camera(
@@ -290,6 +290,6 @@ _ALL = (
 )
 
 SCHEMES: Mapping[str, Scheme] = {scheme.name: scheme for scheme in _ALL}
-"""By scheme, in the order in which messages list them."""
+"""The schemes by name, in the order used in messages."""
 DEFAULT = "file"
-"""Scheme of a bare path whose suffix is of no form."""
+"""Scheme of a bare path with an unknown suffix."""

@@ -1,4 +1,4 @@
-"""Readings that a device sends as lines of text over a serial port: CSV, labeled, or JSON."""
+"""Readings that a device sends as text lines over a serial port: CSV, labeled, or JSON."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from serial import Serial
 
 MAX_LINE = 64 * 1024
-"""Bytes of a line; a longer one is no reading."""
+"""Most bytes of a line; a longer one is not a reading."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LABELED = re.compile(r"([^\W\d][\w /%°.-]*?)\s*[:=]\s*([+-]?[0-9.][0-9.eE+-]*)")
-"""`t:3.2` or `h = 1.0`, as for Arduino's serial plotter."""
+"""`t:3.2` or `h = 1.0`, like the format of Arduino's serial plotter."""
 HEADERS = 10
-"""So many lines without numbers in a row are no names of channels."""
+"""This many lines in a row without numbers are not channel names."""
 UNREAD_SECONDS = 5.0
-"""So long may bytes come that make no reading before that is said."""
+"""Seconds of bytes without a reading after which that is reported."""
 _LINE_END = re.compile(rb"\r\n|\r(?!\n)|\n")
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_PORT = frozenset({errno.ENOTTY, errno.EISDIR})
@@ -39,7 +39,7 @@ _NO_PORT = frozenset({errno.ENOTTY, errno.EISDIR})
 
 
 class SerialLines:
-    """The lines of one port."""
+    """The text lines of one port."""
 
     def __init__(self, spec: SourceSpec) -> None:
         """Open the port."""
@@ -59,17 +59,17 @@ class SerialLines:
         self._too_long = False
         self._columns: tuple[str, ...] = ()
         self._headers = 0
-        """Lines without numbers, in a row."""
+        """Number of lines in a row without numbers."""
         self._seen = False
-        """Numbers have come."""
+        """Whether numbers have arrived."""
         self._missing = False
-        """The next row does not follow the last one."""
+        """Whether rows are missing before the next one."""
         self._unread: float | None = None
-        """When the first bytes came that have made no reading so far."""
+        """When the first bytes arrived that have given no reading so far."""
 
     def read(self, timeout: float) -> list[Rows | SampleError]:
         try:
-            # Not by the port's own timeout: a change of it sets the whole port up again.
+            # Not with the port's own timeout: changing it reconfigures the whole port.
             ready, _, _ = select([self._port.fileno()], [], [], timeout)
             data = self._port.read(max(1, self._port.in_waiting)) if ready else b""
         except self._errors as problem:
@@ -122,7 +122,7 @@ class SerialLines:
         return found
 
     def _say_unread(self, text: bytes, since: float) -> list[SampleError]:
-        """Say after some seconds that bytes come, but no readings: a slow line must not be mute."""
+        """Report after some seconds that bytes arrive without readings, even on a slow line."""
         self._unread = since if self._unread is None else self._unread
         if since - self._unread < UNREAD_SECONDS:
             return []
@@ -133,7 +133,7 @@ class SerialLines:
         ]
 
     def _object(self, line: bytes, time_ns: int, since: float) -> list[Rows | SampleError]:
-        """Return the rows of a line of JSON, of which each names its channels."""
+        """Return the rows of a JSON line, each with its channel names."""
         from .mqtt_topic import Payload
 
         first, self._first = self._first, False
@@ -147,7 +147,7 @@ class SerialLines:
         return [Rows(data, time_ns, since, columns, gap=gap)]
 
     def _parse(self, line: bytes) -> list[float] | None:
-        """Return the numbers of a line, or None if it is empty, a header, or may be half a line."""
+        """Return the numbers in a line; None if it is empty, a header, or possibly incomplete."""
         text = line.decode("utf-8", "replace").strip("\r\0 \t")
         first, self._first = self._first, False
         if not text or text.startswith("#"):
@@ -168,11 +168,11 @@ class SerialLines:
         good = [number for number in numbers if number is not None]
         if len(good) == len(cells):
             if first:
-                return None  # nobody knows where in this line the port was opened
+                return None  # the port may have been opened in the middle of this line
             if self._columns and len(cells) != len(self._columns):
                 if self._seen:
                     raise SampleError(f"expected {len(self._columns)} numbers, found {text[:60]!r}")
-                self._columns = ()  # it was no header, but what a device says when it starts
+                self._columns = ()  # it was not a header, but a startup message of the device
             self._seen, self._headers = True, 0
             return good
         header = not good and not any(_looks_wrong(cell) for cell in cells)
@@ -181,7 +181,7 @@ class SerialLines:
             if first:
                 return None
             raise SampleError(f"expected numbers, found {text[:60]!r}")
-        self._missing = self._seen  # the device has started again
+        self._missing = self._seen  # the device has restarted
         self._columns = tuple(cells)
         return None
 
@@ -198,12 +198,12 @@ def _number(cell: str) -> float | None:
 
 
 def _looks_wrong(cell: str) -> bool:
-    """Whether a cell is no name of a channel."""
+    """Whether a cell cannot be a channel name."""
     return not cell or not cell.isprintable() or cell.lower() in {"nan", "inf", "-inf"}
 
 
 def _reason(problem: Exception) -> str:
-    """Return why a port is unusable, in the system's words rather than pyserial's around them."""
+    """Return why a port is unusable, in the system's words without pyserial's."""
     number = getattr(problem, "errno", None)
     cause = problem.__context__
     if number is None and isinstance(cause, termios.error):

@@ -1,8 +1,8 @@
-"""One opened source that several captures read, each with a queue of its own.
+"""One opened source that several captures read, each with its own queue.
 
-There is no thread of its own: whichever capture thread wants a reading and finds nobody reading
-opens and reads the source for all, and hands the others theirs. If one finds that the source is
-lost, hangs or has ended, that holds for all.
+It has no thread: a capture thread that needs a reading while no other thread reads opens and reads
+the source for all, and passes on the readings. If one finds that the source is lost, hangs or has
+ended, that applies to all.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from .source import OPEN_SECONDS, SourceContext
 from .spec import SourceSpec
 
 TICK = 0.25
-"""Seconds after which a reader looks whether it is to stop."""
+"""Seconds between a reader's checks whether to stop."""
 CLOSE_SECONDS = 2.0
-"""For a source to be closed before it is opened again."""
+"""Time for a source to close before it is opened again."""
 STUCK_READS = 4
-"""Reads of a source that may be stuck in a driver at a time before no new one is begun."""
+"""Most reads of a source stuck in a driver at a time; then no new one is begun."""
 
 Wanted = Callable[[float], bool]
-"""Says whether anyone wants a picture, given seconds since the first one."""
+"""Returns whether any capture wants a picture, given its seconds since the first one."""
 
 
 class Producer(Protocol):
-    """Something that gives readings by itself."""
+    """Something that delivers readings by itself."""
 
     def read(self, timeout: float, wanted: Wanted) -> Sequence[Reading | SampleError] | None:
-        """Return the readings that have come, oldest first; wait about *timeout* seconds for one.
+        """Return new readings, oldest first; wait about *timeout* seconds for one.
 
-        A picture that nobody wants is left out. None: the source has ended.
+        Unwanted pictures are left out. None: the source has ended.
 
         Raises:
             SourceError: the source is lost.
         """
 
     def close(self) -> None:
-        """Close it; may be called twice."""
+        """Close the source; may be called twice."""
 
 
 class Tap:
     """One capture's view of a shared source."""
 
     def __init__(self, shared: Shared, context: SourceContext) -> None:
-        """Get readings from the moment it is attached, until the context's `closing` is set."""
+        """Get readings from `attach` on until the context's `closing` is set."""
         self.waiting: deque[Reading | SampleError] = deque()
         self.closing = context.closing
         self.context = context
@@ -60,20 +60,20 @@ class Tap:
 
     @property
     def trouble(self) -> str | None:
-        """Trouble of the source so far, though it could go on, or None."""
+        """Trouble of the source so far that did not end it, or None."""
         return None
 
     def wants(self, at: float) -> bool:
-        """Whether it wants the reading *at* seconds after the first one; asked once for each."""
+        """Whether it wants the reading *at* seconds after the first; called once for each."""
         del at
         return not self.closing.is_set()
 
     def offer(self, item: Reading | SampleError) -> None:
-        """Add a reading; called with the lock of the shared source held."""
+        """Add a reading; the caller holds the lock of the shared source."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Check how long nothing has come; called every moment while nothing does."""
+        """Check how long nothing has arrived; called often during that time."""
 
     def grab(self) -> bool:
         while not self.closing.is_set():
@@ -99,20 +99,20 @@ T = TypeVar("T", bound=Tap)
 
 
 class Kept:
-    """The state of a source that outlives its opening."""
+    """The state of a source that is kept when it is reopened."""
 
     def __init__(self, name: str, twin: int) -> None:
-        """Begin with nothing opened; *twin* others of this name differ in secrets alone."""
+        """Begin unopened; *twin* other sources with this name differ only in secrets."""
         self.name = name
         self.twin = twin
         self.number = 0
-        """Of the next reading."""
+        """Number of the next reading."""
         self.producer: Producer | None = None
-        """The producer that was opened last."""
+        """The last opened producer."""
         self.closing: threading.Event | None = None
-        """Set when that is closed."""
+        """Set when it is closed."""
         self.stuck: set[Tap] = set()
-        """Whose threads hang in the driver."""
+        """Producers whose threads hang in the driver."""
 
 
 class Shared:
@@ -121,40 +121,40 @@ class Shared:
     def __init__(
         self, spec: SourceSpec, open_producer: Callable[[Shared], Producer], kept: Kept
     ) -> None:
-        """Begin without a source, which *open_producer* opens when a tap first waits."""
+        """Begin unopened; *open_producer* opens the source when a tap first waits."""
         self.kept = kept
         self.producer: Producer | None = None
         self.ended = False
-        """Refuse further readers."""
+        """Whether to refuse further readers."""
         self.lost: SourceError | None = None
         """Why it has ended."""
         self.taps: tuple[Tap, ...] = ()
-        """Replaced, never changed."""
+        """Replaced as a whole, never modified."""
         self._closed = threading.Event()
         self._open = open_producer
         self._stall = spec.stall_seconds
         self._live = spec.live
         self._changed = threading.Condition()
         self._reader: Tap | None = None
-        """Whose thread opens or reads."""
+        """The tap whose thread opens or reads."""
         self._since = 0.0
-        """When that thread was last seen at work, monotonic seconds."""
+        """When that thread last made progress, monotonic seconds."""
 
     @property
     def over(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether it has ended."""
         return self.ended and self.lost is None
 
     @cached_property
     def hash(self) -> str:
-        """Its name in results: without secrets, yet distinct from others that then read alike."""
+        """Its name in results: without secrets, but distinct from sources that differ in these."""
         import hashlib
 
         text = self.kept.name + f" {self.kept.twin}" * bool(self.kept.twin)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def attach(self, tap: Tap) -> bool:
-        """Let a capture read it; False: it has ended."""
+        """Add a reading capture; False: the source has ended."""
         with self._changed:
             if not self.ended:
                 self.taps += (tap,)
@@ -170,19 +170,19 @@ class Shared:
             self._close()
 
     def lose(self, why: SourceError) -> None:
-        """Let it be lost for all."""
+        """Mark it as lost for all."""
         with self._changed:
             self._end(why)
 
     def alive(self) -> None:
-        """Note that the thread that reads is waiting for a reason of our own."""
+        """Record that the reading thread waits in our own code, not in a driver."""
         self._since = time.monotonic()
         reader = self._reader
         if reader is not None:
             reader.context.alive()
 
     def hangs(self) -> bool:
-        """Whether its driver hangs; it is lost then, without the thread that is in there."""
+        """Whether its driver hangs; then the source is lost and its thread left behind."""
         with self._changed:
             limit = OPEN_SECONDS if self.producer is None and self._live else self._stall
             hangs = time.monotonic() - self._since > limit
@@ -192,7 +192,7 @@ class Shared:
             return self.ended
 
     def wait(self, tap: Tap) -> bool:
-        """Wait a moment for a reading, opening or reading the source where nobody else does.
+        """Wait briefly for a reading, opening or reading the source if no other thread does.
 
         Raises:
             SourceError: it is lost.
@@ -213,7 +213,7 @@ class Shared:
         return bool(tap.waiting)
 
     def _work(self, tap: Tap) -> None:
-        """Open the source or read it once, for all."""
+        """Open the source or read it once for all taps."""
         takers: list[Tap] | None = None
         found: Sequence[Reading | SampleError] | None = ()
         lost: SourceError | None = None
@@ -252,10 +252,10 @@ class Shared:
             raise self.lost or lost
 
     def _offer(self, item: Reading | SampleError, takers: Sequence[Tap] | None) -> None:
-        """Pass a reading to those who want it; None: to all."""
+        """Pass a reading to *takers*; None: to all."""
         several = len(self.taps) > 1
         if several and isinstance(item, Reading):
-            # Who wants to write to it takes a copy.
+            # A tap that writes to it must copy it.
             item.data.flags.writeable = False
             item = replace(item, capture=(self.hash, self.kept.number))
         self.kept.number += 1
@@ -266,7 +266,7 @@ class Shared:
     def _end(self, why: SourceError | None) -> None:
         if not self.ended:
             if why is not None:
-                # Until the first that hears it has said when.
+                # Until the first tap that gets it has set the time.
                 why.again_at = time.monotonic() + 2 * TICK
             self.lost = why
             self.ended = True
@@ -279,18 +279,18 @@ class Shared:
 
 
 class Everyone(threading.Event):
-    """Is set once everyone who shares a source is to leave it."""
+    """An event that is set once all sharers of a source must leave it."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__()
         self._shared = shared
 
     def is_set(self) -> bool:
-        """Whether nobody is to read on."""
+        """Whether no sharer may continue reading."""
         return self._shared.ended or all(tap.closing.is_set() for tap in self._shared.taps)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for it, at most *timeout* seconds; waiting here does not count as hanging."""
+        """Wait at most *timeout* seconds; this does not count as hanging."""
         until = None if timeout is None else time.monotonic() + timeout
         while not self.is_set():
             left = TICK if until is None else until - time.monotonic()
@@ -302,12 +302,12 @@ class Everyone(threading.Event):
 
 
 def silence(seconds: float) -> str:
-    """Return the message that a source which should never be silent was."""
+    """Return the message that a source was silent for too long."""
     return f"gave nothing for {seconds:.0f} s"
 
 
 def sharing_key(spec: SourceSpec, context: SourceContext) -> Any:
-    """Return a key that is equal for sources to be shared."""
+    """Return a key that is equal for sources that can be shared."""
     return spec.text, tuple(spec.options.values()), context.decode, context.alone
 
 
@@ -317,7 +317,7 @@ def share(
     open_producer: Callable[[Shared], Producer],
     make: Callable[[Shared], T],
 ) -> T:
-    """Return a tap on a source, which is opened where no other capture of the same has it open.
+    """Return a tap on a source, opening it unless another capture has it open.
 
     Raises:
         SourceError: it cannot be opened.

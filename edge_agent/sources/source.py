@@ -1,4 +1,4 @@
-"""The interface of every source to the rest of the program, and how one is opened and read."""
+"""The interface of all sources to the rest of the program, and how they are opened and read."""
 
 from __future__ import annotations
 
@@ -23,72 +23,72 @@ _OTHERS = (
 )
 
 OPEN_SECONDS = 30.0
-"""Most that an opening takes; a longer one hangs in a driver."""
+"""Longest time to open a source; after that it counts as hung in a driver."""
 SLACK = 1.0
-"""Seconds that a source which was held up makes up for at once; beyond it, the beat moves."""
+"""Seconds of delay that a source catches up on at once; a longer delay shifts the schedule."""
 
 
 class Topics(Protocol):
-    """The messages that others publish, by topic. See `mqtt.subscriptions`."""
+    """The messages published by others, by topic. See `mqtt.subscriptions`."""
 
     def open(self, topic: str, put: Callable[[bytes], None]) -> None:
-        """Hand the payloads of a topic to *put*, which must not wait."""
+        """Pass the payloads of a topic to *put*, which must not wait."""
 
     def close(self, topic: str, put: Callable[[bytes], None]) -> None:
-        """Hand it no more."""
+        """Stop passing payloads to *put*."""
 
 
 @record(eq=False)
 class SourceContext:
-    """The context that the program gives a source when opening it."""
+    """The context that a source gets when it is opened."""
 
     closing: threading.Event = field(default_factory=threading.Event)
-    """Once set, a `grab` that waits for a reading to be due returns False. A read inside a camera's
-    driver does not see it."""
+    """Once set, a `grab` that waits for its due time returns False. A read inside a camera's driver
+    ignores it."""
     decode: str = "auto"
-    """Decoder of streams: hardware where there is any, `software`, or hardware of this name."""
+    """Decoder of streams: `auto` for any hardware, `software`, or the named hardware."""
     rate: Callable[[float], float] = lambda usual: usual
-    """Returns how many readings a second are wanted at most, given what is usual, of a source that
-    has to be asked for each."""
+    """Returns the most readings per second that are wanted, given the usual number, for a source
+    that is polled."""
     wanted: Callable[[float], bool] = lambda _at: True
-    """Called for each picture of a source that is shared, with the seconds since the first one:
-    returns whether it is wanted."""
+    """Returns whether a picture of a shared source is wanted, given its seconds since the first
+    one; called for each picture."""
     missed: Callable[[], object] = lambda: None
-    """Called when a picture that was wanted gives way to a newer one."""
+    """Called when a wanted picture is replaced by a newer one."""
     alive: Callable[[], object] = lambda: None
-    """Called every moment while the reading thread is not inside a driver."""
+    """Called often while the reading thread is not inside a driver."""
     alone: str = ""
-    """Who shares the source with nobody; empty: whoever reads the same shares it."""
+    """The pipeline that does not share the source; empty: it is shared."""
     topics: Topics | None = None
-    """Where messages of others come from; None: nowhere."""
+    """Delivers the messages of others; None: not available."""
     shared: dict[str, Any] = field(default_factory=dict)
-    """Sources that pipelines share, by `shared.sharing_key`; see `shared.Shared`."""
+    """Shared sources by `shared.sharing_key`; see `shared.Shared`."""
     sharing: threading.Lock = field(default_factory=threading.Lock)
-    """Held while `shared` is looked into."""
+    """Guards `shared`."""
 
 
 class Source(Protocol):
-    """One opened camera, clip, folder or recording. Used by one thread, closed by the same."""
+    """One opened camera, clip, folder or recording. Used and closed by one thread."""
 
     @property
     def trouble(self) -> str | None:
-        """Its trouble so far, though it could go on, or None."""
+        """Its trouble so far that did not end it, or None."""
 
     def grab(self) -> bool:
-        """Wait for the next reading; False when the source has ended or is to be closed.
+        """Wait for the next reading; False when the source has ended or must be closed.
 
-        Cheap: the picture is not yet decoded or converted.
+        Cheap: the picture is not decoded or converted yet.
 
         Raises:
             SourceError: the source is lost; close it and open it again later.
         """
 
     def retrieve(self) -> Reading:
-        """Decode the reading that `grab` waited for; called at most once for each True `grab`.
+        """Decode the reading of the last `grab`; called at most once for each True `grab`.
 
         Raises:
             SourceError: the source is lost.
-            SampleError: this one reading cannot be used (a damaged picture); go on with the next.
+            SampleError: this reading cannot be used (a damaged picture); continue with the next.
         """
 
     def close(self) -> None:
@@ -96,10 +96,10 @@ class Source(Protocol):
 
 
 def open_source(spec: SourceSpec, context: SourceContext | None = None) -> Source:
-    """Open the source that *spec* names; without *context* it is closed by its owner only.
+    """Open the source of *spec*; without *context* only its owner can close it.
 
     Raises:
-        SourceError: it is not there, cannot be read, or gives nothing.
+        SourceError: it does not exist, cannot be read, or delivers nothing.
     """
     if spec.scheme.address == "file":
         _check_is_file(spec)
@@ -109,7 +109,7 @@ def open_source(spec: SourceSpec, context: SourceContext | None = None) -> Sourc
 
 
 def readings(source: Source) -> Iterator[Reading | SampleError]:
-    """Yield each reading of an open source, or why it cannot be used, until it ends.
+    """Yield each reading of an open source, or its error, until the source ends.
 
     Raises:
         SourceError: the source is lost.
@@ -130,16 +130,16 @@ def wait_until(due: float, closing: threading.Event) -> bool:
 
 
 class Metronome:
-    """Gives the beat for readings at a fixed rate, the first at once."""
+    """Paces readings at a fixed rate, the first one at once."""
 
     def __init__(self, rate: float | None, closing: threading.Event) -> None:
-        """Prepare; *rate* is in readings a second, None for no waiting at all."""
+        """Set up; *rate* is in readings per second, None: never wait."""
         self._period = 0.0 if rate is None else 1.0 / rate
         self._closing = closing
         self._due: float | None = None
 
     def wait(self, count: int = 1) -> bool:
-        """Wait until *count* further readings are due; False once the source is to be closed."""
+        """Wait until *count* further readings are due; False once the source must be closed."""
         if self._period == 0.0:
             return not self._closing.is_set()
         now = time.monotonic()
@@ -149,10 +149,10 @@ class Metronome:
 
 
 def _check_is_file(spec: SourceSpec) -> None:
-    """Check that a file is one: a pipe would be waited for without end, and cannot be rewound.
+    """Check that a path is a file: a pipe could block forever, and cannot be rewound.
 
     Raises:
-        SourceError: it is something else. One that is missing is left to the source's own module.
+        SourceError: it is something else. The source's own module reports a missing file.
     """
     try:
         mode = spec.local.stat().st_mode

@@ -1,4 +1,4 @@
-"""The specification of a source, read from its text; touches neither disk nor network.
+"""The specification of a source, parsed from its text without using disk or network.
 
 The forms are those of section 2 of the public interface.
 """
@@ -22,57 +22,57 @@ _KNOWN = ", ".join(f"{prefix}:" for prefix in SCHEMES)
 
 @record(kw_only=True)
 class SourceSpec:
-    """One source as the settings name it."""
+    """One source in the settings."""
 
     scheme: Scheme
     text: str = field(repr=False)
-    """As written, with the password that a camera's URL may hold, without options in its query."""
+    """The text as written, possibly with a password, but without our options in its query."""
     path: Path | None = None
     """The local file, folder or device; None for a URL."""
     name: str = ""
-    """Of a form that has neither."""
+    """The name, for a scheme with neither URL nor path."""
     options: Options = field(default_factory=dict)
     """Values of all options of the scheme."""
 
     @property
     def kind(self) -> Kind:
-        """Whether it gives pictures or rows of a signal."""
+        """Whether it delivers pictures or rows of a signal."""
         return self.scheme.kind
 
     @property
     def live(self) -> bool:
-        """Whether it goes on without us, has no end, and is reopened when lost."""
+        """Whether it continues independently of us, has no end, and is reopened when lost."""
         return self.scheme.live
 
     @property
     def lossless(self) -> bool:
-        """Whether every reading counts, so that the source waits for its consumer."""
+        """Whether every reading is needed, so that the source waits for its consumer."""
         return not self.scheme.live and self.options.get("pace", "max") == "max"
 
     @property
     def stall_seconds(self) -> float:
-        """Silence after which it is lost; infinite: it may be silent for ever."""
+        """Silence after which it is lost, seconds; infinite: never."""
         given: float | None = self.options.get("stall_s")
         return self.scheme.stall_seconds if given is None else given
 
     @property
     def redacted(self) -> str:
-        """The text without secrets: for logs, errors and topics."""
+        """The text without secrets, for logs, errors and topics."""
         return redact(self.text)
 
     @property
     def local(self) -> Path:
-        """The path of a source that has one."""
+        """The path; raises ValueError if the source has none."""
         if self.path is None:
             raise ValueError(f"{self.redacted} has no local path")
         return self.path
 
 
 def parse_source(text: str, base: Path) -> SourceSpec:
-    """Parse the text of a source; *base*: folder that relative paths count from.
+    """Parse the text of a source; *base*: the folder of relative paths.
 
     Raises:
-        UsageError: the scheme, a value or an option is unknown, missing or wrong.
+        UsageError: the scheme, a value or an option is unknown, missing or invalid.
     """
     shown = redact(text)
     prefix, colon, rest = text.partition(":")
@@ -108,38 +108,38 @@ def parse_source(text: str, base: Path) -> SourceSpec:
 
 
 def redact(text: str) -> str:
-    """Hide possible secrets in the text of a source, also in a malformed one."""
+    """Hide possible secrets in the text of a source, even in a malformed one."""
     prefix, colon, rest = text.partition(":")
     scheme = SCHEMES.get(prefix.lower())
     ours = colon and scheme is not None and scheme.address != "url"
     if ours:
-        # A URL behind a form that takes none, or in its place, is a mistake that may hold a login.
+        # A URL after a scheme without URLs, or in its place, is a mistake that may contain a login.
         address = "://" in rest or (rest.startswith("//") and not rest.startswith("///"))
         return f"{prefix}:{redact_url(rest)}" if address or _has_login(rest) else text
     return redact_url(text) if colon or _is_address(text) else text
 
 
-# What a camera's address looks like without its scheme: with a login, a numeric host, a port.
+# A camera's address without its scheme: with a login, a numeric host, or a port.
 _LOGIN = r"//|[^/?#]*:.*@"
 _HOST = r"(?:\d{1,3}(?:\.\d{1,3}){3}|\[[0-9a-fA-F:.]+\]|localhost|[\w.-]+:\d{2,5})(?=[:/?]|$)"
 
 
 def _has_login(text: str) -> bool:
-    """Whether a user and a password seem to stand before an "@"."""
+    """Whether there seem to be a user and a password before an "@"."""
     return re.match(r"[^/?#]*:.*@", text) is not None
 
 
 def _is_address(text: str) -> bool:
-    """Whether a text without a form names a host rather than a file."""
+    """Whether a text without a scheme is a host rather than a file."""
     host = text.rpartition("@")[2]
     return re.match(_LOGIN, text) is not None or re.match(_HOST, host) is not None
 
 
 def guess_source(text: str) -> str:
-    """Complete a source that a person typed without its form: a path, device or camera number.
+    """Complete a source typed without a scheme: a path, device or camera number.
 
-    Looks at the disk to tell folders and devices from files. A text that has a form already, or
-    none that could be guessed, is returned unchanged, for `parse_source` to judge.
+    It uses the disk to distinguish folders and devices from files. A text that has a scheme, or
+    whose scheme cannot be guessed, is returned unchanged for `parse_source`.
     """
     prefix, colon, _ = text.partition(":")
     if colon and prefix.lower() in SCHEMES:
@@ -158,7 +158,7 @@ def guess_source(text: str) -> str:
 
 
 def _scheme_of(path: Path) -> str:
-    """Guess the scheme of a bare path by its name alone."""
+    """Guess the scheme of a bare path from its name alone."""
     if path.is_absolute() and path.is_relative_to("/dev"):
         return "v4l2"
     if str(path).isdigit() and not path.exists():
@@ -169,7 +169,7 @@ def _scheme_of(path: Path) -> str:
 
 
 def _unknown(prefix: str, text: str, shown: str) -> str:
-    """Return the problem of a text whose form is unknown or missing; without its secrets."""
+    """Return the problem with a text whose scheme is unknown or missing, without its secrets."""
     if not text.strip():
         return f"is empty; write e.g. {SCHEMES['rtsp'].example} or {SCHEMES['file'].example}"
     if _is_address(text):
@@ -191,7 +191,7 @@ _ENCODE = "percent-encode what is special in user and password: @ %40, # %23, / 
 
 
 def _check_url(text: str, shown: str, scheme: Scheme) -> None:
-    """Check that a URL names a host and, if any, a valid port."""
+    """Check that a URL has a host and, if any, a valid port."""
     if any(character.isspace() or not character.isprintable() for character in text):
         raise UsageError(f"source {shown!r}: holds a space or control character; write it as %20")
     try:
@@ -207,7 +207,7 @@ def _check_url(text: str, shown: str, scheme: Scheme) -> None:
 
 
 def _own_options(url: str, scheme: Scheme) -> tuple[str, dict[str, str]]:
-    """Split a URL into the camera's part, and our own options from its query."""
+    """Split a URL into the camera's part and our own options from its query."""
     address, mark, query = url.partition("?")
     parts = [part.partition("=") for part in query.split("&")] if mark else []
     ours = {key: unquote(value) for key, equals, value in parts if equals and key in scheme.options}
@@ -227,7 +227,7 @@ def _local_path(name: str, scheme: Scheme, shown: str, base: Path) -> Path:
     path = unquote(name, errors="surrogateescape")
     if not path:
         raise UsageError(f"source {shown!r}: names no path; write e.g. {scheme.example}")
-    # OpenCV crashes the process over a name that is not UTF-8 (5.0.0), and JSON cannot carry it.
+    # OpenCV crashes the process on a name that is not UTF-8 (5.0.0), and JSON cannot represent it.
     if any("\ud800" <= character <= "\udfff" for character in str(base / path)):
         raise UsageError(f"source {shown!r}: the path is not UTF-8; rename the file or folder")
     if "\0" in path:
@@ -236,7 +236,7 @@ def _local_path(name: str, scheme: Scheme, shown: str, base: Path) -> Path:
 
 
 def _given_options(query: str, scheme: Scheme, shown: str) -> dict[str, str]:
-    """Split a query into the options that it gives, each known to the scheme."""
+    """Split a query into options, all of which the scheme must know."""
     known = scheme.options
     given: dict[str, str] = {}
     for part in query.split("&") if query else ():

@@ -1,8 +1,8 @@
-"""Which V4L2 device is which: a camera is found again after it came back under another number.
+"""Identifies V4L2 devices: finds a camera again when it returns under another number.
 
-The kernel numbers /dev/videoN as devices come, and a number is only free again when no process
-holds the old device open anymore. What a camera is stands in sysfs, and is remembered from when it
-ran. Knows nothing of pictures.
+The kernel numbers /dev/videoN in the order of arrival, and a number is free only when no process
+has the old device open. sysfs describes each camera, and its properties are remembered from when it
+ran. Independent of pictures.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ log = logging.getLogger(__name__)
 
 @record
 class Device:
-    """The properties of a camera that stay the same whatever its number."""
+    """The properties of a camera that do not depend on its number."""
 
     name: str
-    """The driver's name for it, e.g. `HD Pro Webcam C920`."""
+    """The driver's name for it, such as `HD Pro Webcam C920`."""
     index: str
-    """Which of the camera's nodes: one gives pictures, others metadata."""
+    """Index of the camera's node: one delivers pictures, others metadata."""
     product: str
-    """Of USB: vendor, product and version; else empty."""
+    """USB vendor, product and version; empty for other buses."""
     serial: str
-    """Of USB, where the maker gave it one; else empty."""
+    """USB serial number, if the manufacturer assigned one; else empty."""
     place: str
-    """Bus and port, as a path in sysfs; another one where it is plugged in elsewhere."""
+    """Bus and port as a path in sysfs; it changes when the camera is plugged in elsewhere."""
 
     def is_like(self, other: Device) -> bool:
-        """Whether the other may be this very camera, in whatever port."""
+        """Whether *other* may be the same camera, in any port."""
         mine = (self.name, self.index, self.product, self.serial)
         return mine == (other.name, other.index, other.product, other.serial)
 
 
 class Devices:
-    """The V4L2 devices of this machine, and which of them were seen at work."""
+    """The V4L2 devices of this machine, and which of them have been used."""
 
     def __init__(self, sysfs: Path = Path("/sys"), dev: Path = Path("/dev")) -> None:
         self._sysfs = sysfs
         self._dev = dev
         self._seen: dict[Path, Device] = {}
-        """By the path in the settings."""
+        """Used devices by the path in the settings."""
         self._beside: dict[Path, frozenset[Device]] = {}
-        """Devices that were present beside it, and so are other ones, however alike they look."""
+        """Devices present at the same time, which are therefore other cameras, even if similar."""
         self._changing = threading.Lock()
 
     def locate(self, path: Path) -> Path:
-        """Return the node of the camera that was at work as *path*; else *path* itself.
+        """Return the present node of the camera used as *path* before, or else *path* itself.
 
         Raises:
-            SourceError: that camera is not there, and *path* is another one now.
+            SourceError: that camera is absent, and *path* is now another one.
         """
         with self._changing:
             known = self._seen.get(path)
@@ -74,7 +74,7 @@ class Devices:
         for node, found in there:
             if found == known:
                 return node
-        # Plugged into another port. Of several that look the same, any would be a guess.
+        # Plugged into another port. With several similar ones, any would be a guess.
         alike = [node for node, found in there if known.is_like(found) and found not in others]
         if len(alike) == 1:
             return alike[0]
@@ -87,7 +87,7 @@ class Devices:
         )
 
     def remember(self, path: Path, node: Path) -> None:
-        """Record that the camera meant by *path* is at work as *node*."""
+        """Record that the camera of *path* is in use as *node*."""
         device = self._look(self._number(node))
         if device is None:
             return
@@ -100,16 +100,16 @@ class Devices:
 
     @staticmethod
     def _number(node: Path) -> str | None:
-        """Return a device's number, e.g. `81:0`, or None if there is no device."""
+        """Return a device's number, such as `81:0`, or None if there is no device."""
         try:
             known = node.stat()
         except OSError:
             return None
-        # By number, not by name: containers may call a device differently.
+        # By number, not by name: a container may use another name.
         return f"{os.major(known.st_rdev)}:{os.minor(known.st_rdev)}"
 
     def _look(self, number: str | None) -> Device | None:
-        """Read a device's properties, or return None if sysfs does not know it as V4L2."""
+        """Read a device's properties; return None if it is not V4L2 according to sysfs."""
         if number is None:
             return None
         folder = self._sysfs / "dev" / "char" / number
@@ -120,13 +120,13 @@ class Devices:
         words = dict(
             line.split("=", 1) for line in _text(parent / "uevent").splitlines() if "=" in line
         )
-        # A USB camera's parent is one of its interfaces; the serial number is the whole device's.
+        # A USB camera's parent is one of its interfaces; the serial number belongs to the device.
         serial = _text(parent.parent / "serial") if "PRODUCT" in words else ""
         place = os.path.relpath(parent, self._sysfs.resolve())
         return Device(name, index, words.get("PRODUCT", ""), serial, place)
 
     def _all(self) -> list[tuple[Path, Device]]:
-        """Find every device that has a node, in the order of their names."""
+        """Find all devices with a node, sorted by name."""
         found = []
         for folder in sorted((self._sysfs / "class" / "video4linux").glob("*")):
             node, number = self._dev / folder.name, _text(folder / "dev")
@@ -137,11 +137,11 @@ class Devices:
 
 
 DEVICES = Devices()
-"""One for the process: a pipeline that a reload replaces passes on the devices it has seen."""
+"""One per process, so that a pipeline replaced by a reload passes on the devices it has used."""
 
 
 def _text(path: Path) -> str:
-    """Read one of sysfs' small files; empty where it is not there, or its device is just going."""
+    """Read a small sysfs file; empty if it is missing or its device is being removed."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -151,31 +151,31 @@ def _text(path: Path) -> str:
 _CAPTURE = 1
 _DISCRETE = 1
 _MOST = 64
-"""Entries of a list; a driver that has more is broken."""
-# Number of the request, and layout of what is asked and answered (linux/videodev2.h).
+"""Most entries of a list; a driver with more is broken."""
+# Request number, and layout of request and answer (linux/videodev2.h).
 _FORMATS = 2, "III32sII3I"
 _SIZES = 74, "III6I2I"
 _INTERVALS = 75, "IIIII6I2I"
 RAW = frozenset({"YUYV", "UYVY", "NV12", "NV21", "YU12", "YV12", "BGR3", "RGB3"})
 TAKEN = RAW | {"MJPG", "JPEG"}
-"""Those in color that are read; another one only where it is asked for."""
+"""Color formats that are chosen; others must be requested."""
 
 
 @record
 class Mode:
-    """A format in one size."""
+    """A format with one size."""
 
     format: str
     """Four letters: YUYV, MJPG …"""
     size: tuple[int, int]
-    """Width and height; the largest, where any is possible."""
+    """Width and height; the largest if any size is possible."""
     rates: tuple[float, ...] = ()
-    """Frames a second; empty: the driver does not tell."""
+    """Frames per second; empty: the driver does not report them."""
     least: tuple[int, int] | None = None
-    """The smallest size, where any between is possible."""
+    """The smallest size if any size in between is possible."""
 
     def fits(self, size: tuple[int, int]) -> bool:
-        """Whether it may be of a size."""
+        """Whether it supports a size."""
         if self.least is None:
             return size == self.size
         between = zip(self.least, size, self.size, strict=True)
@@ -183,7 +183,7 @@ class Mode:
 
 
 def modes(node: Path) -> list[Mode]:
-    """List the modes that a device offers; empty if it cannot be asked."""
+    """List the modes that a device offers; empty if it cannot be queried."""
     found: list[Mode] = []
     with suppress(OSError):
         device = os.open(node, os.O_RDWR | os.O_NONBLOCK)
@@ -200,7 +200,7 @@ def modes(node: Path) -> list[Mode]:
 def _mode(device: int, name: str, code: int, answer: Sequence[int]) -> Mode:
     kind, first, second, _, fourth, fifth = answer[2:8]
     if kind != _DISCRETE:
-        # Smallest, largest and step, of the width and then of the height.
+        # Smallest, largest and step, for the width and then for the height.
         return Mode(name, (second, fifth), least=(first, fourth))
     rates = [
         rate[6] / rate[5]
@@ -211,7 +211,7 @@ def _mode(device: int, name: str, code: int, answer: Sequence[int]) -> Mode:
 
 
 def _listed(device: int, request: tuple[int, str], *asked: int) -> Iterator[tuple[int, ...]]:
-    """Yield the entries of one of the driver's lists, until it says that there are no more."""
+    """Yield the entries of one of the driver's lists until the driver reports the end."""
     number, layout = request
     size = struct.calcsize(layout)
     code = 3 << 30 | size << 16 | ord("V") << 8 | number
@@ -225,7 +225,7 @@ def _listed(device: int, request: tuple[int, str], *asked: int) -> Iterator[tupl
 
 
 def shown(offered: Sequence[Mode]) -> str:
-    """Return the offered modes in a line: sizes of color formats, each at its highest rate."""
+    """Return the offered modes in one line: sizes of color formats, each at its highest rate."""
     by_format: dict[str, list[str]] = {}
     for mode in offered:
         if mode.format not in TAKEN:
@@ -243,9 +243,9 @@ def shown(offered: Sequence[Mode]) -> str:
 
 
 def choose(offered: Sequence[Mode], size: tuple[int, int] | None, fps: float | None) -> str | None:
-    """Return the format that gives a size and rate at the least cost; None: the driver's own.
+    """Return the cheapest format with a size and rate; None: the driver's own.
 
-    What is not compressed costs least, but does not come quickly enough through many a cable.
+    Uncompressed formats are cheapest, but too slow over many cables.
     """
     able = [mode for mode in offered if mode.format in TAKEN]
     fit = [mode for mode in able if size is None or mode.fits(size)]

@@ -1,6 +1,6 @@
-"""Video through PyAV: a file or stream opened, its frames decoded and converted to BGR.
+"""Video through PyAV: opens a file or stream, decodes its frames and converts them to BGR.
 
-The one place that knows the options by which FFmpeg's libraries are configured.
+The only place with the options of FFmpeg's libraries.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .packet_ring import PACKETS
 from .transport import TransportFile
 
 FEW_CORES = 4
-"""With fewer, a stream is decoded by one thread: each further one costs, on two busy cores a sixth
-more processor time for a frame."""
-# The protocols keep a playlist that a camera serves from opening files of this machine.
+"""With fewer cores, one thread decodes a stream: on two busy cores, each further thread costs a
+sixth more processor time per frame."""
+# The protocols prevent a camera's playlist from opening files of this machine.
 NETWORK = {
     "protocol_whitelist": "rtsp,rtp,srtp,udp,tcp,tls,http,https,httpproxy,crypto",
-    # Microseconds; the default takes in seconds of stream before the first picture.
+    # Microseconds; the default reads seconds of the stream before the first picture.
     "analyzeduration": "300000",
 }
 # No playlists, which could name files outside the path given.
@@ -35,7 +35,7 @@ FILE = {
     "ogg,gif,ivf,obu,av1,mxf,nut,dv,vc1,rm,swf,yuv4mpegpipe,apng,mpjpeg,jpeg_pipe",
 }
 
-# Color spaces of H.273 that FFmpeg does not convert and PyAV has no name for.
+# H.273 color spaces that FFmpeg cannot convert and PyAV has no names for.
 _SPACES = {
     8: "YCgCo",
     10: "BT.2020 with constant luminance",
@@ -77,8 +77,8 @@ class Video:
         from av.sidedata.sidedata import Type
         from av.video.reformatter import VideoReformatter
 
-        # Else no side data can be read of a frame that has one of a kind newer than PyAV's list,
-        # as EXIF. Only the display matrix is read here.
+        # Otherwise a frame with side data of a kind that PyAV does not know, such as EXIF, would
+        # have no readable side data. Only the display matrix is read here.
         kinds: Any = Type
         kinds._missing_ = classmethod(lambda known, _: known.VIDEO_HINT)
         self._error = av.FFmpegError
@@ -101,7 +101,7 @@ class Video:
         decoder.thread_type = "AUTO"
         decoder.options = {"max_pixels": str(MAX_PIXELS)}
         if keys:
-            decoder.flags |= Flags.low_delay  # without the frames between, none is late
+            decoder.flags |= Flags.low_delay  # without the frames in between, none is delayed
         try:
             check_size(self._name, decoder.width, decoder.height)
         except SourceError:
@@ -114,21 +114,21 @@ class Video:
         self._frames = self._decoded()
         self._frame: Any = None
         self.packets = 0
-        """Pieces of it that have been read: as many as frames, or fields."""
+        """Number of packets read, one per frame or field."""
         self.promised: int = self._stream.frames
-        """Number of frames in the header; 0: it does not say."""
+        """Number of frames in the header; 0: not stated."""
         if "mov" in self._container.format.name:
-            # Of those that an edit list leaves out none is read.
+            # Frames excluded by an edit list are not read.
             self.promised = min(self.promised, len(self._stream.index_entries))
 
     @property
     def rate(self) -> float:
-        """Frames a second as the file says; 0: it does not say."""
+        """Frames per second stated by the file; 0: not stated."""
         return float(self._stream.guessed_rate or 0)
 
     @property
     def stamp(self) -> float | None:
-        """When the frame is due, seconds from any beginning; None: nothing says."""
+        """When the frame is due, seconds from an arbitrary start; None: not stated."""
         stamp: float | None = self._frame.time
         return stamp
 
@@ -136,8 +136,8 @@ class Video:
         """Decode the next frame; False at the end.
 
         Raises:
-            SampleError: one cannot be decoded; go on with the next.
-            SourceError: it cannot be read any further.
+            SampleError: a frame cannot be decoded; continue with the next.
+            SourceError: the file or stream cannot be read further.
         """
         try:
             frame = next(self._frames, None)
@@ -149,13 +149,13 @@ class Video:
         return frame is not None
 
     def picture(self) -> Array:
-        """Return the frame that `advance` has decoded, (height, width, 3) uint8 BGR, upright.
+        """Return the frame decoded by `advance`, (height, width, 3) uint8 BGR, upright.
 
-        A frame coded as two fields is woven: what stands still keeps its full height, nothing waits
-        for the next frame, and only what moves has frayed edges.
+        The two fields of an interlaced frame are woven: still areas keep their full resolution
+        without a delay of one frame, and only moving objects have jagged edges.
 
         Raises:
-            SampleError: it cannot be converted.
+            SampleError: the frame cannot be converted.
         """
         frame = self._frame
         try:
@@ -172,8 +172,8 @@ class Video:
             height, -1
         )
         picture = FRAME_POOL.lend((height, width, 3))
-        # Copied at once: memory that is given back in the order in which it came is not returned
-        # to the system and cleared again, frame after frame.
+        # Copied at once: memory freed in the order of its allocation is not returned to the system
+        # and cleared again for every frame.
         np.copyto(picture, rows[:, : width * 3].reshape(height, width, 3))
         return _upright(picture, frame)
 
@@ -183,7 +183,7 @@ class Video:
         self._container.close()
 
     def _decoded(self) -> Generator[Any]:
-        """Yield the frames, and a SampleError for each piece that cannot be decoded."""
+        """Yield the frames, and a SampleError for each packet that cannot be decoded."""
         repeats = self._container.format.name == "avi"
         since = time.monotonic()
         for packet in self._read():
@@ -192,7 +192,7 @@ class Video:
                 raise SourceError(f"{self._name}: what comes makes no picture")
             self.packets += packet.size > 0
             if repeats and packet.dts is not None:
-                # Frames that only repeat the one before are counted by the header, and not read.
+                # Frames that only repeat the previous one are counted in the header but not read.
                 self.packets = packet.dts + 1
             ring = PACKETS.ring(self._source)
             if ring is not None:
@@ -211,7 +211,7 @@ class Video:
         try:
             yield from self._container.demux(self._stream)
         except IndexError:
-            # PyAV, behind the last of our packets, where another stream has begun on the way.
+            # From PyAV, after our last packet, if another stream has begun meanwhile.
             return
 
     def _refusal(self, why: str) -> SourceError:
@@ -220,9 +220,9 @@ class Video:
 
 
 def _upright(picture: Array, frame: Any) -> Array:
-    """Rotate a picture by multiples of 90° and mirror it, as its display matrix says.
+    """Rotate a picture by multiples of 90° and mirror it according to its display matrix.
 
-    A matrix (a, b, _, c, d, …) shows the point (x, y) at (ax + cy, bx + dy).
+    A matrix (a, b, _, c, d, …) maps the point (x, y) to (ax + cy, bx + dy).
     """
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
@@ -232,7 +232,7 @@ def _upright(picture: Array, frame: Any) -> Array:
         picture = picture.transpose(1, 0, 2)
         a, d = c, b
     elif (b, c) != (0, 0):
-        return picture  # not by quarters
+        return picture  # not by a multiple of 90°
     cv2 = load()
     picture = np.ascontiguousarray(picture)
     if a < 0 or d < 0:
