@@ -1,7 +1,7 @@
-"""Hardware facts of this machine, read from files of the kernel: no library, driver or probe.
+"""Hardware facts of this machine, read from the kernel's files: no library, driver or probe.
 
-Missing or odd facts are left out or taken as absent; reading never fails. All of it is read below
-one root, so that a tree of files can stand for any machine.
+Missing or malformed facts are left out or treated as absent; reading never fails. All files are
+read below one root, so that a tree of files can represent any machine.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _MIB = 1024 * 1024
 
 @record(kw_only=True)
 class Facts:
-    """Hardware of one machine, as far as the choice of an engine depends on it."""
+    """Hardware of one machine that affects the choice of an engine."""
 
     arch: str
-    """x86_64, aarch64 or another name of the kernel's."""
+    """x86_64, aarch64 or another kernel name of the architecture."""
     vendor: str
-    """Of the processor: intel, amd, arm …; empty: unknown."""
+    """Vendor of the processor: intel, amd, arm …; empty: unknown."""
     cpu: str
-    """The processor's model, for people."""
+    """The processor's model, to display."""
     flags: frozenset[str]
-    """Instruction sets that every core has, by the kernel's names (avx512_vnni, asimddp …)."""
+    """Instruction sets of all cores, by the kernel's names (avx512_vnni, asimddp …)."""
     cpus: int
-    """Cores that this process may use: affinity and cgroup quota count."""
+    """Cores that this process may use, given affinity and cgroup quota."""
     memory_mb: int
-    """Memory that this process may use, MiB: of the machine or the cgroup; 0: unknown."""
+    """Memory that this process may use, MiB, given machine and cgroup; 0: unknown."""
     board: str
     os: str
     kernel: str
     gpus: frozenset[Gpu]
-    """Makers of the GPUs whose driver is loaded."""
+    """Vendors of the GPUs whose driver is loaded."""
     npu: bool
-    """Whether an Intel NPU's driver is loaded."""
+    """Whether the driver of an Intel NPU is loaded."""
     denied: tuple[str, ...] = ()
     """Device nodes of GPUs and NPUs that this user may not open."""
 
@@ -61,7 +61,7 @@ class Facts:
 
 
 def read_facts(root: Path = ROOT, machine: str | None = None) -> Facts:
-    """Read the facts of this machine, or of a tree of files that stands for one."""
+    """Read the facts of this machine, or of a tree of files that represents one."""
     vendor, cpu, flags = _processor(root)
     tegra = b"nvidia,tegra" in read(root / "proc/device-tree/compatible")
     name = re.search(r'^PRETTY_NAME="?([^"\n]*)', text(root / "etc/os-release"), re.MULTILINE)
@@ -88,7 +88,7 @@ def read_facts(root: Path = ROOT, machine: str | None = None) -> Facts:
     )
 
 
-# By "CPU implementer" and "CPU part" in /proc/cpuinfo: Arm's manual of each core (MIDR_EL1).
+# By "CPU implementer" and "CPU part" in /proc/cpuinfo, from Arm's manual of each core (MIDR_EL1).
 _IMPLEMENTERS = {0x41: "arm", 0x4E: "nvidia", 0x51: "qualcomm", 0x61: "apple", 0xC0: "ampere"}
 _ARM_CORES = {
     0xD03: "Cortex-A53",
@@ -125,14 +125,14 @@ def _processor(root: Path) -> tuple[str, str, frozenset[str]]:
         for core in cores
         if "flags" in core or "features" in core
     ]
-    # Of cores that differ (big and little), a network may run on any.
+    # If cores differ (big and little), a network may run on any of them.
     flags = frozenset.intersection(*flag_sets) if flag_sets else frozenset()
     first = cores[0]
     if "vendor_id" in first:
         vendor = _X86_VENDORS.get(first["vendor_id"], first["vendor_id"].lower())
         return vendor, first.get("model name", ""), flags
     vendor = _IMPLEMENTERS.get(_hex(first.get("cpu implementer", "")), "")
-    # The biggest cores come last in every device tree seen; they name the chip for people.
+    # The largest cores come last in every device tree seen; the displayed name starts with them.
     parts = [_hex(core["cpu part"]) for core in cores if "cpu part" in core]
     names = dict.fromkeys(
         _ARM_CORES.get(part, f"{vendor or 'ARM'} core {part:#x}") for part in parts
@@ -148,7 +148,7 @@ def _hex(text: str) -> int:
 
 
 def _accelerators(root: Path, *, tegra: bool) -> tuple[frozenset[Gpu], bool, list[Path]]:
-    """Find GPUs and NPUs by the drivers that are loaded, and the nodes to open them by."""
+    """Find GPUs and NPUs by their loaded drivers, and their device nodes."""
     gpus: set[Gpu] = set()
     nodes: list[Path] = []
     makers: dict[str, Gpu] = {"0x8086": "intel", "0x1002": "amd"}
@@ -165,7 +165,7 @@ def _accelerators(root: Path, *, tegra: bool) -> tuple[frozenset[Gpu], bool, lis
     desktop = entries(root / "dev", "nvidia[0-9]*") + entries(
         root / "proc/driver/nvidia", "version"
     )
-    # A Jetson's GPU is part of the chip: no PCI vendor, and nodes of its own.
+    # A Jetson's GPU is part of the chip: it has no PCI vendor, but special nodes.
     jetson = entries(root / "dev", "nvhost-gpu") + entries(root / "dev", "nvgpu") if tegra else []
     if desktop or jetson:
         gpus.add("nvidia")
@@ -174,7 +174,7 @@ def _accelerators(root: Path, *, tegra: bool) -> tuple[frozenset[Gpu], bool, lis
 
 
 def _board(root: Path) -> str:
-    """Return the board's name: of the device tree, else of the DMI tables."""
+    """Return the board's name from the device tree, or else from the DMI tables."""
     model = text(root / "proc/device-tree/model")
     if model:
         return model

@@ -1,19 +1,19 @@
-"""Check for room in memory for one more model."""
+"""Checks whether memory has space for one more model."""
 
 from __future__ import annotations
 
 FACTOR = 3.0
-"""Memory of a model that has not been loaded yet, as a multiple of the size of its files."""
+"""Estimated memory of a model that is not loaded, as a multiple of the size of its files."""
 FLOOR = 128 * 2**20
 
 
 def has_room(size: int) -> bool:
-    """Whether a model whose files have *size* bytes can be loaded beside those that serve."""
+    """Whether a model with files of *size* bytes can be loaded in addition to the serving ones."""
     return free_mb() * 2**20 >= FACTOR * size + FLOOR
 
 
 def free_mb() -> int:
-    """Return the memory that can be taken without pressure on others, MiB: of machine or cgroup."""
+    """Return the memory free in machine and cgroup without pressure on others, MiB."""
     import psutil
 
     from .hardware import read_facts

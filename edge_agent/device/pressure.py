@@ -1,6 +1,6 @@
-"""Pressure on memory and disk, in words where a limit is near.
+"""Pressure on memory and disk, reported when a limit is near.
 
-Read from the kernel's files; facts missing there are left out.
+Read from the kernel's files; missing facts are left out.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from .resources import ROOT, cgroups, text
 
 NEAR = 0.9
-"""Share of a limit on memory; beyond it the next model may be too much."""
+"""Share of a memory limit beyond which the next model may be too much."""
 FEW_BYTES = 256 * 2**20
 FEW_SHARE = 0.1
-"""A disk is nearly full with less than both: on a small one the share counts."""
+"""A disk is nearly full with less than both: on a small disk the share matters."""
 
 _MIB = 2**20
 
@@ -27,7 +27,7 @@ class MemoryUse:
     """Use of a limited memory."""
 
     used: int
-    """Bytes, without the page cache, which the kernel reclaims when asked."""
+    """Bytes, without the page cache, which the kernel reclaims when needed."""
     limit: int
     """Bytes."""
     whose: str
@@ -38,13 +38,13 @@ class MemoryUse:
 
 
 def memory_uses(root: Path = ROOT) -> list[MemoryUse]:
-    """List every limit on memory that holds for this process: its cgroups', the machine's."""
-    # The same folder may be found by two names.
+    """List all memory limits of this process: its cgroups' and the machine's."""
+    # The same folder may be found under two names.
     return list(dict.fromkeys([*_of_cgroups(root), *_of_machine(root)]))
 
 
 def memory_problems(root: Path = ROOT) -> list[str]:
-    """Return in words that memory runs short; of several limits the nearest one."""
+    """Return a text if memory runs short, about the nearest limit."""
     near = [each for each in memory_uses(root) if each.near]
     if not near:
         return []
@@ -54,7 +54,7 @@ def memory_problems(root: Path = ROOT) -> list[str]:
 
 
 def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:
-    """Return in words that the file system of *folder* is full, nearly full, or read-only."""
+    """Return a text if the file system of *folder* is full, nearly full, or read-only."""
     try:
         disk = os.statvfs(folder)
     except OSError as problem:
@@ -68,9 +68,9 @@ def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:
 
 
 def _given_up(folder: Path, root: Path) -> bool:
-    """Whether the kernel refuses every write after an error, and still calls it writable.
+    """Whether the kernel refuses all writes after an error but reports a writable file system.
 
-    So does ext4 in newer kernels (seen in 6.18): `emergency_ro` behind the device is all it says.
+    ext4 in newer kernels does this (seen in 6.18): it only shows `emergency_ro` after the device.
     """
     device = folder.stat().st_dev
     number = f" {os.major(device)}:{os.minor(device)} "
@@ -79,7 +79,7 @@ def _given_up(folder: Path, root: Path) -> bool:
 
 
 def _of_cgroups(root: Path) -> Iterator[MemoryUse]:
-    """Yield the limits of this process's cgroup and of those above it.
+    """Yield the limits of this process's cgroup and its parents.
 
     Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
     """
@@ -90,7 +90,7 @@ def _of_cgroups(root: Path) -> Iterator[MemoryUse]:
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
             limit, used = text(folder / limit_name), text(folder / used_name)
-            # Without a limit version 2 says "max", version 1 a number beyond any memory.
+            # Without a limit, version 2 has "max", version 1 a number larger than any memory.
             if not (limit.isdecimal() and used.isdecimal()) or not 0 < int(limit) < 2**60:
                 continue
             match = re.search(rf"^{cache_name} (\d+)$", text(folder / "memory.stat"), re.MULTILINE)

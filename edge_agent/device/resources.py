@@ -1,6 +1,6 @@
 """Processors and memory that this process may use, and the processor's instructions.
 
-Apart from `hardware` because it lies on the way to the first result, and has to be light.
+Separate from `hardware` because it is imported before the first result and must be small.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 
 ROOT = Path("/")
 VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-"""Flags of x86 processors that add products of eight bits in 32."""
+"""Flags of x86 processors that add 8-bit products in 32 bits."""
 SAFE_WEIGHT = 64
-"""Up to here no weight saturates without them: two times 255 * 64 fit into sixteen signed bits."""
+"""Largest weight that cannot saturate without them: twice 255 * 64 fits in 16 signed bits."""
 
 
 def usable_cpus(root: Path = ROOT) -> int:
@@ -28,13 +28,13 @@ def usable_cpus(root: Path = ROOT) -> int:
 
 
 def running() -> int:
-    """Count the threads of this machine that run or could, without the one that asks."""
+    """Count the running and runnable threads of this machine, except the calling one."""
     found, _, _ = (text(ROOT / "proc/loadavg").split(" ") + [""] * 4)[3].partition("/")
     return max(0, int(found) - 1) if found.isdigit() else 0
 
 
 def crowded() -> bool:
-    """Whether more threads want to run than there are cores, at this moment."""
+    """Whether there are now more runnable threads than cores."""
     return running() > usable_cpus()
 
 
@@ -57,7 +57,7 @@ def _count_ranges(ranges: str) -> int:
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
-    """Yield every limit on processor time that holds for this process, in cores."""
+    """Yield all limits on this process's processor time, in cores."""
     for folder in cgroups(root, "cpu"):
         quota, _, period = text(folder / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit() and int(period):
@@ -68,9 +68,9 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 
 
 def _memory_limits(root: Path) -> Iterator[int]:
-    """Yield every limit on memory that holds for this process, bytes."""
+    """Yield all limits on this process's memory, bytes."""
     for folder in cgroups(root, "memory"):
-        # memory.high throttles rather than kills, but a network beyond it crawls.
+        # memory.high throttles instead of killing, but a network beyond it is very slow.
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
             limit = text(folder / name)
             if limit.isdigit():
@@ -78,10 +78,10 @@ def _memory_limits(root: Path) -> Iterator[int]:
 
 
 def cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield this process's cgroup folder for *controller* and all above it, v1 and v2.
+    """Yield this process's cgroup folder for *controller* and all its parents, v1 and v2.
 
-    In a container the path may be one of the host's that cannot be seen from inside; then the
-    mount itself, always given, is the container's own cgroup.
+    In a container the path may be a host path that is invisible inside; then the mount itself,
+    which is always yielded, is the container's own cgroup.
     """
     base = root / "sys/fs/cgroup"
     for line in text(root / "proc/self/cgroup").splitlines():
@@ -100,7 +100,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def instructions(root: Path = ROOT) -> str:
-    """Return the first core's flags (x86) or features (ARM), as the kernel writes them."""
+    """Return the first core's flags (x86) or features (ARM) in the kernel's form."""
     for line in text(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip().lower() in {"flags", "features"}:
@@ -110,16 +110,16 @@ def instructions(root: Path = ROOT) -> str:
 
 @cache
 def adds_bytes_exactly() -> bool:
-    """Whether products of eight bits are added here without saturating.
+    """Whether 8-bit products are added here without saturation.
 
-    On x86 the engines multiply bytes without a sign by bytes with one, and before VNNI such
-    products are added in pairs to sixteen bits (VPMADDUBSW): 255 * 127 twice is too much for them.
+    On x86 the engines multiply unsigned by signed bytes, and without VNNI such products are added
+    in pairs in 16 bits (VPMADDUBSW), where twice 255 * 127 overflows.
     """
     return platform.machine() != "x86_64" or not VNNI.isdisjoint(instructions().split())
 
 
 def read(path: Path) -> bytes:
-    """Read a small kernel file; returns b"" if it is missing or unreadable."""
+    """Read a small kernel file; return b"" if it is missing or unreadable."""
     try:
         return path.read_bytes()
     except OSError:
@@ -127,7 +127,7 @@ def read(path: Path) -> bytes:
 
 
 def text(path: Path) -> str:
-    """Read a small file of the kernel's as text, stripped."""
+    """Read a small kernel file as stripped text."""
     # Device tree strings end with a NUL.
     return read(path).decode("utf-8", "replace").strip("\0 \t\n")
 

@@ -1,9 +1,9 @@
-"""Temperatures of this machine, and causes that slow its processor, read from sysfs.
+"""Temperatures of this machine, and causes of processor throttling, read from sysfs.
 
-No privileges; what is missing or odd is left out. All of it is read below one root, so that a tree
-of files can stand for any machine. Not by `psutil.sensors_temperatures`: it reads fixed paths, so
-that the tests on such trees would go, has no passive trip points, leaves zones out where there is
-any hwmon sensor, and takes the nonsense of a broken sensor for a temperature.
+Needs no privileges; missing or malformed values are left out. All files are read below one root, so
+that a tree of files can represent any machine. Not with `psutil.sensors_temperatures`: it reads
+fixed paths, which rules out tests on such trees, has no passive trip points, leaves out zones if
+there is any hwmon sensor, and accepts invalid values of broken sensors as temperatures.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from pathlib import Path
 from .resources import ROOT, entries, text
 
 HOT_C = 90.0
-"""Limit of a sensor that names none of its own."""
+"""Limit of a sensor that reports none."""
 MARGIN_C = 5.0
-"""Below the temperature at which the machine switches itself off: from there on it is hot."""
+"""Degrees below the shutdown temperature from which a sensor counts as hot."""
 EVERY_SECONDS = 5.0
-"""Sensors behind slow buses take tens of milliseconds, and asking a disk can wake it."""
+"""Seconds between readings: slow buses take tens of milliseconds, and a query can wake a disk."""
 RECENT_SECONDS = 60.0
-"""How long a throttling that the processor has counted is reported."""
+"""Seconds for which throttling counted by the processor is reported."""
 
-# Sensors that are switched off or broken read as 0 K, as 0xFFFF K, or as nonsense.
+# Disabled or broken sensors read as 0 K, 0xFFFF K, or random values.
 _SENSIBLE = (-60.0, 200.0)
-# What the thermal framework calls the devices that slow a processor down ("thermal-cpufreq-0" until
-# Linux 5.11, "cpufreq-cpu0" since; "Processor" by ACPI); fans are cooling devices too.
+# The thermal framework's names of devices that throttle a processor ("thermal-cpufreq-0" until
+# Linux 5.11, "cpufreq-cpu0" since; "Processor" with ACPI); fans are cooling devices too.
 _SLOWING = re.compile(r"(?i)cpufreq|devfreq|^processor$|powerclamp|cpuidle|cpu-idle")
-# Bits of `vcgencmd get_throttled` that hold now (Raspberry Pi documentation, "vcgencmd").
+# Bits of `vcgencmd get_throttled` for the present state (Raspberry Pi documentation, "vcgencmd").
 _PI_BITS = (
     (0x1, "the voltage is too low: use a stronger power supply"),
     (0x2, "the firmware holds the processor's frequency down"),
@@ -41,18 +41,18 @@ _PI_BITS = (
 
 @dataclass(frozen=True, slots=True)
 class Sensor:
-    """One reading."""
+    """One reading of a sensor."""
 
     name: str
     celsius: float
     slows_at: float | None
-    """From here on the machine is slowed down; None: unknown."""
+    """Temperature at which the machine is throttled; None: unknown."""
     dies_at: float | None
-    """Here it switches itself off; None: unknown."""
+    """Temperature at which the machine shuts down; None: unknown."""
 
     @property
     def hot(self) -> bool:
-        """Whether it is above its limit, or near to switching off."""
+        """Whether it is above its limit, or near the shutdown temperature."""
         if self.slows_at is not None and self.celsius >= self.slows_at:
             return True
         if self.dies_at is not None:
@@ -62,11 +62,11 @@ class Sensor:
 
 @dataclass(frozen=True, slots=True)
 class ThermalState:
-    """Temperatures and throttling at one moment."""
+    """Temperatures and throttling at one time."""
 
     sensors: tuple[Sensor, ...]
     slowed: tuple[str, ...]
-    """Causes that slow the processor down, in words."""
+    """Causes of processor throttling, as texts."""
 
     @property
     def celsius(self) -> float | None:
@@ -74,7 +74,7 @@ class ThermalState:
         return max((sensor.celsius for sensor in self.sensors), default=None)
 
     def problems(self) -> list[str]:
-        """List hot sensors and throttling, in words."""
+        """List hot sensors and throttling, as texts."""
         reasons = [f"hot: {_words(sensor)}" for sensor in self.sensors if sensor.hot]
         return reasons[:3] + [f"throttled: {words}" for words in self.slowed]
 
@@ -95,11 +95,11 @@ class Thermometer:
         self._read_at: float | None = None
         self._last = ThermalState((), ())
         self._counted: int | None = None
-        """Throttlings that the processor had counted at the last reading."""
+        """The processor's throttling counts at the last reading."""
         self._grown_at: float | None = None
 
     def read(self) -> ThermalState:
-        """Return temperatures and throttling, as of now or a few seconds ago."""
+        """Return temperatures and throttling, at most a few seconds old."""
         now = self._clock()
         if self._read_at is None or now - self._read_at >= self._every:
             self._read_at = now
@@ -108,7 +108,7 @@ class Thermometer:
         return self._last
 
     def _counts(self, now: float) -> Iterator[str]:
-        """Compare the counters that x86 processors keep of throttling themselves."""
+        """Compare the throttling counters of x86 processors."""
         folder = self._root / "sys/devices/system/cpu"
         counts = [
             int(count)
@@ -138,11 +138,11 @@ def _words(sensor: Sensor) -> str:
 
 
 def _sensors(root: Path) -> Iterator[Sensor]:
-    """Yield every sensor once: of hwmon, and of the thermal zones that hwmon does not have."""
+    """Yield every sensor once: those of hwmon, and thermal zones that hwmon lacks."""
     seen: set[str] = set()
     for chip in entries(root / "sys/class/hwmon", "hwmon*"):
         name = text(chip / "name") or chip.name
-        # A zone's twin in hwmon bears its name, with "-" as "_", but not its trip points.
+        # A zone's copy in hwmon has its name, with "-" as "_", but not its trip points.
         zone = _zone_called(root, name)
         for path in entries(chip, "temp*_input"):
             celsius = _milli(path)
@@ -169,10 +169,10 @@ def _zone_called(root: Path, name: str) -> Path | None:
 
 
 def _trips(zone: Path) -> tuple[float | None, float | None]:
-    """Return where a zone begins to throttle, and where it switches the machine off.
+    """Return the temperatures at which a zone throttles, and shuts the machine down.
 
     Source: the kernel's Documentation/driver-api/thermal/sysfs-api.rst. A trip point of type "hot"
-    only tells the driver; "active" ones start fans.
+    only notifies the driver; "active" ones start fans.
     """
     found: dict[str, list[float]] = {"passive": [], "critical": []}
     for path in entries(zone, "trip_point_*_type"):
@@ -183,10 +183,10 @@ def _trips(zone: Path) -> tuple[float | None, float | None]:
 
 
 def _cooled(root: Path) -> Iterator[str]:
-    """Yield the processor that the kernel throttles to cool it.
+    """Yield a text if the kernel throttles a processor to cool it.
 
-    Not by comparing frequencies: an idle processor, a governor and an owner who wants quiet lower
-    them too. A cooling device beyond state 0 is there for heat alone.
+    Not by comparing frequencies, which an idle processor, a governor or a user's limit also lower.
+    A cooling device is above state 0 only because of heat.
     """
     for device in entries(root / "sys/class/thermal", "cooling_device*"):
         kind, state = text(device / "type"), text(device / "cur_state")
@@ -195,7 +195,7 @@ def _cooled(root: Path) -> Iterator[str]:
             now, top = _frequencies(root)
             held = f", at most {now} of {top} MHz" if now and top and now < top else ""
             yield f"the kernel cools {kind} (step {state} of {most or '?'}{held})"
-            return  # one processor speaks for its siblings
+            return  # one processor represents its siblings
 
 
 def _frequencies(root: Path) -> tuple[int, int]:
@@ -212,7 +212,7 @@ def _kilohertz(path: Path) -> int:
 
 
 def _raspberry(root: Path) -> Iterator[str]:
-    """Yield what a Raspberry Pi's firmware reports; no privileges are needed."""
+    """Yield the reports of a Raspberry Pi's firmware; no privileges are needed."""
     flags = 0
     for path in entries(root / "sys/devices/platform", "*/*firmware/get_throttled") + entries(
         root / "sys/devices/platform", "*/*/*firmware/get_throttled"
@@ -221,7 +221,7 @@ def _raspberry(root: Path) -> Iterator[str]:
             flags |= int(text(path), 16)
         except ValueError:
             continue
-    # The kernel's own driver knows the voltage, also where the firmware's flags are not shown.
+    # The kernel's own driver reports the voltage even if the firmware's flags are not available.
     for chip in entries(root / "sys/class/hwmon", "hwmon*"):
         if text(chip / "name") == "rpi_volt" and text(chip / "in0_lcrit_alarm") == "1":
             flags |= 0x1
@@ -231,7 +231,7 @@ def _raspberry(root: Path) -> Iterator[str]:
 
 
 def _milli(path: Path) -> float | None:
-    """Read thousandths of a degree; returns None if there is no sensible reading."""
+    """Read thousandths of a degree; return None if there is no valid reading."""
     reading = text(path)
     if not re.fullmatch(r"-?\d{1,9}", reading):
         return None
@@ -240,7 +240,7 @@ def _milli(path: Path) -> float | None:
 
 
 def _limit(path: Path) -> float | None:
-    """Read a limit; drivers without one report 0, or an absurd number."""
+    """Read a limit; drivers without one report 0 or an absurd number."""
     limit = _milli(path)
     return limit if limit is not None and limit >= 40 else None
 

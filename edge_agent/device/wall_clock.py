@@ -1,12 +1,12 @@
 """Credibility of this machine's wall clock.
 
-A box without a battery starts in 1970, or where it was when it was switched off, and jumps when the
-network has told it the time. Nothing here measures durations by it: those go by the monotonic
-clock. Messages carry its time, and are marked where that cannot be trusted.
+A box without a battery starts in 1970 or at the time when it was switched off, and jumps when it
+gets the time from the network. Durations are measured with the monotonic clock instead. Messages
+contain the wall clock's time, and are marked if it cannot be trusted.
 
-The rule: a time is credible from the day on which this version was made, and from the end of the
-last run on this state folder; before that only if the system reports that it has set the clock
-(systemd-timesyncd's mark, or the kernel's). Light: it is imported before the first result.
+The rule: a time is credible if it is after the release of this version and after the end of the
+last run on this state folder; otherwise only if the system reports that it has set the clock
+(systemd-timesyncd's mark, or the kernel's). Imports little: the first result waits for it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .. import BUILD_DATE
 from ..core.flight_recorder import FILE
 
 SYNCHRONIZED = "/run/systemd/timesync/synchronized"
-"""systemd-timesyncd makes this file when it has set the clock (systemd-timesyncd.service(8))."""
+"""Created by systemd-timesyncd when it has set the clock (systemd-timesyncd.service(8))."""
 _EVERY = 1.0
-"""Seconds between two checks of whether the clock has been set."""
+"""Seconds between checks whether the clock has been set."""
 _UNSYNCHRONIZED = 0x40
 """STA_UNSYNC of adjtimex(2)."""
 
 
 class WallClock:
-    """Decides whether a time is credible; asks the system only about one that is too early."""
+    """Decides whether a time is credible; queries the system only if the time is too early."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class WallClock:
         self._looked = float("-inf")
 
     def credible(self, time_ns: int | None = None) -> bool:
-        """Whether a time that this clock has shown can be right.
+        """Whether a time shown by this clock may be right.
 
         Args:
             time_ns: nanoseconds since 1970; None: the present time.
@@ -56,29 +56,29 @@ class WallClock:
             return True
         if time.monotonic() - self._looked >= _EVERY:
             self._looked = time.monotonic()
-            # It is the mark of the last run that was in the future then. Judged by what the clock
-            # shows now: what was read before it was set stays as wrong as it was.
+            # Then the mark of the last run was in the future. Decided by the present time: a time
+            # read before the clock was set is still wrong.
             if self._is_set():
                 self._floor = min(self._floor, self._now())
         return read >= self._floor
 
 
 def system_has_set_clock() -> bool:
-    """Whether the system reports that it has set the clock; False where it may not be asked."""
+    """Whether the system reports that it has set the clock; False if the query is not allowed."""
     return os.path.exists(SYNCHRONIZED) or _kernel_is_synchronized()  # noqa: PTH110 - as above
 
 
 def _kernel_is_synchronized() -> bool:
-    """Read the kernel's own mark, as adjtimex(2) has it; ntpd, chronyd and others set it."""
+    """Read the kernel's own mark through adjtimex(2); ntpd, chronyd and others set it."""
     import ctypes
 
-    # struct timex: `modes` is the first field, 0 to ask; `status` lies behind five longs.
+    # struct timex: `modes` is the first field, 0 for a query; `status` is after five longs.
     buffer = (ctypes.c_long * 64)()
     try:
         answer = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
     except (OSError, AttributeError):
         return False
     if answer < 0:
-        return False  # the service may not ask
+        return False  # the service is not allowed to query it
     status = ctypes.c_int.from_buffer(buffer, 5 * ctypes.sizeof(ctypes.c_long)).value
     return not status & _UNSYNCHRONIZED

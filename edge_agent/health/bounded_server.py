@@ -1,7 +1,7 @@
-"""An HTTP server for scrapes that any local user may reach, and nobody can exhaust.
+"""An HTTP server for scrapes that any local user may reach but nobody can exhaust.
 
-prometheus_client's own has a thread for each connection, for as long as that is open: a few dozen
-half requests reach the limit of threads of the whole agent.
+prometheus_client's own server keeps a thread for each open connection: a few dozen incomplete
+requests would reach the thread limit of the whole agent.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 log = logging.getLogger(__name__)
 
 MOST = 8
-"""Connections at a time; a further one takes the place of the oldest."""
+"""Most connections at a time; a further one replaces the oldest."""
 SILENT_SECONDS = 5.0
-"""After which a connection without a whole request is closed."""
+"""Seconds after which a connection without a complete request is closed."""
 
 
 class _Handler(WSGIRequestHandler):
@@ -33,7 +33,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class BoundedServer(ThreadingMixIn, WSGIServer):
-    """Answers scrapes of a registry, from its making until `close`."""
+    """Answers scrapes of a registry from its creation until `close`."""
 
     daemon_threads = True
 
@@ -44,20 +44,20 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         self.set_app(make_wsgi_app(registry))
 
     def close(self) -> None:
-        """Stop answering, once `serve_forever` has begun."""
+        """Stop answering; `serve_forever` must have begun."""
         self.shutdown()
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own; drop the connection if none can be started."""
+        """Answer in a new thread; drop the connection if none can be started."""
         with self._changing:
             oldest = next(iter(self._open)) if len(self._open) >= MOST else None
             if oldest is not None:
                 del self._open[oldest]
             self._open[request] = None
         if oldest is not None:
-            with contextlib.suppress(OSError):  # it has hung up meanwhile
-                oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
+            with contextlib.suppress(OSError):  # the client has hung up meanwhile
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end and closes it
         try:
             super().process_request(request, client_address)
         except RuntimeError:
@@ -65,12 +65,12 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
             self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection that is answered, or cannot be."""
+        """Close a connection that was answered or cannot be."""
         with self._changing:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print no traceback for a reader that hangs up."""
+        """Print no traceback when a client hangs up."""
         del request
         log.debug("%s hung up", client_address)

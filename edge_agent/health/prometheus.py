@@ -1,7 +1,7 @@
-"""The health payload as Prometheus text, on a port of loopback: opt-in, `[health] metrics_port`.
+"""The health payload as Prometheus text on a loopback port: opt-in, `[health] metrics_port`.
 
-Serves the latest payload of the health topic, so that a scrape costs nothing and both agree. Needs
-the extra `metrics`.
+Serves the latest payload of the health topic, so that scrapes are cheap and both agree. Needs the
+extra `metrics`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-"""Never another: to serve it elsewhere takes a proxy, which decides who may read it."""
+"""The only address: serving it elsewhere needs a proxy, which controls access."""
 PREFIX = "edge_agent"
 MISSING = (
     f"needs prometheus-client; install it with: {sys.executable} -m pip install prometheus-client"
 )
 
 Health = Mapping[str, Any]
-"""A health payload, as section 3 of the interface has it."""
+"""A health payload according to section 3 of the interface."""
 
 
 def serve(
     port: int, device: str, version: str, latest: Callable[[], Health | None]
 ) -> BoundedServer:
-    """Answer scrapes of the latest health on a port, in threads of their own; 0: any free one."""
+    """Answer scrapes of the latest health on a port, in separate threads; 0: any free port."""
     where = f"health.metrics_port: {port}"
     try:
         from prometheus_client import CollectorRegistry
@@ -57,7 +57,7 @@ def serve(
 
 
 class MetricsPort:
-    """The service: the port as the settings have it at the moment, or why it is not open."""
+    """The service: the port in the current settings, or why it is not open."""
 
     name = "metrics"
 
@@ -71,11 +71,11 @@ class MetricsPort:
         self._problem: str | None = None
 
     def run(self) -> None:
-        """Open the port; the library answers in threads of its own."""
+        """Open the port; the library answers in its own threads."""
         self.answer_on(self._port)
 
     def answer_on(self, port: int) -> None:
-        """Move to another port, or to none; where that cannot be, the present one stays."""
+        """Move to another port or to none; if that fails, keep the present one."""
         with self._changing:
             self._port, self._problem = port, None
             if port == (self._server.server_port if self._server is not None else 0):
@@ -137,16 +137,16 @@ class _Collector:
 
 
 class _Metric(NamedTuple):
-    """One metric, and where it is in the health payload."""
+    """One metric and its place in the health payload."""
 
     kind: Literal["gauge", "counter"]
     name: str
     path: str
-    """Keys with dots between. `{label}` takes each key as a label, `{label}+key` the value of that
-    key in it, too; `label=key` is a key that is one. What is not there gives no sample."""
+    """Keys separated by dots. `{label}` makes each key a label, `{label}+key` also makes the value
+    of *key* in it a label; `label=key` makes this key a label. Missing values give no sample."""
     text: str
     convert: Callable[[Any], float] = float
-    """To base units."""
+    """Converts to base units."""
 
 
 def _bytes(megabytes: float) -> float:
@@ -212,7 +212,7 @@ _QUANTILES = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
 
 
 def families(health: Health) -> Iterator[Metric]:
-    """Build the metric families of a health payload; figures that it lacks are left out."""
+    """Build the metric families of a health payload, without missing figures."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}

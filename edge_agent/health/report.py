@@ -1,6 +1,6 @@
 """The health payload: counters, the device's state, and why it is degraded.
 
-Reads what others count; counts nothing itself but the past it compares with.
+It reads the counters of other modules, and itself keeps only earlier values for comparison.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ WATCHDOG_OFF: Mapping[str, Any] = {"enabled": False, "fed": 0}
 
 
 class _Promises:
-    """Notices results with `qos = 1` that were dropped."""
+    """Detects dropped results with `qos = 1`."""
 
     def __init__(self) -> None:
         self._lost: dict[str, tuple[float, int, int]] = {}
-        """By pipeline: when, how many before that began, how many."""
+        """Time, count before the losses began, and count, by pipeline."""
 
     def broken(self, pipeline: Pipeline, now: float) -> list[str]:
-        """Return a reason if some were dropped within the last minute."""
+        """Return a reason if results were dropped within the last minute."""
         if pipeline.settings.qos != 1:
             return []
         lost = pipeline.stream.channel.lost
         at, before, seen = self._lost.get(pipeline.name, (now, 0, 0))
         if lost < seen or (lost == seen and now - at >= RECENT_SECONDS):
-            at, before = now, lost  # counted from 0 again, or quiet for long enough
+            at, before = now, lost  # the count restarted at 0, or no loss for long enough
         elif lost > seen:
             at = now
         self._lost[pipeline.name] = (at, before, lost)
@@ -62,40 +62,40 @@ class _Promises:
 
 
 class _Rates:
-    """Frames a second of each pipeline, and the processor's use, since the payload before."""
+    """Frames per second of each pipeline, and processor use, since the previous payload."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._last: dict[str, tuple[Pipeline, float, int]] = {}
-        """By name: which pipeline, when, how many it had inferred."""
+        """Pipeline, time and number of inferred frames, by name."""
         self._gathered = self._began
         self._cpu = (time.monotonic(), sum(os.times()[:4]))
 
     @property
     def uptime_s(self) -> float:
-        """Seconds since the agent began to report."""
+        """Seconds since the agent began reporting."""
         return round(time.monotonic() - self._began, 1)
 
     def fps(self, pipeline: Pipeline, inferred: int) -> float:
-        """Return the frames that it has inferred a second."""
+        """Return its inferred frames per second."""
         now = time.monotonic()
         known, before, count = self._last.get(pipeline.name, (None, 0.0, 0))
         if known is not pipeline:
-            # New, or made again by a reload: it counts from 0. Its first result may have been long
-            # before this was made, or have waited for its model.
+            # New, or replaced by a reload: it counts from 0. Its first result may have come long
+            # before this, or have waited for its model.
             began = pipeline.stream.began
             before, count = (self._gathered, 0) if began is None else (began, 1)
         self._last[pipeline.name] = (pipeline, now, inferred)
-        # Its first result may have come since the account was taken.
+        # Its first result may have arrived since the account was copied.
         return round(max(0, inferred - count) / max(now - before, 1e-3), 2)
 
     def gathered(self, names: Collection[str]) -> None:
-        """Record that a payload is complete; forget all but these pipelines."""
+        """Record that a payload is complete; drop all other pipelines."""
         self._last = {name: each for name, each in self._last.items() if name in names}
         self._gathered = time.monotonic()
 
     def cpu_percent(self) -> float:
-        """Return percent of one core since the last call, children included, as `top` has it."""
+        """Return the percentage of one core since the last call, with children, like `top`."""
         now, used = time.monotonic(), sum(os.times()[:4])
         (before, had), self._cpu = self._cpu, (now, used)
         return round(100 * (used - had) / max(now - before, 1e-3), 1)
@@ -114,7 +114,7 @@ class _Machine:
         return self._thermometer.read().celsius
 
     def disk_free_mb(self) -> int:
-        """Return the free space, MB; 0 if it is not known."""
+        """Return the free space, MB; 0 if unknown."""
         try:
             return shutil.disk_usage(self._state_dir).free // 2**20
         except OSError:
@@ -148,7 +148,7 @@ class Health:
         root: Path = ROOT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Build the report of these parts."""
+        """Set up the report of these parts."""
         self._clock = clock
         self._board = board
         self._client = client
@@ -167,7 +167,7 @@ class Health:
         """The latest payload."""
 
     def problems(self) -> list[str]:
-        """Return why the device is degraded, in words; empty: all is well."""
+        """Return why the device is degraded, as texts; empty: it is not."""
         reasons = [problem for problems in self._problems for problem in problems()]
         if not self._credible():
             shown = payloads.iso(time.time_ns())
@@ -202,7 +202,7 @@ class Health:
         return reasons + self._promises.broken(pipeline, now)
 
     def _expected(self) -> dict[str, Account]:
-        """Return the accounts of the pipelines that ought to keep up with their source."""
+        """Return the accounts of the pipelines that should keep up with their source."""
         accounts = self._board.accounts()
         return {
             pipeline.name: accounts[pipeline.name]
@@ -214,11 +214,11 @@ class Health:
         }
 
     def payload(self, watchdog: Mapping[str, Any] = WATCHDOG_OFF) -> dict[str, Any]:
-        """Gather everything."""
+        """Build the payload."""
         import psutil
 
-        # In this order: of a source that is reported as ended all is counted, and never are more
-        # results reported as published than as inferred.
+        # In this order, so that an ended source is completely counted, and never more results are
+        # reported as published than as inferred.
         states = [
             (p, p.state, p.stream.channel.published, p.stream.channel.lost)
             for p in self._pipelines()
@@ -287,7 +287,7 @@ class Health:
         return made
 
     def _models(self) -> dict[str, Any]:
-        """Return the counts and timings of each model that serves, by its id."""
+        """Return the counts and timings of each serving model by id."""
         models = {id(s.model): s.model for s in self._servings() if s.model is not None}
         return {
             model.id: {

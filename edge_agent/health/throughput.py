@@ -1,9 +1,9 @@
 """Detects starved pipelines and explains the cause.
 
-A slow processor that takes every third frame of a camera is how live sources work, and nothing to
-report; one that takes one of twenty is. Frames that the settings leave out do not count. Frames
-that were too old when their turn came are a matter of `deadline_ms`, and frames that failed have a
-reason of their own in health; only frames superseded by newer ones show what the device can do.
+If a slow processor infers every third frame of a camera, that is normal for live sources and not
+reported; one in twenty is. Frames that the settings exclude do not count. Frames that were too old
+in their turn are a matter of `deadline_ms`, and failed frames have a separate reason in health;
+only frames superseded by newer ones show what the device can handle.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from collections.abc import Callable, Mapping
 from ..runtime.scheduler.board import Account
 
 WINDOW_SECONDS = 5.0
-"""Length of the window compared; longer where health is published less often."""
+"""Seconds of the compared window; longer if health is published less often."""
 FEWEST = 20
-"""Frames on offer within the window; below, a pause of one frame would look like starvation."""
+"""Least offered frames in the window: with fewer, a short pause would look like starvation."""
 SHARE = 0.2
-"""Share of the frames on offer; a pipeline that infers less is starved."""
+"""Least share of the offered frames; a pipeline that infers less is starved."""
 
 
 class Throughput:
-    """Compares pipelines' inferred frames with those of their sources and those that came late."""
+    """Compares pipelines' inferred frames with offered and with late ones."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._marks: dict[tuple[str, str], deque[tuple[float, int, int]]] = {}
-        """By pipeline and comparison: when, frames on offer, frames inferred."""
+        """Time, offered frames and inferred frames, by pipeline and comparison."""
 
     def problems(
         self, accounts: Mapping[str, Account], deadlines_ms: Mapping[str, float]
     ) -> list[str]:
-        """Return in words which pipelines are starved, and why."""
+        """Return texts on which pipelines are starved, and why."""
         self._marks = {key: each for key, each in self._marks.items() if key[0] in accounts}
         problems = []
         for name, account in accounts.items():
@@ -54,11 +54,11 @@ class Throughput:
         return problems
 
     def _starved(self, name: str, what: str, offered: int, inferred: int) -> tuple[float, float]:
-        """Return frames a second on offer and inferred, where less than SHARE is; else zeros."""
+        """Return offered and inferred frames per second if less than SHARE is; else zeros."""
         now = self._clock()
         marks = self._marks.setdefault((name, what), deque())
         if marks and (offered < marks[-1][1] or inferred < marks[-1][2]):
-            marks.clear()  # another pipeline of the same name counts from 0 again
+            marks.clear()  # another pipeline with this name counts from 0 again
         marks.append((now, offered, inferred))
         while len(marks) > 2 and now - marks[1][0] >= WINDOW_SECONDS:
             marks.popleft()
@@ -74,8 +74,8 @@ class Throughput:
 
 
 def _in_time(account: Account) -> int:
-    """Return the captures that could only be dropped for a newer one."""
-    # What waits may yet be dropped for its age: it counts once that is known.
+    """Return the captures that could only be dropped in favor of newer ones."""
+    # Waiting captures may still be dropped for their age: they count once that is known.
     other = account.waiting + sum(
         account.dropped[reason] for reason in ("deadline", "error", "rate", "still")
     )

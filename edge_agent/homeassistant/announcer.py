@@ -1,4 +1,4 @@
-"""Publishes discovery if it is enabled, and clears entities that are gone."""
+"""Publishes discovery if it is enabled, and clears removed entities."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class Announcer:
-    """Publishes the discovery payload of this device. May be called by any thread."""
+    """Publishes the discovery payload of this device. Any thread may call it."""
 
     def __init__(self, runner: Runner, model: str, state: Path) -> None:
         self._runner = runner
         self._model = model
         self._file = StateFile(state / "homeassistant.json", "entities of before")
         self._known: dict[str, str] | None = None
-        """Platform by key of the entities that have been published; None: not read yet."""
+        """Platforms of the published entities by key; None: not read yet."""
         self._prefix: str | None = None
 
     def publish(self) -> None:
-        """Publish the present entities, if discovery is enabled and they have changed."""
+        """Publish the present entities if discovery is enabled and they have changed."""
         wanted = self._runner.settings.homeassistant
         retained = self._runner.client.retained
         if self._prefix is not None and (not wanted.enabled or self._prefix != wanted.prefix):
@@ -46,15 +46,15 @@ class Announcer:
             retained.clear_gone()
         servings = [s for each in list(self._runner.pipelines.values()) for s in each.servings]
         if any(serving.model is None and serving.problem is None for serving in servings):
-            # What a model finds names entities. Home Assistant keeps those of before until then.
+            # Entities depend on the models. Until then Home Assistant keeps the earlier ones.
             return
         made = self._payload()
         components = made["components"]
         now = {key: each["platform"] for key, each in components.items()}
         if self._known is None:
             self._known = self._file.read(dict) or {}
-        # An entity that is only left out would stay: it has to be named without anything. For
-        # good, as nobody knows when Home Assistant reads it.
+        # A merely omitted entity would stay: it must be listed without content, and always,
+        # because it is unknown when Home Assistant reads it.
         for key, platform in self._known.items():
             components.setdefault(key, {"platform": platform})
         retained.publish(self._topic(wanted.prefix), made)

@@ -1,7 +1,7 @@
-"""Home Assistant's MQTT device discovery: one retained payload that names entities.
+"""Home Assistant's MQTT device discovery: one retained payload that lists entities.
 
-Its entities read the existing topics and write below `in/`: nothing is published for
-them, and nothing more is subscribed to. Knows nothing of a running agent.
+Its entities read the existing topics and write below `in/`: no further topics are published or
+subscribed to for them. Independent of a running agent.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from ..core.frozen import record
 from ..mqtt.topics import Topics
 
 MOST_LABELS = 20
-"""Of a zone or line: a model may know a thousand."""
+"""Most labels of a zone or line: a model may have a thousand."""
 MOST_STATE = 255
-"""Characters of a state in Home Assistant."""
+"""Most characters of a state in Home Assistant."""
 OFF_SECONDS = 5
-"""Time for which an event without duration is shown."""
+"""Time for which a momentary event is shown."""
 
 Component = dict[str, Any]
 
 
 Entity = tuple[str, str, str, Component]
-"""Platform, key, title and the rest."""
+"""Platform, key, title and further keys."""
 
 
 @record
 class PipelineView:
-    """A pipeline, and its properties that can be shown."""
+    """A pipeline with the properties that can be shown."""
 
     settings: Pipeline
     labels: Sequence[str]
-    """The labels that its models find, if known."""
+    """The labels of its models, if known."""
     picture: bool
-    """Whether its source gives pictures."""
+    """Whether its source delivers pictures."""
     scores: bool
-    """Whether its threshold is one of scores from 0 to 1."""
+    """Whether its threshold is for scores from 0 to 1."""
     task: str = ""
-    """Of its models, where that is known."""
+    """Task of its models, if known."""
     values: Sequence[str] = ()
     """Names of the numbers in its results."""
 
@@ -90,7 +90,7 @@ def identifier(topics: Topics) -> str:
 
 
 def object_id(topics: Topics) -> str:
-    """Return this device's level of the discovery topic; Home Assistant ignores dotted ones."""
+    """Return this device's level in the discovery topic; Home Assistant ignores dotted ones."""
     name = identifier(topics)
     safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)
     if safe == name:
@@ -101,8 +101,8 @@ def object_id(topics: Topics) -> str:
 def _prefix(pipeline: str) -> str:
     """Return the prefix of the keys of a pipeline's entities.
 
-    The rule `fps` of `parts` and the rate of `parts_rule` stay apart: where a name could end in the
-    beginning of a key, a colon follows it, which no name holds.
+    The rule `fps` of `parts` and the rate of `parts_rule` must differ: if a name could end with the
+    beginning of a key, a colon follows it, which is not allowed in names.
     """
     doubtful = re.search(r"(?:^model|_(?:rule|zone|count|line|take))(?:_|$)", pipeline)
     return f"{pipeline}:" if doubtful else f"{pipeline}_"
@@ -124,7 +124,7 @@ def _of_device(topics: Topics, *, temperature: bool) -> Iterator[Entity]:
 
 
 def _of_model(topics: Topics, model: str) -> Entity:
-    """Return the entity of a model: its versions."""
+    """Return the entity of a model, which shows its versions."""
     latest = "value_json.candidate.version if value_json.candidate is defined"
     template = (
         "{{ {'installed_version': value_json.live, 'latest_version': "
@@ -141,13 +141,13 @@ def _controls(topics: Topics, view: PipelineView) -> Iterator[Entity]:
     if view.scores:
         threshold = _number(topics, settings.name, "threshold", 0, 1, 0.01)
         yield "number", "threshold", "threshold", threshold
-    # Home Assistant shows no value that is out of bounds.
+    # Home Assistant does not show values out of bounds.
     least, most = min(0.1, settings.rate or 0.1), max(60, settings.rate or 60)
     yield "number", "rate", "rate", _number(topics, settings.name, "rate", least, most, 0.1)
 
 
 def _figures(topics: Topics, view: PipelineView) -> Iterator[Entity]:
-    """Yield the figures of a pipeline in health."""
+    """Yield the figures of a pipeline from health."""
     own = f"value_json.pipelines.get({_text(view.settings.name)}, {{}})"
     rate = f"{{{{ {own}.get('fps', '') }}}}"
     yield "sensor", "fps", "results", _figure(topics, rate, "1/s")
@@ -157,8 +157,8 @@ def _figures(topics: Topics, view: PipelineView) -> Iterator[Entity]:
 
 
 def _findings(topics: Topics, view: PipelineView) -> Iterator[Entity]:
-    """Yield the parts of a result that are a number or a word."""
-    # With every frame of a camera, a state would be written.
+    """Yield the parts of a result that are numbers or words."""
+    # Otherwise every frame of a camera would write a state.
     shown: Component = {"state_topic": topics.result(view.settings.name)}
     shown |= {"enabled_by_default": False} if view.picture else {}
     number = {**shown, "state_class": "measurement"}
@@ -187,7 +187,7 @@ def _findings(topics: Topics, view: PipelineView) -> Iterator[Entity]:
 
 
 def _pictures(topics: Topics, view: PipelineView) -> Iterator[Entity]:
-    """Yield the pictures of a pipeline and of its events, and buttons."""
+    """Yield the pictures of a pipeline and its events, and buttons."""
     name = view.settings.name
     if not view.picture:
         return
@@ -220,10 +220,10 @@ def _rule(topic: str, name: str, *, lasts: bool) -> Component:
         now = "'OFF' if value_json.state == 'end' else 'ON'"
         on = f"{{{{ ({now}) if {mine} else '' }}}}"
     else:
-        # One that waited out a broken connection is no news.
+        # An event replayed after a broken connection is no news.
         on = f"{{{{ 'ON' if {mine} and value_json.replayed is not defined else '' }}}}"
         more = {"off_delay": OFF_SECONDS}
-    # Every message of the topic gives all attributes: at another rule's, those that there are.
+    # Every message sets all attributes: for another rule's message, keep the present ones.
     kept = f"{{{{ (value_json if {mine} else this.attributes) | tojson }}}}"
     more |= {"json_attributes_topic": topic, "json_attributes_template": kept}
     return {"state_topic": topic, "value_template": on, **more}
@@ -232,7 +232,7 @@ def _rule(topic: str, name: str, *, lasts: bool) -> Component:
 def _over_pipelines(
     topics: Topics, rules: Sequence[CombinedRule], modes: Sequence[str]
 ) -> Iterator[Entity]:
-    """Yield the rules over pipelines, and the modes that rules name."""
+    """Yield the rules over several pipelines, and the modes in rules."""
     for rule in rules:
         sensor = _rule(topics.event(rule.pipeline), rule.name, lasts=False)
         # No name of a pipeline holds a colon: none ends in the beginning of this key.
@@ -243,7 +243,7 @@ def _over_pipelines(
 
 
 def _answers(topics: Topics, view: PipelineView) -> Iterator[Entity]:
-    """Yield the latest answer of a model, with the rest of its payload as attributes."""
+    """Yield a model's latest answer, with the rest of its payload as attributes."""
     if not view.settings.ask:
         return
     topic = topics.answer(view.settings.name)
@@ -253,7 +253,7 @@ def _answers(topics: Topics, view: PipelineView) -> Iterator[Entity]:
 
 
 def _counts(topics: Topics, view: PipelineView) -> Iterator[Entity]:
-    """Yield the entities of zones and lines, by label."""
+    """Yield the entities of zones and lines by label."""
     settings = view.settings
     labels = list(settings.labels)
     labels = labels or sorted({label for rule in settings.rules for label in rule.labels})
@@ -276,7 +276,7 @@ def _counts(topics: Topics, view: PipelineView) -> Iterator[Entity]:
             yield "sensor", f"line_{line.name}_{way}", f"{line.name} {way}", everything
             for label in labels[:MOST_LABELS]:
                 template = f"{{{{ {crossed}.get({_text(label)}, 0) }}}}"
-                # A label "in" is told apart from the way of the line `gate_in`.
+                # The label "in" must differ from the direction of the line `gate_in`.
                 part = f"{label}:" if label in {"in", "out"} else _key(label)
                 key = f"line_{line.name}_{way}_{part}"
                 title = f"{line.name} {way} {label}"
@@ -311,15 +311,15 @@ def _number(
 
 
 def _text(name: str) -> str:
-    """Return a name as a literal of a template, whatever it holds.
+    """Return any name as a template literal.
 
-    Jinja reads an escape as one letter, so that JSON's two halves of an emoji would never be one.
+    Jinja reads each escape as one character, so JSON's surrogate pairs would not be combined.
     """
     return json.dumps(name, ensure_ascii=False)
 
 
 def _key(label: str) -> str:
-    """Return a label as part of an entity's id; others that look alike stay apart."""
+    """Return a label as part of an entity's id; similar labels get different parts."""
     plain = "".join(mark if mark.isascii() and mark.isalnum() else "_" for mark in label)
     if plain == label:
         return plain

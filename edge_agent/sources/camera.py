@@ -27,10 +27,10 @@ OPEN_SECONDS = (5.0, 25.0)
 """Limits of the time to open a stream, which is otherwise its silence limit."""
 # Failures after which a network camera is lost: one damaged picture is allowed.
 FAILURES = 25
-# Of which a good picture makes up for so many: a decoder that has lost its way gives one now and
-# then, which is an old one.
+# Failures that a good picture offsets: a decoder that is out of sync still returns an old one now
+# and then.
 MADE_UP = 3
-# After the first failure, seconds.
+# Seconds after the first failure.
 PATIENCE = 2.0
 LOST = "the camera stopped sending pictures (connection closed, unplugged, or silent for too long)"
 

@@ -128,7 +128,7 @@ class Clip:
     def _open(self, place: int = 0) -> Video:
         """Open the file at its start, because seeking is not exact in every container.
 
-        *place*: where a transport stream has another video, bytes.
+        *place*: offset of another video in a transport stream, bytes.
         """
         import av
 

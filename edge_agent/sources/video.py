@@ -61,12 +61,12 @@ class Video:
         decode: str = "auto",
         source: str = "",
     ) -> None:
-        """Open a path, URL or transport stream; nothing is decoded yet.
+        """Open a path, URL or transport stream without decoding anything.
 
-        *options*: NETWORK or FILE, and more of FFmpeg's. *threads* 0: as many as are of use.
-        *keys*: only key frames are decoded. *timeouts*: of opening and of reading, seconds.
-        *decode*: auto, software, or hardware of this name. *source*: its packets are kept by this,
-        see `packet_ring`.
+        *options*: NETWORK or FILE, and further FFmpeg options. *threads* 0: a useful number.
+        *keys*: decode only key frames. *timeouts*: for opening and for reading, seconds.
+        *decode*: auto, software, or the named hardware. *source*: the name under which packets are
+        kept, see `packet_ring`.
 
         Raises:
             av.FFmpegError: it cannot be opened.
