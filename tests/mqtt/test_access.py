@@ -696,7 +696,7 @@ def test_an_access_list_that_refuses_us_shows_in_health(
     [
         ("UNEXPECTED_MESSAGE", "unexpected message; is this its port for TLS?"),
         ("WRONG_VERSION_NUMBER", "wrong version number; is this its port for TLS?"),
-        ("TLSV1_ALERT_PROTOCOL_VERSION", "tlsv1 alert protocol version; it wants TLS of another"),
+        ("TLSV1_ALERT_PROTOCOL_VERSION", "tlsv1 alert protocol version; it requires another TLS"),
         ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "it may want a client certificate: set broker.cert"),
     ],
 )
