@@ -147,7 +147,7 @@ def append_lines(path: Path, lines: bytes) -> None:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
-    """Open the file for an output that a user has named, for writing.
+    """Open a user's output file for writing.
 
     The complete file appears, durably, once the context ends without an error; it keeps the mode
     and owner of a file that it replaces. A link to a file stays a link, as with cp(1). Devices such

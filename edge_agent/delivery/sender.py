@@ -1,8 +1,8 @@
 """The sending side: offers a package and sends requested blocks, or leaves it on the broker.
 
-There it is retained, block by block, for devices to draw: sent once, however many devices draw it,
-and whenever; its sender removes it again. Section 5. Independent of terminals: progress is in
-`Sender.progress`, and `step` returns the device that it is for.
+On the broker it is retained block by block for devices to fetch: it is sent once for any number of
+devices at any time, and its sender removes it later. Section 5. Independent of terminals: progress
+is in `Sender.progress`, and `step` returns the device that it belongs to.
 """
 
 from __future__ import annotations

@@ -109,10 +109,10 @@ def read_plan(file: Path) -> tuple[Written, float]:
 
 
 def lasting(text: str, where: str) -> float:
-    """Parse a span of time; return seconds.
+    """Parse a duration; return seconds.
 
     Raises:
-        UsageError: it is not a span of time, or not an allowed one; *where* is its place.
+        UsageError: it is not a duration, or not an allowed one; *where* begins the error.
     """
     span = _SPAN.fullmatch(text.strip())
     lasts = int(span[1]) * _UNITS[span[2]] if span else 0
