@@ -2,9 +2,9 @@
 
     sudo scripts/machines/test-deb [ROOT] [--work DIR] [--keep]
 
-ROOT and needs as of `test-bundle`. Installation, upgrade, downgrade, a version that does not start,
-`install --previous`, `uninstall` beside dpkg, removal, purge. One line for each thing seen; ends
-with 1 at the first that is not as it should be.
+ROOT and needs as of `test-bundle`. Installation, demo, push, restart, upgrade, rollback, downgrade,
+a version that does not start, `install --previous`, `uninstall` beside dpkg, removal, purge. One
+line for each thing seen; ends with 1 at the first that is not as it should be.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from pathlib import Path
 from nspawn import CHECKOUT, call, expect, say
 from service_box import UNIT
 from test_bundle import FIRST, HOME, SECOND, SETTINGS, VERSIONS, Box, try_bundles
+
+MODEL, PUSHED = "parts-inspection", "99"
+TRUSTING = f'{SETTINGS}\n[trust]\nkeys = ["/etc/edge-agent/trust.d"]\n'
 
 
 def packages(merged: Path, bundles: dict[str, Path]) -> None:
@@ -34,20 +37,48 @@ def dpkg(box: Box, name: str) -> None:
     expect("dpkg", said, f"ii {VERSIONS[name]}")
 
 
+def is_pushed_to(box: Box) -> None:
+    """Push a version of the bundled model, which serves after a restart of the service, too."""
+    box.run("edge-agent demo --seconds 5")
+    box.run("edge-agent keygen /root/push.key")
+    box.run("install -D -m 644 /root/push.key.pub /etc/edge-agent/trust.d/push.pub")
+    bundled = f"{HOME}/current/lib/python3*/site-packages/edge_agent/_bundled/models/{MODEL}"
+    box.run(f"cp -r {bundled} /root/{MODEL}")
+    box.run(f"sed -i 's/^version = .*/version = \"{PUSHED}\"/' /root/{MODEL}/model.toml")
+    box.run(f"edge-agent push /root/{MODEL} --device edge-01 --key /root/push.key --until live")
+    box.run(f"systemctl restart {UNIT}")
+    has_model(box, "pushed, and restarted", PUSHED)
+
+
+def has_model(box: Box, what: str, version: str) -> None:
+    """See which version of the model gives results."""
+    expect(what, box.results()["model"], f"{MODEL}@{version}")
+    say(f"ok   {what}: results by {MODEL}@{version}")
+
+
+def is_installed(box: Box) -> None:
+    """Install a package, push to it, upgrade it, roll back what was pushed."""
+    (box.root / "etc/edge-agent").mkdir()
+    (box.root / "etc/edge-agent/config.toml").write_text(TRUSTING)
+    box.run("dpkg -i /root/first.deb")
+    dpkg(box, FIRST)
+    box.serves("installed from a package", FIRST)
+    first = box.results()["model"].split("@")[1]
+    is_pushed_to(box)
+    box.run("dpkg -i /root/second.deb")
+    dpkg(box, SECOND)
+    box.serves("upgraded", SECOND)
+    has_model(box, "upgraded", PUSHED)
+    box.run(f"edge-agent rollback {MODEL} --device edge-01")
+    has_model(box, "rolled back", first)
+
+
 def go_through(box: Box) -> None:
     """Do everything, in order."""
     box.machine.boot()
     try:
         before = box.tree()
-        (box.root / "etc/edge-agent").mkdir()
-        (box.root / "etc/edge-agent/config.toml").write_text(SETTINGS)
-        box.run("dpkg -i /root/first.deb")
-        dpkg(box, FIRST)
-        box.serves("installed from a package", FIRST)
-        box.run("dpkg -i /root/second.deb")
-        dpkg(box, SECOND)
-        box.serves("upgraded", SECOND)
-
+        is_installed(box)
         said = box.run("edge-agent install --previous")
         expect("a word on dpkg", f"dpkg has {VERSIONS[SECOND]}" in said, True)
         box.serves("gone back beside dpkg", FIRST)
@@ -74,7 +105,7 @@ def go_through(box: Box) -> None:
         expect("what is said to be left", "/etc/edge-agent (settings, keys)" in said, True)
         expect("units", box.run("ls /etc/systemd/system | grep edge", check=False), "")
         expect("home", box.run(f"ls {HOME}", check=False), "")
-        expect("settings", box.run("cat /etc/edge-agent/config.toml"), SETTINGS.strip())
+        expect("settings", box.run("cat /etc/edge-agent/config.toml"), TRUSTING.strip())
         say("ok   removed; settings and models are left, and that is said")
         box.run("dpkg -P edge-agent")
         left = {path for path in box.tree() - before if "/etc/" not in path or "edge" in path}
