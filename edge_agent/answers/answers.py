@@ -410,7 +410,7 @@ class Answers:
 
     def give_up(self, ticket: Ticket, why: AgentError | None = None) -> None:
         """Give up a question whose sender has gone, or has sent nothing."""
-        self._settle(ticket, why or RequestError("nobody waits for the answer any more"))
+        self._settle(ticket, why or RequestError("nobody is waiting for the answer anymore"))
 
     # All questions
 

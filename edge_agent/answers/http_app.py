@@ -108,7 +108,7 @@ class _Site:
             try:
                 body = payloads.encode(self._answers.result(answer))
             except ValueError:
-                raise SampleError("the answer holds numbers that JSON has not") from None
+                raise SampleError("the answer has numbers that JSON does not support") from None
             return Response(body, media_type="application/json")
 
         return await self._ask(request, parse, encode)

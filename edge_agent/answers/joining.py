@@ -42,7 +42,7 @@ def joined(outcomes: list[Outcome]) -> Outcome:
     tensors = [each.findings.numbers() for each in outcomes]
     for name, array in tensors[0].items():
         if array.shape[:1] != (1,):
-            raise SampleError(f"output {name} has no place for each row; ask one at a time")
+            raise SampleError(f"output {name} has no entry for each row; ask one at a time")
     made = {name: np.concatenate([each[name] for each in tensors]) for name in tensors[0]}
     found: Findings = RawTensors(made)
     texts = [each.findings for each in outcomes if isinstance(each.findings, Embeddings)]

@@ -103,7 +103,7 @@ class Inference:
                 raise SampleError(f"input {spec.name}: is given twice")
             tensors[spec.name], rest = _tensor(each, spec, rest)
         if len(rest) or not tensors:
-            raise SampleError(f"expected the inputs {', '.join(known)} and nothing behind them")
+            raise SampleError(f"expected the inputs {', '.join(known)} and nothing after them")
         self._check_outputs(model)
         rows = _rows(tensors, known)
         return Question(next(iter(tensors.values())), tensors, raw=True, rows=rows)

@@ -82,7 +82,7 @@ class MqttDoor:
         try:
             publish(body)
         except ValueError:
-            words = AgentError("the answer holds numbers that are not finite, which JSON has not")
+            words = AgentError("the answer has numbers that are not finite, unlike JSON's")
             publish(_refusal(number, words))
 
 

@@ -173,7 +173,7 @@ class TextRequest:
 
     def _vectors(self, found: Embeddings, model: str) -> dict[str, Any]:
         if not found.finite:
-            raise SampleError("the answer holds numbers that JSON has not")
+            raise SampleError("the answer has numbers that JSON does not support")
         data = [
             {
                 "object": "embedding",

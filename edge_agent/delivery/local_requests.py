@@ -67,7 +67,7 @@ class LocalRequests:
             if not self._store.has_agent():
                 raise ModelError("the agent has ended; it tries the model at its next start")
             time.sleep(POLL_SECONDS)
-        raise ModelError(f"the agent has said nothing for {timeout:.0f} s")
+        raise ModelError(f"the agent has not reported for {timeout:.0f} s")
 
     def forget(self, request: Path) -> None:
         """Remove a request and its answer."""

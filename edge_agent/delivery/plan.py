@@ -221,13 +221,13 @@ def _check(plan: Plan) -> None:
         for at in (plan.created, plan.expires, plan.time):
             seconds_of(at)
     except (TypeError, ValueError, OverflowError):
-        raise MalformedError("roll-out: a time is none") from None
+        raise MalformedError("roll-out: a time is invalid") from None
     if plan.settings is not None:
         good = bool(plan.settings) and not (plan.transfer or plan.name or plan.version)
     else:
         good = is_name(plan.name) and is_version(plan.version) and len(plan.transfer) == 32
     if not good or not is_name(plan.id) or plan.transfer.strip("0123456789abcdef"):
-        raise MalformedError("roll-out: id, name, version or transfer is none")
+        raise MalformedError("roll-out: id, name, version or transfer is invalid")
     if not 0 < len(plan.waves) <= MAX_WAVES:
         raise MalformedError(f"roll-out: expected 1 to {MAX_WAVES} waves")
 

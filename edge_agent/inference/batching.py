@@ -148,11 +148,11 @@ class Batch:
             for number, outputs in alone.items():
                 expected = outputs[name]
                 if expected.ndim == 0 or expected.shape[0] != 1 or array.shape[0] != size:
-                    raise EngineError(f"output {name} has no place for each sample")
+                    raise EngineError(f"output {name} has no entry for each sample")
                 distance = relative_distance(expected, array[number : number + 1])
                 if not distance <= SAME:
                     raise EngineError(
-                        f"output {name}: a sample among others gives something else than alone "
+                        f"output {name}: a sample gives another result in a batch than alone "
                         f"(relative distance {distance:.2g})"
                     )
 

@@ -290,7 +290,7 @@ class Model:
                 self.stats.look_at_all(every, outputs, self.folder)
             # Decoders check what they read; JSON has no infinity.
             if not found.finite:
-                raise SampleError("outputs: what they stand for is not finite")
+                raise SampleError("outputs: the decoded values are not finite")
         except AgentError as problem:
             self.stats.add_failure(problem, request)
             raise
@@ -415,7 +415,7 @@ def load_model(
         EngineError: no engine can run it; says why for each.
     """
     if folder.manifest.task == "generate":
-        raise ModelError(f"{folder.manifest.id}: is of task generate, which no pipeline can have")
+        raise ModelError(f"{folder.manifest.id}: is of task generate, which pipelines cannot run")
     with contained(folder.manifest.id, ModelError):
         if not checked:
             from ..models.files import check_onnx

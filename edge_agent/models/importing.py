@@ -227,7 +227,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
     (folder / MANIFEST).write_text(tomli_w.dumps(table), encoding="utf-8")
     # The written file must parse to the same manifest.
     if parse(table, MANIFEST) != manifest:
-        raise ModelError(f"{manifest.id}: its manifest does not survive being written")
+        raise ModelError(f"{manifest.id}: its manifest changes when it is written and read again")
 
 
 def draft_text(draft: Draft, name: str, version: str, file: str) -> str:

@@ -73,7 +73,7 @@ def convert(
     """
     kind = _kind(path)
     if inputs and kind != "script":
-        raise UsageError(f"--input: {path} says itself what it takes; leave it out")
+        raise UsageError(f"--input: {path} already describes its inputs; leave it out")
     _check_installed(kind)
     said = _make(path, kind, inputs, folder, progress)
     network = next(one for one in folder.iterdir() if one.suffix in {".onnx", ".tflite"})
@@ -100,7 +100,7 @@ def convert(
             )
     if not distances:
         why = "; ".join(f"{name}: {problem}" for name, problem in refused.items())
-        raise EngineError(f"{path}: no engine can run what it becomes: {why}")
+        raise EngineError(f"{path}: no engine can run the result: {why}")
     left = tuple(said["left"])
     able = [choice for choice in engines if f"{choice.engine}:{choice.device}" in distances]
     needed, kept = _needed(folder, cases, able, excused=bool(left))

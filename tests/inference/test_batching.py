@@ -243,7 +243,7 @@ def test_a_network_that_mixes_samples_is_found_out(tmp_path: Path, engine: Engin
         [("light", "float32", ("n",))],
     )
     write_manifest(folder, "1", "regression", output={"decoder": "raw"})
-    with pytest.raises(EngineError, match="gives something else than alone"):
+    with pytest.raises(EngineError, match="gives another result in a batch than alone"):
         load_batch(opened(folder, engine), "picture", 4)
 
 
@@ -269,13 +269,13 @@ def test_a_network_that_mixes_only_many_samples_is_found_out(tmp_path: Path) -> 
     )
     write_manifest(folder, "1", "regression", output={"decoder": "raw"})
     load_batch(opened(folder, "onnxruntime"), "picture", 2).close()
-    with pytest.raises(EngineError, match="gives something else than alone"):
+    with pytest.raises(EngineError, match="gives another result in a batch than alone"):
         load_batch(opened(folder, "onnxruntime"), "picture", 4)
 
 
 @pytest.mark.parametrize("engine", BOTH)
 def test_a_network_with_one_output_for_all_is_found_out(tmp_path: Path, engine: EngineName) -> None:
-    """Where the output has no place for each sample, as with boxes of all in one list, likewise."""
+    """Where the output has no entry for each sample, as with boxes of all in one list, likewise."""
     folder = tmp_path / "m"
     folder.mkdir()
     save_onnx(
@@ -285,7 +285,7 @@ def test_a_network_with_one_output_for_all_is_found_out(tmp_path: Path, engine: 
         [("light", "float32", (1, 3, 1, 1))],
     )
     write_manifest(folder, "1", "raw", output={"decoder": "raw"})
-    with pytest.raises(EngineError, match="has no place for each sample"):
+    with pytest.raises(EngineError, match="has no entry for each sample"):
         load_batch(opened(folder, engine), "picture", 4)
 
 

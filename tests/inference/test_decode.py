@@ -605,7 +605,7 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
             "nanodet",
             {name: (1, None, shape[2]) for name, shape in LEVELS.items()},
             {"labels": ("a", "b")},
-            "if one of them is it, name it: output.names.cls_8",
+            "if it is one of these, name it: output.names.cls_8",
         ),
         (
             "ultraface",
@@ -697,9 +697,14 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
             "yolov5",
             {"y": (1, 9, 7)},
             {"names": {"boxes": "y"}},
-            "'boxes' is no role; decoder 'yolov5' has the roles predictions",
+            "'boxes' is not a role; decoder 'yolov5' has the roles predictions",
         ),
-        ("raw", {"y": (1, 9)}, {"names": {"a": "y"}}, "'a' is no role; decoder 'raw' has no roles"),
+        (
+            "raw",
+            {"y": (1, 9)},
+            {"names": {"a": "y"}},
+            "'a' is not a role; decoder 'raw' has no roles",
+        ),
         (
             "yolov5",
             {"y": (1, 9, 7), "f": (1, 2)},
@@ -710,7 +715,7 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
             "yolov5",
             {"a": (1, 9, 7), "b": (1, 9, 7)},
             {},
-            "found a .*, b .*; if one of them is it, name it: output.names.predictions",
+            "found a .*, b .*; if it is one of these, name it: output.names.predictions",
         ),
     ],
 )

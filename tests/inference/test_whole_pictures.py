@@ -218,7 +218,7 @@ def test_a_vector_is_published_where_asked_or_nothing_else_is_there(tmp_path: Pa
     ("arrays", "output", "words"),
     [
         ({"a": np.ones(4)}, "threshold = 0.5", "a: expected vectors of 3 numbers, found"),
-        ({"a": np.zeros((2, 3))}, "threshold = 0.5", "a: a vector is of zeros"),
+        ({"a": np.zeros((2, 3))}, "threshold = 0.5", "a: a vector is all zeros"),
         ({"a": np.array([1, np.nan, 0])}, "threshold = 0.5", "not finite"),
         ({"a": np.array(["x"], object)}, "threshold = 0.5", "cannot be read"),
         ({"a": np.ones((1, 1, 3))}, "threshold = 0.5", "expected vectors"),

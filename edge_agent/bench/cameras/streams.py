@@ -73,7 +73,7 @@ def make(codec: str, size: tuple[int, int], folder: Path) -> Stream:
     stream = Stream(codec, width, height, folder / f"{codec}-{width}x{height}.ts")
     encoder = ENCODERS[codec]
     if encoder not in av.codecs_available:
-        raise UsageError(f"--streams: {codec}: this PyAV has no {encoder} to make one with")
+        raise UsageError(f"--streams: {codec}: this PyAV has no {encoder} to encode it with")
     stream.frames.mkdir()
     names = (f"{number:04d}.{codec.lower()}" for number in count())
     with av.open(str(stream.file), "w", format="mpegts") as container:

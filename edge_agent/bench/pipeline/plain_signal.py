@@ -53,7 +53,7 @@ def rows_of(spec: SourceSpec, channels: tuple[int | str, ...]) -> Array:
                 samples = np.frombuffer(file.readframes(-1), "<i2")
                 rows = samples.reshape(-1, file.getnchannels()) / np.float32(32768)
         case scheme:
-            raise UsageError(f"{scheme}: is no recording that the plain script reads")
+            raise UsageError(f"{scheme}: is not a recording that the plain script can read")
     if rows.ndim == 1:
         rows = rows[:, None]
     if channels:

@@ -80,7 +80,7 @@ class GrowingFile:
         while not (stop <= self._have or (wished and self._granted)):
             record = self._progress.recv(PROGRESS.size)
             if not record:
-                raise UnfitError("the rest of it did not come")
+                raise UnfitError("the rest of it did not arrive")
             have, granted = PROGRESS.unpack(record)
             self._have = max(self._have, have)
             self._granted |= granted
@@ -130,7 +130,7 @@ class OnnxFile:
             if field.number == proto.MODEL_GRAPH:
                 break
             if field.end - begin > MAX_GRAPH_BYTES:
-                raise UnfitError("much comes before its graph")
+                raise UnfitError("too much comes before its graph")
             if field.number == proto.MODEL_IR_VERSION and field.value < _OLDEST:
                 raise UnfitError("its version of ONNX is too old")
             if field.number < proto.MODEL_GRAPH:
@@ -154,7 +154,7 @@ class OnnxFile:
                 self._first = field
                 return found
             if field.end - self.graph[0] > MAX_GRAPH_BYTES:
-                raise UnfitError("its nodes are too many")
+                raise UnfitError("it has too many nodes")
             if field.number == proto.GRAPH_NODE:
                 found.append(self._node(field))
         raise UnfitError("it has no weights of its own")
@@ -167,7 +167,7 @@ class OnnxFile:
         if any(True for _ in chain.from_iterable(graphs)):
             raise UnfitError("it has branches or loops")
         if node.domain not in {"", "ai.onnx"}:
-            raise UnfitError(f"operator {node.domain}.{node.operator} is none of the standard's")
+            raise UnfitError(f"operator {node.domain}.{node.operator} is not in the standard")
         return node
 
     def ends(self) -> Ends:
@@ -188,7 +188,7 @@ class OnnxFile:
                 at = data.find(_TAG_INPUT, at + 1)
                 continue
             return Ends(start + at, inputs, outputs, opsets)
-        raise UnfitError("what it takes and gives is not among its last bytes")
+        raise UnfitError("its inputs and outputs are not among its last bytes")
 
     def tensors(self, ends: Ends) -> Iterator[Tensor]:
         """Iterate over the weights, each as it arrives."""
@@ -196,7 +196,7 @@ class OnnxFile:
         while last is not None and last.number == proto.GRAPH_INITIALIZER:
             tensor = read_tensor(self._data, (last.begin, last.end))
             if tensor.external or tensor.is_external:
-                raise UnfitError("its weights lie in another file")
+                raise UnfitError("its weights are in another file")
             self._data.wait(last.start, last.end)
             if tensor.name in ends.inputs:
                 raise UnfitError("its weights are inputs, too")
@@ -216,7 +216,7 @@ def declared(name: str, field: bytes) -> TensorSpec:
     value = read_value(field, (whole.begin, whole.end))
     kind, _ = proto.DTYPES.get(value.dtype or 0, ("", 0))
     if kind not in proto.NUMBERS or value.shape is None:
-        raise UnfitError(f"{name} is no tensor of numbers whose shape is known")
+        raise UnfitError(f"{name} is not a tensor of numbers with a known shape")
     return TensorSpec(name, value.shape, kind)
 
 
@@ -237,5 +237,5 @@ def _values(data: bytes) -> tuple[dict[str, bytes], dict[str, bytes]]:
             name.encode()  # bytes that are not UTF-8 are not a name
             found[field.number][name] = data[field.start : field.end]
     if not all(found.values()):
-        raise UnfitError("nothing goes in, or comes out")
+        raise UnfitError("it has no inputs or no outputs")
     return found[proto.GRAPH_INPUT], found[proto.GRAPH_OUTPUT]

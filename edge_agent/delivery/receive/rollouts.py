@@ -140,7 +140,7 @@ class Rollouts:
             MalformedError: it is not a plan that this device follows.
         """
         if len(levels) != 1 or not is_name(levels[0]):
-            raise MalformedError("is no topic of a roll-out")
+            raise MalformedError("is not a roll-out's topic")
         (name,) = levels
         if not message.payload:
             self._forget(name)

@@ -152,7 +152,7 @@ def ensure_decoded(network: Network, output: Output, table: Floats, rows: Indice
         if bool(((away > -1) & (away < 2)).all(axis=1).mean() > _DECODED):
             return
     raise SampleError(
-        f"output {output.spec.name}: all boxes lie within {NORMALIZED_AT_MOST:g} pixels, and not "
+        f"output {output.spec.name}: all boxes lie within {NORMALIZED_AT_MOST:g} pixels, but not "
         "where their cells are: anchors and grid are outside the network; export it with them "
         "inside (YOLOv5 and v7: `export.py --grid`, YOLOv5-Lite: without `--concat`)"
     )

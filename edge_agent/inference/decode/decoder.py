@@ -112,7 +112,7 @@ class Network:
             if role not in roles:
                 has = f"has the roles {', '.join(roles)}" if roles else "has no roles"
                 raise ModelError(
-                    f"output.names: {role!r} is no role; decoder {self.manifest.decoder!r} {has}"
+                    f"output.names: {role!r} is not a role; decoder {self.manifest.decoder!r} {has}"
                 )
             if name not in known:
                 raise ModelError(
@@ -174,7 +174,7 @@ class Network:
             raise ModelError(
                 f"output.decoder: {self.manifest.decoder!r} expects {role} of shape "
                 f"{_or(patterns)}, found {', '.join(map(str, self.outputs)) or 'no outputs'}; "
-                f"if one of them is it, name it: output.names.{role}"
+                f"if it is one of these, name it: output.names.{role}"
             )
         return output
 

@@ -38,8 +38,8 @@ def detr(network: Network) -> Decoder:
     classes = labels.classes
     if classes is None:
         raise ModelError(
-            f"output.labels: missing; decoder 'detr' tells sigmoid from softmax by their count, "
-            f"found {', '.join(map(str, others)) or 'no'} logits"
+            f"output.labels: missing; decoder 'detr' needs their number to know whether "
+            f"scores are sigmoid or softmax, found {', '.join(map(str, others)) or 'no'} logits"
         )
     logits = network.find(
         "logits",

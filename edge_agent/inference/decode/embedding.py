@@ -78,7 +78,7 @@ class _Gallery:
             if spec.threshold is None:
                 raise ModelError(
                     f"output.threshold: is missing; it is the least similarity to {path.name}, "
-                    "without which everything would be somebody in it"
+                    "without which every picture would match"
                 )
         self._asked = self._vectors is None if spec.vector is None else spec.vector
 
@@ -93,7 +93,7 @@ class _Gallery:
                     f"found {list(array.shape)}"
                 )
             if not np.isfinite(lengths).all() or not lengths.all():
-                raise ModelError(f"{path}: {label}: a vector is of zeros, or not finite")
+                raise ModelError(f"{path}: {label}: a vector is all zeros, or not finite")
             vectors.append(each / lengths)
             self._names += [label] * len(each)
         if not vectors:

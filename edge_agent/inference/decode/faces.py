@@ -53,7 +53,7 @@ def ultraface(network: Network) -> Decoder:
         # What is decoded has its second corner behind the first, in every row.
         if len(hits.rows) and (corners[:, 2:] >= corners[:, :2]).mean() < _ORDERED:
             raise SampleError(
-                f"output {boxes.spec.name}: these are offsets from anchors, no corners; take the "
+                f"output {boxes.spec.name}: these are offsets from anchors, not corners; take the "
                 "export with post-processing (version-slim-320.onnx, version-RFB-320.onnx)"
             )
         return detections(boxes.spec.name, corners[hits.rows] * scale, hits, labels, selection)

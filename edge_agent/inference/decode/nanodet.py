@@ -224,7 +224,7 @@ def fastestdet(network: Network) -> Decoder:
     channels = output.spec.shape[1]
     if channels is not None and channels < 6:
         raise ModelError(
-            f"output {output.spec}: expected at least 6 channels, 5 and 1 a class, found {channels}"
+            f"output {output.spec}: expected at least 6 channels (5 + classes), found {channels}"
         )
     check_classes(labels, None if channels is None else channels - 5, f"output {output.spec}")
     known = None if labels.classes is None else 5 + labels.classes

@@ -87,7 +87,7 @@ def _class_axis(network: Network, output: Output, labels: Labels) -> int | None:
     if "int" in output.spec.dtype:
         return None
     raise ModelError(
-        f"output {output.spec}: a single score for each pixel, and no word of where it divides; "
+        f"output {output.spec}: a single score for each pixel, and no threshold for it; "
         "export the network with an ArgMax, or with a score for each class, the background too"
     )
 
@@ -107,5 +107,5 @@ def _numbers(output: Output, array: Array, axis: int | None) -> Array:
         sizes = [size for size in array.shape[1:] if size != 1]
         grid = grid.reshape(sizes if len(sizes) == 2 else array.shape[2:])
     if grid.min(initial=0) < 0 or grid.max(initial=0) >= MOST_CLASSES:
-        raise SampleError(f"output {output.spec.name}: holds numbers that are none of classes")
+        raise SampleError(f"output {output.spec.name}: contains numbers that are not class numbers")
     return grid

@@ -43,7 +43,7 @@ def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | 
             drop_lock(lock)
             raise
     except (OSError, RuntimeError) as problem:
-        log.info("%s: what is compiled is not kept: %s", engine, words(problem))
+        log.info("%s: compiled code is not kept: %s", engine, words(problem))
         yield None
         return
     try:

@@ -251,7 +251,7 @@ class Generator:
 
         for name in TOKENIZERS:
             if not self.folder.network.with_name(name).is_file():
-                raise ModelError(f"{name} is missing beside it; optimum-cli leaves one")
+                raise ModelError(f"{name} is missing beside it; optimum-cli writes one")
         config = read_json(self.folder.network.with_name("config.json").read_bytes())
         self._context = config.get("text_config", config).get("max_position_embeddings", math.inf)
         network = openvino.Core().read_model(str(self.folder.network))

@@ -98,7 +98,7 @@ def session_config(choice: EngineChoice, provider: str = CPU) -> tuple[Words, di
         except KeyError:
             raise EngineError(
                 f"{NAME}:{choice.device}: precision {choice.precision!r} cannot be set here; "
-                "the model's own is what runs"
+                "the model runs in its own"
             ) from None
     words = {
         "threads": threads,

@@ -101,7 +101,7 @@ class FallbackEngine:
         with self._falling_back:
             if self._engine is self.inner:
                 log.warning(
-                    "model %s: the prepared form is not used, the model itself is: %s",
+                    "model %s: the original network is used instead of the prepared form: %s",
                     self._folder.manifest.id,
                     problem,
                 )

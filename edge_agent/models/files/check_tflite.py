@@ -154,7 +154,7 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
     for index, (table, spec) in enumerate(zip(tables, tensors, strict=True)):
         place = table.number(2, "<I")
         if place >= max(len(constants), 1):
-            raise DamagedError("a tensor names a buffer that is not there")
+            raise DamagedError("a tensor names a buffer that does not exist")
         _quantization(table, spec, network)
         start, length = constants[place] if constants else (0, 0)
         if length:
@@ -282,7 +282,7 @@ def _quantization(table: Table, spec: TensorSpec, network: Path) -> None:
                 f"an axis {axis} that it lacks; convert it again with a newer TensorFlow"
             )
         if axis < 0 or sizes[axis] != len(scales):
-            raise DamagedError("there are not as many scales as channels")
+            raise DamagedError("the numbers of scales and channels differ")
 
 
 def _check_constant(spec: TensorSpec, start: int, length: int, network: Path) -> None:
@@ -301,7 +301,7 @@ def _check_constant(spec: TensorSpec, start: int, length: int, network: Path) ->
 def _indices(table: Table, field: int, count: int) -> list[int]:
     found = [int(index) for index in table.numbers(field, "<i")]
     if any(not 0 <= index < count for index in found):
-        raise DamagedError("an operator names a tensor that is not there")
+        raise DamagedError("an operator names a tensor that does not exist")
     return found
 
 
@@ -334,11 +334,11 @@ def _check_operator(
     # -1 is an input that is left out.
     taken = [int(index) for index in operator.numbers(1, "<i") if index != -1]
     if any(index not in known for index in taken):
-        raise DamagedError("an operator takes what nothing has made before it")
+        raise DamagedError("an operator takes a tensor that nothing has made before")
     made = _indices(operator, 2, count)
     # Outputs must be new: inputs and constants must not be written to.
     if any(index in known for index in made) or len(set(made)) != len(made):
-        raise DamagedError("an operator makes what is there already")
+        raise DamagedError("an operator makes a tensor that already exists")
     kind = operator.number(3, "<B")
     options = operator.table(4)
     if (kind == 0) != (options is None) or kind != _OPTIONS.get(codes[code], kind):

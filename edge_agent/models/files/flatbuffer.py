@@ -65,7 +65,7 @@ class Table:
     @classmethod
     def _at(cls, data: Buffer, at: int, budget: Budget) -> Table:
         if at % 4:
-            raise DamagedError("a table lies crooked")
+            raise DamagedError("a table is misaligned")
         vtable = at - int(_read(data, "<i", at))
         length, size = int(_read(data, "<H", vtable)), int(_read(data, "<H", vtable + 2))
         if length < 4 or length % 2 or size < 4 or vtable % 2:
@@ -133,7 +133,7 @@ class Table:
 
     def _vector(self, at: int, size: int) -> tuple[int, int]:
         if at % _ALIGNED:
-            raise DamagedError("a vector lies crooked")
+            raise DamagedError("a vector is misaligned")
         count = _unsigned(self.data, at)
         if at + 4 + count * size > len(self.data):
             raise DamagedError("a vector reaches beyond the file")

@@ -97,7 +97,7 @@ def yolo_decoder(
         # No YOLO exporter writes such rows; RT-DETR's have boxes in 0..1.
         raise ModelError(
             f"{where}: output {found}: rows of {columns} are RT-DETR's or another family's, and "
-            "its metadata does not say whose; name the decoder in a model.toml"
+            "its metadata does not say which; name the decoder in a model.toml"
         )
     raise ModelError(
         f"{where}: output {found}: for {classes} labels expected [1, {4 + classes + behind}, N], "

@@ -161,7 +161,7 @@ class PackageHeader:
 def _check_shares(written: _Written) -> None:
     """Check that each variant's share lies within the package."""
     if written.variants and "" not in written.variants:
-        raise ModelError(f"{HEADER}: variants: those that none suits have no blocks")
+        raise ModelError(f"{HEADER}: variants: devices that no variant suits have no blocks")
     for name, share in written.variants.items():
         last = -1
         for first, end in share.blocks:

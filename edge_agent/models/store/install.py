@@ -134,7 +134,7 @@ def _own_names(name: str) -> str:
     """Return a member's name; refuse those that the store or a package uses itself."""
     top = name.partition("/")[0]
     if top == NOTES or name in FRONT_NAMES:
-        raise ModelError(f"member {name!r}: this name is not the model's to use; rename it")
+        raise ModelError(f"member {name!r}: this name is reserved; rename it")
     return name
 
 
