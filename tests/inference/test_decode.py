@@ -639,7 +639,7 @@ def test_an_absurd_yolox_size_is_an_error_and_no_warning() -> None:
             "ssd",
             {"boxes": (None, None), "p": (None,), "q": (None,)},
             {},
-            r"expects scores of shape \[\?\] .*; if .* is it, name it: output.names.scores",
+            r"expects scores of shape \[\?\] .*; .*these, name it: output.names.scores",
         ),
         (
             "ssd",
