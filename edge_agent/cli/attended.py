@@ -64,7 +64,10 @@ class Attendant:
             raise KeyboardInterrupt
 
     def call(self, work: Callable[[], T], what: str, until: float = math.inf) -> T:
-        """Do *work* in a thread, named as for `doing`, until the monotonic time *until*."""
+        """Do *work* in a thread and wait, at most until the monotonic time *until*.
+
+        *what* describes the work, as for `doing`.
+        """
         try:
             results = list(self.each(self._once(work, what), lambda: time.monotonic() < until))
         except KeyboardInterrupt:

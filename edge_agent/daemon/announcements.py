@@ -245,7 +245,7 @@ class Announcements:
             log.warning("model %s: on %s, because %s", reference, name, why)
 
     def _log_doubts(self) -> None:
-        """Log once which settings of pipelines can have no effect."""
+        """Log once which settings of pipelines have no effect."""
         pipelines = list(self._runner.pipelines.values())
         now = {(each.name, line) for each in pipelines for line in each.doubts()}
         for name, line in sorted(now - self._logged_doubts):

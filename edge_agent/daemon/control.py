@@ -1,4 +1,4 @@
-"""The life cycle of everything besides the frames: deployments, requests, upkeep, health.
+"""The life cycle of everything apart from the frames: deployments, requests, upkeep, health.
 
 It starts after the first result, and only affects the frames at frame boundaries.
 """

@@ -115,7 +115,7 @@ class EventCommands:
         return {"topic": topic, "blocks": blocks, "bytes": size, "sha256": self._hashed[1]}
 
     def list_evidence(self, request: ListEvidence) -> Mapping[str, Any]:
-        """List the kept pictures and clips of events."""
+        """Return the list of kept pictures and clips of events."""
         evidence = self._events.open(self._runner).evidence
         kept = evidence.list(pipeline=request.pipeline, since=request.since, most=MOST_LISTED)
         return {"kept": kept}

@@ -1,4 +1,4 @@
-"""The composition root of everything besides the frames: builds each part from others.
+"""The composition root of everything apart from the frames: builds each part from others.
 
 Parts are built from the bottom up, each with all it needs in its constructor. A new background
 service is one more entry of `Services` in `compose`.
@@ -62,7 +62,7 @@ def compose(
     origins: tuple[str | None, str],
     events: EventService,
 ) -> Control:
-    """Build everything that runs besides the frames; nothing is started."""
+    """Build everything that runs apart from the frames; nothing is started."""
     lazy = inventory.match.profile.unload_idle_s > 0
     runner.lazy(wanted=lazy)
     local = LocalRequests(inventory.store)

@@ -100,19 +100,19 @@ class Statistics:
     def look_at_all(
         self, decode: Callable[[], Findings], outputs: Tensors, folder: ModelFolder
     ) -> None:
-        """Look at all scores of a result of which none has reached the threshold.
+        """Check all scores of a result in which none has reached the threshold.
 
         Args:
-            decode: decodes it with a threshold of 0.
-            outputs: of the network.
-            folder: of the model.
+            decode: decodes the result with a threshold of 0.
+            outputs: the network's outputs.
+            folder: the model's folder.
         """
         if folder.manifest.task not in _GRADED:
             return
         try:
             found = decode()
         except SampleError:
-            return  # what cannot be read is said where it reaches the threshold
+            return  # reported once a score reaches the threshold
         if found.best_score:
             self._dark = -1
             return

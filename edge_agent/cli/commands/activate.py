@@ -17,7 +17,9 @@ EXAMPLES = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("model", metavar="NAME@VERSION", help="of the model, as `models` lists it")
+    parser.add_argument(
+        "model", metavar="NAME@VERSION", help="model and version, as `models` lists them"
+    )
     add_target(parser)
 
 

@@ -36,15 +36,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", metavar="PATH", help="model folder, packed .tar, .onnx, .xml or .tflite"
     )
-    parser.add_argument("--name", metavar="N", help="instead of the model's own")
+    parser.add_argument("--name", metavar="N", help="name to use instead of the model's own")
     parser.add_argument(
         "--version",
         metavar="V",
         dest="model_version",
-        help="instead of the model's own, or the next",
+        help="version to use instead of the model's own, or the next",
     )
     parser.add_argument(
-        "--allow-older", action="store_true", help="also a version below the highest ever accepted"
+        "--allow-older", action="store_true", help="allow a version below the highest ever accepted"
     )
     add_config(parser)
 

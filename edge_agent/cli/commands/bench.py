@@ -7,8 +7,8 @@ import argparse
 from ..main import Command, add_commands
 
 KINDS = (
-    Command("pipeline", "frames a second, streams, cost of each step", "bench_pipeline"),
-    Command("cameras", "what a camera costs by part, how many are carried", "bench_cameras"),
+    Command("pipeline", "frames per second, streams, cost of each step", "bench_pipeline"),
+    Command("cameras", "what a camera costs by part, and how many can run", "bench_cameras"),
     Command("infer", "answers on demand over HTTP and MQTT, beside a plain server", "bench_infer"),
     Command(
         "push",

@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="TOML with [[pipelines]] or [pipelines.NAME], of which only what changes; or JSON, a "
         "merge patch by name of pipeline, where null removes",
     )
-    parser.add_argument("--persist", action="store_true", help="for good, not until the restart")
+    parser.add_argument("--persist", action="store_true", help="permanently, not until the restart")
     words = "private key that signs what lies on the broker for a group, with --persist"
     parser.add_argument("--key", metavar="FILE", help=words)
     words = "how long it lies there for members that are offline; default 14d"

@@ -63,13 +63,13 @@ EXAMPLES = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "--seconds", type=positive, metavar="N", help="end by itself; default: at Ctrl-C"
+        "--seconds", type=positive, metavar="N", help="end after N seconds; default: at Ctrl-C"
     )
     parser.add_argument("--pipeline", metavar="NAME", help="only this one of the demo's pipelines")
     parser.add_argument(
         "--ui", action="store_true", help="the operator's page, too, opened in a browser"
     )
-    parser.add_argument("--json", action="store_true", help="results as JSON, one a line")
+    parser.add_argument("--json", action="store_true", help="results as JSON, one per line")
 
 
 def main(options: Options) -> int:

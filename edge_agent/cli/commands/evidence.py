@@ -38,8 +38,8 @@ Kept = Mapping[str, Any]
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("action", choices=("list", "get", "export"))
-    parser.add_argument("event", nargs="?", help="of `get`, as `list` has it")
-    parser.add_argument("--device", metavar="ID", help="default: what is kept on this device")
+    parser.add_argument("event", nargs="?", help="for `get`: an event as in `list`")
+    parser.add_argument("--device", metavar="ID", help="default: this device")
     parser.add_argument("--pipeline", metavar="P")
     parser.add_argument("--since", metavar="T", help="20s, 10m, 2h, 7d, or 2026-11-25T08:00")
     parser.add_argument("-o", dest="out", metavar="DIR", type=Path, default=Path())

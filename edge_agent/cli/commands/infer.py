@@ -49,9 +49,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", required=True, metavar="M", help="one of its infer.models")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--device", metavar="ID", help="default: that of the settings")
+    where.add_argument("--device", metavar="ID", help="default: the one in the settings")
     where.add_argument("--url", metavar="URL", help="over HTTP: http://host:port or unix:/path")
-    parser.add_argument("--json", action="store_true", help="the answer as it is, on one line")
+    parser.add_argument("--json", action="store_true", help="the answer unchanged, on one line")
     parser.add_argument("--timeout", type=positive, default=60.0, metavar="S", help="default 60")
     add_broker(parser)
 

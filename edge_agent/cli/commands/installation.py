@@ -119,7 +119,7 @@ class Installation:
         return _MOUNT.format(name=self.version, image=self.image, place=self.place)
 
     def remove(self) -> None:
-        """Remove all of it."""
+        """Remove its files, image, and mount unit."""
         unit = self._unit
         if unit.exists():
             output("systemctl", "disable", "--now", unit.name)
@@ -141,7 +141,7 @@ def new() -> Installation:
 
 
 def current() -> Installation | None:
-    """Return the installation that runs."""
+    """Return the installation in use."""
     link = HOME / "current"
     return Installation(link.resolve()) if link.is_symlink() else None
 

@@ -23,9 +23,9 @@ EXAMPLES = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--device", metavar="ID|@GROUP", help="only this one, or this group's")
-    parser.add_argument("--json", action="store_true", help="one JSON object a device")
-    parser.add_argument("--forget", metavar="ID", help="clear what a scrapped box left retained")
+    parser.add_argument("--device", metavar="ID|@GROUP", help="only this device, or this group")
+    parser.add_argument("--json", action="store_true", help="one JSON object per device")
+    parser.add_argument("--forget", metavar="ID", help="clear what a scrapped device left retained")
     add_broker(parser)
 
 

@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="model folder, .onnx, .xml or .tflite")
     parser.add_argument("-o", dest="output", required=True, metavar="FILE.tar")
     parser.add_argument("--key", metavar="FILE", help="private key to sign with, from keygen")
-    parser.add_argument("--expires", metavar="DATE", help="no device takes it after this day")
+    parser.add_argument("--expires", metavar="DATE", help="devices refuse it after this day")
     parser.add_argument(
         "--target",
         action="append",

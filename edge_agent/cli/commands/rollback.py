@@ -17,7 +17,7 @@ EXAMPLES = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("name", metavar="NAME", help="of the model")
+    parser.add_argument("name", metavar="NAME", help="the model's name")
     add_target(parser)
 
 

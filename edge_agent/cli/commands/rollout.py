@@ -9,11 +9,11 @@ from ..main import Command, add_commands
 KINDS = (
     Command("start", "roll a package out by a plan, and lead it to its end", "rollout_start"),
     Command("status", "how far roll-outs are, and what is not well", "rollout_status"),
-    Command("pause", "let no device begin that has not", "rollout_change"),
-    Command("resume", "go on with one that was paused, or that nobody leads", "rollout_change"),
+    Command("pause", "let no more devices begin", "rollout_change"),
+    Command("resume", "continue one that was paused, or has no leader", "rollout_change"),
     Command(
         "abort",
-        "let no device install it any more; with --back, who has it goes back",
+        "let no more devices install it; with --back, those that have it go back",
         "rollout_change",
     ),
     Command("finish", "remove it and its package from the broker", "rollout_change"),

@@ -29,11 +29,11 @@ EXAMPLES = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("id", nargs="?", metavar="ID", help="of the roll-out, if there are several")
+    parser.add_argument("id", nargs="?", metavar="ID", help="the roll-out, if there are several")
     parser.add_argument("--key", metavar="FILE", help="private key that the plan is signed with")
     verb = parser.prog.split()[-1]
     if verb == "abort":
-        parser.add_argument("--back", action="store_true", help="who has it goes back")
+        parser.add_argument("--back", action="store_true", help="devices that have it go back")
     if verb == "resume":
         words = "with the next wave, whatever the gate says"
         parser.add_argument("--next", action="store_true", help=words)

@@ -20,7 +20,7 @@ EXAMPLES = ("edge-agent rollout status", "edge-agent rollout status parts-3f2a1c
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("id", nargs="?", metavar="ID", help="only this one")
-    parser.add_argument("--json", action="store_true", help="one JSON object a roll-out")
+    parser.add_argument("--json", action="store_true", help="one JSON object per roll-out")
     add_broker(parser)
 
 

@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "changes", metavar="KEY=VALUE", nargs="+", help=f"KEY: {', '.join(SETTABLE)}"
     )
-    parser.add_argument("--persist", action="store_true", help="for good, not until the restart")
+    parser.add_argument("--persist", action="store_true", help="permanently, not until the restart")
     add_target(parser)
 
 

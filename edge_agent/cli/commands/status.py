@@ -30,13 +30,13 @@ EXAMPLES = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--device", metavar="ID|@GROUP", help="only this one, or this group's")
+    parser.add_argument("--device", metavar="ID|@GROUP", help="only this device, or this group")
     parser.add_argument(
         "--not-well", action="store_true", help="only devices that are not ok, after the sum of all"
     )
     words = f"every device, also on a terminal that shows more than {FEW}"
     parser.add_argument("--all", action="store_true", help=words)
-    parser.add_argument("--json", action="store_true", help="one JSON object a device")
+    parser.add_argument("--json", action="store_true", help="one JSON object per device")
     add_broker(parser)
 
 

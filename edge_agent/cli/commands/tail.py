@@ -60,7 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="result",
         help="default: result",
     )
-    parser.add_argument("--json", action="store_true", help="payloads as they are, one a line")
+    parser.add_argument("--json", action="store_true", help="payloads unchanged, one per line")
     parser.add_argument(
         "-n", type=positive_int, dest="count", metavar="N", help="end after N messages"
     )

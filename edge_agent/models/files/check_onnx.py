@@ -1,4 +1,4 @@
-"""Checks on a network's file before an engine parses it, with plain errors.
+"""Checks on a network's file before an engine parses it, with clear errors.
 
 An engine's parser is native code that reads untrusted files; a file that reaches it is bounded and
 complete, refers to nothing outside its folder, and uses only known operators.

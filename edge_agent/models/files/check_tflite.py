@@ -1,4 +1,4 @@
-"""Checks on a TensorFlow Lite file before OpenVINO parses it, with plain errors.
+"""Checks on a TensorFlow Lite file before OpenVINO parses it, with clear errors.
 
 Every table of the network is checked: that it lies within the file, that indices are valid, and
 that constants are as long as their shapes require. Sources: schema.fbs and metadata_schema.fbs of
