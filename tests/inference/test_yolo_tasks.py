@@ -173,6 +173,14 @@ def json_of(found: Detections, index: int) -> str:
     return str(found.select(np.array([index])).as_json(digits=0))
 
 
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_picture_without_objects_is_a_result(tmp_path: Path, head: Head, *, inside: bool) -> None:
+    """Of key points it was an error, and the frame was dropped."""
+    path = save_yolo(tmp_path / "m.onnx", head, inside=inside)
+    assert len(seen(path, "onnxruntime", threshold=1.0)) == 0
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_a_region_and_a_filter_carry_everything_along(tmp_path: Path, head: Head) -> None:
     """What is found in a region is in pixels of the whole frame, its mask too."""

@@ -704,6 +704,9 @@ def test_paddle2onnx_open_sizes_are_asked_for_and_lines_of_text_recognized(tmp_p
     assert any(line.startswith("input.width and input.height") for line in told.missing)
     told = describe(open_network(tmp_path / "m.onnx", "x", "Softmax", (None, 3)))
     assert "input.width and input.height: the network leaves them open" in told.missing
+    # InsightFace's mobilefacenet by another exporter: the length of its vector is open.
+    told = describe(open_network(tmp_path / "m.onnx", "input", "Softmax", (None, None)))
+    assert any("embedding with pooled, if it is a vector" in line for line in told.missing)
 
 
 def test_yolo_fastestv2_parts_of_heads_are_told_what_to_export(tmp_path: Path) -> None:

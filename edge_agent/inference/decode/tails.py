@@ -110,7 +110,7 @@ def _points(network: Network, output: Output, rest: int | None) -> tuple[int, in
 
 def _points_reader(each: int) -> Read:
     def read(rest: Floats, _boxes: Floats, unit: Floats, _outputs: Tensors) -> Columns:
-        points = rest.reshape(len(rest), -1, each).copy()
+        points = rest.reshape(len(rest), rest.shape[1] // each, each).copy()
         points[..., :2] *= unit
         return {"points": points}
 

@@ -65,6 +65,8 @@ def draft_of(facts: NetworkFacts) -> Draft:
             return _with_size(draft, picture)
     made = {"task": "raw", "input": picture.said, "output": {"decoder": "raw"}}
     how = f"task and output.decoder: raw gives the tensors as they are; {output_words(facts)}"
+    if [one.shape[1:] for one in facts.outputs] == [(None,)]:
+        how += "; embedding with pooled, if it is a vector; classification with softmax or logits"
     unknown = "a network of pictures that is of no known family"
     return Draft(unknown, made, questions=(how, COLORS, RESIZE))
 
