@@ -518,9 +518,19 @@ def test_openmv_a_head_without_chances_is_not_taken_for_cells_with_a_class(tmp_p
     tensors = [Tensor("x", (1, 192, 192, 3)), Tensor("y", (1, 12, 12, 30))]
     assert "first_label = 1" in describe(save_tflite(tmp_path / "cells.tflite", tensors)).draft
     path = save_tflite(tmp_path / "m.tflite", tensors, [(14, 0, (0,), (1,))])
-    assert 'layout = "yolov2"' in describe(path).draft
+    assert any("5 of 1 classes or 3 of 5 classes" in line for line in describe(path).missing)
     save_tflite(path, [tensors[0], Tensor("y", (1, 12, 12, 31))], [(14, 0, (0,), (1,))])
     assert 'decoder = "raw"' in describe(path).draft
+
+
+def test_lpyolo_an_only_head_of_three_anchors_is_drafted(tmp_path: Path) -> None:
+    """It was of no known family; what else has as many numbers stays a question."""
+    path = tmp_path / "m.onnx"
+    constant_outputs(
+        path, {"output": np.zeros((1, 75, 4, 4), np.float32)}, picture=(1, 3, 128, 128)
+    )
+    missing = "\n".join(describe(path).missing)
+    assert "5 of 10 classes or 3 of 20 classes; if these are no boxes, task is raw" in missing
 
 
 @pytest.mark.parametrize("last", [True, False])

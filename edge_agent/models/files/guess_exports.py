@@ -14,6 +14,8 @@ from .guess_signals import NO_CHAIN, WAKE_WORDS
 _CUSTOM_VISION = [0.573, 0.677, 1.87, 2.06, 3.34, 5.47, 7.88, 3.53, 9.77, 9.17]
 _FASTEST = [12.64, 19.39, 37.88, 51.48, 55.71, 138.31, 126.91, 78.23, 131.57, 214.55]
 _FASTEST += [279.92, 258.87]  # for YOLO-FastestV2's COCO weights
+_MOST = 100
+"""Classes of a detector with one head."""
 _LETTERBOX = {"color": "rgb", "resize": "letterbox", "pad": 114, "scale": 255}
 
 
@@ -122,11 +124,11 @@ def _single(picture: Picture, count: int, *, last: bool) -> Draft | None:
         output |= {"anchors": _CUSTOM_VISION, "threshold": 0.1, "iou": 0.45, "agnostic": True}
         how = "output.layout: custom-vision, or yolov2 if its own code has a sigmoid of x and y"
         return _custom_vision(picture, output, how)
+    # A YOLO's only head has the same shape, but its numbers are no chances that add up to 1.
+    if picture.facts.makers[name] != "Softmax":
+        return _one_head(picture, count)
     if not last or picture.given["layout"] != "nhwc":
         return None
-    # A YOLO's single head has the same shape, but its numbers are not probabilities with sum 1.
-    if picture.facts.makers[name] != "Softmax":
-        return _yolov2(picture, count)
     return detector(
         picture,
         "cells with a class each, as Edge Impulse's FOMO gives them",
@@ -137,18 +139,20 @@ def _single(picture: Picture, count: int, *, last: bool) -> Draft | None:
     )
 
 
-def _yolov2(picture: Picture, count: int) -> Draft | None:
-    """Draft a single head with five anchors per cell on the last axis, like OpenMV's yolo_lc."""
-    classes = count // 5 - 5
-    if count % 5 or classes < 1:
+def _one_head(picture: Picture, count: int) -> Draft | None:
+    """Draft a YOLO with a single head, like OpenMV's yolo_lc and LPYOLO."""
+    anchors = [each for each in (5, 3) if not count % each and 0 < count // each - 5 <= _MOST]
+    if not anchors:
         return None
+    ways = " or ".join(f"{each} of {count // each - 5} classes" for each in anchors)
     return detector(
         picture,
-        f"of the form of YOLOv2's only head: 5 anchors a cell and {classes} classes",
+        f"of the form of a YOLO's only head, {count} numbers a cell",
         {"scale": 255},
-        {"decoder": "yolov5", "layout": "yolov2", "threshold": 0.3, "iou": 0.45},
-        "output.anchors: those of the training, width and height of each in cells",
-        f"output.labels: the names of its {classes} classes; if it has others, task is raw",
+        {"decoder": "yolov5", "threshold": 0.3, "iou": 0.45},
+        "output.layout: yolov2 (anchors in cells, one class a box), yolov3 or yolov5-heads",
+        f"output.anchors: those of the training, {ways}; if these are no boxes, task is raw",
+        LABELS,
         RESIZE,
     )
 
