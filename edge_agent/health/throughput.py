@@ -2,7 +2,7 @@
 
 If a slow processor infers every third frame of a camera, that is normal for live sources and not
 reported; one in twenty is. Frames that the settings exclude do not count. Frames that were too old
-in their turn are a matter of `deadline_ms`, and failed frames have a separate reason in health;
+when their turn came are due to `deadline_ms`, and failed frames have a separate reason in health;
 only frames superseded by newer ones show what the device can handle.
 """
 

@@ -215,7 +215,7 @@ def _print_next() -> None:
 
 
 def contents(paths: Iterable[Path]) -> dict[Path, bytes | None]:
-    """Return the contents of files for restoring them; None for a file that does not exist."""
+    """Return the contents of files, to restore them later; None for a missing file."""
     return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
 

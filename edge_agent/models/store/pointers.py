@@ -33,7 +33,7 @@ def same_version(one: str, other: str) -> bool:
 
 @record
 class Trial:
-    """A candidate on its way to being live, or live on probation."""
+    """A candidate that is being deployed, or live on probation."""
 
     version: str
     phase: str
