@@ -53,7 +53,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(503, "too many connections")
             return
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # what is not read is never without a deadline
+        transport.set_write_buffer_limits(high=0)  # unread data always has a deadline
         self._await(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -64,8 +64,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         calls = self._calls
         if self._in_head and (found := _UPGRADE.search(data, 0, data.find(b"\r\n\r\n"))):
-            # Nothing is upgraded here; the parser would leave a body to the other protocol, as
-            # that of Java's client, which offers HTTP/2 with every request.
+            # Nothing is upgraded here, but the parser would leave the body to the other protocol,
+            # for example with Java's client, which offers HTTP/2 with every request.
             data = data[: found.start()] + b"\r\nNo-Upgrade:" + data[found.end() :]
         idle = self.cycle is None or self.cycle.response_complete
         if self._in_head and idle and self._deadline is None:

@@ -80,7 +80,7 @@ def main(options: Options) -> int:
             print("its package stays: it is of another roll-out, too")
         elif plan.settings is None:
             status = _remove_package(client, root, plan.transfer)
-        _clear(client, root, name)  # last, so that who is killed here can be followed
+        _clear(client, root, name)  # last, so that it can be repeated after a kill
         return status
 
 

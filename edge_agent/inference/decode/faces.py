@@ -50,7 +50,7 @@ def ultraface(network: Network) -> Decoder:
         hits = Hits(found.rows, found.classes + 1, found.scores)
         corners = boxes.read(outputs)[0]
         check_rows(boxes, len(corners), scores, len(table))
-        # What is decoded has its second corner behind the first, in every row.
+        # Decoded boxes have the second corner after the first, in every row.
         if len(hits.rows) and (corners[:, 2:] >= corners[:, :2]).mean() < _ORDERED:
             raise SampleError(
                 f"output {boxes.spec.name}: these are offsets from anchors, not corners; take the "
