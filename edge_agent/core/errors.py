@@ -81,7 +81,7 @@ class SpoolError(AgentError):
 
 
 class SpoolDamagedError(SpoolError):
-    """A spool file that this program did not write as it is."""
+    """A spool file with content that this program did not write."""
 
 
 class RequestError(AgentError):

@@ -50,7 +50,7 @@ def memory_problems(root: Path = ROOT) -> list[str]:
         return []
     worst = max(near, key=lambda each: each.used / each.limit)
     share = f"{worst.used // _MIB} of {worst.limit // _MIB} MiB of {worst.whose}"
-    return [f"memory: {share} are used; take smaller or fewer models, or allow more"]
+    return [f"memory: {share} are used; use smaller or fewer models, or allow more"]
 
 
 def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:

@@ -33,7 +33,7 @@ _SLOWING = re.compile(r"(?i)cpufreq|devfreq|^processor$|powerclamp|cpuidle|cpu-i
 # Bits of `vcgencmd get_throttled` for the present state (Raspberry Pi documentation, "vcgencmd").
 _PI_BITS = (
     (0x1, "the voltage is too low: use a stronger power supply"),
-    (0x2, "the firmware holds the processor's frequency down"),
+    (0x2, "the firmware limits the processor's frequency"),
     (0x4, "the firmware slows the processor down"),
     (0x8, "the firmware's soft temperature limit is reached"),
 )

@@ -41,7 +41,7 @@ class Throughput:
             if offered:
                 problems.append(
                     f"pipeline {name}: infers {inferred:.1f} of {offered:.1f} frames a second "
-                    "of its source; if that is meant, set its rate"
+                    "of its source; if that is intended, set its rate"
                 )
             late = account.dropped["deadline"] + account.inferred
             offered, inferred = self._starved(name, "deadline", late, account.inferred)
@@ -49,7 +49,7 @@ class Throughput:
                 problems.append(
                     f"pipeline {name}: {offered - inferred:.1f} of {offered:.1f} frames a second "
                     f"are older than deadline_ms = {deadlines_ms[name]:g} when their turn comes, "
-                    "and dropped; raise it, set a rate, or use a quicker model"
+                    "and dropped; raise it, set a rate, or use a faster model"
                 )
         return problems
 

@@ -26,7 +26,7 @@ class Announcer:
     def __init__(self, runner: Runner, model: str, state: Path) -> None:
         self._runner = runner
         self._model = model
-        self._file = StateFile(state / "homeassistant.json", "entities of before")
+        self._file = StateFile(state / "homeassistant.json", "earlier entities")
         self._known: dict[str, str] | None = None
         """Platforms of the published entities by key; None: not read yet."""
         self._prefix: str | None = None

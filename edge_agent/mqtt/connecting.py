@@ -172,8 +172,8 @@ class _Attempt:
             except RuntimeError as problem:  # from Thread.start
                 connection.close()
                 raise BrokerError(
-                    f"{address}: no room for another thread; its unit's TasksMax, or the system's "
-                    "limit"
+                    f"{address}: no further thread is allowed; raise the unit's TasksMax, or the "
+                    "system's limit"
                 ) from problem
             except (OSError, ValueError) as problem:
                 connection.close()  # its sockets may be the last files that can be opened

@@ -74,11 +74,11 @@ class Message:
     """When the body was encoded, monotonic seconds."""
 
     def encode_to_wait(self) -> bytes:
-        """Encode it and release its source data; return the payload as of now."""
+        """Encode it and release its source data; return the current payload."""
         return self._encode(copy=True)
 
     def payload(self) -> bytes:
-        """Return the payload as of now."""
+        """Return the current payload."""
         if self.body is None:
             return self._encode(copy=self.replayed)
         waited = time.monotonic() - self.encoded_at

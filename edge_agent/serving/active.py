@@ -258,7 +258,7 @@ class ActiveModels:
         """Serve with a model loaded from the same files, and retire the old one.
 
         Returns:
-            False, and nothing is done, where the old one does not serve anymore.
+            False, without doing anything, if the old one no longer serves.
         """
         with self._lanes.boundary():
             servings = [serving for serving in self._all.values() if serving.model is old]
@@ -278,7 +278,7 @@ class ActiveModels:
         Meanwhile frames wait or are superseded.
 
         Returns:
-            False, and nothing is done, where the old one does not serve anymore.
+            False, without doing anything, if the old one no longer serves.
         """
         with self._loading:
             with self._lanes.boundary():

@@ -60,13 +60,13 @@ class BatchSetup:
                 log.info("%s", problem)
             return
         if asked < 2 and not pays:
-            log.info("model %s: crops go one by one, which is faster", model.id)
+            log.info("model %s: crops are inferred one by one, which is faster", model.id)
             batch.close()
             return
         if not pays:
             log.warning(
-                "model %s: up to %d samples go together as [batching] max_batch says, though one "
-                "by one is faster here; leave it at 0 to have a tune decide",
+                "model %s: up to %d samples are inferred together, as set by [batching] max_batch, "
+                "but one by one is faster here; leave it at 0 to let a tune decide",
                 model.id,
                 batch.most,
             )
@@ -89,7 +89,7 @@ class BatchSetup:
         if not serves:
             batch.close()
             return
-        log.info("model %s: up to %d samples go together", model.id, batch.most)
+        log.info("model %s: up to %d samples are inferred together", model.id, batch.most)
 
     def _load_whole(self, serving: Serving, model: Model, prepared: PreparedForm) -> None:
         """Replace a model running from its prepared form by the whole model."""

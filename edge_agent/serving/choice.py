@@ -169,7 +169,7 @@ class DeviceEngines:
         reference = plain_choice(folder.network.suffix)
         for at, way in enumerate(ways):
             if reference is not None and self.unverified_alone(folder, way.choice):
-                why = f"{way.choice} is loaded once this has said what is in some inputs"
+                why = f"{way.choice} is loaded after this has answered some inputs"
                 choice = self._within_budget(reference)
                 return [*ways[:at], EngineCandidate("reference", choice, why), *ways[at:]]
         return ways

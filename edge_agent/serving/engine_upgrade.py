@@ -142,7 +142,7 @@ class EngineUpgrade:
             log.warning("model %s: not tuned: %s", model.id, problem)
         else:
             best = self._loader.engines.best_way(model.folder)
-            log.info("model %s: tuned: %s", model.id, best or "nothing is better than another")
+            log.info("model %s: tuned: %s", model.id, best or "no way is better than another")
 
     def _settle(self, model: Model, prepared: PreparedForm) -> None:
         """Run a model with its lane's share of threads and with prepared weights."""

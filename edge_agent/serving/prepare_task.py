@@ -155,7 +155,7 @@ class PrepareTask:
         try:
             form = making.result()
         except StoppedError:
-            log.debug("model %s: the next start goes on with its form", folder.manifest.id)
+            log.debug("model %s: the next start uses its form", folder.manifest.id)
         except (AgentError, OSError) as problem:
             self._refuse(folder, problem)
         else:

@@ -202,7 +202,7 @@ class TuningResults:
 
     def _parse(self, size: int) -> tuple[dict[str, Tune], str | None]:
         if size > _MOST_BYTES:
-            return {}, "is too large to be one; it is not used"
+            return {}, "is too large for tuning results; it is not used"
         try:
             content = json.loads(self._path.read_bytes())
         except (OSError, ValueError, RecursionError):
@@ -210,7 +210,7 @@ class TuningResults:
         if not isinstance(content, dict) or not isinstance(content.get("models"), dict):
             return {}, "is damaged; it is not used"
         if content.get("schema") != SCHEMA:
-            return {}, "is of another version of edge-agent; it is not used"
+            return {}, "is from another version of edge-agent; it is not used"
         if content.get("here") != self._here:
             return {}, _stale(content.get("here"), self._here)
         tunes = {}
@@ -240,7 +240,7 @@ def _stale(there: Any, here: Mapping[str, Any]) -> str:
         name for name in here if not isinstance(there, dict) or there.get(name) != here[name]
     ]
     return (
-        f"is of another device or state of it ({', '.join(changed)} changed); it is not used: "
+        f"is from another device or configuration ({', '.join(changed)} changed); it is not used: "
         "tune again with `edge-agent bench pipeline --tune`"
     )
 

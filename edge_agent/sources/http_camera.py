@@ -54,7 +54,7 @@ class HttpCamera:
 
     def grab(self) -> bool:
         if self._failed >= FAILURES:
-            raise self._lost("sends nothing but damage")
+            raise self._lost("sends only damaged pictures")
         if self._still and not self._pause():
             return False
         try:

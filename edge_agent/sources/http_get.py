@@ -110,26 +110,26 @@ def get(url: str, name: str) -> Answer:
                 break
         else:
             raise SourceError(f"{name}: {refusal(answer.status, url)}")
-    raise SourceError(f"{name}: {where(url)} sends us round in circles; check the path")
+    raise SourceError(f"{name}: {where(url)} redirects in a loop; check the path")
 
 
 class Body:
-    """The body of an answer, to be read as a file."""
+    """The body of an answer as a file."""
 
     def __init__(self, answer: Answer, closing: threading.Event, silence: float) -> None:
-        """Own an answer; it ends where `body` does, or fails."""
+        """Take over an answer; reading ends or fails like `body`."""
         self._answer = answer
         self._pieces = body(answer, closing, silence)
         self._held = b""
 
     def peek(self, size: int) -> bytes:
-        """Return at least *size* bytes that are to be read next, fewer at the end."""
+        """Return at least the next *size* bytes without consuming them, fewer at the end."""
         while len(self._held) < size and (piece := self._piece()):
             self._held += piece
         return self._held
 
     def read(self, size: int, /) -> bytes:
-        """Read up to *size* bytes; none at the end."""
+        """Read up to *size* bytes; b"" at the end."""
         held = self._held or self._piece()
         self._held = held[size:]
         return held[:size]
@@ -193,7 +193,7 @@ def _pieces(answer: Answer, closing: threading.Event, silence: float) -> Iterato
 
 
 def _ask(parts: SplitResult, login: str | None) -> Answer | None:
-    """Send one request; None: the peer speaks another protocol, or hangs up."""
+    """Send one request; None: the peer uses another protocol, or hangs up."""
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme.lower()]
     at = f"[{host}]" if ":" in host else host
     lines = [f"GET {_path(parts)} HTTP/1.0", f"Host: {at}:{port}", "Accept: */*"]

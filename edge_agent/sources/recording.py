@@ -92,7 +92,7 @@ class Recording:
                 self._rows.rewind()
                 data = self._rows.read(self._limit)
                 if data is None:
-                    raise SourceError(f"{self._spec.redacted}: holds no rows any more")
+                    raise SourceError(f"{self._spec.redacted}: no longer has rows")
             if data is None:
                 return False
             self._data, count = data, len(data)
@@ -308,7 +308,7 @@ def _npy_layout(file: BinaryIO, name: str, size: int) -> Layout:
         elif version == (2, 0):
             shape, column_major, dtype = npy.read_array_header_2_0(file)
         else:
-            raise SourceError(f"{name}: .npy format {version} is not supported; save it anew")
+            raise SourceError(f"{name}: .npy format {version} is not supported; save it again")
     except (ValueError, OSError) as problem:
         why = words(problem)
         raise SourceError(f"{name}: is not a .npy file that can be read: {why}") from None

@@ -1,6 +1,6 @@
-"""MPEG transport streams, parted where their video moves to another packet identifier or codec.
+"""MPEG transport streams, split where their video moves to another packet identifier or codec.
 
-FFmpeg's libraries go on with the stream that they found first, and give nothing of the other.
+FFmpeg's libraries continue with the stream that they found first, and ignore the other.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Protocol
 
 PACKET = 188
 BEGIN = 1024
-"""Bytes by which one is known."""
+"""Bytes needed to recognize a transport stream."""
 _SYNC = ((0, 188), (4, 192), (0, 204))
-"""Where the first packet begins, and how far it is to the next: plain, with times, with parity."""
+"""Offset of the first packet and distance to the next: plain, with times, with parity."""
 _VIDEO = frozenset((0x01, 0x02, 0x10, 0x1B, 0x20, 0x21, 0x24, 0x33, 0x42, 0xD1, 0xEA))
-"""Kinds of streams in a program map that are video."""
+"""Stream types in a program map that are video."""
 
 
 class Readable(Protocol):
-    """What can be read on, and closed."""
+    """A file that can be read and closed."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -27,29 +27,29 @@ class Readable(Protocol):
 
 
 class TransportFile:
-    """A transport stream, for PyAV, which ends where its video becomes another."""
+    """A transport stream for PyAV that ends where another video begins."""
 
     def __init__(self, file: Readable, place: int = 0) -> None:
-        """Read a file, which it owns from now on and which is at a place, bytes."""
+        """Take over a file whose position is *place*, bytes."""
         self.rest: int | None = None
-        """Place of the tables that name another video; None: they have not come."""
+        """Position of the tables that announce another video; None: not found yet."""
         self._file = file
         self._place = place
         self._carried = b""
         self._maps: dict[int, frozenset[tuple[int, int]]] = {}
-        """Kinds and identifiers of the videos in each program map, by the map's identifier."""
+        """Types and identifiers of the videos in each program map, by the map's identifier."""
         self._heads = _heads([0])
         self._index = place
-        """Place of the last index of the program maps."""
+        """Position of the last index of program maps."""
         self._listed: set[int] = set()
-        """The maps that have come since."""
+        """The program maps found since then."""
 
     def read(self, size: int) -> bytes:
-        """Read on, up to *size* bytes; none at the end."""
+        """Read up to *size* further bytes; b"" at the end."""
         if self.rest is not None:
             return b""
         data = self._file.read(size)
-        # The last packet may have been cut by the end of what was read before.
+        # The previous read may have ended in the middle of a packet.
         window, began = self._carried + data, self._place - len(self._carried)
         at = 0
         while (found := self._heads.search(window, at)) is not None:
@@ -69,7 +69,7 @@ class TransportFile:
         self._file.close()
 
     def _changes(self, packet: bytes, place: int) -> bool:
-        """Take note of a packet that may hold a table; whether a video that was there is gone."""
+        """Process a packet that may contain a table; return whether a video has disappeared."""
         table = _table(packet)
         if not table:
             return False
@@ -81,7 +81,7 @@ class TransportFile:
         elif table[0] == 2:
             videos = _videos(table) or self._maps.get(identifier, frozenset())
             if not self._maps.setdefault(identifier, videos) <= videos:
-                # Without the index before it, what follows is not understood until the next.
+                # Without the preceding index, the data cannot be parsed until the next one.
                 self.rest = place if identifier in self._listed else self._index
             self._maps[identifier] = videos
             self._listed.add(identifier)
@@ -89,7 +89,7 @@ class TransportFile:
 
 
 def open_transport(path: Path, place: int = 0) -> TransportFile | None:
-    """Open a file at a place, bytes; None: it is no transport stream."""
+    """Open a file at the position *place*, bytes; None: it is not a transport stream."""
     file = path.open("rb")
     if not is_transport(file.read(BEGIN)):
         file.close()
@@ -104,7 +104,7 @@ def is_transport(data: bytes) -> bool:
 
 
 def _heads(identifiers: list[int]) -> re.Pattern[bytes]:
-    """Return a pattern of the heads of packets in which a table of one of these begins."""
+    """Return a pattern for the headers of packets in which a table of one of these begins."""
     each = (
         b"[%b%b]%b"
         % (
@@ -117,7 +117,7 @@ def _heads(identifiers: list[int]) -> re.Pattern[bytes]:
 
 
 def _table(packet: bytes) -> bytes:
-    """Return the table that begins in a packet, as far as that holds it, without its checksum."""
+    """Return the table that begins in a packet, up to the packet's end, without its checksum."""
     start = 4
     if packet[3] & 0x20:
         start += 1 + packet[4]
@@ -129,7 +129,7 @@ def _table(packet: bytes) -> bytes:
 
 
 def _videos(table: bytes) -> frozenset[tuple[int, int]]:
-    """Return the kinds and identifiers of the videos that a program map names."""
+    """Return the types and identifiers of the videos in a program map."""
     found = set()
     at = 12 + ((table[10] & 15) << 8 | table[11])
     while at + 5 <= len(table):

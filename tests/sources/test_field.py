@@ -475,7 +475,7 @@ def test_a_redirection_in_circles_ends(server: Server) -> None:
         request.end_headers()
 
     server.answer = answer  # type: ignore[method-assign]
-    with pytest.raises(SourceError, match="round in circles"):
+    with pytest.raises(SourceError, match="redirects in a loop"):
         opened(server.url)
 
 

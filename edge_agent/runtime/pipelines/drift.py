@@ -146,7 +146,7 @@ class Drift:
         from ...inference.drift import Learner
 
         self._learner = Learner()
-        words = "%s: learns what is usual of %s from %d results"
+        words = "%s: learning the usual values of %s from %d results"
         log.info(words, self._pipeline, model.id, self._learn)
 
     @property
