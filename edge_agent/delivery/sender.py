@@ -1,6 +1,6 @@
 """The sending side: offers a package and sends requested blocks, or leaves it on the broker.
 
-On the broker it is retained block by block for devices to fetch: it is sent once for any number of
+On the broker it is retained block by block for devices to draw: it is sent once for any number of
 devices at any time, and its sender removes it later. Section 5. Independent of terminals: progress
 is in `Sender.progress`, and `step` returns the device that it belongs to.
 """
