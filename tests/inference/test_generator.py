@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edge_agent.core.errors import ModelError
+from edge_agent.core.errors import ModelError, SampleError
 from edge_agent.core.text_findings import Generated
 from edge_agent.models.manifest import load
 from tests.helpers.language_model import language_model
@@ -69,6 +70,29 @@ def test_what_the_plain_network_says_is_golden_on_any_processor(tmp_path: Path) 
     generator = Generator(load(folder), golden=False)
     assert generator.golden is None
     generator.close()
+
+
+def test_a_schema_that_would_take_long_is_refused() -> None:
+    """The library reads it while every other thread waits, those of frames too."""
+    from edge_agent.inference.engines.generator import _checked
+
+    def asked(schema: dict[str, Any]) -> bytes:
+        return json.dumps({"prompt": "a", "schema": schema}).encode()
+
+    number = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+    assert _checked(asked({"properties": {"id": {"type": "string", "pattern": number}}}))
+    deep: dict[str, Any] = {}
+    for _ in range(40):
+        deep = {"properties": {"a": deep}}
+    wrong: list[dict[str, Any]] = [
+        deep,
+        {"enum": ["a" * 20_000]},
+        {"type": "string", "pattern": "(.{1,1000}){1,1000}"},
+        {"patternProperties": {"a{99999}": {}}},
+    ]
+    for schema in wrong:
+        with pytest.raises(SampleError, match="schema: expected a JSON schema of up to 16384"):
+            _checked(asked(schema))
 
 
 def test_a_question_about_an_event_shows_its_picture_to_models_that_see(tmp_path: Path) -> None:

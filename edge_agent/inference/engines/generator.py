@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import threading
 import time
@@ -50,6 +51,8 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 EXACT_BYTES = 4
 NICE = 10
 """Niceness of the stepping thread, so that threads of frames have priority."""
+SCHEMA_BYTES, SCHEMA_DEPTH = 16 * 1024, 64
+"""Of a schema: while the library reads one, no other thread of the program runs."""
 Tell = Callable[[str, str], None]
 """Receives the model and each piece of its answer, in the thread that steps it."""
 
@@ -436,6 +439,17 @@ def _is_message(found: Any) -> bool:
     )
 
 
+def _is_flat(part: Any, depth: int) -> bool:
+    """Whether a schema has no more levels, and its texts, as patterns, few enough repetitions."""
+    if isinstance(part, str):
+        times = re.findall(r"\{(?:\d+,)?(\d{1,9})", part)  # {n}, {m,n}, {m,}
+        return math.prod(map(int, times)) <= 10_000
+    inner = [*part, *part.values()] if isinstance(part, dict) else part
+    if not isinstance(inner, list):
+        return True
+    return depth > 0 and all(_is_flat(each, depth - 1) for each in inner)
+
+
 CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "prompt": ("a text", _is_text),
     "messages": (
@@ -454,7 +468,14 @@ CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         "a text of up to 200 letters, or up to 16 of them",
         lambda found: _is_stop(found) or _are(found, _is_stop, 16),
     ),
-    "schema": ("a JSON schema", lambda found: isinstance(found, dict)),
+    "schema": (
+        f"a JSON schema of up to {SCHEMA_BYTES} bytes, {SCHEMA_DEPTH} levels and 10000 repetitions",
+        lambda found: (
+            isinstance(found, dict)
+            and len(json.dumps(found)) <= SCHEMA_BYTES
+            and _is_flat(found, SCHEMA_DEPTH)
+        ),
+    ),
 }
 
 
