@@ -112,6 +112,8 @@ class Heard(NamedTuple):
     qos: int
     about: Mapping[str, str] = {}
     """User properties, which MQTT 5 alone has."""
+    again: bool = False
+    """The broker sends it a second time: it has not had our acknowledgment (DUP)."""
 
     @property
     def json(self) -> dict[str, Any]:
@@ -145,7 +147,8 @@ class Listener:
 
     def _on_message(self, _client: Any, _userdata: Any, message: Any) -> None:
         about = dict(getattr(message.properties, "UserProperty", []))
-        heard = Heard(message.topic, message.payload, message.retain, message.qos, about)
+        flags = message.retain, message.qos
+        heard = Heard(message.topic, message.payload, *flags, about, message.dup)
         with self._changed:
             self.heard.append(heard)
             self._changed.notify_all()
