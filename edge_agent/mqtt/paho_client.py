@@ -14,7 +14,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ..config.settings import Broker
 from ..core.errors import UsageError
@@ -36,6 +36,10 @@ COMMAND_RECEIVE_MAXIMUM = 65535
 """The same for a command: mosquitto drops messages beyond this and its queue of 1000."""
 MOST_PACKET = 256 * 2**20 - 1
 """Largest possible message, bytes."""
+BEGINNING = 128 * 1024
+"""Bytes that are kept of a packet which is too large."""
+READ_AT_ONCE = 2**20
+"""Bytes at most that are taken from the socket by one call."""
 SESSION_EXPIRY = 3600
 """Seconds for which the broker keeps messages for us after a disconnect."""
 
@@ -98,10 +102,42 @@ def make_client(
     if tls is not None:
         client.tls_set_context(tls)
     client.connect_timeout = CONNECT_TIMEOUT
+    if session:
+        _bound(client, largest_packet())
     # paho itself uses the first address that TCP reaches, even if the broker there hangs. TLS still
     # compares the name with the certificate.
     vars(client)["_create_socket_connection"] = lambda: _open(where)
     return client
+
+
+class _Beginning(bytearray):
+    """What is kept of a packet that is too large: its topic, and some of what follows."""
+
+    def __iadd__(self, data: Any) -> Self:  # type: ignore[misc] # mypy asks for another __add__
+        return super().__iadd__(data[: max(0, BEGINNING - len(self))])
+
+
+def _bound(client: Client, most: int) -> None:
+    """Read larger packets than *most* bytes without keeping them.
+
+    Brokers of 3.1.1 are not told of a limit, and paho takes three times the size of what it reads.
+    Ending the connection instead would bring a message of QoS 1 again and again.
+    """
+    receive = client._sock_recv  # noqa: SLF001
+
+    def bounded(size: int) -> bytes:
+        packet = vars(client)["_in_packet"]
+        if size > most and not isinstance(packet["packet"], _Beginning):
+            packet["packet"] = _Beginning()
+        return receive(min(size, READ_AT_ONCE))
+
+    vars(client)["_sock_recv"] = bounded
+
+
+def left_out(client: Client) -> int:
+    """Return the bytes of the packet at hand if it was too large to be kept, else 0."""
+    packet = vars(client)["_in_packet"]
+    return int(packet["remaining_length"]) if isinstance(packet["packet"], _Beginning) else 0
 
 
 class _NeverRaised(Exception):
@@ -159,7 +195,8 @@ def detach(client: Client) -> None:
     """
     client.on_connect = client.on_disconnect = client.on_message = None
     client.on_publish = client.on_unsubscribe = client.on_subscribe = None
-    vars(client).pop("loop_forever", None)
+    for ours in ("loop_forever", "_sock_recv"):
+        vars(client).pop(ours, None)
 
 
 def send_at_once(_client: Any, _userdata: Any, wire: Any) -> None:

@@ -184,6 +184,8 @@ class Requests:
                 message.ack()
 
     def _handle(self, message: ReceivedMessage) -> bool:
+        if message.too_large:
+            raise MalformedError(f"{message.too_large} bytes, more than this device has room for")
         handler, levels = self._subscriptions.find(message.topic)
         if handler is not None:
             return handler(levels, message)

@@ -16,7 +16,7 @@ import pytest
 from edge_agent.cli import fleet as looks
 from edge_agent.cli.fleet import Fleet
 from edge_agent.config.settings import Broker
-from edge_agent.mqtt import subscribing
+from edge_agent.mqtt import paho_client, subscribing
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.connecting import connect
 from edge_agent.mqtt.connection import (
@@ -29,7 +29,7 @@ from edge_agent.mqtt.connection import (
 from edge_agent.mqtt.one_shot import OneShotClient
 from edge_agent.mqtt.paho_client import MOST_PACKET, largest_packet, session_options
 from tests.helpers.mqtt_client import STATUS, make_client
-from tests.helpers.support import Listener, Mosquitto, Relay, run_cli, wait_until
+from tests.helpers.support import PATIENCE, Listener, Mosquitto, Relay, run_cli, wait_until
 
 Listeners = Callable[..., Listener]
 CONNECTED = b"\x20\x03\x00\x00\x00"
@@ -406,6 +406,34 @@ def test_a_message_does_not_take_all_memory_of_a_small_device(tmp_path: Path) ->
     assert largest_packet(tmp_path) == 2**27
     asked = session_options(keep=True)["properties"].MaximumPacketSize
     assert asked == largest_packet() <= MOST_PACKET
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_a_message_that_is_too_large_is_read_and_not_kept(
+    broker: Mosquitto, listen: Listeners, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
+    """Brokers of 3.1.1 are told of no limit: one of 200 MB took 820, and came again after the end.
+
+    Nor does every broker of MQTT 5 keep to it. The connection goes on with the next message.
+    """
+    monkeypatch.setattr(paho_client, "largest_packet", lambda: 5000)
+    monkeypatch.setattr(paho_client, "session_options", lambda *, keep: {"clean_start": not keep})
+    heard: SimpleQueue[ReceivedMessage] = SimpleQueue()
+    ready = threading.Event()
+    hooks = Hooks(message=heard.put, subscribed=lambda *_: ready.set())
+    settings = Broker(url=broker.url)
+    connection = connect(settings, "box", hooks=hooks, protocol=protocol, session=True)
+    connection.subscribe(["to/box"])
+    assert ready.wait(PATIENCE)
+    sender = listen(broker.port)
+    for payload in (bytes(4000), bytes(1_500_000), b"small"):
+        sender.publish("to/box", payload)
+        message = heard.get(timeout=PATIENCE)
+        message.ack()
+        assert message.topic == "to/box"
+        assert message.payload == (payload if len(payload) < 5000 else b"")
+        assert bool(message.too_large) == (len(payload) > 5000)
+    connection.close()
 
 
 def test_a_look_that_a_node_refuses_is_taken_over_another(monkeypatch: pytest.MonkeyPatch) -> None:
