@@ -319,7 +319,7 @@ class Anomaly(Findings):
         del digits
         anomaly: dict[str, Any] = {
             "score": significant(self.score),
-            "threshold": self.threshold,
+            "threshold": None if self.threshold is None else significant(self.threshold),
             "anomalous": self.anomalous,
         }
         if self.learning is not None:
