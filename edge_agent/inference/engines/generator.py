@@ -266,6 +266,7 @@ class Generator:
             block = numbers * BLOCK_TOKENS * (EXACT_BYTES if exact else NUMBER_BYTES)
             scheduler.num_kv_blocks = max(1, (self._kv_cache_mb << 20) // block)
             scheduler.enable_prefix_caching = True
+            scheduler.max_num_batched_tokens = 64  # in a step, no thread of frames runs beside it
             threads = {"INFERENCE_NUM_THREADS": max(1, usable_cpus() // 2)}
             self._pipeline = None  # memory may only have room for one
             self._pipeline = genai.ContinuousBatchingPipeline(
