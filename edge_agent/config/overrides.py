@@ -268,7 +268,7 @@ class Overrides:
     def keep(self, patch: Patch) -> None:
         """Store an applied patch, and drop the values that `set` has kept for its keys.
 
-        From then on the note on its probation says so, until the outcome has been reported.
+        The record of its probation is marked as kept until the outcome has been reported.
         """
         from .configured import overlaid, without, without_effect
 

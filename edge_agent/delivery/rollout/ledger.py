@@ -287,8 +287,8 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
     def describe(self, name: str) -> dict[str, Any]:
         """Return `candidate` and `last` for a model's topic; waiting candidates are not shown.
 
-        Of several the one in the deployer comes first, then the one on probation, then the one that
-        is being received.
+        If there are several, the one in the deployer has priority, then the one on probation, then
+        the one being received.
         """
         shown = self._shown(name)
         state: dict[str, Any] = {}
