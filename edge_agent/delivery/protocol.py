@@ -81,6 +81,8 @@ def agreement_words(details: Mapping[str, Any]) -> tuple[str | None, bool]:
         case {"compared": int(compared), "agreement": int() | float() as share} if compared > 0:
             low = share < LOW_AGREEMENT
             words = f"agrees with it on {round(share * compared)} of {compared} live frames"
+            if empty := details["shadow"].get("empty"):
+                words += f", and nothing was found in {'any' if empty == compared else str(empty)}"
             why = details["shadow"].get("disagreement")
             return (f"{words} ({why})" if why and low else words), low
         case _:

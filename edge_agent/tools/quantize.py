@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field, replace
 from pathlib import Path
+from statistics import fmean
 
 from ..core.errors import ModelError, UsageError
 from ..core.frozen import record
@@ -271,6 +272,17 @@ def size_of_network(folder: ModelFolder) -> int:
     return sum(path.stat().st_size for path in inspect(folder.network).files)
 
 
+def score_shift(before: Row, after: Row) -> float | None:
+    """Return how far the best score of a sample moves on average; None: there are no scores.
+
+    Of samples in which both networks find something.
+    """
+    pairs = zip(before.scored.findings, after.scored.findings, strict=True)
+    scores = [(one.best_score, other.best_score) for one, other in pairs]
+    moved = [other - one for one, other in scores if one and other]
+    return round(fmean(moved), 4) if moved else None
+
+
 def _notes(floats: Sequence[Row], rows: Sequence[Row], target: Target, foreign: bool) -> list[str]:
     """List notes on the target, and on engines that compute something other than the file says."""
     exact = next(row for row in rows if row.cost is None)
@@ -285,9 +297,19 @@ def _notes(floats: Sequence[Row], rows: Sequence[Row], target: Target, foreign: 
         for row in rows
         if row.scored.agreement < exact.scored.agreement - SATURATED
     ]
+    pairs = list(zip(floats, rows, strict=True))
+    shifts = {after.engine: score_shift(before, after) for before, after in pairs}
+    notes += [
+        f"{engine}: the best score of a sample moves by {shift:+.3f} on average"
+        for engine, shift in shifts.items()
+        if shift is not None
+    ]
+    found = floats[0].scored.findings
+    if empty := sum(one.best_score == 0 for one in found):
+        notes.append(f"the float network finds nothing in {empty} of {len(found)} samples")
     faster = [
         before.cost.infer_ms > after.cost.infer_ms
-        for before, after in zip(floats, rows, strict=True)
+        for before, after in pairs
         if before.cost is not None and after.cost is not None
     ]
     if not any(faster):

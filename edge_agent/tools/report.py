@@ -16,7 +16,7 @@ from ..inference import drift
 from ..models.manifest import load
 from . import bars
 from .folders import move_to
-from .quantize import Report, Row
+from .quantize import Report, Row, score_shift
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +100,10 @@ def as_json(report: Report) -> dict[str, Any]:
         "held_out": report.held_out,
         "bytes": {"float": report.float_bytes, "int8": report.quantized_bytes},
         "engines": {
-            before.engine: {"float": _row(before), "int8": _row(after)}
+            before.engine: {
+                "float": _row(before),
+                "int8": _row(after) | {"score_shift": score_shift(before, after)},
+            }
             for before, after in zip(report.floats, report.quantized, strict=True)
         },
         "tried": [

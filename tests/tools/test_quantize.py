@@ -42,6 +42,8 @@ def test_a_model_in_eight_bits(tmp_path: Path, pictures: Path) -> None:
     report = json.loads(said.out)
     assert report["passed"]
     assert report["drop"] <= 0.02
+    assert report["engines"]["exact"]["int8"]["score_shift"] is not None
+    assert any("the best score of a sample moves by" in note for note in report["notes"])
     assert {"exact", *(f"{name}:CPU" for name in ENGINES)} == set(report["engines"])
     assert {each["way"].partition(",")[0] for each in report["tried"]} >= {"ONNX Runtime"}
     folder = load(out)

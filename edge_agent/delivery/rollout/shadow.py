@@ -35,6 +35,8 @@ class Comparison:
         self.frames = 0
         self.compared = 0
         self.agreed = 0
+        self.empty = 0
+        """Frames in which neither finds anything."""
         self.errors = 0
         self.error: str | None = None
         self.disagreement: str | None = None
@@ -80,6 +82,7 @@ class Comparison:
             agreement = compare_findings(incumbent.findings, outcome.findings, margin)
         self.compared += 1
         self.agreed += agreement.passed
+        self.empty += incumbent.findings.best_score == outcome.findings.best_score == 0
         if not agreement.passed and self.disagreement is None:
             self.disagreement = agreement.why
 
@@ -102,6 +105,8 @@ class Comparison:
             "errors": self.errors,
             "infer_ms": percentiles(self.infer_ms),
         }
+        if self.empty:
+            payload["empty"] = self.empty
         if self.disagreement is not None:
             payload["disagreement"] = self.disagreement
         return payload
