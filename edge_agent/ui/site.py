@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import isnan, nan
 from typing import Any
 
 from ..core.text import printable
@@ -42,6 +44,7 @@ MOST_EVENTS = 100
 MOST_PUSHES = 40
 MOST_FIGURES = 240
 """Health messages per device whose figures are kept: 40 minutes at the usual interval."""
+_FIGURES = 6
 MOST_WAITING = 2000
 """Most messages queued for a slow browser."""
 MOST_WORDS = 300
@@ -67,7 +70,9 @@ class Device:
     """Its retained topics, by kind and name."""
     events: deque[Says] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     pushes: deque[Says] = field(default_factory=lambda: deque(maxlen=MOST_PUSHES))
-    figures: deque[list[float | None]] = field(default_factory=lambda: deque(maxlen=MOST_FIGURES))
+    figures: array[float] = field(default_factory=lambda: array("d"))
+    """`_FIGURES` numbers of each health message, one after the other: lists take five times the
+    memory."""
     row: dict[str, Any] = field(default_factory=dict)
     """Its row in the table; empty: it must be made again."""
 
@@ -164,7 +169,8 @@ class Site:
             if (kind, about) in device.kept or len(device.kept) < MOST_KEPT:
                 device.kept[kind, about] = body
             if kind == "health" and "odd" not in body:
-                device.figures.append(_figures(body))
+                device.figures.extend(nan if each is None else each for each in _figures(body))
+                del device.figures[: -MOST_FIGURES * _FIGURES]
         elif kind == "event":
             device.events.append(says)
         elif kind == "push":
@@ -247,7 +253,9 @@ class Site:
             device = None if name is None else self._devices.get(name)
             if device is None:
                 return
-            viewer.waiting.append(["figures", "", list(device.figures)])
+            known = [None if isnan(each) else each for each in device.figures]
+            rows = [known[at : at + _FIGURES] for at in range(0, len(known), _FIGURES)]
+            viewer.waiting.append(["figures", "", rows])
             viewer.waiting += [[kind, about, body] for (kind, about), body in device.kept.items()]
             viewer.waiting += device.events
             viewer.waiting += device.pushes
