@@ -132,4 +132,28 @@ say "ok   $said"
 said=$(modes 'size=641x123')
 grep -q 'FAIL .*does not give 641x123, but .*it offers ' <<<"$said" || fail "a wrong size is not said: $said"
 say "ok   $said"
+
+# A sound card, by the same service: what is played at one end of a cable is heard at the other.
+modprobe snd-aloop || fail "no snd-aloop"
+udevadm settle
+speaker-test -D plughw:Loopback,0 -c 1 -r 8000 -t sine >/dev/null 2>&1 &
+cat >/etc/edge-agent/config.toml <<'END'
+device_id = "vm"
+
+[[pipelines]]
+name = "mic"
+source = "alsa:plughw:Loopback,1?rate=8000&channels=1"
+model = "readings"
+
+[pipelines.input]
+window = 8000
+hop = 8000
+rate_hz = 8000
+stats = { of = ["rms"] }
+END
+systemctl start edge-agent || fail "the service does not start with a sound card"
+said=$(mosquitto_sub -t edge/vm/result/mic -C 2 -W 300 | tail -n 1)
+grep -q '"rms":0\.[0-9]*[1-9]' <<<"$said" || fail "nothing is heard of the sound card: $said"
+say "ok   a sound card: $(grep -o '"values".*' <<<"$said")"
+systemctl stop edge-agent
 echo "all is as it should be"
