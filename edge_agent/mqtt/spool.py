@@ -34,6 +34,7 @@ TABLE = (
     "topic TEXT NOT NULL, count INTEGER NOT NULL, boot TEXT NOT NULL, since REAL NOT NULL, "
     "time REAL NOT NULL, body BLOB NOT NULL)"
 )
+COLUMNS = ["id", "kind", "topic", "count", "boot", "since", "time", "body"]
 ROW_MESSAGES = 64
 ROW_BYTES = 64 * 1024
 """Limits of a row before compression; a single message may be larger."""
@@ -229,6 +230,9 @@ class Spool:
             if version == 0:
                 database.execute(TABLE)
                 database.execute(f"PRAGMA user_version = {VERSION}")
+            found = [name for _, name, *_ in database.execute("PRAGMA table_info(waiting)")]
+            if found != COLUMNS:
+                raise SpoolDamagedError(f"{self.path}: its table is not this agent's")
             self._measure(database)
         except BaseException:
             with closing(database):

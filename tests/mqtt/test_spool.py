@@ -130,6 +130,15 @@ def test_a_table_with_holes_is_damaged(spool: Spool) -> None:
         use()
 
 
+@pytest.mark.parametrize("other", ["TABLE waiting (id TEXT)", "VIEW waiting AS SELECT 1 AS id"])
+def test_a_table_of_others_is_damaged(spool: Spool, other: str) -> None:
+    """It had counted as a disk that fails: nothing was kept any more, also at later starts."""
+    with closing(sqlite3.connect(spool.path)) as theirs:
+        theirs.execute(f"CREATE {other}")
+    with pytest.raises(SpoolDamagedError, match="is not this agent's"):
+        spool.open()
+
+
 def test_a_file_of_another_version_is_not_touched(spool: Spool) -> None:
     """A table that a later agent has made is not read as ours."""
     with closing(sqlite3.connect(spool.path)) as later:
