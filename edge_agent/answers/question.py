@@ -86,7 +86,7 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
 
 def _instead(payload: bytes) -> str:
     """Return what came instead of a question, if known, preceded by a semicolon."""
-    why = refusal(payload[:12])
+    why = refusal(payload[:12]) if payload else "nothing came"
     if payload.startswith(b"--") and b"form-data" in payload[:1024]:
         why = "a form came; send the file itself as the body, as `curl -T FILE` does"
     return f"; {why}" if why else ""

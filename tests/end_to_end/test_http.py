@@ -321,6 +321,7 @@ def test_what_strangers_send_gets_a_clear_status_and_costs_nobody_else(
         burst = ask("/v2/models/rows/infer", bomb, Content_Encoding="gzip")
         assert burst.status == 413, burst.body
         assert ask("/predict/light", GRAY, Content_Encoding="br").status == 400
+        assert ask("/predict/light", b"").json["error"].endswith("; nothing came")
         pieces = gzip.compress(GRAY) + gzip.compress(GRAY)
         assert ask("/predict/light", pieces, Content_Encoding="gzip").status == 400
         for name, future in sent.items():
