@@ -180,7 +180,7 @@ def to_array(value: Any, spec: TensorSpec, shape: tuple[int, ...] | None = None)
 def _window(given: Any, columns: Any, spec: InputSpec) -> Question:
     """Return the last window that a pipeline would cut from these rows."""
     named = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
-    if columns and not named:
+    if columns != () and not named:
         raise SampleError("columns: expected the channels' names")
     try:
         rows = np.asarray(given)

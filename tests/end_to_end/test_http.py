@@ -223,6 +223,11 @@ WRONG: dict[str, tuple[str, bytes | dict[str, Any] | None, int]] = {
         {"model": "rows", "input": "a", "encoding_format": []},
         400,
     ),
+    "columns that are a number": (
+        "/predict/rows",
+        {"readings": [[1, 2, 3, 4]], "columns": 0},
+        400,
+    ),
     "an id that is a number": ("/v2/models/rows/infer", {"id": 7, "inputs": [ROW]}, 400),
     "an input given twice": ("/v2/models/rows/infer", {"inputs": [ROW, ROW]}, 400),
     "shared memory": (
@@ -316,7 +321,7 @@ def test_what_strangers_send_gets_a_clear_status_and_costs_nobody_else(
             answered = ask(path, body)
             assert answered.status == status, name
             assert "error" in answered.json, name
-            assert "ValueError" not in str(answered.json), name
+            assert "Error:" not in str(answered.json), name
         bomb = gzip.compress(bytes(2**24))
         burst = ask("/v2/models/rows/infer", bomb, Content_Encoding="gzip")
         assert burst.status == 413, burst.body
