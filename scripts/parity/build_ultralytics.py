@@ -83,7 +83,7 @@ def exports() -> list[Export]:
         Export("yolo26n-e2e", "yolo26n", more=(("nms", False),)),
     ]
     made += [
-        Export(f"{name}-{task}", f"{name}-{task}", note="masks by hand")
+        Export(f"{name}-{task}", f"{name}-{task}", note="masks by hand" if task == "seg" else "")
         for name in ("yolov8n", "yolo11n", "yolo26n")
         for task in ("seg", "pose", "obb")
     ]
