@@ -2,7 +2,7 @@
 
 On the broker it is retained block by block for devices to draw: it is sent once for any number of
 devices at any time, and its sender removes it later. Section 5. Independent of terminals: progress
-is in `Sender.progress`, and `step` returns the device that it belongs to.
+is in `Sender.progress`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from ..mqtt.topics import packages
 from .protocol import ENDED, LIST_PART_BYTES, MOST_OFFER_SECONDS, WINDOW, numbers_in
 
 OFFER_AGAIN_SECONDS = 3.0
+FEW_DEVICES = 50
+"""Up to so many devices, each message is handled by itself, and an offer costs little."""
 PROBATION_OFFER_SECONDS = 30.0
 """Interval for asking a device whether probation is over: its message may have been lost."""
 RECENT_SECONDS = 1.5
@@ -137,22 +139,30 @@ class Sender:
                     f"{self._package.header.id} has {length}; {way}"
                 )
 
-    def step(self, timeout: float) -> str | None:
-        """Answer one message, or offer again after silence; return the device that sent it."""
+    def step(self, timeout: float) -> None:
+        """Answer a message, of many devices also some that wait; offer again after silence."""
         now = time.monotonic()
         silent = [p for p in self.progress.values() if not p.ended]
-        # A device on probation sends nothing until it is over.
+        # A device on probation sends nothing until it is over. An offer is answered by all.
         long = all(p.waits_for_probation for p in silent)
-        pause = PROBATION_OFFER_SECONDS if long else OFFER_AGAIN_SECONDS
+        pause = OFFER_AGAIN_SECONDS * max(1.0, len(self.progress) / FEW_DEVICES)
+        pause = PROBATION_OFFER_SECONDS if long else min(pause, PROBATION_OFFER_SECONDS)
         if silent and now - max(self._offered_at, *(p.heard_at for p in silent)) > pause:
             self.offer()
         heard = self._client.next(timeout)
-        return self._answer(heard) if heard is not None else None
+        # What is done for all devices at each step must not be done at each message of each.
+        for _ in range(len(self.progress) // FEW_DEVICES):
+            if heard is None:
+                break
+            self._answer(heard)
+            heard = self._client.next(0.0)
+        if heard is not None:
+            self._answer(heard)
 
-    def _answer(self, heard: ReceivedMessage) -> str | None:
+    def _answer(self, heard: ReceivedMessage) -> None:
         levels = heard.topic.removeprefix(f"{self._root}/").split("/")
         if len(levels) != 3 or levels[1] != "push" or levels[2] != self._package.transfer:
-            return None
+            return
         device = levels[0]
         try:
             status = heard.body or {}
@@ -161,11 +171,11 @@ class Sender:
             asked = {} if status.get("drawn") is True else status
             parts, blocks = numbers_in(asked.get("list")), numbers_in(asked.get("need"))
         except (ValueError, KeyError, TypeError, AttributeError):
-            return None
+            return
         progress = self.progress.get(device)
         if progress is None:
             if not self._group:
-                return None
+                return
             progress = self.progress[device] = Progress(until=self._until)
         progress.already |= progress.state == "offered" and state in {"live", "probation"}
         progress.state, progress.heard_at = state, time.monotonic()
@@ -180,7 +190,6 @@ class Sender:
         for number in blocks:
             if number < len(self._package.blocks):
                 self._send("block", number, None)
-        return device
 
     def _send(self, kind: str, number: int, data: bytes | None) -> None:
         """Send a part only once to devices that requested it at about the same time."""
