@@ -192,8 +192,8 @@ def test_a_server_that_stalls_holds_up_nobody_and_the_pace_is_kept(
     [
         ({}, {"url": "ftp://big/"}, "servers[big].url: expected http://"),
         ({}, {"url": "http://user:geheim@big/v1?key=geheim"}, "servers[big].url: holds '?'"),
-        ({}, {"key": "two words"}, "servers[big].key: expected letters"),
-        ({}, {"key": "a\nb"}, "servers[big].key: expected letters"),
+        ({}, {"key": "two words"}, "servers[big].key: expected ASCII letters"),
+        ({}, {"key": "a\nb"}, "servers[big].key: expected ASCII letters"),
         ({}, {"ca_file": "ca.pem"}, "servers[big].ca_file: needs TLS"),
         ({}, {"kind": "grpc"}, "servers[big].kind: expected"),
         ({}, {"name": "a b"}, "servers[0].name: 'a b' is not a name"),
