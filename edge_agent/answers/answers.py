@@ -322,8 +322,11 @@ class Answers:
             with self._lock:
                 left -= 1
                 last = not left
-            if last:
+            if last and (question.raw or question.rows > 1):
                 self._workers.do(partial(self._take, ticket, question, asked))
+            elif last:
+                # A short answer takes the lane less time than another thread would to wake up.
+                self._take(ticket, question, asked)
 
         for one in inner:
             one.add_done_callback(take)
