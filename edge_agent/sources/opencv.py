@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,12 @@ MAX_PIXELS = 64 * 2**20
 """Largest picture; a PNG of 100 kB can contain an empty gigapixel, which takes 3 GB to decode."""
 MOST_SCANS = 100
 """Of a JPEG; each is a pass over the picture and takes 100 bytes, and encoders make about 10."""
+_MOST_PARTS = 10_000
+"""Of a JPEG, scans and all else between two markers."""
+_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
+"""Of a JPEG; what a scan holds has 00 or a number of its intervals behind FF."""
+_END, _SCAN = 0xD9, 0xDA
+_WITHOUT_LENGTH = (0x01, 0xD8)
 _UNREAD = {
     "HEIC, as phones write it": (b"ftyphei", b"ftyphev", b"ftypmif1", b"ftypmsf1"),
     "JPEG XL": (b"\xff\x0a", b"JXL "),
@@ -50,7 +57,7 @@ def decode(data: Array) -> Array:
         SampleError: it is damaged, too large, or not a picture.
     """
     cv2 = load()
-    if data.tobytes().count(b"\xff\xda") > MOST_SCANS:
+    if data[:2].tobytes() == b"\xff\xd8" and _scans(data.tobytes()) > MOST_SCANS:
         raise SampleError(f"cannot be decoded: has more than {MOST_SCANS} scans")
     try:
         picture: Array | None = cv2.imdecode(data, cv2.IMREAD_COLOR)
@@ -62,6 +69,21 @@ def decode(data: Array) -> Array:
         why = refusal(data[:12].tobytes()) or "damaged, cut short or no picture"
         raise SampleError(f"cannot be decoded: {why}")
     return picture
+
+
+def _scans(data: bytes) -> int:
+    """Count the scans of a JPEG up to its end: phones append whole videos after it."""
+    count, at = 0, 2
+    for _ in range(_MOST_PARTS):
+        found = _MARKER.search(data, at)
+        kind = _END if found is None else data[found.end() - 1]
+        if found is None or kind == _END:
+            return count
+        at = found.end()
+        if kind not in _WITHOUT_LENGTH:
+            at += int.from_bytes(data[at : at + 2], "big")
+        count += kind == _SCAN
+    return max(count, MOST_SCANS + 1)
 
 
 def refusal(head: bytes) -> str | None:

@@ -31,6 +31,7 @@ from edge_agent.models.npz import MAX_ARRAYS
 from edge_agent.serving.choice import DeviceEngines
 from edge_agent.serving.loader import ModelLoader
 from edge_agent.sources.opencv import decode
+from edge_agent.sources.opencv import load as load_opencv
 from edge_agent.sources.source import open_source
 from edge_agent.sources.spec import parse_source
 from tests.helpers.cameras import MjpegServer
@@ -337,6 +338,15 @@ def test_a_jpeg_of_many_passes_is_refused() -> None:
     assert decode(np.frombuffer(data[:-2] + scan + data[-2:], np.uint8)).shape == (48, 64, 3)
     with pytest.raises(SampleError, match="has more than 100 scans"):
         decode(np.frombuffer(data[:-2] + scan * 100 + data[-2:], np.uint8))
+
+
+def test_what_only_looks_like_many_scans_is_read() -> None:
+    """The pixels of another kind of picture, and the video that a phone appends to its JPEG."""
+    colors = np.full((48, 64, 3), (0xFF, 0xDA, 0), np.uint8)
+    bitmap = load_opencv().imencode(".bmp", colors)[1]
+    assert np.array_equal(decode(bitmap), colors)
+    moving = encode_jpeg(plain(7)) + b"\xff\xda" * 200
+    assert decode(np.frombuffer(moving, np.uint8)).shape == (48, 64, 3)
 
 
 def test_a_camera_that_claims_too_large_pictures_is_not_taken() -> None:
