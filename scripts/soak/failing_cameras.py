@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import av
 import psutil
-from soak import Ears, Stand, camera
+from soak import Ears, Stand, camera, judged
 
 from tests.helpers.small_models import brightness, encode_jpeg, plain
 from tests.helpers.support import Mosquitto
@@ -379,17 +379,7 @@ def main() -> int:
         ears = Judge(broker.port)
         stack.callback(ears.close)
         stand = Stand(folder, broker, ears, stack)
-        found: dict[str, Any] = {}
-        try:
-            found |= run(stand, ears, options)
-            found |= stand.body.judge()
-        except (RuntimeError, AssertionError) as problem:
-            stand.body.wrong.append(str(problem))
-        found["wrong"] = stand.body.wrong
-        if stand.body.wrong:
-            print(stand.body.agent.words()[-4000:], file=sys.stderr)
-        print(json.dumps(found))
-        return 1 if stand.body.wrong else 0
+        return judged(stand, {}, lambda: run(stand, ears, options))
 
 
 if __name__ == "__main__":

@@ -410,6 +410,25 @@ def _quietly(work: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
+def judged(stand: Stand, found: dict[str, Any], run: Callable[[], dict[str, Any]]) -> int:
+    """Run it, print what was *found* as JSON and what went wrong; return the exit status."""
+    try:
+        found |= run()
+        found |= stand.body.judge()
+    except (RuntimeError, AssertionError) as problem:
+        stand.body.wrong.append(str(problem))
+    except BaseException as problem:
+        # How `pytest.fail`, by which the tests' helpers give up, arrives here.
+        if type(problem).__name__ != "Failed":
+            raise
+        stand.body.wrong.append(str(problem))
+    found["wrong"] = stand.body.wrong
+    if stand.body.wrong:
+        print(stand.body.agent.words()[-4000:], file=sys.stderr)
+    print(json.dumps(found))
+    return 1 if stand.body.wrong else 0
+
+
 def main() -> int:
     """Run one of them and say what came of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -440,21 +459,7 @@ def main() -> int:
         stack.callback(ears.close)
         stand = Stand(folder, broker, ears, stack)
         found: dict[str, Any] = {"command": options.command}
-        try:
-            found |= options.run(stand, options)
-            found |= stand.body.judge()
-        except (RuntimeError, AssertionError) as problem:
-            stand.body.wrong.append(str(problem))
-        except BaseException as problem:
-            # How `pytest.fail`, by which the tests' helpers give up, arrives here.
-            if type(problem).__name__ != "Failed":
-                raise
-            stand.body.wrong.append(str(problem))
-        found["wrong"] = stand.body.wrong
-        if stand.body.wrong:
-            print(stand.body.agent.words()[-4000:], file=sys.stderr)
-        print(json.dumps(found))
-        return 1 if stand.body.wrong else 0
+        return judged(stand, found, lambda: options.run(stand, options))
 
 
 if __name__ == "__main__":
