@@ -45,7 +45,7 @@ def test_one_that_has_run_keeps_the_agent_up(
     network.write_bytes(whole[: len(whole) // 2])
     running.restart()
     heard.wait_why(f"model light: {network}: not a valid ONNX file")
-    assert "nothing can run, as it has before" in running.words()
+    wait_until(lambda: "nothing can run, as it has before" in running.words(), "its line")
     assert running.process.poll() is None
 
     network.write_bytes(whole)
