@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -68,7 +69,7 @@ def test_times_every_way_to_a_first_result(kind: str, tmp_path: Path, cache: Pat
     picture = tmp_path / "bars.png"
     options = ["--runs", "1", "--json", "--picture", str(picture), "--no-model-cache"]
     # The others need a form: making one takes most of the time.
-    options += ["--start", "first"] if kind == "boxes" else []
+    options += ["--start", "first"] if kind == "boxes" else ["--beside", sys.executable]
     done = run_cli("bench", "cold-start", model, *options, patience=PATIENCE * 10)
     assert done.returncode == 0, done.stderr
     (figures,) = (json.loads(line) for line in done.stdout.splitlines())
@@ -119,6 +120,22 @@ def test_figures_follow_from_the_runs() -> None:
     assert made.of_ort("agent") == 0.5
     assert tuple(figures) == (*SCRIPTS, "agent")
     assert made.json()["noise_ms"] == 60
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [("nothing-here", "No such file or directory; expected a Python"), ("bare", "No module named")],
+)
+def test_another_python_that_cannot_run_the_script_is_wrong_usage(
+    program: str, why: str, tmp_path: Path
+) -> None:
+    """Before anything is measured, with what to install there."""
+    if program == "bare":
+        venv.create(tmp_path / "bare", symlinks=True)
+        program = "bare/bin/python"
+    done = run_cli("bench", "cold-start", "resnet50-int8", "--beside", str(tmp_path / program))
+    assert done.returncode == 2
+    assert f"--beside: {tmp_path / program}: {why}" in done.stderr
 
 
 def test_the_floor_counts_the_disk_where_it_is_read() -> None:

@@ -45,7 +45,6 @@ PREPARE_SECONDS = 180.0
 """Time for the agent to prepare its models, before anything is timed."""
 SAYS_SECONDS = 5.0
 """Time for the agent to report its steps after its first result."""
-LIBRARY_PLACES = (Path(sys.prefix), Path(sys.base_prefix))
 LIBRARIES = ("onnxruntime", "openvino", "cv2", "numpy")
 WARM_RUNS = 3
 """Runs of the best whole-model load, for the floor."""
@@ -66,7 +65,7 @@ def measure(
         broker(Path(name)) as loopback,
     ):
         if setup.disk_mbps is not None:
-            with slow_disk([Path(name), *LIBRARY_PLACES], setup.disk_mbps * 1e6):
+            with slow_disk([Path(name), *_library_places(setup)], setup.disk_mbps * 1e6):
                 pass  # so that errors are reported before minutes have passed
         found = child.call(TRUTH, "look", models=models, place=name, config=config)
         filters = [f"{DEVICE}/#", f"edge/{DEVICE}/result/#", f"edge/{DEVICE}/model/#"]
@@ -74,9 +73,15 @@ def measure(
         reports = []
         for model in found:
             with OneShotClient(settings, filters) as client:
-                ways = starts(model, setup.clip, loopback, setup.kinds)
+                ways = starts(model, setup, loopback)
                 reports.append(_Bench(model, client, setup, report_progress).measure(ways))
         return reports
+
+
+def _library_places(setup: ColdStartSetup) -> list[Path]:
+    """Return the folders from which the timed processes load their libraries."""
+    places = [Path(sys.prefix), Path(sys.base_prefix)]
+    return places if setup.python is None else [*places, setup.python.parent.parent]
 
 
 class _Bench:
@@ -210,7 +215,7 @@ class _Bench:
         if rate is None:
             return nullcontext()
         places = [Path(self._model["folder"]), self._place, self._setup.clip]
-        return slow_disk([*places, *LIBRARY_PLACES], rate * 1e6)
+        return slow_disk([*places, *_library_places(self._setup)], rate * 1e6)
 
     def _evict(self) -> None:
         """Evict files that must be cold; report once which processes keep libraries in memory."""

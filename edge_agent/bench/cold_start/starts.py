@@ -7,7 +7,7 @@ import json
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ AGENT = "agent"
 STATE = "state"
 """Name of the agent's state folder, in its place."""
 NONE, ORT, BEST = "none", "ort", "best"
+ELSEWHERE = "ort-elsewhere"
 SCRIPTS = (NONE, ORT, "openvino", "openvino-cache", BEST)
 KINDS: Mapping[str, str] = {
     "first": f"{AGENT}-first",
@@ -32,7 +33,7 @@ KINDS: Mapping[str, str] = {
     "prepared": AGENT,
 }
 """The variant for each kind of start of the agent."""
-VARIANTS = (*SCRIPTS, *KINDS.values())
+VARIANTS = (*SCRIPTS, ELSEWHERE, *KINDS.values())
 SCRIPT_STEPS = ("python", "imports", "model", "clip", "infer", "publish")
 WHOLE = "first_publish"
 """The agent's entry that is the whole, not a part: from exec to the first result, by itself."""
@@ -53,17 +54,14 @@ class Start:
     cwd: Path | None = None
 
 
-def starts(
-    model: Mapping[str, Any], clip: Path, loopback: Loopback, kinds: Sequence[str]
-) -> list[Start]:
+def starts(model: Mapping[str, Any], setup: ColdStartSetup, loopback: Loopback) -> list[Start]:
     """Prepare all variants for a model, as returned by `truth.look`.
 
-    The files that each needs are written below the model's place; *kinds* are kinds of the agent's
-    starts.
+    The files that each needs are written below the model's place.
     """
     place = Path(model["place"])
     made = []
-    for variant in SCRIPTS:
+    for variant in setup.scripts:
         topic = f"{DEVICE}/{variant}"
         cache = place / variant if variant == "openvino-cache" else None
         how = {
@@ -71,15 +69,16 @@ def starts(
             "model": model["best"] if variant == BEST else model["network"],
             "optimized": variant == BEST,
             "cache": str(cache) if cache else None,
-            "clip": str(clip),
+            "clip": str(setup.clip),
             "port": loopback.port,
             "topic": topic,
         }
         settings = place / f"{variant}.json"
         settings.write_text(json.dumps(how))
         engine = variant.partition("-")[0]
-        made.append(Start(variant, [sys.executable, str(SCRIPT), engine, str(settings)], topic))
-    made += [_agent(kind, model, clip, loopback) for kind in KINDS if kind in kinds]
+        python = str(setup.python) if variant == ELSEWHERE else sys.executable
+        made.append(Start(variant, [python, str(SCRIPT), engine, str(settings)], topic))
+    made += [_agent(kind, model, setup.clip, loopback) for kind in setup.kinds]
     return made
 
 
@@ -143,10 +142,16 @@ class ColdStartSetup:
     """A limit on reading, in MB per second; None: the disk's own rate."""
     kinds: tuple[str, ...] = ("prepared",)
     """Kinds of starts of the agent, in the order of `KINDS`."""
+    python: Path | None = None
+    """Another installation's Python, which also runs the plain ONNX Runtime script."""
+
+    @property
+    def scripts(self) -> tuple[str, ...]:
+        return SCRIPTS if self.python is None else (*SCRIPTS, ELSEWHERE)
 
     @property
     def variants(self) -> tuple[str, ...]:
-        return (*SCRIPTS, *(KINDS[kind] for kind in self.kinds))
+        return (*self.scripts, *(KINDS[kind] for kind in self.kinds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...core.errors import UsageError
 from ...tools import bars
 from ..options import Options, add_config, positive
 from ..progress import say
@@ -32,6 +35,7 @@ MEANING = (
     "plain OpenVINO script",
     "the same with its model cache",
     "best whole-model load of ONNX Runtime",
+    "plain ONNX Runtime script under --beside",
     "this, with an empty state folder",
     "with a form, one value of the settings changed before each start",
     "with a form, another copy of the program at each start",
@@ -75,6 +79,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "changed, with another copy of the program, or with nothing changed; may be given several "
         "times; default: all",
     )
+    parser.add_argument(
+        "--beside",
+        metavar="PYTHON",
+        help="another installation's Python, such as that of a folder where the agent runs from an "
+        "image: it also runs the plain ONNX Runtime script",
+    )
     parser.add_argument("--source", metavar="CLIP", help="default: the bundled clip")
     add_shared(parser, runs=7)
     add_config(parser)
@@ -92,10 +102,28 @@ def main(options: Options) -> int:
     elif options.no_model_cache or options.disk_mbps is not None:
         cold = "model"  # a limited disk only shows if something is read
     kinds = tuple(kind for kind in KINDS if not options.start or kind in options.start)
-    setup = ColdStartSetup(options.runs, clip.resolve(), cold, options.disk_mbps, kinds)
+    beside = None if options.beside is None else _python(options.beside)
+    setup = ColdStartSetup(options.runs, clip.resolve(), cold, options.disk_mbps, kinds, beside)
     reports = measure(options.models, setup, say, options.config)
     show(reports, options, picture, (_shown, _drawn))
     return 0
+
+
+def _python(given: str) -> Path:
+    """Return the Python to run the plain script with, which must have what that imports."""
+    python = Path(given).absolute()  # not resolved: the link in an environment is what tells it
+    needs = "import cv2, numpy, onnxruntime, paho.mqtt.client"
+    try:
+        done = subprocess.run([python, "-c", needs], capture_output=True, text=True, check=False)
+    except OSError as problem:
+        raise UsageError(f"--beside: {given}: {problem.strerror}; expected a Python") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it ended with an error"])[-1]
+        raise UsageError(
+            f"--beside: {given}: {last.partition(': ')[2] or last}; install there: "
+            "onnxruntime opencv-python-headless numpy paho-mqtt"
+        )
+    return python
 
 
 def _shown(report: ColdStartReport) -> Iterator[Table | str]:
