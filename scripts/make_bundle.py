@@ -101,11 +101,13 @@ def gather(folder: Path) -> list[Path]:
         SystemExit: pip could not.
 
     """
-    # Of each library a wheel: what is compiled here was tested nowhere.
+    # Of each library a wheel: what is compiled here was tested nowhere. One has none, and is Python
+    # alone.
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
     done = subprocess.run(
         [
             *(*pip, "--wheel-dir", str(folder), "--only-binary", ":all:"),
+            *("--no-binary", "argparse-manpage"),
             *("-c", str(CHECKOUT / "scripts/constraints.txt"), f"{CHECKOUT}{EXTRAS}", "pip"),
         ],
         check=False,
