@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.errors import AgentError, BrokerError, MalformedError
 from ..core.text import counted, printable
 from ..delivery.plan import ENDED, Plan, read_own, seal
-from ..delivery.sender import RetainedPackage
+from ..delivery.sender import MOST_AWAY, RETURN_SECONDS, RetainedPackage
 from ..mqtt.one_shot import OneShotClient
 from ..mqtt.payloads import iso
 from ..mqtt.topics import rollouts
@@ -32,10 +32,6 @@ JUDGE_SECONDS = 0.5
 SPREAD_SECONDS = 0.02
 """Time per online device of a wave; the sum is the time over which the wave starts."""
 COME_BACK_SECONDS = 1.0
-RETURN_SECONDS = 10.0
-"""Time for devices to reconnect after the broker was away, in addition to how long it was."""
-MOST_AWAY = 60.0
-"""Limit for that time: the longest pause between attempts. Until then no device counts as lost."""
 MISSING_SECONDS = 3.0
 """Time after a new connection for the broker to send retained messages."""
 SILENCE_SECONDS = 30.0

@@ -30,6 +30,11 @@ from .protocol import ENDED, LIST_PART_BYTES, MOST_OFFER_SECONDS, WINDOW, number
 OFFER_AGAIN_SECONDS = 3.0
 FEW_DEVICES = 50
 """Up to so many devices, each message is handled by itself, and an offer costs little."""
+RETURN_SECONDS = 10.0
+"""Time for a device that is offline to reconnect; after an outage of the broker, in addition to how
+long that was."""
+MOST_AWAY = 60.0
+"""Limit for that time: the longest pause between attempts. Until then no device counts as lost."""
 PROBATION_OFFER_SECONDS = 30.0
 """Interval for asking a device whether probation is over: its message may have been lost."""
 RECENT_SECONDS = 1.5
@@ -62,6 +67,19 @@ class Progress:
     """Whether it was live before this push; the details then come from the earlier push."""
     until: str = "probation"
     """Which state is success: the version serves ("probation"), or has passed it ("live")."""
+    lost_at: float | None = None
+    """Monotonic time when a member of a group that is offline counts as lost; None: it is online,
+    as far as its broker knows."""
+
+    @property
+    def shown(self) -> str:
+        """The state, or "offline"."""
+        return self.state if self.lost_at is None or self.ended else "offline"
+
+    @property
+    def lost(self) -> bool:
+        """Whether it went offline before it had ended, and has not come back."""
+        return self.lost_at is not None and not self.ended and time.monotonic() >= self.lost_at
 
     @property
     def ended(self) -> bool:
@@ -89,7 +107,7 @@ class Sender:
         drawn: bool = False,
         until: str = "probation",
     ) -> None:
-        """Prepare; *client* must be subscribed to `<root>/+/push/<transfer>`.
+        """Prepare; *client* must be subscribed to `<root>/+/push/<transfer>` and `<root>/+/status`.
 
         *drawn*: the package is on the broker, and only devices that cannot draw it are answered.
         """
@@ -103,12 +121,21 @@ class Sender:
         self._list = package.front.block_list
         self._sent: dict[tuple[str, int], float] = {}
         self._offered_at = 0.0
+        self._returning = 0.0
+        """Monotonic time until which devices may still be reconnecting."""
         self.progress: dict[str, Progress] = {device: Progress(until=until) for device in devices}
         self.bytes_sent = 0
 
     @property
     def done(self) -> bool:
-        return all(progress.ended for progress in self.progress.values())
+        return all(progress.ended or progress.lost for progress in self.progress.values())
+
+    def reconnected(self, seconds: float) -> None:
+        """Give devices time to return, too, after the broker was away for *seconds*."""
+        self._returning = time.monotonic() + RETURN_SECONDS + min(MOST_AWAY, seconds)
+        for progress in self.progress.values():
+            progress.lost_at = None
+        self.offer()
 
     def offer(self) -> None:
         """Publish the offer of the package."""
@@ -142,7 +169,7 @@ class Sender:
     def step(self, timeout: float) -> None:
         """Answer a message, of many devices also some that wait; offer again after silence."""
         now = time.monotonic()
-        silent = [p for p in self.progress.values() if not p.ended]
+        silent = [p for p in self.progress.values() if not p.ended and p.lost_at is None]
         # A device on probation sends nothing until it is over. An offer is answered by all.
         long = all(p.waits_for_probation for p in silent)
         pause = OFFER_AGAIN_SECONDS * max(1.0, len(self.progress) / FEW_DEVICES)
@@ -161,6 +188,9 @@ class Sender:
 
     def _answer(self, heard: ReceivedMessage) -> None:
         levels = heard.topic.removeprefix(f"{self._root}/").split("/")
+        if len(levels) == 2 and levels[1] == "status":
+            self._note_status(levels[0], heard)
+            return
         if len(levels) != 3 or levels[1] != "push" or levels[2] != self._package.transfer:
             return
         device = levels[0]
@@ -190,6 +220,16 @@ class Sender:
         for number in blocks:
             if number < len(self._package.blocks):
                 self._send("block", number, None)
+
+    def _note_status(self, device: str, heard: ReceivedMessage) -> None:
+        """Note whether a member of a group is there: the others do not wait for one that is not."""
+        progress = self.progress.get(device)
+        if progress is None or not self._group:
+            return
+        if (heard.body or {}).get("state") != "offline":
+            progress.lost_at = None
+        elif progress.lost_at is None:
+            progress.lost_at = max(time.monotonic() + RETURN_SECONDS, self._returning)
 
     def _send(self, kind: str, number: int, data: bytes | None) -> None:
         """Send a part only once to devices that requested it at about the same time."""

@@ -524,6 +524,61 @@ def test_group_gets_each_block_once(box: Box, tmp_path: Path, agent: Agents) -> 
     box.wait_live("3")
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_push_to_a_group_does_not_wait_for_a_member_that_went_offline(
+    box: Box, tmp_path: Path, agent: Agents, comes_back: bool
+) -> None:
+    """It ends when all that are there have it, and names who is not; one that returns gets it."""
+    endless = {"shadow_frames": 1_000_000, "timeout_s": 600}
+    second = start_box(
+        tmp_path / "second",
+        box.broker,
+        box.listener,
+        agent,
+        "edge-02",
+        trust={"allow_unsigned": True},
+        groups=["lab"],
+        trial=endless,
+    )
+    box.listener.wait_state(second.topic("info"), groups=["lab"])
+    new = model_folder(tmp_path / "new", "2", best=2)
+    sender = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "edge_agent", "push", str(new), "--device", "@lab"),
+            *("--broker", box.url, "--timeout", "600"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    box.wait_live("2")
+    box.listener.wait_for(
+        lambda heard: any(
+            h.topic.startswith("edge/edge-02/push/") and h.json["state"] == "shadow" for h in heard
+        ),
+        "a shadow",
+    )
+    second.agent.process.kill()
+    box.listener.wait_state(second.topic("status"), state="offline")
+    if comes_back:
+        config = second.agent.config
+        config.write_text(
+            config.read_text().replace("shadow_frames = 1000000", "shadow_frames = 3")
+        )
+        second.agent.wait()
+        second.agent.restart()
+    said, words = sender.communicate(timeout=PATIENCE * 2)
+    assert "edge-01: live, " in said
+    assert "edge-02: offline\n" in words
+    if comes_back:
+        assert sender.returncode == 0, said + words
+        assert "edge-02: live" in said
+        second.wait_live("2")
+    else:
+        assert sender.returncode == 1
+        assert "edge-02: went offline before it was live; the same push again goes on" in said
+
+
 def test_of_two_devices_each_tells_what_its_swap_was_like(
     box: Box, tmp_path: Path, agent: Agents
 ) -> None:
@@ -595,7 +650,7 @@ def test_silent_device_ends_it_after_the_timeout(
     new = model_folder(tmp_path / "new", "2")
     done = run_cli("push", str(new), "--device", "ghost", "--broker", broker.url, "--timeout", "1")
     assert done.returncode == 1
-    assert "no progress for 1 s" in done.stderr
+    assert "no progress of ghost for 1 s" in done.stderr
 
 
 # One message

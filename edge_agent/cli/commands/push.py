@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -197,13 +197,14 @@ def _send(
                 if not client.gone:
                     raise
                 print(f"{problem}; trying again", file=sys.stderr, flush=True)
+                lost_at = time.monotonic()
                 _reconnect(client, moved + timeout)
                 if retained is not None and not retained.lies_there():
                     retained.put(lambda _done, _total: None)
-                sender.offer()
+                sender.reconnected(time.monotonic() - lost_at)
             # Devices that answer on probation are waited for, however long that takes.
             now = [
-                (p.state, p.heard_at if p.waits_for_probation else p.percent)
+                (p.shown, p.heard_at if p.waits_for_probation else p.percent)
                 for p in sender.progress.values()
             ]
             if now != before:
@@ -214,8 +215,9 @@ def _send(
                 timeout if any(s in {"offered", "need"} for s, _ in now) else max(timeout, 180.0)
             )
             if time.monotonic() - moved > patience:
+                silent = [device for device, p in sender.progress.items() if not p.ended]
                 raise BrokerError(
-                    f"no progress for {patience:.0f} s;"
+                    f"no progress of {some_of(sorted(silent))} for {patience:.0f} s;"
                     " the version may still come to serve;"
                     " the same push again goes on where it stopped"
                 )
@@ -271,7 +273,7 @@ class _Bars:
     def update(self) -> None:
         if self._line is not None:
             each = self._sender.progress.values()
-            self._line("devices that are done:", sum(p.ended for p in each), len(each))
+            self._line("devices that are done:", sum(p.ended or p.lost for p in each), len(each))
             return
         for device, progress in self._sender.progress.items():
             if self._progress is not None:
@@ -279,24 +281,26 @@ class _Bars:
                 if task is None:
                     task = self._tasks[device] = self._progress.add_task(device, total=100)
                 self._progress.update(
-                    task, completed=progress.percent, description=f"{device} {progress.state}"
+                    task, completed=progress.percent, description=f"{device} {progress.shown}"
                 )
             # A rejection is the outcome, which is printed at the end.
-            elif self._said.get(device) != progress.state and progress.state != "rejected":
-                self._said[device] = progress.state
+            elif self._said.get(device) != progress.shown and progress.state != "rejected":
+                self._said[device] = progress.shown
                 why = f": {progress.why}" if progress.why is not None else ""
-                said = printable(f"{device}: {progress.state}{why}")
+                said = printable(f"{device}: {progress.shown}{why}")
                 print(said, file=sys.stderr, flush=True)
 
 
 def _report(sender: Sender, fleet: Fleet, target: str, name: str) -> int:
     """Print the outcome on each device."""
-    failed = sum(progress.state == "rejected" for progress in sender.progress.values())
-    many = len(sender.progress) > MANY
+    lost = sorted(device for device, progress in sender.progress.items() if progress.lost)
+    answered = {each: p for each, p in sorted(sender.progress.items()) if each not in lost}
+    failed = lost or any(progress.state == "rejected" for progress in answered.values())
+    many = len(answered) > MANY
     if many:
-        _report_many(sender)
+        _report_many(answered)
     odd = []
-    for device, progress in sorted(sender.progress.items()):
+    for device, progress in answered.items():
         if not many:
             print(printable(f"{device}: {_ending(progress)}"))
         if progress.state != "rejected" and agreement_words(progress.details)[1]:
@@ -305,17 +309,20 @@ def _report(sender: Sender, fleet: Fleet, target: str, name: str) -> int:
         print(_warning(odd, name), file=sys.stderr)
     members = fleet.members(target[1:]) if target.startswith("@") else []
     away = [each for each in members if not fleet.online(each) and each not in sender.progress]
+    if lost:
+        again = "the same push again goes on when it is back"
+        print(printable(f"{some_of(lost)}: went offline before it was live; {again}"))
     if away:
         has = "has" if len(away) == 1 else "have"
-        print(printable(f"{', '.join(away)}: offline, {has} not got it"))
+        print(printable(f"{some_of(away)}: offline, {has} not got it"))
     print(f"{sender.bytes_sent} bytes were sent")
     return 1 if failed else 0
 
 
-def _report_many(sender: Sender) -> None:
+def _report_many(answered: Mapping[str, Progress]) -> None:
     """Print each outcome once, with the devices that have a problem."""
     found: dict[str, list[str]] = {}
-    for device, progress in sorted(sender.progress.items()):
+    for device, progress in answered.items():
         words = f"rejected: {progress.why}" if progress.state == "rejected" else "live"
         found.setdefault(words, []).append(device)
     for words, devices in sorted(found.items()):
