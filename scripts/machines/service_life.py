@@ -242,7 +242,9 @@ def reloads(box: Box) -> None:
             wait("the reload", partial(_has_other, box, rate), 30)
             _wait_count("results", lambda: len(lines(heard)), len(lines(heard)) + 20)
         box.run("echo 'nonsense = 1' >> /etc/edge-agent/config.toml")
-        box.run(f"systemctl reload {UNIT}")
+        expect(
+            "a reload of wrong settings fails", box.fails(f"systemctl reload {UNIT}")[0] != 0, True
+        )
         wait("the refusal", lambda: "the settings stay as they were" in box.journal(), 30)
         _wait_count("results", lambda: len(lines(heard)), len(lines(heard)) + 20)
         found = lines(heard)

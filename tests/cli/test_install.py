@@ -48,7 +48,7 @@ def units(tmp_path: Path) -> Path:
     """Give a folder with the units, of a program that is there."""
     for name in (UNIT, RETRY):
         text = (CHECKOUT / "systemd" / name).read_text()
-        (tmp_path / name).write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", text))
+        (tmp_path / name).write_text(re.sub(r"(?m)^(Exec\w+)=/opt\S+", r"\1=/bin/true", text))
     return tmp_path
 
 
@@ -56,6 +56,20 @@ def value(unit: str, key: str) -> str:
     """Give the one value of a key in a unit of the checkout."""
     (found,) = re.findall(rf"(?m)^{key}=(.*)$", (CHECKOUT / "systemd" / unit).read_text())
     return str(found)
+
+
+def test_a_reload_of_wrong_settings_fails(tmp_path: Path) -> None:
+    """The unit asks what the file is worth, as sshd's does, and `systemctl reload` says no."""
+    text = (CHECKOUT / "systemd" / UNIT).read_text()
+    (asks,) = re.findall(r"(?m)^ExecReload=/opt/\S+/edge-agent (.*)$", text)
+    config = tmp_path / "config.toml"
+    config.write_text('[broker]\nurl = "mqtt://localhost"\n')
+    right = call_cli(*asks.replace("/etc/edge-agent/config.toml", str(config)).split())
+    assert (right.code, right.out, right.err) == (0, "", "")
+    config.write_text("nonsense = 1\n")
+    wrong = call_cli(*asks.replace("/etc/edge-agent/config.toml", str(config)).split())
+    assert wrong.code == 2
+    assert f"{config}: nonsense: unknown key" in wrong.err
 
 
 @needs_analyze

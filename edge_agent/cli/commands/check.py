@@ -87,11 +87,14 @@ EXAMPLES = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_config(parser)
+    parser.add_argument("--settings-only", action="store_true", help="the settings, and no more")
 
 
 def main(options: Options) -> int:
     """Check everything; 0 if all can run, 1 if something cannot, 2 if the settings are wrong."""
     settings = load_settings(options, needed=True)
+    if options.settings_only:
+        return 0
     from ...config.lint import lint_settings
     from ...config.load import find_file
     from ...config.overrides import FILE, Overrides
@@ -488,13 +491,10 @@ def _service(report: _Report, settings: Settings, file: Path | None) -> None:
     for pipeline in settings.pipelines:
         spec = parse_source(pipeline.source, settings.base)
         named.append((f"pipeline {pipeline.name} source", spec.path))
-    troubles = [
-        (subject, trouble)
-        for subject, path in named
-        if path is not None and (trouble := user.trouble(Path(path))) is not None
-    ]
-    own = file is not None and user.runs(file)
-    for subject, trouble in troubles:
-        report.line("FAIL" if own else "note", subject, trouble)
-    if own and not troubles:
+    own, fine = file is not None and user.runs(file), True
+    for subject, path in named:
+        if path is not None and (trouble := user.trouble(Path(path))) is not None:
+            report.line("FAIL" if own else "note", subject, trouble)
+            fine = False
+    if own and fine:
         report.line("ok", "service", f"its user, {user.name}, may read all that the settings name")
