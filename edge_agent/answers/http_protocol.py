@@ -7,9 +7,9 @@ connections. Content-Length together with Transfer-Encoding is refused by its pa
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_CONNECTIONS = 256
@@ -25,7 +25,7 @@ LONGEST = 120.0
 WRITE_SECONDS = 30.0
 """Without a reader, once the system's buffers are full."""
 
-_UPGRADE = re.compile(rb"\r\nUpgrade:", re.IGNORECASE)
+CUT_SHORT = "the request is cut short"
 
 
 class _TooLargeError(Exception):
@@ -61,20 +61,63 @@ class BoundedProtocol(HttpToolsProtocol):
         self._writes_again()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether to keep the connection: a caller may close only the side that sends."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            if self._head:
+                self._refuse(400, CUT_SHORT)
+            return False
+        if not self._in_head:
+            if not (cycle.response_started or self.pipeline):
+                self._refuse(400, CUT_SHORT)
+            return False
+        if cycle.scope["path"].startswith("/v1/"):
+            return False  # a caller who has left looks the same, and a long text is not for nobody
+        cycle.keep_alive = False
+        return True
+
     def data_received(self, data: bytes) -> None:
         calls = self._calls
-        if self._in_head and (found := _UPGRADE.search(data, 0, data.find(b"\r\n\r\n"))):
-            # Nothing is upgraded here, but the parser would leave the body to the other protocol,
-            # for example with Java's client, which offers HTTP/2 with every request.
-            data = data[: found.start()] + b"\r\nNo-Upgrade:" + data[found.end() :]
         idle = self.cycle is None or self.cycle.response_complete
         if self._in_head and idle and self._deadline is None:
             self._await(HEAD_SECONDS)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         # A value that is still to be ended is in none of the parser's calls.
         self._loose = self._loose + len(data) if calls == self._calls else 0
         if self._head + self._loose > MOST_HEAD:
             self._refuse(431, "the head is too large")
+
+    def _parse(self, data: bytes) -> None:
+        """Parse bytes; an offer of another protocol is ignored, as Java's client makes of HTTP/2.
+
+        The parser ends a request at such an offer, and leaves its body to the other protocol. So
+        another one gets the head without the offer, and then the body.
+        """
+        left = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(left)
+            except HttpParserUpgrade as offer:
+                left = left[offer.args[0] :]
+                head = self._head_without_offer()
+                self.parser = HttpRequestParser(self)
+                # As uvicorn sets it: a request that is the last one is answered all the same.
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.parser.feed_data(head)
+            else:
+                return
+
+    def _head_without_offer(self) -> bytes:
+        """Return the head just parsed, without its offer of another protocol."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        kept = [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
+        return b"\r\n".join([b"%b %b HTTP/%b" % (method, self.url, version), *kept, b"", b""])
 
     def send_400_response(self, msg: str) -> None:
         if self._head > MOST_HEAD or self._lines > MOST_HEADERS:
@@ -101,6 +144,10 @@ class BoundedProtocol(HttpToolsProtocol):
             raise _TooLargeError
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise HttpParserError("this is no proxy")
+            return  # it comes again
         self._in_head = False
         length = dict(self.headers).get(b"content-length", b"0")
         size = int(length) if length.isdigit() and len(length) < 16 else 0
@@ -114,6 +161,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_head, self._head, self._lines = True, 0, 0
         self._calls += 1
+        if self.parser.should_upgrade():
+            return
         self._settle()
         super().on_message_complete()
 

@@ -29,6 +29,7 @@ from tests.helpers.support import (
     agent_settings,
     call_cli,
     free_port,
+    wait_until,
 )
 from tests.helpers.tiny_networks import node, save_onnx
 
@@ -82,12 +83,19 @@ class Caller:
         connection.close()
         return answered
 
-    def raw(self, data: bytes) -> bytes:
-        """Send bytes, and give all that comes until the end of the connection."""
+    def raw(self, data: bytes, ends: bool = False) -> bytes:
+        """Send bytes, and give all that comes until the end of the connection.
+
+        Args:
+            data: the bytes.
+            ends: whether to close the side that sends, as `nc -N` does.
+        """
         with self.connect() as wire:
             found = b""
             try:
                 wire.sendall(data)
+                if ends:
+                    wire.shutdown(socket.SHUT_WR)
                 while part := wire.recv(65536):
                     found += part
             except ConnectionError:
@@ -279,6 +287,8 @@ WRONG: dict[str, tuple[str, bytes | dict[str, Any] | None, int]] = {
 POST = b"POST /predict/light HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 POST_LAST = POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+OFFER = b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+SIZED = b"Content-Length: %d\r\n\r\n%b" % (len(GRAY), GRAY)
 HOSTILE = {
     "smuggled": (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc", b"400"),
     "two lengths": (POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", b"400"),
@@ -295,12 +305,10 @@ HOSTILE = {
         POST_LAST + b"%x\r\n%b\r\n0\r\nContent-Encoding: br\r\n\r\n" % (len(GRAY), GRAY),
         b"200",
     ),
-    "an offer of HTTP/2, as Java's client makes it": (
-        POST
-        + b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
-        + b"Content-Length: %d\r\n\r\n%b" % (len(GRAY), GRAY),
-        b"200",
-    ),
+    "an offer of HTTP/2, as Java's client makes it": (POST + OFFER + SIZED, b"200"),
+    "two offers": (POST + b"Upgrade: a\r\n" + OFFER + SIZED, b"200"),
+    "an offer after empty lines": (b"\r\n\r\n" + POST + OFFER + SIZED, b"200"),
+    "a proxy wanted": (b"CONNECT mine:80 HTTP/1.1\r\nHost: mine:80\r\n\r\n", b"400"),
     "half a head": (POST, b"408"),
     "silence": (b"", b"408"),
     "half a body": (POST + b"Content-Length: 100\r\n\r\nabc", b"408"),
@@ -351,6 +359,44 @@ def test_what_strangers_send_gets_a_clear_status_and_costs_nobody_else(
         assert health["state"] == "ok"
 
 
+def test_an_offer_of_another_protocol_hides_no_body(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Not in a second request, and not in pieces: a body never becomes a request of its own."""
+    hidden = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+    body = b"Content-Length: %d\r\n\r\n%b" % (len(hidden), hidden)
+    head, rest = POST + OFFER[:30], OFFER[30:] + body
+    with running(broker, listen, agent, tmp_path) as (ask, _heard, _process), ask.connect() as wire:
+        wire.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n" + head)
+        found = b""
+        while not found.endswith(b'{"live":true}'):  # then the piece of the next head is read, too
+            found += wire.recv(65536)
+        wire.sendall(rest)
+        found = b""
+        while part := wire.recv(65536):
+            found += part
+        assert found.count(b"HTTP/1.1 ") == 1
+        assert found.startswith(b"HTTP/1.1 400")
+        assert b"expected a JPEG" in found
+        twice = ask.raw(POST + SIZED + POST + OFFER + SIZED)
+        assert twice.count(b"HTTP/1.1 200") == 2
+
+
+def test_who_closes_only_his_sending_side_is_answered(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """As `nc -N` and old scripts do; what is cut short by it is said to be so."""
+    old = b"POST /predict/slow HTTP/1.0\r\n" + SIZED
+    with running(broker, listen, agent, tmp_path) as (ask, _heard, process):
+        for sent, answers in ((old, 1), (POST + SIZED, 1), ((POST + SIZED) * 3, 3)):
+            found = ask.raw(sent, ends=True)
+            assert found.count(b"HTTP/1.1 200") == found.count(b'"pipeline":"@infer"') == answers
+        for cut in (POST, POST + SIZED[:-1]):
+            assert ask.raw(cut, ends=True).startswith(b"HTTP/1.1 400")
+        assert ask.raw(b"", ends=True) == b""
+        assert "Traceback" not in process.words()
+
+
 def test_a_socket_with_a_token_refuses_who_has_none_and_what_is_too_much(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:
@@ -377,53 +423,59 @@ def test_a_socket_with_a_token_refuses_who_has_none_and_what_is_too_much(
     assert not path.exists()
 
 
-def test_a_swap_and_a_stop_lose_no_request(
+def test_a_swap_loses_no_request(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:
-    """While a new version goes live every request is answered; at a stop those under way are."""
-    with running(broker, listen, agent, tmp_path) as (ask, heard, process):
-        statuses: list[int] = []
+    """While a new version goes live every request is answered."""
+    with running(broker, listen, agent, tmp_path) as (ask, _heard, process):
         served: set[str] = set()
         done = threading.Event()
 
-        def call() -> None:
+        def call() -> set[int]:
+            statuses = set()
             while not done.is_set():
                 found = ask("/predict/light", GRAY)
-                statuses.append(found.status)
+                statuses.add(found.status)
                 served.add(found.json.get("model", ""))
+            return statuses
 
-        callers = [threading.Thread(target=call) for _ in range(3)]
-        for caller in callers:
-            caller.start()
         newer = brightness(tmp_path / "newer" / "light", "2")
-        added = call_cli("add", str(newer), "--config", str(process.config))
-        assert added.code == 0, added.err
-        heard.wait_for(lambda _: "light@2" in served or None, "the new version to answer")
-        done.set()
-        for caller in callers:
-            caller.join(PATIENCE)
-        assert set(statuses) == {200}
+        with ThreadPoolExecutor(3) as pool:
+            callers = [pool.submit(call) for _ in range(3)]
+            try:
+                wait_until(lambda: "light@1" in served, "the first version to answer")
+                added = call_cli("add", str(newer), "--config", str(process.config))
+                assert added.code == 0, added.err
+                wait_until(lambda: "light@2" in served, "the new version to answer")
+            finally:
+                done.set()
+            assert {status for caller in callers for status in caller.result(PATIENCE)} == {200}
         assert served == {"light@1", "light@2"}
 
-        def until_stopped() -> list[int]:
-            found = [ask("/predict/slow", GRAY).status]
-            while found[-1] == 200:
-                try:
-                    found.append(ask("/predict/slow", GRAY).status)
-                except ConnectionError:
-                    break  # the port is closed, or was before the request was taken off it
-            return found
 
-        assert ask("/predict/slow", GRAY).status == 200  # it is loaded now
-        with ThreadPoolExecutor(4) as pool:
-            asked = [pool.submit(until_stopped) for _ in range(4)]
-            heard.wait_for(
-                lambda _: (h := heard.last(f"{D}/health")) and h["infer"]["waiting"] >= 1, "them"
-            )
-            process.signal(signal.SIGTERM)
-            ends = [one.result(PATIENCE) for one in asked]
-        assert all(set(end) <= {200, 503} for end in ends)
-        assert any(200 in end for end in ends)
+def test_a_stop_answers_what_is_under_way(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """It is not ready first, then answers those whose bodies are still coming, then is closed."""
+    with running(broker, listen, agent, tmp_path) as (ask, heard, process):
+        assert ask("/predict/light", GRAY).status == 200  # it is loaded now
+        wires = [ask.connect() for _ in range(4)]
+        for wire in wires:
+            wire.sendall(POST + SIZED[:100])
+        heard.wait_for(
+            lambda _: (h := heard.last(f"{D}/health")) and h["infer"]["waiting"] == 4, "them"
+        )
+        process.signal(signal.SIGTERM)
+        wait_until(lambda: ask("/v2/health/ready").status == 503, "it to be not ready")
+        assert ask("/predict/light", GRAY).status == 503
+        for wire in wires:
+            wire.sendall(SIZED[100:])
+        for wire in wires:
+            with wire:
+                assert wire.recv(65536).startswith(b"HTTP/1.1 200")
+        assert process.wait() == 0
+        with pytest.raises(ConnectionError):
+            ask.connect()
 
 
 def test_an_answer_does_not_wait_for_the_acknowledgment_of_its_head() -> None:
