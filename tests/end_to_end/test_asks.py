@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.model_server import ModelServer
-from tests.helpers.small_models import brightness, detector, plain, write_clip
+from tests.helpers.small_models import brightness, detector, plain, write_clip, write_pictures
 from tests.helpers.support import (
     AgentProcess,
     Listener,
@@ -19,6 +19,7 @@ from tests.helpers.support import (
     call_cli,
     run_cli,
 )
+from tests.rules.test_servers import flood
 
 Agents = Callable[..., AgentProcess]
 Listeners = Callable[..., Listener]
@@ -185,6 +186,68 @@ def test_a_server_that_stalls_holds_up_nobody_and_the_pace_is_kept(
     assert heard.on(f"{D}/answer/door")[0]["error"] == "the agent stops"
     lines = [line for line in running.words().splitlines() if "server stalls" in line]
     assert len(lines) == 1
+
+
+def test_a_server_that_lies_costs_no_frame_and_no_key(
+    tmp_path: Path,
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    serve: Callable[..., ModelServer],
+) -> None:
+    """Redirects, garbage, a hang-up, half an answer, too much, too busy: a line each, at most."""
+    part = json.dumps({"choices": [{"delta": {"content": f"A flash, {KEY}."}}]})
+    server = serve(
+        lambda request: request.send(b"", 302, Location=f"/{KEY}"),
+        lambda request: request.send(f"<html>{KEY}".encode()),
+        lambda _request: None,
+        lambda request: request.send(b"{", Content_Length="9"),
+        flood,
+        lambda request: request.send({"error": f"wait, {KEY}"}, 429, Retry_After="1"),
+        lambda request: request.send(
+            f"data: {part}\n\n".encode(), Content_Type="text/event-stream"
+        ),
+    )
+    brightness(tmp_path / "models" / "light")
+    pictures = write_pictures(tmp_path / "pictures", [plain(20), plain(220)])
+    lamp = {
+        "name": "lamp",
+        "source": f"{pictures}/?loop=1&rate=10",
+        "model": "light",
+        "qos": 1,
+        "rules": [
+            {"name": "bright", "when": "value", "value": "light", "above": 100, "frames": "1/1"}
+        ],
+        "ask": [{"server": "big", "prompt": "Why?", "at_most": "4/day"}],
+    }
+    heard = listen(broker.port, "#")
+    running = agent(
+        settings(tmp_path, broker.url, [lamp], big(server)), environ=credential(tmp_path)
+    )
+    answers = heard.wait_for(
+        lambda _: (found := heard.on(f"{D}/answer/lamp")) and len(found) == 4 and found, "4 answers"
+    )
+    assert [each.get("error", "").partition(",")[0].partition(";")[0] for each in answers] == [
+        "answered 302",
+        "the answer is not a JSON object",
+        "the answer is larger than 256 KiB",
+        "",
+    ]
+    assert answers[3]["text"] == "A flash, ***."
+    health = heard.wait_for(
+        lambda _: (h := heard.last(f"{D}/health")) and h["answers"]["answered"] and h, "a count"
+    )
+    assert health["answers"]["failed"] == 3
+    assert len(server.asked) == 7
+    account = health["pipelines"]["lamp"]
+    assert account["captured"] == account["inferred"] + account["waiting"]
+    assert running.stop() == 0
+    heard.catch_up()
+    numbers = [result["seq"] for result in heard.on(f"{D}/result/lamp")]
+    assert numbers == list(range(len(numbers)))
+    assert numbers[-1] > 20
+    assert KEY not in running.words()
+    assert not [each for each in heard.heard if KEY.encode() in each.payload]
 
 
 @pytest.mark.parametrize(
