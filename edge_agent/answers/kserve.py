@@ -184,10 +184,12 @@ def _tensor(given: dict[str, Any], spec: TensorSpec, rest: memoryview) -> tuple[
             raise SampleError(f"input {spec.name}: holds no data")
         return to_array(given["data"], spec, tuple(shape)), rest
     dtype = np.dtype(spec.dtype)
-    if type(size) is not int or size != prod(shape) * dtype.itemsize or size > len(rest):
+    needed = prod(shape) * dtype.itemsize
+    if type(size) is not int or size != needed:
+        raise SampleError(f"input {spec.name}: binary_data_size: expected {needed}, found {size!r}")
+    if size > len(rest):
         raise SampleError(
-            f"input {spec.name}: expected {prod(shape) * dtype.itemsize} bytes of binary data, "
-            f"found {min(len(rest), size) if type(size) is int else size!r}"
+            f"input {spec.name}: expected {size} bytes of binary data, found {len(rest)}"
         )
     # A copy is aligned as engines need it: sums depend on that, and ARM accepts nothing else.
     return np.array(np.frombuffer(rest[:size], dtype).reshape(shape)), rest[size:]
