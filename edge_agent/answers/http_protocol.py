@@ -72,7 +72,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if not (cycle.response_started or self.pipeline):
                 self._refuse(400, CUT_SHORT)
             return False
-        if cycle.scope["path"].startswith("/v1/"):
+        if cycle.scope["path"].endswith("/completions"):
             return False  # a caller who has left looks the same, and a long text is not for nobody
         cycle.keep_alive = False
         return True
