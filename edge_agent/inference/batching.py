@@ -23,7 +23,7 @@ from .engines.engine import Engine, FixShapes
 from .engines.registry import capabilities, open_engine
 from .folding.find import cut_for
 from .model import Model
-from .preprocess.inputs import constants, fixed_shapes, sample_input
+from .preprocess.inputs import column_inputs, constants, fixed_shapes, sample_input
 from .preprocess.placement import PreparedSample
 from .probe import probe_input, race
 
@@ -189,10 +189,22 @@ def seconds_alone(model: Model) -> float:
 
 def _ready(model: Model) -> Tensors:
     """Return the inputs of one sample in the form of frames, not of golden inputs."""
-    spec = sample_input(model.manifest.input, model.engine.inputs)
+    spec = _taker(model)
     return model.ready(
         {**constants(model.manifest.input, model.engine.inputs), spec.name: _samples(spec, 1)}
     )
+
+
+def _taker(model: Model) -> TensorSpec:
+    """Return the input that takes the samples.
+
+    Raises:
+        EngineError: there are several, each of which takes a column of a row.
+    """
+    spec = model.manifest.input
+    if column_inputs(spec, model.engine.inputs):
+        raise EngineError(f"{model.id}: samples go one by one: each of its inputs takes a column")
+    return sample_input(spec, model.engine.inputs)
 
 
 def load_batch(model: Model, kind: Kind, most: int) -> Batch:
@@ -206,7 +218,7 @@ def load_batch(model: Model, kind: Kind, most: int) -> Batch:
         raise EngineError(f"{model.id}: texts go one by one, each with a mask of its own")
     if spec.state:
         raise EngineError(f"{model.id}: samples go one by one: each needs what the one before left")
-    takes = sample_input(spec, model.engine.inputs).name
+    takes = _taker(model).name
     engines: dict[int, Engine] = {}
     try:
         with contained(model.id):

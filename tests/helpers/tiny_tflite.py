@@ -9,6 +9,7 @@ from typing import Any
 
 import flatbuffers
 import numpy as np
+from flatbuffers import flexbuffers
 from numpy.typing import NDArray
 
 Fields = Mapping[int, tuple[str, Any]]
@@ -69,6 +70,7 @@ def save_tflite(
     graphs: int = 1,
     outputs: int = 1,
     custom: str | None = None,
+    told: bytes | None = None,
     metadata: bytes | None = None,
 ) -> Path:
     """Save a network from its first tensor to its last ones.
@@ -80,6 +82,7 @@ def save_tflite(
         graphs: how often the graph is listed.
         outputs: how many tensors at the end are outputs.
         custom: name of the operator of kind 32.
+        told: the options of that operator.
         metadata: what TFLITE_METADATA leads to.
 
     """
@@ -113,6 +116,8 @@ def save_tflite(
             2: ("offset", vector(builder, "Int32", given)),
         }
         options: Fields = {3: ("Uint8", kind), 4: ("offset", table(builder, {}))} if kind else {}
+        if code == 32 and told is not None:
+            options = {5: ("offset", builder.CreateByteVector(told))}
         done.append(table(builder, {**said, **options}))
         named: Fields = {}
         if code == 32 and custom is not None:
@@ -153,6 +158,94 @@ def metadata(labels: str | None) -> bytes:
         fields[3] = ("offset", vector(builder, "UOffsetTRelative", [graph]))
     builder.Finish(table(builder, fields), file_identifier=b"M001")
     return bytes(builder.Output())
+
+
+def save_ssd(
+    path: Path,
+    *,
+    regular: bool = False,
+    integers: bool = False,
+    sharp: bool = False,
+    most: int = 10,
+    metadata: bytes | None = None,
+) -> Path:
+    """Save an SSD of 32 x 32 pixels and 3 classes that ends in TFLite_Detection_PostProcess.
+
+    Args:
+        path: the .tflite file.
+        regular: suppress class by class.
+        integers: uint8 steps before the operator, as in quantized files.
+        sharp: boxes and scores do not depend on the picture: of class 1 a box in the middle.
+        most: boxes that it returns.
+        metadata: what TFLITE_METADATA leads to.
+
+    """
+    random = np.random.default_rng(5)
+    grid = (np.mgrid[0:6, 0:6].reshape(2, -1).T + 0.5) / 6
+    anchors = np.concatenate((grid, np.full((36, 2), 0.3)), axis=1).astype(np.float32)
+    factors, shift = np.zeros((36 * 8, 32 * 32 * 3), np.float32), np.zeros(36 * 8, np.float32)
+    if sharp:
+        shift[144:] = -9
+        shift[144 + 4 * 14 + 2] = 9
+    else:
+        factors[:] = random.normal(0, 0.05, factors.shape)
+        factors -= factors.mean(axis=1, keepdims=True)
+        shift[144:] = -1
+    builder = flexbuffers.Builder()
+    with builder.Map():
+        for key, value in (("max_detections", most), ("max_classes_per_detection", 1)):
+            builder.Key(key)
+            builder.Int(value)
+        for key, value in (("num_classes", 3), ("detections_per_class", 100)):
+            builder.Key(key)
+            builder.Int(value)
+        builder.Key("use_regular_nms")
+        builder.Bool(regular)
+        for key, least in (("nms_score_threshold", 0.1), ("nms_iou_threshold", 0.5)):
+            builder.Key(key)
+            builder.Float(least)
+        for axis, divisor in zip("yxhw", (10.0, 10.0, 5.0, 5.0), strict=True):
+            builder.Key(f"{axis}_scale")
+            builder.Float(divisor)
+    parts = [("boxes", slice(0, 144), 4), ("scores", slice(144, 288), 4)]
+    tensors = [Tensor("x", (1, 32, 32, 3)), Tensor("anchors", (36, 4), values=anchors)]
+    if integers:
+        steps = np.rint(anchors * 200).astype(np.uint8)
+        tensors[1] = Tensor("anchors", (36, 4), 3, (1 / 200,), values=steps)
+    operators: list[tuple[int, int, Sequence[int], Sequence[int]]] = []
+    ends = []
+    for name, part, wide in parts:
+        at = len(tensors)
+        shape = np.array([1, 36, wide], np.int32)
+        tensors += [
+            Tensor(f"{name}.w", (144, 3072), values=factors[part]),
+            Tensor(f"{name}.b", (144,), values=shift[part]),
+            Tensor(f"{name}.s", (3,), 2, values=shape),
+            Tensor(f"{name}.flat", (1, 144)),
+            Tensor(f"{name}.raw", (1, 36, wide)),
+        ]
+        operators += [(9, 8, (0, at, at + 1), (at + 3,)), (22, 17, (at + 3, at + 2), (at + 4,))]
+        ends.append(at + 4)
+    tensors.append(Tensor("chances", (1, 36, 4)))
+    operators.append((14, 0, (ends[1],), (len(tensors) - 1,)))
+    ends[1] = len(tensors) - 1
+    if integers:
+        for place, (step, zero) in enumerate(((0.1, 130), (1 / 256, 0))):
+            whole = tensors[ends[place]]
+            tensors.append(
+                replace(whole, name=f"{whole.name}.q", kind=3, scales=(step,), zero=zero)
+            )
+            operators.append((114, 0, (ends[place],), (len(tensors) - 1,)))
+            ends[place] = len(tensors) - 1
+    first = len(tensors)
+    name = "TFLite_Detection_PostProcess"
+    for place, sizes in enumerate(((1, most, 4), (1, most), (1, most), (1,))):
+        tensors.append(Tensor(f"{name}:{place}" if place else name, sizes))
+    operators.append((32, 0, (*ends, 1), tuple(range(first, first + 4))))
+    told = bytes(builder.Finish())
+    return save_tflite(
+        path, tensors, operators, outputs=4, custom=name, told=told, metadata=metadata
+    )
 
 
 def save_fomo(path: Path, size: int = 96, *, integers: bool = True) -> Path:

@@ -14,9 +14,12 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from edge_agent.core.errors import AgentError, ModelError, SampleError
-from edge_agent.core.types import Classes, Detections
+from edge_agent.core.types import Classes, Detections, Findings, RawTensors, Sample
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import load_model
 from edge_agent.models.describing import describe
 from edge_agent.models.importing import import_model
+from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
 from tests.helpers.tiny_tflite import Tensor, save_constants, save_tflite
 from tests.models.test_reported_models import ENGINES, folder, found
@@ -210,15 +213,15 @@ def save_maps(path: Path, *, trees: bool, texts: bool) -> Path:
             "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
             "nodes_truenodeids": [1, 0, 0],
             "nodes_falsenodeids": [2, 0, 0],
-            "class_treeids": [0, 0],
-            "class_nodeids": [1, 2],
-            "class_ids": [0, 1],
-            "class_weights": [1.0, 1.0],
+            "class_treeids": [0, 0, 0, 0],
+            "class_nodeids": [1, 1, 2, 2],
+            "class_ids": [0, 1, 0, 1],
+            "class_weights": [0.9, 0.1, 0.2, 0.8],
         }
         kind = "TreeEnsembleClassifier"
     else:
         kind = "LinearClassifier"
-        given = {"coefficients": [0.1] * 8, "intercepts": [0.0, 1.0], "multi_class": 0}
+        given = {"coefficients": [0.1] * 8, "intercepts": [0.3, 0.7], "multi_class": 0}
     ml = "ai.onnx.ml"
     nodes = [
         node(kind, ["X"], ["label", "chances"], domain=ml, **given, **keys),
@@ -241,15 +244,36 @@ def save_maps(path: Path, *, trees: bool, texts: bool) -> Path:
     return path
 
 
+def enter(path: Path) -> None:
+    """Import a bare file."""
+    with import_model(path):
+        pass
+
+
+def row_found(path: Path, row: list[float], engine: str) -> Findings:
+    """Infer one row of a table by a model folder."""
+    model = load_model(load(path), [EngineChoice(engine)], "signal")
+    try:
+        return model.infer(Sample(np.array([row], np.float32), 0, 0, 0.0)).findings
+    finally:
+        model.engine.close()
+
+
 @pytest.mark.parametrize(("trees", "texts"), [(False, True), (True, False), (True, True)])
-def test_skl2onnx_8007_maps_of_texts_or_trees_are_told_what_to_export(
+def test_skl2onnx_8007_maps_of_texts_or_trees_are_read(
     tmp_path: Path, *, trees: bool, texts: bool
 ) -> None:
     """Forests, as LightGBM's and XGBoost's, and classes that have names."""
     path = save_maps(tmp_path / "m.onnx", trees=trees, texts=texts)
-    with pytest.raises(ModelError, match=r"zipmap': False") as caught, import_model(path):
-        raise AssertionError
+    with pytest.raises(ModelError, match=r"leaves to decide: input\.channels") as caught:
+        enter(path)
     assert "\n" not in str(caught.value)
+    (tmp_path / "model.toml").write_text(describe(path).draft)
+    classes = row_found(tmp_path, [0, 0, 0, 0], "onnxruntime")
+    assert isinstance(classes, Classes)
+    best = 0 if trees else 1
+    assert classes.labels[0] == (("ok", "worn") if texts else ("0", "1"))[best]
+    assert_allclose(classes.scores, (0.9, 0.1) if trees else (0.7, 0.3), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -382,14 +406,15 @@ def test_families_that_are_refused_say_what_to_export(
     assert any(words in line for line in made.missing)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "kinds",
     [{"a": "float32", "b": "float32", "c": "float32"}, {"a": "int64", "b": "float32"}],
 )
-def test_skl2onnx_a_tensor_a_column_is_told_to_be_joined(
-    tmp_path: Path, kinds: dict[str, str]
+def test_skl2onnx_a_tensor_a_column_takes_a_row(
+    tmp_path: Path, kinds: dict[str, str], engine: str
 ) -> None:
-    """However many columns, of whatever type."""
+    """However many columns, of whatever type; they are channels by their names."""
     casts = [node("Cast", [name], [f"{name}.f"], to=1) for name in kinds]
     joined = node("Concat", [f"{name}.f" for name in kinds], ["out"], axis=1)
     path = save_onnx(
@@ -398,4 +423,24 @@ def test_skl2onnx_a_tensor_a_column_is_told_to_be_joined(
         [(name, kind, (None, 1)) for name, kind in kinds.items()],
         [("out", "float32", (None, len(kinds)))],
     )
-    assert "one tensor for all columns" in describe(path).missing[1]
+    drafted = describe(path)
+    assert any("each of which takes a column" in line for line in drafted.guessed)
+    (tmp_path / "model.toml").write_text(drafted.draft)
+    assert load(tmp_path).manifest.input.channels == tuple(kinds)
+    row = [float(place + 1) for place in range(len(kinds))]
+    tensors = row_found(tmp_path, row, engine)
+    assert isinstance(tensors, RawTensors)
+    assert_allclose(tensors.tensors["out"], [row])
+
+
+def test_skl2onnx_a_column_of_texts_is_refused_by_name(tmp_path: Path) -> None:
+    """A row has numbers only."""
+    from onnx import TensorProto, helper, save
+
+    given = [helper.make_tensor_value_info("color", TensorProto.STRING, [None, 1])]
+    given.append(helper.make_tensor_value_info("size", TensorProto.FLOAT, [None, 1]))
+    out = [helper.make_tensor_value_info("out", TensorProto.FLOAT, [None, 1])]
+    graph = helper.make_graph([node("Identity", ["size"], ["out"])], "texts", given, out)
+    opsets = [helper.make_opsetid("", 17)]
+    save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    assert "columns of texts (color)" in describe(tmp_path / "m.onnx").missing[0]

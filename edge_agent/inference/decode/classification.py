@@ -24,6 +24,8 @@ from .decoder import softmax as shares
 
 ROUNDING = 0.02
 """Rounding error of probabilities in float16 or eight bits."""
+_SKLEARN = ("output_probability",)
+"""What scikit-learn's converter calls them."""
 
 
 def softmax(network: Network) -> Decoder:
@@ -77,7 +79,7 @@ def _classifier(network: Network, finish: Callable[[Floats], Floats]) -> Decoder
 
 def _find_scores(network: Network, classes: int | None) -> Output:
     """Find the output with that many classes, else the only one that could have scores."""
-    names = ("probabilities", "probs", "prob", "softmax", "logits", "output", "scores")
+    names = ("probabilities", "probs", "prob", *_SKLEARN, "softmax", "logits", "output", "scores")
     if classes is not None and not network.manifest.output.names:
         output = network.find("scores", _vectors(classes), names=names)
         if output is not None:
@@ -105,9 +107,10 @@ def as_given(values: Floats) -> Floats:
     """
     if len(values) > 1 and values.max() <= 0 and abs(np.exp(values).sum() - 1) < ROUNDING:
         return np.exp(values)
-    if values.max(initial=0) > 1 + ROUNDING:
+    worst = max(values.min(initial=0), values.max(initial=0), key=lambda value: abs(value - 0.5))
+    if abs(worst - 0.5) > 0.5 + ROUNDING:
         raise SampleError(
-            f"a score is {values.max():.4g}, which is no chance: the network ends without its "
+            f"a score is {worst:.4g}, which is no chance: the network ends without its "
             'softmax (decoder = "logits"), or in integers (output.scale and output.zero_point)'
         )
     return values

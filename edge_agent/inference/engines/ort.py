@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from mmap import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import onnxruntime as ort
 
 from ...core.errors import EngineError
 from ...core.types import Array, Tensors, TensorSpec
+from ...models.files.external_weights import open_graph
 from ..folding.cut import InputCut
 from .compiled_cache import compiled_cache
 from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs, native_reason
@@ -181,6 +183,11 @@ def open_network(
             whole = ort.InferenceSession(
                 str(network), session_options(words), providers=providers, enable_fallback=0
             )
+            if not all(map(_is_numbers, whole.get_outputs())):
+                graph, weights = open_graph(network)
+                whole = ort.InferenceSession(
+                    graph, given_weights(words, weights), providers=providers, enable_fallback=0
+                )
         return whole, None
 
     try:
@@ -231,6 +238,10 @@ def specs(values: Sequence[Any], network: Path) -> tuple[TensorSpec, ...]:
     )
 
 
+def _is_numbers(value: Any) -> bool:
+    return str(value.type).startswith("tensor(") and value.type != "tensor(string)"
+
+
 _TYPES: Mapping[str, str] = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -266,6 +277,15 @@ def fitting(cut: InputCut, words: Words) -> InputCut | None:
     return fit.turned() if fit is not None and words["level"] == "all" else fit
 
 
+def given_weights(words: Words, files: Mapping[str, mmap]) -> Any:
+    """Make the options of a session whose weights lie in mapped files."""
+    options = session_options(words)
+    options.add_external_initializers_from_files_in_memory(
+        list(files), list(files.values()), [len(data) for data in files.values()]
+    )
+    return options
+
+
 def folded_session(cut: InputCut, words: Words) -> ort.InferenceSession | None:
     """Load a network on the CPU, with the quantization of its input cut off.
 
@@ -274,11 +294,9 @@ def folded_session(cut: InputCut, words: Words) -> ort.InferenceSession | None:
     try:
         # From few bytes: the weights are read from the network's own files, without the GIL.
         graph, files = cut.open()
-        options = session_options(words)
-        options.add_external_initializers_from_files_in_memory(
-            list(files), list(files.values()), [len(data) for data in files.values()]
+        return ort.InferenceSession(
+            graph, given_weights(words, files), providers=["CPUExecutionProvider"]
         )
-        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as problem:  # noqa: BLE001 - its exceptions have no common class but this one
         log.debug("%s: not folded: %s", cut.network, native_reason(problem, cut.network))
         return None

@@ -21,6 +21,7 @@ from ...core.errors import AgentError, EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ...device.resources import adds_bytes_exactly, usable_cpus
 from ...models.files.facts import OPENVINO_TYPES
+from ...models.files.tflite_ssd import post_process_of
 from .compiled_cache import compiled_cache
 from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs, native_reason
 from .registry import capabilities
@@ -202,8 +203,7 @@ def _compile(
     joined: bool,
 ) -> Compiled:
     """Read and compile a network; raises OpenVINO's exceptions."""
-    # Read by path: IR weights are then mapped, not copied, and the GIL is not held.
-    model = core.read_model(str(network))
+    model = _read(network)
     names = [_result_name(port) for port in model.outputs]
     declared = tuple(_spec(port, port.get_any_name(), network) for port in model.inputs)
     inputs = fix_inputs(declared, fix_shapes, network)
@@ -229,6 +229,16 @@ def _compile(
         _spec(port, name, network) for port, name in zip(compiled[0].outputs, names, strict=True)
     )
     return Compiled(compiled, declared, inputs, outputs, fold)
+
+
+def _read(network: Path) -> ov.Model:
+    """Read a network; by path: IR weights are then mapped, not copied, and the GIL is not held."""
+    said = post_process_of(network) if network.suffix == ".tflite" else None
+    if said is None:
+        return core.read_model(str(network))
+    from .ov_ssd import read_with
+
+    return read_with(said, network)
 
 
 def _joins(choice: EngineChoice) -> bool:

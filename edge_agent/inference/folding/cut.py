@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.frozen import record
-from ...models.files.external_weights import parse_graph
-from ...models.files.onnx_reader import map_file
-from ...models.files.onnx_schema import EXTERNAL, INT8, INTS, UINT8
+from ...models.files.external_weights import open_graph
+from ...models.files.onnx_schema import INT8, INTS, UINT8
 from .fold import FIRST, LAST, Fold
 
 if TYPE_CHECKING:
@@ -89,12 +88,4 @@ class InputCut:
         Raises:
             ModelError: a file cannot be read, or the network is no longer an ONNX file.
         """
-        name = self.network.name
-        files = {name: map_file(self.network)}
-        model = parse_graph(files[name], name)
-        self.change(model)
-        for tensor in model.graph.initializer:
-            for entry in tensor.external_data if tensor.data_location == EXTERNAL else ():
-                if entry.key == "location" and entry.value not in files:
-                    files[entry.value] = map_file(self.network.parent / entry.value)
-        return model.SerializeToString(), files
+        return open_graph(self.network, self.change)

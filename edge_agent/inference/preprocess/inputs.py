@@ -58,6 +58,18 @@ def sample_input(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> TensorSpec:
     return chosen
 
 
+def column_inputs(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Return the inputs that take a number of a row each, in order; () if one takes the whole row.
+
+    scikit-learn's converters make such a network of a table whose columns have names.
+    """
+    free = tuple(tensor for tensor in inputs if tensor.name not in spec.given)
+    single = all(tensor.shape in {(None, 1), (1, 1)} for tensor in free)
+    if spec.tensor is not None or len(free) < 2 or not single:
+        return ()
+    return free if spec.window == 1 and len(spec.channels) == len(free) else ()
+
+
 def _given_by(spec: InputSpec, name: str) -> str:
     """Return the manifest key that gives an input its value."""
     return "input.fixed" if name in spec.fixed else "input.state"
@@ -122,6 +134,8 @@ def fixed_shapes(spec: InputSpec, kind: Kind) -> FixShapes:
             raise ModelError(f"input.tokenizer: the model {takes}, and is given a {kind}")
         if kind == "text":
             return {one.name: _open_text(spec, one) for one in inputs if None in one.shape}
+        if columns := column_inputs(spec, inputs):
+            return {tensor.name: (1, 1) for tensor in columns if None in tensor.shape}
         chosen = sample_input(spec, inputs)
         shapes: dict[str, Shape] = {}
         for tensor in inputs:

@@ -13,7 +13,7 @@ from ...core.errors import ModelError, SampleError
 from ...core.types import Array, TensorSpec
 from ...models.edge_impulse import Mfe, Spectral
 from ...models.manifest import SIGNAL_LAYOUTS, InputSpec
-from .inputs import constants, sample_input
+from .inputs import column_inputs, constants, sample_input
 
 if TYPE_CHECKING:
     from .edge_impulse import MfeFeatures, SpectralFeatures
@@ -46,6 +46,8 @@ class SignalPreprocessor:
     features: Transform | None = None
     """The transform of a window, if any; its frames (or channels) and features (or statistics)
     then count as rows and channels."""
+    columns: tuple[TensorSpec, ...] = ()
+    """The inputs that take a number of the row each; empty: `tensor` takes the whole row."""
     numbers: int = field(init=False)
     """How many numbers the tensor has."""
     scaled: bool = field(init=False)
@@ -93,23 +95,11 @@ class SignalPreprocessor:
             values = (values - self.mean) / self.scale
         if self.channels_first:
             values = values.T
-        made = self._cast(values).reshape(self.shape)
-        return {self.tensor.name: made, **self.constants}, None
-
-    def _cast(self, values: NDArray[np.float32]) -> Array:
-        kind = np.dtype(self.tensor.dtype)
-        if kind.kind in "iu":
-            # In doubles: float32 cannot represent the bounds of int32.
-            bounds = np.iinfo(kind)
-            rounded = np.clip(np.rint(values.astype(np.float64)), bounds.min, bounds.max)
-            return np.ascontiguousarray(rounded.astype(kind))
-        if kind != np.float16:
-            return np.ascontiguousarray(values, kind)
-        with np.errstate(over="ignore"):
-            cast = np.ascontiguousarray(values, kind)
-        if not np.isfinite(cast).all():
-            raise SampleError(f"sample: goes beyond what float16 can hold (input {self.tensor})")
-        return cast
+        made = {
+            tensor.name: _cast(values[:, place : place + 1], tensor)
+            for place, tensor in enumerate(self.columns)
+        } or {self.tensor.name: _cast(values, self.tensor).reshape(self.shape)}
+        return {**made, **self.constants}, None
 
 
 def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> SignalPreprocessor:
@@ -118,12 +108,15 @@ def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> Sign
     Raises:
         ModelError: they do not; says expected and found.
     """
-    tensor = sample_input(spec, inputs)
+    columns = column_inputs(spec, inputs)
+    row = TensorSpec("columns", (1, len(columns)), "float32")
+    tensor = row if columns else sample_input(spec, inputs)
     features = transform_of(spec, tensor)
-    if tensor.dtype not in DTYPES:
-        raise ModelError(
-            f"input {tensor}: expected one of {', '.join(DTYPES)}, found {tensor.dtype}"
-        )
+    for each in columns or (tensor,):
+        if each.dtype not in DTYPES:
+            raise ModelError(
+                f"input {each}: expected one of {', '.join(DTYPES)}, found {each.dtype}"
+            )
     open_after_batch = [size for size in tensor.shape[1:] if size is None]
     if open_after_batch:
         raise ModelError(
@@ -148,7 +141,7 @@ def signal_preprocessor(spec: InputSpec, inputs: tuple[TensorSpec, ...]) -> Sign
         np.array(spec.per_channel(name, made[1]), np.float32) for name in ("mean", "scale")
     )
     ct, fixed = layout.endswith("ct"), constants(spec, inputs)
-    return SignalPreprocessor(tensor, shape, window, ct, mean, scale, fixed, features)
+    return SignalPreprocessor(tensor, shape, window, ct, mean, scale, fixed, features, columns)
 
 
 def transform_of(spec: InputSpec, tensor: TensorSpec) -> Transform | None:
@@ -184,6 +177,23 @@ def transform_of(spec: InputSpec, tensor: TensorSpec) -> Transform | None:
     from .features import features_of
 
     return features_of(spec)
+
+
+def _cast(values: NDArray[np.float32], tensor: TensorSpec) -> Array:
+    """Give numbers the type of an input."""
+    kind = np.dtype(tensor.dtype)
+    if kind.kind in "iu":
+        # In doubles: float32 cannot represent the bounds of int32.
+        bounds = np.iinfo(kind)
+        rounded = np.clip(np.rint(values.astype(np.float64)), bounds.min, bounds.max)
+        return np.ascontiguousarray(rounded.astype(kind))
+    if kind != np.float16:
+        return np.ascontiguousarray(values, kind)
+    with np.errstate(over="ignore"):
+        cast = np.ascontiguousarray(values, kind)
+    if not np.isfinite(cast).all():
+        raise SampleError(f"sample: goes beyond what float16 can hold (input {tensor})")
+    return cast
 
 
 def _channels(spec: InputSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> int:

@@ -16,6 +16,7 @@ from ...core.errors import ModelError
 from ...core.files import path_inside
 from ...core.types import TensorSpec
 from .facts import JOINED, NetworkFacts, maker_of
+from .numeric import classes_of, only_numbers
 from .onnx_schema import BFLOAT16, DOUBLE, DTYPES, EXTERNAL, FLOAT, FLOAT16, STRING, new_model
 from .strip_weights import place_of, without_weights
 
@@ -126,11 +127,13 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
     nodes = _nodes(model, network)
     for node in nodes:
         _check_operator(node, own, network)
+    operators, classes = frozenset(_operator(node) for node in nodes), classes_of(nodes)
     files: dict[Path, None] = {network: None}
     weight_bytes = sum(
         _check_tensor(tensor, network, files, data) for tensor in _tensors(model, nodes)
     )
     constants = {tensor.name for tensor in graph.initializer}
+    only_numbers(model)
     made_by = {
         name: (str(node.op_type), _followed(node)) for node in graph.node for name in node.output
     }
@@ -143,9 +146,10 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
         ends={value.name: maker_of(value.name, made_by.get, JOINED) for value in graph.output},
         metadata={_text(entry.key): _text(entry.value) for entry in model.metadata_props},
         nodes=len(nodes),
-        operators=frozenset(_operator(node) for node in nodes),
+        operators=operators,
         weight_bytes=weight_bytes,
         quantized=any(node.op_type in _QUANTIZED for node in nodes),
+        classes=classes,
     )
 
 

@@ -22,6 +22,7 @@ from .facts import JOINED, NetworkFacts, maker_of
 from .finite import ensure_finite
 from .flatbuffer import Buffer, Table
 from .protobuf import DamagedError
+from .tflite_ssd import POST_PROCESS, ROLES, check_ends, read_options
 
 IDENTIFIER = b"TFL3"
 MAX_BYTES = 2**31 - 1
@@ -65,6 +66,7 @@ _NAMES: Mapping[int, str] = {
     22: "Reshape",
     25: "Softmax",
     27: "SVDF",
+    32: POST_PROCESS,
     39: "Transpose",
     40: "Mean",
     43: "Squeeze",
@@ -93,9 +95,6 @@ _REFUSED: Mapping[int, str] = {
 _MENDS: Mapping[str, str] = {
     "edgetpu-custom-op": "it is compiled for the Edge TPU; take the .tflite that it was compiled "
     "from, whose name has no _edgetpu",
-    "TFLite_Detection_PostProcess": "export the network without its post-processing, so that it "
-    "ends in raw boxes and scores (tflite_convert with output_arrays raw_outputs/box_encodings and "
-    "raw_outputs/class_predictions), or take the same model as .onnx or from the Open Model Zoo",
 }
 """The fix for a custom operator."""
 _FIRST_STABLEHLO = 162
@@ -171,11 +170,7 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
     operators = graph.tables(3)
     if len(operators) > MAX_NODES:
         raise ModelError(f"{network}: more than {MAX_NODES} operators")
-    makers: dict[int, tuple[str, int]] = {}
-    """By tensor: the operator that makes it, and the input that `maker_of` continues from."""
-    for operator in operators:
-        _refuse_state(operator, codes, tables, network)
-        _check_operator(operator, codes, known, makers, len(tensors))
+    makers, detected = _check_operators(operators, codes, tables, known, network)
     for index in outputs:
         if index not in known:
             raise ModelError(f"{network}: output {tensors[index].name!r} is made by nothing")
@@ -197,7 +192,33 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
             for index in (*inputs, *outputs)
             if (step := _step(tables[index])) is not None
         },
+        detected=detected,
     )
+
+
+def _check_operators(
+    operators: Sequence[Table],
+    codes: Sequence[int],
+    tables: Sequence[Table],
+    known: set[int],
+    network: Path,
+) -> tuple[dict[int, tuple[str, int]], dict[str, str]]:
+    """Check all operators; note what they make.
+
+    Returns:
+        By tensor the operator that makes it, and the input that `maker_of` continues from; by role
+        the outputs of a detection's post-processing.
+    """
+    makers: dict[int, tuple[str, int]] = {}
+    detected: dict[str, str] = {}
+    for operator in operators:
+        _refuse_state(operator, codes, tables, network)
+        made = _check_operator(operator, codes, known, makers, len(tables))
+        if made and makers[made[0]][0] == POST_PROCESS:
+            check_ends(operator.numbers(1, "<i"), made)
+            read_options(operator)
+            detected = {role: tables[at].text(3) for role, at in zip(ROLES, made, strict=False)}
+    return makers, detected
 
 
 def _graph(model: Table, network: Path) -> Table:
@@ -212,6 +233,8 @@ def _graph(model: Table, network: Path) -> Table:
 
 def _code(table: Table, network: Path) -> int:
     code = max(table.number(0, "<b"), table.number(3, "<i"))
+    if code == _CUSTOM and table.text(1) == POST_PROCESS:
+        return code
     if code == _CUSTOM or table.text(1):
         name = table.text(1) or "without a name"
         mend = _MENDS.get(name, "export it with built-in operators only")
@@ -326,8 +349,8 @@ def _check_operator(
     known: set[int],
     makers: dict[int, tuple[str, int]],
     count: int,
-) -> None:
-    """Check that an operator's inputs exist before it; note its outputs."""
+) -> list[int]:
+    """Check that an operator's inputs exist before it; note and return its outputs."""
     code = operator.number(0, "<I")
     if code >= len(codes):
         raise DamagedError("an operator has no kind")
@@ -353,6 +376,7 @@ def _check_operator(
     name = _NAMES.get(codes[code], f"builtin {codes[code]}")
     followed = taken[-1 if name == "Concat" else 0] if taken else -1
     makers.update(dict.fromkeys(made, (name, followed)))
+    return made
 
 
 def _check_options(options: Table, kind: int) -> None:

@@ -6,13 +6,16 @@ mapped file, so that a network larger than the memory can be processed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from mmap import mmap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.containment import contained
 from ...core.errors import ModelError
 from . import onnx_schema as proto
-from .onnx_reader import Tensor, read_tensor
+from .numeric import only_numbers
+from .onnx_reader import Tensor, map_file, read_tensor
 from .onnx_schema import new_model
 from .protobuf import DamagedError, Field, Sliceable, message, numeral, replace_fields
 
@@ -55,7 +58,7 @@ def externalize_weights(data: Data, location: str) -> bytes:
 
 
 def parse_graph(data: Data, location: str) -> ModelProto:
-    """Parse a graph that `externalize_weights` returned.
+    """Parse a graph that `externalize_weights` returned; its outputs are tensors of numbers.
 
     Raises:
         ModelError: the file is not an ONNX model.
@@ -63,7 +66,27 @@ def parse_graph(data: Data, location: str) -> ModelProto:
     model = new_model()
     with contained(location, ModelError):
         model.ParseFromString(externalize_weights(data, location))
+    only_numbers(model)
     return model
+
+
+def open_graph(
+    network: Path, change: Callable[[ModelProto], None] | None = None
+) -> tuple[bytes, dict[str, mmap]]:
+    """Return a network's graph, changed if so, and the mapped files of its weights by name.
+
+    Raises:
+        ModelError: a file cannot be read, or the network is not an ONNX file.
+    """
+    files = {network.name: map_file(network)}
+    model = parse_graph(files[network.name], network.name)
+    if change is not None:
+        change(model)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data if tensor.data_location == proto.EXTERNAL else ():
+            if entry.key == "location" and entry.value not in files:
+                files[entry.value] = map_file(network.parent / entry.value)
+    return model.SerializeToString(), files
 
 
 def externalized(data: Sliceable, tensor: Tensor, location: str) -> bytes | None:

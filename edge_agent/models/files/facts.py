@@ -44,6 +44,10 @@ class NetworkFacts:
     """Scale and zero point by name of an input or output, if the file has them."""
     ends: Mapping[str, str] = field(default_factory=dict)
     """Like `makers`, but for the last of concatenated parts, and before a bias."""
+    classes: tuple[str, ...] = ()
+    """The classes' names, where a classifier of scikit-learn's kind states them."""
+    detected: Mapping[str, str] = field(default_factory=dict)
+    """By role of decoder ssd: the outputs of TensorFlow Lite's detection post-processing."""
 
 
 # Operators that only reshape, retype, or rescale the output of the one before them.

@@ -20,7 +20,7 @@ from . import infer_layout
 from .facts import Draft, NetworkFacts
 from .guess_exports import finished, heads, scrfd, unread
 from .guess_picture import COLORS, LABELS, RESIZE, Picture, detector
-from .guess_signals import SOUND, output_words, signal_draft, sounds_like, unusual_draft
+from .guess_signals import SOUND, output_words, row_draft, signal_draft, sounds_like, unusual_draft
 
 COCO = 80
 _VECTOR = 64
@@ -51,7 +51,7 @@ def draft_of(facts: NetworkFacts) -> Draft:
     Returns:
         The draft, which is complete if it has no questions.
     """
-    unusual = unusual_draft(facts) if facts.outputs else signal_draft(facts)
+    unusual = unusual_draft(facts) or row_draft(facts) if facts.outputs else signal_draft(facts)
     if unusual is not None:
         return unusual
     try:

@@ -25,6 +25,8 @@ def finished(picture: Picture) -> Draft | None:
     output: dict[str, Any] = {"decoder": "ssd", "threshold": 0.25}
     if "scale_factor" in {one.name for one in picture.facts.inputs}:
         return _paddle(picture)
+    if picture.facts.detected:
+        return _post_processed(picture)
     if len(outputs) == 1 and len(outputs[0].shape) == 2 and outputs[0].shape[1] == 7:
         return _rows(picture, output)
     if {"detected_boxes", "detected_classes", "detected_scores"} <= names:
@@ -37,6 +39,19 @@ def finished(picture: Picture) -> Draft | None:
         output |= {"threshold": 0.4, "iou": 0.6}
         return detector(picture, "YOLOv4", input_, output, LABELS)
     return None
+
+
+def _post_processed(picture: Picture) -> Draft:
+    """Draft an SSD, EfficientDet-Lite or MobileDet with TensorFlow Lite's post-processing."""
+    output = {"decoder": "ssd", "threshold": 0.5, "names": dict(picture.facts.detected)}
+    family = "an SSD with TFLite_Detection_PostProcess"
+    floats = (
+        "input.mean and input.scale: as in training; 127.5 and 127.5 of TensorFlow's own SSDs, "
+        "127 and 128 of EfficientDet-Lite"
+    )
+    input_: dict[str, Any] = {"color": "rgb", "resize": "stretch"}
+    left = () if picture.input.dtype == "uint8" else (floats,)
+    return detector(picture, family, input_, output, *left, words="stretched, RGB")
 
 
 def _paddle(picture: Picture) -> Draft | None:

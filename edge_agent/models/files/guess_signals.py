@@ -28,6 +28,7 @@ _ROW = 256
 tables have more columns, and few windows fewer samples."""
 
 
+_COLUMN = frozenset({(None, 1), (1, 1)})
 _OUTLIERS = frozenset({"ai.onnx.ml.TreeEnsembleRegressor", "ai.onnx.ml.SVMRegressor"})
 """Operators of IsolationForest and OneClassSVM."""
 
@@ -40,19 +41,10 @@ def unusual_draft(facts: NetworkFacts) -> Draft | None:
     if len(many) == 1 and (many[0].shape[0] or 1) > 1:
         family = f"a network of {many[0].shape[0]} pictures at once ({printable(str(many[0]))})"
         mend = "export it with a batch of 1, or an open one"
-    elif len(facts.inputs) > 1 and all(one.shape[1:] == (1,) for one in facts.inputs):
-        names = ", ".join(printable(one.name) for one in facts.inputs)
-        family = f"a table of one tensor a column ({names})"
-        mend = (
-            "export it with one tensor for all columns (skl2onnx: initial_types=[('X', "
-            f"FloatTensorType([None, {len(facts.inputs)}]))])"
-        )
-    elif "ai.onnx.ml.ZipMap" in facts.operators:
-        family = "a classifier that ends in maps (ZipMap)"
-        mend = (
-            "skl2onnx: options={'zipmap': False}; Custom Vision: onnx.utils.extract_model(FILE, "
-            "NEW, ['data'], [NAME]), NAME the input of its ZipMap, and NEW is a classifier"
-        )
+    elif len(facts.inputs) > 1 and any(one.dtype == "unknown" for one in facts.inputs):
+        texts = ", ".join(printable(one.name) for one in facts.inputs if one.dtype == "unknown")
+        family = f"a table with columns of texts ({texts})"
+        mend = "a row is numbers here; export it with numbers in place of the texts"
     elif {one.name for one in facts.outputs} == {"label", "scores"} and _OUTLIERS & facts.operators:
         family = "scikit-learn's detector of outliers"
         mend = (
@@ -68,6 +60,39 @@ def unusual_draft(facts: NetworkFacts) -> Draft | None:
         family,
         {"task": "raw", "input": {}, "output": {"decoder": "raw"}},
         questions=(f"export: {mend}",),
+    )
+
+
+def row_draft(facts: NetworkFacts) -> Draft | None:
+    """Draft what scikit-learn, LightGBM and XGBoost export: a row of a table in, chances out.
+
+    Either one input takes the whole row, or there is one for each column, whose names they are.
+    """
+    names = [one.name for one in facts.inputs]
+    columns = len(names) > 1 and all(one.shape in _COLUMN for one in facts.inputs)
+    if not columns and not (facts.classes and len(names) == 1):
+        return None
+    window, assumed = ({}, ()) if columns else _window(facts)
+    how = "input.channels: the columns in the order of training, by name or number"
+    scaled = "input.mean and input.scale: as in training, if it was done outside of the network"
+    questions = [how, scaled]
+    if columns:
+        window = {"channels": list(map(printable, names)), "window": 1, "layout": "flat-tc"}
+        assumed = ("channels: the names of its inputs, each of which takes a column",)
+        questions = [scaled]
+    chances = [one for one in facts.outputs if one.shape[1:] == (len(facts.classes),)]
+    family = f"a table of one tensor a column ({', '.join(map(printable, names))})"
+    if len(chances) != 1 or not window:
+        made = {"task": "raw", "input": window, "output": {"decoder": "raw"}}
+        how = "task and output.decoder: " + output_words(facts)
+        return Draft(family, made, assumed, (how, *questions)) if columns else None
+    output: dict[str, Any] = {"decoder": "softmax", "names": {"scores": chances[0].name}}
+    output["labels"] = list(map(printable, facts.classes))
+    return Draft(
+        "a classifier of a table's rows, as of scikit-learn, LightGBM or XGBoost",
+        {"task": "classification", "input": window, "output": output},
+        (*assumed, "labels: the classes that its nodes name"),
+        tuple(questions),
     )
 
 

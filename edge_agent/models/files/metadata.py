@@ -44,7 +44,9 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
             described, assumed = tflite_metadata.describe(network, facts, where)
         except ModelError as problem:
             draft = tflite_metadata.draft_with_labels(network, facts)
-            raise _undecided(draft, where, str(problem)) from None
+            if draft.questions or not facts.detected:
+                raise _undecided(draft, where, str(problem)) from None
+            described, assumed = dict(draft.keys), list(draft.assumed)
     elif (info := model_api.info_of(facts)) is not None:
         described, assumed = model_api.describe(info, facts, where)
     elif (config := huggingface.config_of(network)) is not None:

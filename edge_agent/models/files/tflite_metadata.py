@@ -29,7 +29,8 @@ ENTRY = "TFLITE_METADATA"
 IDENTIFIER = b"M001"
 MAX_BYTES = 4 * 2**20
 MAX_FILES = 100
-_AXIS_LABELS = 2
+_LABELS = frozenset({2, 3})
+"""Files with the labels of an axis, or of values."""
 _NORMALIZATION = 1
 _IMAGE = 2
 _GRAY = 2
@@ -85,6 +86,8 @@ def _describe(
             f"{where}: its metadata say nothing of its outputs (no subgraph_metadata), so that "
             "labels are unknown"
         )
+    if facts.detected:
+        return _detector(outputs, inputs, network, facts)
     if len(facts.outputs) != 1:
         raise ModelError(f"{where}: metadata are read of one output, found {len(facts.outputs)}")
     labels = _labels(outputs[0], network, where)
@@ -111,6 +114,21 @@ def _describe(
         "input": picture,
         "output": output,
     }, assumed
+
+
+def _detector(
+    outputs: Sequence[Table], inputs: list[Table], network: Path, facts: NetworkFacts
+) -> tuple[Said, list[str]]:
+    """Describe a detector, whose labels belong to whichever of its outputs has the classes."""
+    draft, where = draft_of(facts), str(network)
+    named = [one for one in outputs if any(f.number(2, "<b") in _LABELS for f in one.tables(6))]
+    labels = _labels((named or outputs)[0], network, where)
+    spec, picture = infer_layout.picture_input(facts, where)
+    assumed = [line for line in draft.assumed if not line.startswith("labels")]
+    picture |= {"color": "rgb", "resize": "stretch"}
+    picture |= _normalization(spec, facts, inputs, assumed)
+    output = {**draft.keys["output"], "labels": labels}
+    return {"task": "detection", "input": picture, "output": output}, assumed
 
 
 def draft_with_labels(network: Path, facts: NetworkFacts) -> Draft:
@@ -220,7 +238,7 @@ def _is_gray(inputs: list[Table]) -> bool:
 
 
 def _labels(output: Table, network: Path, where: str) -> tuple[str, ...]:
-    names = [each.text(0) for each in output.tables(6) if each.number(2, "<b") == _AXIS_LABELS]
+    names = [each.text(0) for each in output.tables(6) if each.number(2, "<b") in _LABELS]
     if not names:
         raise ModelError(f"{where}: labels: its metadata name none; write a labels.txt, one a line")
     text = member_of(network, names, MAX_LABEL_BYTES)
