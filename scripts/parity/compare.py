@@ -4,10 +4,11 @@
 
 Runs in the agent's environment, over a real mosquitto. Each case is installed as a user would
 (`add` of the bare file or folder), runs in an agent over MQTT on each engine that takes its format,
-and goes through `try`, of which the labels and scores that it prints are compared. A finding is
-right with the same label, a score within 0.01 and, of a box, an overlap of 0.9 (of wrappers that
-round to whole pixels: or corners within one); corners of oriented boxes and key points within half
-a pixel. What is not right is a mismatch, or one of:
+and goes through `try`, of which the labels and scores that it prints are compared. A network of
+tables runs on its rows; of a text its letters are the label, of numbers each is a finding that has
+its name, as an anomaly is one. A finding is right with the same label, a score within 0.01 and, of
+a box, an overlap of 0.9 (of wrappers that round to whole pixels: or corners within one); corners of
+oriented boxes and key points within half a pixel. What is not right is a mismatch, or one of:
 
     edge   the score lies within 0.01 of the threshold
     tie    what suppresses it, or it, has a score within 0.02, or overlaps it as much as is allowed
@@ -90,11 +91,11 @@ def main() -> int:
     cases = [case for case in cases if not options.only or case["name"] in options.only]
     counts: dict[str, dict[str, Count]] = {case["name"]: {} for case in cases}
     for engine in ENGINES:
-        fitting = [case for case in cases if engine == "openvino" or not is_ir(folder, case)]
+        fitting = [case for case in cases if engine in engines_of(folder, case)]
         for start in range(0, len(fitting), TOGETHER):
             run(folder, engine, fitting[start : start + TOGETHER], counts)
     if not options.no_try:
-        for case in cases:
+        for case in (one for one in cases if not one.get("numbers")):
             counted = tried(folder, case)
             counted.engine = next(
                 (one.engine for one in counts[case["name"]].values() if one.engine), ""
@@ -110,10 +111,21 @@ def main() -> int:
     return 1 if silent else 0
 
 
-def is_ir(folder: Path, case: Mapping[str, Any]) -> bool:
-    """Whether a case is an IR, which only OpenVINO reads."""
+def engines_of(folder: Path, case: Mapping[str, Any]) -> Sequence[str]:
+    """Return the engines that a case runs on: only OpenVINO reads an IR or a .tflite."""
+    if "engines" in case:
+        return list(case["engines"])
     path = network(folder, case)
-    return path.suffix == ".xml" or (path.is_dir() and any(path.glob("*.xml")))
+    inside = [path, *path.iterdir()] if path.is_dir() else [path]
+    only = any(each.suffix in {".xml", ".tflite"} for each in inside)
+    return ENGINES[1:] if only else ENGINES
+
+
+def source_of(folder: Path, case: Mapping[str, Any]) -> Path:
+    """Return what a case looks at: its own table, or the pictures."""
+    if "rows" in case:
+        return folder / "cases" / case["name"] / case["rows"]
+    return folder / "pictures"
 
 
 def network(folder: Path, case: Mapping[str, Any]) -> Path:
@@ -163,7 +175,11 @@ def run(
             else:
                 running.append(case)
         pipelines = [
-            {"name": case["name"], "source": f"dir:{folder / 'pictures'}", "model": case["name"]}
+            {
+                "name": case["name"],
+                "source": f"{'csv' if 'rows' in case else 'dir'}:{source_of(folder, case)}",
+                "model": case["name"],
+            }
             for case in running
         ]
         if not pipelines:
@@ -171,7 +187,7 @@ def run(
         agent = AgentProcess(place, agent_settings("parity", broker.url, pipelines, **base))
         for case in running:
             name = case["name"]
-            results = heard(listener, agent, name, len(case["expected"]))
+            results = heard(listener, agent, name, case)
             if isinstance(results, str):
                 counts[name][engine] = Count(refused=results)
             else:
@@ -187,9 +203,9 @@ def run(
 
 
 def heard(
-    listener: Listener, agent: AgentProcess, name: str, wanted: int
+    listener: Listener, agent: AgentProcess, name: str, case: Mapping[str, Any]
 ) -> dict[str, list[Finding]] | str:
-    """Return the findings of a pipeline by picture; why there are none where it is refused.
+    """Return the findings of a pipeline by picture or row; why there are none where it is refused.
 
     Raises:
         TimeoutError: neither comes for long: that says nothing about the model.
@@ -198,17 +214,25 @@ def heard(
     deadline = time.monotonic() + PATIENCE
     topic = f"edge/parity/result/{name}"
     while time.monotonic() < deadline and agent.process.poll() is None:
-        results = {one["file"]: one for one in listener.on(topic)}
-        if len(results) >= wanted:
-            return {
-                file: one.get("detections", one.get("classes")) or []
-                for file, one in results.items()
-            }
+        sort = "seq" if "rows" in case else "file"
+        results = {str(one[sort]): findings_of(one) for one in listener.on(topic)}
+        if len(results) >= len(case["expected"]):
+            return results
         why = refusal(listener, name)
         if why is not None:
             return why
         time.sleep(0.1)
     raise TimeoutError(f"{name}: no results: {last_line(agent.words())}")
+
+
+def findings_of(result: Mapping[str, Any]) -> list[Finding]:
+    """Return what a result has found, each with a label and a score."""
+    if "anomaly" in result:
+        return [{"label": "anomaly", "score": result["anomaly"]["score"]}]
+    if "values" in result:
+        return [{"label": name, "score": value} for name, value in result["values"].items()]
+    found: list[Finding] = result.get("detections", result.get("classes")) or []
+    return [{**one, "label": one.get("text", one["label"])} for one in found]
 
 
 def refusal(listener: Listener, name: str) -> str | None:
@@ -460,7 +484,7 @@ def tried(folder: Path, case: Mapping[str, Any]) -> Count:
     """Run `try` and compare the labels and scores that it prints: of a picture the best six."""
     place = folder / "runs" / "try"
     place.mkdir(parents=True, exist_ok=True)
-    done = command("try", folder / "pictures", network(folder, case), cwd=place)
+    done = command("try", source_of(folder, case), network(folder, case), cwd=place)
     total = Count()
     if done.returncode:
         total.refused = last_line(done.stderr)
@@ -468,6 +492,7 @@ def tried(folder: Path, case: Mapping[str, Any]) -> Count:
     lines = [line for line in done.stdout.splitlines() if " try #" in line]
     for line in lines:  # not of every picture: where they come fast, a few are shown
         number, picture, text = line.partition(" try #")[2].split(" ", 2)
+        picture = number if "rows" in case else picture
         expected = case["expected"][picture]
         shown = list(read_findings(text.strip(), {one["label"] for one in expected}))
         total.expected += min(len(expected), 6 if shown and "box" in (expected or [{}])[0] else 5)
@@ -524,12 +549,13 @@ def table(
     columns = ("case", "exporter", "precision", "way", *numbers, "verdict")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     examples: list[str] = []
-    silent = engines = 0
+    silent = engines = refused = 0
     for case in cases:
         for way, one in counts[case["name"]].items():
             verdict = "right"
             if one.refused:
                 verdict = f"refused: {one.refused}"
+                refused += not case.get("refused")
             elif case.get("refused"):
                 verdict, silent = "WRONG: to be refused", silent + 1
             elif one.wrong and one.engine:
@@ -542,7 +568,8 @@ def table(
             cells = [case["name"], case["exporter"], case["precision"], way]
             cells += [getattr(one, key) for key in numbers]
             lines.append(f"| {' | '.join(map(str, [*cells, verdict]))} |")
-    summary = f"{silent} silent mismatches, {engines} that are an engine's own"
+    summary = f"{silent} silent mismatches, {engines} that are an engine's own, "
+    summary += f"{refused} refused that are not to be"
     return [*lines, "", summary, *examples], silent
 
 
