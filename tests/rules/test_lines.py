@@ -56,6 +56,20 @@ def test_supervision_2600_a_flicker_to_the_other_side_counts_neither_way() -> No
     assert walked([*still, 54, *still, 54, *still, 54, *still]) == {}
 
 
+@pytest.mark.parametrize(
+    ("lossless", "step", "counted"),
+    [(True, 4, 1), (True, 6, 1), (True, 10, 0), (False, 6, 1), (False, 10, 1), (False, 20, 1)],
+)
+def test_bytetrack_5_and_64_and_ultralytics_18504_a_fast_object_at_one_picture_a_second(
+    lossless: bool, step: float, counted: int
+) -> None:
+    """ByteTrack#5, #64, ultralytics#18504: the limit in pictures of a folder is documented."""
+    stage = Stage(lines=ACROSS, rate=1.0, lossless=lossless)
+    for number in range(8):
+        stage.show(box(50, 28 + step * number, 8))
+    assert sum(stage.crossed.values()) == counted
+
+
 def test_an_object_that_begins_on_the_line_counts_when_it_comes_back() -> None:
     """Where it came from is not known: nothing is counted before it has been on a side."""
     assert walked([50, 50, 50, *np.arange(50, 70, 2)]) == {}

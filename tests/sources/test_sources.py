@@ -825,23 +825,33 @@ def usable_rows(source: Source, *channels: str) -> list[list[float] | str]:
     return found
 
 
-def test_cells_that_no_channel_reads_decide_nothing(tmp_path: Path) -> None:
-    """Columns of a slower sensor are empty in most rows; a model of the others takes every row."""
-    rows = "".join(f"{n},{-n},{n if n % 10 == 0 else ''}\n" for n in range(40))
+@pytest.mark.parametrize("filled", [range(0, 40, 10), range(39, 40), range(5, 40, 3), range(0)])
+def test_grottocenter_1663_columns_of_a_slower_sensor_are_empty_in_most_rows(
+    filled: range, tmp_path: Path
+) -> None:
+    """Cells that no channel reads decide nothing: a model of the others takes every row."""
+    rows = "".join(f"{n},{-n},{n if n in filled else ''}\n" for n in range(40))
     text_file(tmp_path, "ax,ay,lat\n" + rows)
     wanted = [[n, -n] for n in range(40)]
     assert usable_rows(opened("csv:rows.csv", tmp_path), "ax", "ay") == wanted
     found = usable_rows(opened("csv:rows.csv", tmp_path), "lat")
-    assert [row for row in found if isinstance(row, list)] == [[0], [10], [20], [30]]
-    assert "line 3, column 'lat': expected a number, found an empty cell" in str(found[1])
+    assert [row for row in found if isinstance(row, list)] == [[n] for n in filled]
+    empty = next(n for n in range(40) if n not in filled)
+    wrong = next(each for each in found if isinstance(each, str))
+    assert f"line {empty + 2}, column 'lat': expected a number, found an empty cell" in wrong
 
 
-def test_one_row_does_not_decide_what_a_column_is(tmp_path: Path) -> None:
-    """Where a log begins before its sensor is ready, the first row is a missing reading."""
-    text_file(tmp_path, "ax,ay\n,1\n3,2\n")
-    bad, good = usable_rows(opened("csv:rows.csv", tmp_path))
-    assert "line 2, column 'ax': expected a number, found an empty cell" in str(bad)
-    assert good == [3, 2]
+@pytest.mark.parametrize("first", ["", "nan", "-", "warming up"])
+@pytest.mark.parametrize("count", [1, 30])
+def test_echopype_197_a_log_that_begins_before_its_sensor_is_ready(
+    count: int, first: str, tmp_path: Path
+) -> None:
+    """No row decides what a column is: the first ones are missing readings."""
+    text_file(tmp_path, "ax,ay\n" + f"{first},1\n" * count + "3,2\n4,2\n")
+    *bad, good, last = usable_rows(opened("csv:rows.csv", tmp_path))
+    shown = repr(first) if first else "an empty cell"
+    assert f"line 2, column 'ax': expected a number, found {shown}" in str(bad[0])
+    assert (len(bad), good, last) == (count, [3, 2], [4, 2])
 
 
 def test_a_column_of_text_is_refused_by_name(tmp_path: Path) -> None:
