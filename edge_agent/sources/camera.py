@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import stat
 import threading
 import time
@@ -32,6 +33,8 @@ FAILURES = 25
 MADE_UP = 3
 # Seconds after the first failure.
 PATIENCE = 2.0
+JPEG = re.compile(rb"(?i)\A\xff\xd8\xff|^content-type: *image/", re.MULTILINE)
+"""How a stream of pictures begins."""
 LOST = "the camera stopped sending pictures (connection closed, unplugged, or silent for too long)"
 
 
@@ -157,22 +160,23 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Source:
         return StreamCamera(spec, context)
     from .http_get import Body, get, where
 
-    answer = get(spec.text, spec.redacted)
-    media = answer.media
-    if not media or media.startswith(("multipart/", "image/")) or "jpeg" in media:
+    body = Body(get(spec.text, spec.redacted), context.closing, 0.9 * spec.stall_seconds)
+    media = body.media
+    known = media.startswith(("multipart/", "image/")) or "jpeg" in media
+    # Many name another media type, or none.
+    begun = b"" if known else body.peek(BEGIN)
+    if known or JPEG.search(begun):
         from .http_camera import HttpCamera
 
-        return HttpCamera(spec, context, answer)
+        return HttpCamera(spec, context, body)
+    if is_transport(begun):
+        return StreamCamera(spec, context, TransportFile(body))
+    body.close()
     if media.startswith("text/"):
-        answer.channel.close()
         raise SourceError(
             f"{spec.redacted}: {where(spec.text)} answers with {media}, not with a video stream; "
             "check the path"
         )
-    body = Body(answer, context.closing, 0.9 * spec.stall_seconds)
-    if is_transport(body.peek(BEGIN)):
-        return StreamCamera(spec, context, TransportFile(body))
-    body.close()
     return StreamCamera(spec, context)
 
 
@@ -198,9 +202,9 @@ def _why_closed(problem: Exception, url: str, patience: float) -> str:
             return f"{place} refuses it ({problem.strerror}); check the path"
         case OSError(errno=errno.EPROTONOSUPPORT):
             return f"{place} refuses this transport (461); leave ?transport out, or write the other"
-        case OSError(errno=errno.EIO):
+        case OSError(errno=errno.EIO) if url.lower().startswith("rtsp"):
             return f"nothing answers at {place}: is the name right, the camera on and reachable?"
-        case av.error.InvalidDataError() | av.error.EOFError():
+        case av.error.InvalidDataError() | av.error.EOFError() | OSError(errno=errno.EIO):
             return f"{place} answers, but not with a video stream; check the path"
         case OSError():
             return unreachable(problem, url)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.errors import SampleError, SourceError
 from ..core.types import Reading
-from .http_get import Answer, body, get
+from .http_get import Body, get
 from .opencv import check_size, load
 from .source import SLACK, SourceContext
 from .spec import SourceSpec
@@ -35,16 +35,14 @@ class HttpCamera:
 
     trouble = None
 
-    def __init__(self, spec: SourceSpec, context: SourceContext, answer: Answer) -> None:
-        """Create a source from an answer, which it then owns."""
+    def __init__(self, spec: SourceSpec, context: SourceContext, body: Body) -> None:
+        """Create a source from the body of an answer, which it then owns."""
         self._spec = spec
         self._name = spec.redacted
         self._closing = context.closing
-        self._answer = answer
-        # Slightly less than the pipeline's own clock allows.
-        self._silence = 0.9 * spec.stall_seconds
+        self._body = body
         self._pictures = self._found()
-        self._still = answer.media.startswith("image/")
+        self._still = body.media.startswith("image/")
         self._rate = context.rate
         self._due = 0.0
         """When to fetch the next still picture, monotonic seconds, without the pause."""
@@ -90,7 +88,7 @@ class HttpCamera:
         return Reading(picture, self._time_ns, self._since)
 
     def close(self) -> None:
-        self._answer.channel.close()
+        self._body.close()
 
     def _pause(self) -> bool:
         """Wait until a picture is due at the current rate; False: the source must close."""
@@ -102,10 +100,10 @@ class HttpCamera:
 
     def _fetch(self) -> None:
         if self._data is not None:
-            self._answer.channel.close()
-            self._answer = get(self._spec.text, self._name)
+            self._body.close()
+            self._body = self._body.again(get(self._spec.text, self._name))
         data = bytearray()
-        for piece in body(self._answer, self._closing, self._silence):
+        for piece in self._body.pieces():
             data += piece
             if len(data) > MAX_BYTES:
                 raise self._lost(f"a picture of more than {MAX_BYTES // 2**20} MiB")
@@ -118,7 +116,7 @@ class HttpCamera:
         """Yield each picture as it arrives; b"" for a part without one."""
         held, between = bytearray(), b""
         told, at = 0, 0
-        for piece in body(self._answer, self._closing, self._silence):
+        for piece in self._body.pieces():
             held += piece
             while held:
                 begin = held.find(BEGIN)

@@ -118,9 +118,27 @@ class Body:
 
     def __init__(self, answer: Answer, closing: threading.Event, silence: float) -> None:
         """Take over an answer; reading ends or fails like `body`."""
-        self._answer = answer
+        self.media = answer.media
+        self._channel = answer.channel
+        self._limits = closing, silence
         self._pieces = body(answer, closing, silence)
         self._held = b""
+
+    def again(self, answer: Answer) -> Body:
+        """Return the body of another answer, with the same limits."""
+        return Body(answer, *self._limits)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the rest as it arrives.
+
+        Raises:
+            TimeoutError: nothing has arrived for too long.
+            OSError: the connection is lost.
+        """
+        if self._held:
+            held, self._held = self._held, b""
+            yield held
+        yield from self._pieces
 
     def peek(self, size: int) -> bytes:
         """Return at least the next *size* bytes without consuming them, fewer at the end."""
@@ -136,7 +154,7 @@ class Body:
 
     def close(self) -> None:
         """Close the connection."""
-        self._answer.channel.close()
+        self._channel.close()
 
     def _piece(self) -> bytes:
         try:

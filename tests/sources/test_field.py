@@ -407,6 +407,34 @@ def test_mjpeg_as_cameras_send_it(form: str, chunked: bool, server: Server) -> N
     assert all(seen(picture) == UPRIGHT for picture in pictures)
 
 
+@pytest.mark.parametrize("media", [None, "text/plain", "application/octet-stream", "video/mpeg"])
+@pytest.mark.parametrize("form", ["ts", "flv", "mkv", "jpegs", "parts"])
+def test_a_media_type_that_is_missing_or_wrong(
+    form: str, media: str | None, server: Server, tmp_path: Path
+) -> None:
+    """What comes tells what it is; text is only refused if it holds none of it."""
+    server.media, server.again = media, False
+    if form == "jpegs":
+        server.pieces = [WIDE] * 20
+    elif form == "parts":
+        server.pieces = [PLAIN] * 20
+    else:
+        server.pieces = [write(tmp_path / f"clip.{form}").read_bytes()]
+    if media == "text/plain" and form in {"flv", "mkv"}:
+        with pytest.raises(SourceError, match="answers with text/plain, not with a video stream"):
+            opened(server.url)
+        return
+    pictures = take(opened(server.url), 15)
+    assert all(seen(picture) == UPRIGHT for picture in pictures)
+
+
+def test_a_page_without_a_media_type_is_no_camera(server: Server) -> None:
+    """It answers, and that is said."""
+    server.media, server.again, server.pieces = None, False, [b"<html>Log in</html>"]
+    with pytest.raises(SourceError, match="answers, but not with a video stream; check the path"):
+        opened(server.url)
+
+
 def test_mjpg_streamer_399_size_changes_in_mid_stream(server: Server) -> None:
     """Each result has the size of its own frame."""
     server.pieces = [b"--frame\r\n" + part(each) for each in (WIDE, LARGE, TALL)]
