@@ -19,6 +19,8 @@ SILENT = 2.0
 """Seconds without a packet after which another session may replace the present one."""
 SLACK = 1.0
 """Extra seconds to keep, because events come later than their frames."""
+LONGEST_STEP = 10.0
+"""Seconds between two packets of a stream; a greater difference of their times is a set clock."""
 
 
 class Packet(NamedTuple):
@@ -32,7 +34,7 @@ class Packet(NamedTuple):
     """Whether decoding can start with it."""
     data: bytes
     pts: int | None
-    dts: int
+    dts: int | None
     time_base: Any
     """Unit of both, a fraction of a second."""
 
@@ -44,7 +46,10 @@ class PacketRing:
         """Keep the last *seconds*, from the preceding key frame on."""
         self.seconds = seconds
         self.template: bytes | None = None
-        """A Matroska file of one packet, which describes the stream for a muxer."""
+        """A NUT file of one packet, which describes the stream for a muxer.
+
+        Other containers store the codec's parameters in a form that the packets do not have.
+        """
         self.session: object = None
         """The session of the packets; a new session starts again."""
         self._packets: deque[Packet] = deque()
@@ -58,12 +63,15 @@ class PacketRing:
         If pipelines have separate sessions (`share = false`), only the first session is used until
         it falls silent.
         """
-        if packet.dts is None or not packet.size:
+        if not packet.size:
             return
         if session is not self.session or self.template is None:
             if not packet.is_keyframe or self._is_filled:
                 return
-            self._begin(session, stream, packet)
+            try:
+                self._begin(session, stream, packet)
+            except AgentError:
+                return  # said when a clip is wanted
         with self._lock:
             made = Packet(
                 self._next,
@@ -105,9 +113,10 @@ class PacketRing:
         import av
 
         file = io.BytesIO()
-        with av.open(file, "w", format="matroska") as output:
-            copy = output.add_stream_from_template(stream)
-            made = _copied(bytes(packet), packet.dts, packet.dts, packet.time_base)
+        with _errors(), av.open(file, "w", format="nut") as output:
+            # PyAV can only copy a codec that it cannot encode.
+            copy = output.add_stream_from_template(stream, opaque=True)
+            made = _copied(bytes(packet), 0, 0, packet.time_base)
             made.is_keyframe, made.stream = True, copy
             output.mux(made)
         with self._lock:
@@ -170,24 +179,33 @@ class ClipWriter:
         import av
 
         self.session = ring.session
-        self._base: int | None = None
-        self._last = -1
+        self._base, self._last, self._since = 0, -1, 0.0
+        """What the camera's times exceed those of the clip by, the last of those, and when that
+        packet arrived."""
         options = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
         with _errors():
             self._template = av.open(io.BytesIO(ring.template or b""))
             self._file = av.open(path, "w", format="mp4", options=options)
-            self._stream = self._file.add_stream_from_template(self._template.streams.video[0])
+            self._stream = self._file.add_stream_from_template(
+                self._template.streams.video[0], opaque=True
+            )
 
     def write(self, packet: Packet) -> None:
-        """Append a packet, unless its time does not increase."""
-        if self._base is None:
-            self._base = packet.dts
-        dts = packet.dts - self._base
-        if dts <= self._last:
-            return
-        self._last = dts
-        pts = dts if packet.pts is None else packet.pts - self._base
-        made = _copied(packet.data, pts, dts, packet.time_base)
+        """Append a packet.
+
+        If its time does not continue that of the last one, its time of arrival does: cameras set
+        their clocks, or give no times.
+        """
+        said = (packet.pts or 0) if packet.dts is None else packet.dts
+        if self._last < 0:
+            self._base, self._since = said, packet.since
+        at = said - self._base
+        if not self._last < at <= self._last + LONGEST_STEP / packet.time_base:
+            at = self._last + max(1, round((packet.since - self._since) / packet.time_base))
+            self._base = said - at
+        self._last, self._since = at, packet.since
+        pts = at if packet.pts is None else max(at, packet.pts - self._base)
+        made = _copied(packet.data, pts, at, packet.time_base)
         made.is_keyframe, made.stream = packet.key, self._stream
         with _errors():
             self._file.mux(made)

@@ -5,6 +5,7 @@ The only place with the options of FFmpeg's libraries.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Mapping
 from typing import Any
@@ -87,10 +88,7 @@ class Video:
         self._container: Any = av.open(
             address, options=dict(options), timeout=timeouts, metadata_errors="replace"
         )
-        stream: Any = self._container.streams.best("video")
-        if stream is None:
-            others = ", ".join(sorted({each.type for each in self._container.streams}))
-            raise self._refusal(f"has no video (only {others})" if others else "has no video")
+        stream = self._chosen(first=timeouts is not None)
         self._stream: Any = stream
         decoder: Any = stream.codec_context
         if decoder is None:
@@ -190,6 +188,8 @@ class Video:
             if time.monotonic() - since > self._silence:
                 # Else this thread would be held for as long as something comes.
                 raise SourceError(f"{self._name}: what comes makes no picture")
+            if packet.stream is not self._stream:
+                continue
             self.packets += packet.size > 0
             if repeats and packet.dts is not None:
                 # Frames that only repeat the previous one are counted in the header but not read.
@@ -209,10 +209,26 @@ class Video:
 
     def _read(self) -> Generator[Any]:
         try:
-            yield from self._container.demux(self._stream)
+            # Of a camera all streams, to see that its sound goes on without a picture.
+            live = math.isfinite(self._silence)
+            yield from self._container.demux(*([] if live else [self._stream]))
         except IndexError:
             # From PyAV, after our last packet, if another stream has begun meanwhile.
             return
+
+    def _chosen(self, *, first: bool) -> Any:
+        """Return the video: the first of several, or else the one that FFmpeg prefers.
+
+        It prefers the one of which most has arrived, which differs from one session with a camera
+        to the next.
+        """
+        streams = self._container.streams
+        videos = [each for each in streams.video if first and each.codec_context is not None]
+        stream = min(videos, key=lambda each: each.id, default=streams.best("video"))
+        if stream is None:
+            others = ", ".join(sorted({each.type for each in streams}))
+            raise self._refusal(f"has no video (only {others})" if others else "has no video")
+        return stream
 
     def _refusal(self, why: str) -> SourceError:
         self._container.close()
