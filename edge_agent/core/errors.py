@@ -57,6 +57,10 @@ class SourceError(AgentError):
     """When it is opened again, monotonic seconds; the same for all readers of a shared source."""
 
 
+class SourceInUseError(SourceError):
+    """A source that another program has open, which may be the agent itself."""
+
+
 class SampleError(AgentError):
     """One sample that cannot be used."""
 

@@ -179,11 +179,16 @@ def seal(plan: Plan, key: PrivateKey | None) -> bytes:
     return json.dumps(sealed).encode()
 
 
+class UntrustedError(MalformedError):
+    """A plan that no trusted key has signed."""
+
+
 def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) -> Plan:
     """Return the plan in a payload after verifying its signature, unless *ring* is None.
 
     Raises:
-        MalformedError: it is not a plan, or no trusted key has signed it.
+        MalformedError: it is not a plan.
+        UntrustedError: no trusted key has signed it.
     """
     body = parse_object(payload) if len(payload) <= MAX_BYTES else None
     text = None if body is None else body.get("signed")
@@ -196,7 +201,7 @@ def read(payload: bytes, ring: Keyring | None, *, allow_unsigned: bool = False) 
         except ValueError:
             signature = b""
         if len(signature) != SIGNATURE_BYTES or ring.verify(signature, DOMAIN + data) is None:
-            raise MalformedError("it is signed by no key that is trusted here")
+            raise UntrustedError("it is signed by no key that is trusted here")
     says = parse_object(data)
     if says is None:
         raise MalformedError("is no roll-out")
@@ -212,7 +217,11 @@ def read_own(payload: bytes, key: PrivateKey | None) -> Plan:
         MalformedError: as `read`.
     """
     ring = Keyring({} if key is None else {"own": key.public_key()}, ())
-    return read(payload, ring, allow_unsigned=key is None)
+    try:
+        return read(payload, ring, allow_unsigned=key is None)
+    except UntrustedError:
+        words = "it is signed; give the key with --key" if key is None else "another key signed it"
+        raise MalformedError(words) from None
 
 
 def _check(plan: Plan) -> None:

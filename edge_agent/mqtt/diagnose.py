@@ -45,7 +45,7 @@ def connack_hint(code: int, broker: Broker) -> str:
 def hang_up_hint(broker: Broker) -> str:
     """Return a hint after a close without CONNACK, beginning with punctuation, or ""."""
     if not broker.address.tls:
-        return ""
+        return "; if this is its port for TLS, the url begins with mqtts://"
     if broker.cert_file is None:
         return "; it may want a client certificate: set broker.cert_file and broker.key_file"
     return "; it may not trust our certificate: look at broker.cert_file and broker.key_file"
@@ -69,7 +69,8 @@ def explain_unreachable(problem: BaseException, broker: Broker) -> str:
         hint = "; it requires another TLS version" if "PROTOCOL_VERSION" in alert else hint
         return f"{alert.lower().replace('_', ' ')}{hint}"
     if isinstance(problem, OSError) and problem.strerror:
-        return problem.strerror.lower()
+        reset = broker.address.tls and isinstance(problem, ConnectionResetError)
+        return problem.strerror.lower() + ("; is this its port for TLS?" if reset else "")
     return str(problem) or type(problem).__name__
 
 

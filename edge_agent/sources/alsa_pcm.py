@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import SampleError, SourceError
+from ..core.errors import SampleError, SourceError, SourceInUseError
 from .continuity import Rows
 from .live_signal import LiveSignal, share
 from .source import SourceContext
@@ -110,6 +110,10 @@ class Microphone:
             self._asound.snd_pcm_close(pcm)
 
     def _check(self, code: int, what: str) -> None:
+        if code == -errno.EBUSY:
+            raise SourceInUseError(
+                f"{self._name}: {what}: another program, or the agent, has it open"
+            )
         if code < 0:
             why = self._asound.snd_strerror(code).decode("utf-8", "replace")
             mend = "; `arecord -L` lists those there are" if -code in _ABSENT else ""

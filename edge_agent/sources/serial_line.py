@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..core.containment import words
-from ..core.errors import SampleError, SourceError
+from ..core.errors import SampleError, SourceError, SourceInUseError
 from .continuity import Rows
 from .live_signal import LiveSignal, share
 from .source import SourceContext
@@ -52,6 +52,10 @@ class SerialLines:
                 str(spec.local), spec.options["baud"], timeout=0, exclusive=True
             )
         except (SerialException, OSError, ValueError) as problem:
+            if getattr(problem, "errno", None) in {errno.EAGAIN, errno.EBUSY}:
+                raise SourceInUseError(
+                    f"{self._name}: another program, or the agent, has it open"
+                ) from None
             raise SourceError(f"{self._name}: {_reason(problem)}") from None
         self._errors = (SerialException, OSError, TypeError)
         self._rest = b""

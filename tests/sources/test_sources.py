@@ -20,7 +20,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge_agent.core.errors import ModelError, SampleError, SourceError, UsageError
+from edge_agent.core.errors import (
+    ModelError,
+    SampleError,
+    SourceError,
+    SourceInUseError,
+    UsageError,
+)
 from edge_agent.core.types import Reading
 from edge_agent.inference.preprocess.windowing import Windower
 from edge_agent.models.manifest import InputSpec
@@ -1513,6 +1519,28 @@ def test_what_is_no_serial_port_is_told_so(path: str, why: str) -> None:
 
     with pytest.raises(SourceError, match=rf"^serial:{path}: {why}$"):
         SerialLines(parse_source(f"serial:{path}", Path("/")))
+
+
+def test_a_serial_port_that_is_open_elsewhere_is_told_so() -> None:
+    """By the agent that runs, most often; `check` takes it for no fault."""
+    from edge_agent.cli.check_report import Report
+    from edge_agent.sources.serial_line import SerialLines
+    from edge_agent.sources.spec import parse_source
+
+    main, port = os.openpty()
+    try:
+        spec = parse_source(f"serial:{os.ttyname(port)}", Path("/"))
+        lines = SerialLines(spec)
+        report = Report()
+        with pytest.raises(SourceInUseError, match="another program, or the agent, has it open"):
+            SerialLines(spec)
+        assert not report.tried("pipeline p source", lambda: str(SerialLines(spec)))
+        assert report.failed == 0
+        lines.close()
+        SerialLines(spec).close()
+    finally:
+        os.close(main)
+        os.close(port)
 
 
 def test_decoding_a_picture_starts_no_threads_of_opencvs_own() -> None:

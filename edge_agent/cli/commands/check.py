@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -14,11 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.errors import AgentError, BrokerError, ModelError, SampleError, UsageError
-from ...core.text import counted, printable
+from ...core.errors import BrokerError, ModelError, SampleError, UsageError
+from ...core.text import counted
 from ...inference.engines.registry import engine_words
 from ...models.decoders import threshold_trouble
 from ...models.manifest import MANIFEST
+from ..check_report import Report
 from ..options import Options, add_config, load_settings
 
 if TYPE_CHECKING:
@@ -37,31 +38,6 @@ READINGS = 100
 SERVER_SECONDS = 10.0
 LISTEN_SECONDS = 3.0
 """Time for a live sensor, which may be fine but send nothing for hours."""
-
-
-class _Report:
-    """Prints a line for each check."""
-
-    def __init__(self) -> None:
-        self.failed = 0
-        self._color = sys.stdout.isatty()
-
-    def line(self, mark: str, subject: str, text: str) -> None:
-        shade = {"ok": 32, "FAIL": 31, "note": 33}[mark]
-        shown = f"\033[{shade}m{mark:4}\033[0m" if self._color else f"{mark:4}"
-        print(f"{shown}  {printable(f'{subject}: {text}')}")
-        self.failed += mark == "FAIL"
-
-    def tried(self, subject: str, look: Callable[[], str]) -> bool:
-        """Do a check; report the finding or the problem."""
-        try:
-            self.line("ok", subject, look())
-        except AgentError as problem:
-            # If the subject ends with the error's first word, that is shown once.
-            name = subject.rpartition(" ")[2]
-            self.line("FAIL", subject, str(problem).removeprefix(f"{name}: "))
-            return False
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +79,7 @@ def main(options: Options) -> int:
     from ...serving.tuning_results import TuningResults
     from .profile import tuned
 
-    report = _Report()
+    report = Report()
     overrides = Overrides(settings.state / FILE)
     settings = overrides.lay_over(settings)
     file = find_file(options.config)
@@ -151,7 +127,7 @@ def main(options: Options) -> int:
 class _PipelineCheck:
     """Checks the source of one pipeline and each of its models."""
 
-    def __init__(self, report: _Report, pipeline: Pipeline, device: _Device) -> None:
+    def __init__(self, report: Report, pipeline: Pipeline, device: _Device) -> None:
         from ...sources.spec import parse_source
 
         self._report = report
@@ -314,7 +290,7 @@ def _model(
     return f"{folder.manifest.id} runs on {engine}{golden}{over}"
 
 
-def _sizes(report: _Report, streams: Sequence[Stream]) -> None:
+def _sizes(report: Report, streams: Sequence[Stream]) -> None:
     if streams:
         from ..stream_size import oversized
 
@@ -322,7 +298,7 @@ def _sizes(report: _Report, streams: Sequence[Stream]) -> None:
             report.line("note", f"source {name}", text)
 
 
-def _answers(report: _Report, device: _Device) -> None:
+def _answers(report: Report, device: _Device) -> None:
     """Check the models that others may ask, and where."""
     from ...config.answers import parse_listen
     from ...config.settings import parse_route
@@ -351,7 +327,7 @@ def _answers(report: _Report, device: _Device) -> None:
             report.tried(f"infer model {arm.reference}", look)
 
 
-def _engines(report: _Report, engines: DeviceEngines) -> None:
+def _engines(report: Report, engines: DeviceEngines) -> None:
     from ...config.device_profile import default_dirs, unread_files
 
     for line in unread_files(default_dirs()):
@@ -364,7 +340,7 @@ def _engines(report: _Report, engines: DeviceEngines) -> None:
         report.line("ok", "engine", f"{choice.engine}:{choice.device}")
 
 
-def _metrics_port(report: _Report, port: int) -> None:
+def _metrics_port(report: Report, port: int) -> None:
     if find_spec("prometheus_client") is None:
         mend = f"needs prometheus-client: {sys.executable} -m pip install prometheus-client"
         report.line("FAIL", "health.metrics_port", mend)
@@ -372,7 +348,7 @@ def _metrics_port(report: _Report, port: int) -> None:
         report.line("note", "health.metrics_port", taken)
 
 
-def _models_dir(report: _Report, folder: Path) -> None:
+def _models_dir(report: Report, folder: Path) -> None:
     from ...models.store.catalog import library_trouble
 
     trouble = library_trouble(folder)
@@ -441,7 +417,7 @@ def _device(settings: Settings) -> list[str]:
     return [*Thermometer().read().problems(), *memory_problems(), *disk_problems(settings.state)]
 
 
-def _trust(report: _Report, trust: Trust) -> None:
+def _trust(report: Report, trust: Trust) -> None:
     """Report whose models are accepted."""
     from ...models.packages.keys import TrustedKeys
 
@@ -457,7 +433,7 @@ def _trust(report: _Report, trust: Trust) -> None:
         report.line("note", "trust", "allow_unsigned: whoever may publish here may push a model")
 
 
-def _state_dir(report: _Report, settings: Settings, file: Path | None) -> None:
+def _state_dir(report: Report, settings: Settings, file: Path | None) -> None:
     """Check that it can be written, including by the service's user, as we may be root."""
     from .service_user import service_user
 
@@ -472,7 +448,7 @@ def _state_dir(report: _Report, settings: Settings, file: Path | None) -> None:
         report.line("FAIL" if own else "note", "state_dir", trouble)
 
 
-def _service(report: _Report, settings: Settings, file: Path | None) -> None:
+def _service(report: Report, settings: Settings, file: Path | None) -> None:
     """Check that the installed service, which is not root, may read the files in the settings."""
     from ...config.device_profile import OWN_PROFILES
     from ...sources.spec import parse_source

@@ -49,14 +49,14 @@ def main(options: Options) -> int:
         fleet = Fleet(client, root)
         fleet.look()
         if options.rollout == "finish" and _is_transfer(options.id):
-            return _remove_package(client, root, options.id)
+            return 0 if _remove_package(client, root, options.id) else 1
         name = _name(fleet, options.id)
         try:
             plan = read_own(fleet.plans[name], key)
         except MalformedError as problem:
             if options.rollout == "finish" and _is_junk(fleet.plans[name]):
                 return _clear(client, root, name)
-            raise AgentError(f"roll-out {name}: {problem}; see --key") from None
+            raise AgentError(f"roll-out {name}: {problem}") from None
         match options.rollout:
             case "resume":
                 return Roller(client, fleet, root, key=key).lead(_resumed(plan, options))
@@ -75,13 +75,11 @@ def main(options: Options) -> int:
         if options.rollout != "finish":
             print(printable(ending(plan)))
             return 0
-        status = 0
         if plan.transfer in fleet.rolled_out(but=name):
             print("its package stays: it is of another roll-out, too")
         elif plan.settings is None:
-            status = _remove_package(client, root, plan.transfer)
-        _clear(client, root, name)  # last, so that it can be repeated after a kill
-        return status
+            _remove_package(client, root, plan.transfer)
+        return _clear(client, root, name)  # last, so that it can be repeated after a kill
 
 
 def _is_junk(payload: bytes) -> bool:
@@ -99,11 +97,11 @@ def _clear(client: OneShotClient, root: str, name: str) -> int:
     return 0
 
 
-def _remove_package(client: OneShotClient, root: str, transfer: str) -> int:
-    """Remove a package, from a roll-out or left by a push."""
+def _remove_package(client: OneShotClient, root: str, transfer: str) -> bool:
+    """Remove a package, from a roll-out or left by a push; return whether it was there."""
     there = remove(client, root, transfer)
     print(f"package {transfer} {'is removed from the broker' if there else 'was not there'}")
-    return 0 if there else 1
+    return there
 
 
 def _is_transfer(text: str | None) -> bool:
