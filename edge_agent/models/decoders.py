@@ -35,7 +35,7 @@ class DecoderSpec(NamedTuple):
     """Whether it compares outputs with the input, and so needs the input's numbers."""
     most: int = 0
     """Most boxes that the family's own postprocessing keeps; 0: it has no limit."""
-    rounding: Literal["half-even", "half-up", "down"] | None = None
+    rounding: Literal["half-even", "half-up", "down", "up"] | None = None
     """How the family rounds a letterboxed size, if not as usual for its anchor."""
     layouts: tuple[str, ...] = ()
     """Other layouts that it reads if a manifest's `layout` says so."""
@@ -66,7 +66,7 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "reconstruction": DecoderSpec(".values.reconstruction", ("anomaly",), compares_input=True),
     "raw": DecoderSpec(".values.raw", ("regression", "raw", "generate")),
     "score": DecoderSpec(".values.score", ("anomaly", "regression")),
-    "ctc": DecoderSpec(".text.ctc", ("text",)),
+    "ctc": DecoderSpec(".text.ctc", ("text",), rounding="up"),
     "db": DecoderSpec(".text.db", ("detection", "obb")),
     "semantic": DecoderSpec(".semantic.semantic", ("segmentation", "detection")),
     "pooled": DecoderSpec(".embedding.pooled", ("embedding",)),

@@ -41,7 +41,7 @@ MAX_LABEL_BYTES = 2**20
 MAX_LABELS = 100_000
 
 Interpolation = Literal["linear", "area", "cubic", "nearest"]
-Rounding = Literal["half-even", "half-up", "down"]
+Rounding = Literal["half-even", "half-up", "down", "up"]
 ANTIALIASED: frozenset[Interpolation] = frozenset({"linear", "cubic"})
 """Interpolations that `antialias` can be used with."""
 PICTURE_LAYOUTS = ("nchw", "nhwc")

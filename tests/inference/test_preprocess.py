@@ -172,6 +172,7 @@ def test_letterbox_measures_the_size_it_made(anchor: str, rows: int, top: int) -
         ("half-even", "center", 194),
         ("half-up", "center", 195),
         ("down", "center", 194),
+        ("up", "center", 195),
         ("half-even", "top-left", 194),
         (None, "center", 194),
         (None, "top-left", 194),

@@ -159,6 +159,38 @@ def test_lines_are_found_where_they_are(tmp_path: Path, engine: str, task: str) 
         assert away.min(axis=1).max() < 4
 
 
+def test_a_slanted_line_that_leaves_the_picture_is_as_sure_as_it_looks(tmp_path: Path) -> None:
+    """What lies beside it, where its corners are beyond the border, is no part of it."""
+    save_onnx(
+        tmp_path / "model.onnx",
+        [node("ReduceMean", ["x"], ["out"], axes=[1], keepdims=1)],
+        [("x", "float32", (1, 3, 160, 320))],
+        [("out", "float32", (1, 1, 160, 320))],
+    )
+    (tmp_path / "model.toml").write_text(
+        'name = "lines"\nversion = "1"\ntask = "obb"\nfile = "model.onnx"\n'
+        '[input]\nscale = 255\n[output]\ndecoder = "db"\nthreshold = 0.6\n'
+    )
+    frame = np.zeros((160, 320, 3), np.uint8)
+    quad = cv2.boxPoints(((20.0, 20.0), (120.0, 30.0), -45.0))
+    cv2.fillPoly(frame, [quad.astype(np.int32)], (242, 242, 242))
+    model = loaded(tmp_path)
+    (found,) = model.infer(Sample(frame, 0, 0, 0.0)).findings.as_json()["detections"]
+    model.close()
+    assert found["score"] == pytest.approx(242 / 255, abs=0.03)
+
+
+@pytest.mark.parametrize(("wide", "columns"), [(640, 79), (641, 80), (800, 99)])
+def test_a_line_is_as_wide_as_paddleocr_makes_it(tmp_path: Path, wide: int, columns: int) -> None:
+    """Of 640 x 389, 48 high, there are 78.97 columns: its code rounds up."""
+    model = loaded(reader(tmp_path / "m"))
+    sample = Sample(np.zeros((389, wide, 3), np.uint8), 0, 0, 0.0)
+    placement = model.prepare_data(sample.data, None).placement
+    model.close()
+    assert placement is not None
+    assert placement.scale_x == columns / wide
+
+
 @pytest.mark.parametrize(
     ("shape", "picture", "words"),
     [

@@ -92,13 +92,22 @@ def _lines(chances: Floats, threshold: float) -> tuple[Floats, Floats]:
         middle, (wide, high), angle = cv2.minAreaRect(contour)
         if min(wide, high) < LEAST_SIDE:
             continue
-        corners = np.rint(cv2.boxPoints((middle, (wide, high), angle))).astype(np.int32)
-        corners = corners.clip(0, (chances.shape[1] - 1, chances.shape[0] - 1))
-        left, top, columns, rows = cv2.boundingRect(corners)
-        within = cv2.fillPoly(np.zeros((rows, columns), np.uint8), [corners - (left, top)], 1)
-        score = float(cv2.mean(chances[top : top + rows, left : left + columns], within)[0])
+        score = _mean(chances, cv2.boxPoints((middle, (wide, high), angle)))
         if score >= threshold:
             grown = wide * high * GROWTH / (wide + high)  # twice area / perimeter
             quads.append(cv2.boxPoints((middle, (wide + grown, high + grown), angle)))
             scores.append(score)
     return np.array(quads, np.float32).reshape(-1, 4, 2), np.array(scores, np.float32)
+
+
+def _mean(chances: Floats, corners: Array) -> float:
+    """Return the mean of a map (h, w) within a rectangle, which may reach beyond the map."""
+    last = np.array(chances.shape[::-1]) - 1
+    left, top = np.floor(corners.min(axis=0)).clip(0, last).astype(int)
+    right, bottom = np.ceil(corners.max(axis=0)).clip(0, last).astype(int)
+    part = chances[top : bottom + 1, left : right + 1]
+    # Cut to whole cells, as PaddleOCR does it.
+    within = cv2.fillPoly(
+        np.zeros(part.shape, np.uint8), [(corners - (left, top)).astype(np.int32)], 1
+    )
+    return float(cv2.mean(part, within)[0])

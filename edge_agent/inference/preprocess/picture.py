@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
     from ..folding.fold import Fold
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "float16", "float32")
-# The 1e-6 makes 415.9999999 count as 416.
+# The 1e-6 makes 415.9999999 count as 416, and 416.0000001.
 ROUND: Mapping[Rounding, Callable[[float], int]] = {
     "half-even": round,
     "half-up": lambda size: int(size + 0.5),
     "down": lambda size: int(size + 1e-6),
+    "up": lambda size: ceil(size - 1e-6),
 }
 
 
