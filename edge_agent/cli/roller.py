@@ -35,7 +35,8 @@ COME_BACK_SECONDS = 1.0
 MISSING_SECONDS = 3.0
 """Time after a new connection for the broker to send retained messages."""
 SILENCE_SECONDS = 30.0
-"""After which words of devices are read again over a cluster: a lost node takes some along."""
+"""After which reports of devices are read over another node of a cluster: a lost node takes some
+along, and meanwhile another may lack what is newly retained (seen with NATS)."""
 MOST_SPREAD = 600.0
 BACK_SECONDS = 60.0
 """How long devices are watched while they go back."""
@@ -280,7 +281,7 @@ class Roller:
             quorum_at = None
             if self._client.has_nodes and now - self._heard_at > SILENCE_SECONDS:
                 self._heard_at = now
-                self._client.ask(rollout_filters(self._root))
+                self._come_back("no device has reported for a while over this node of the cluster")
             if now - began > plan.gate.timeout_s:
                 done = f"{counts.ended_online} of {counts.online} online devices have ended"
                 return "unknown", f"after {plan.gate.timeout_s:.0f} s {done}"
