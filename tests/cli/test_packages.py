@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from edge_agent import __version__
 from edge_agent.config.load import load
 from tests.helpers.support import CHECKOUT
 
@@ -57,6 +58,11 @@ def _addon() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_addon_has_the_version_of_the_program() -> None:
+    """Home Assistant upgrades by it."""
+    assert f'version: "{__version__}"\n' in (ADDON / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("service", [None, {"host": "core-mosquitto", "port": 1883}])
