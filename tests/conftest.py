@@ -41,9 +41,9 @@ _SLOW_FILES = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts a broker or an agent, or takes long, as slow.
+    """Mark what starts a broker or an agent, or takes long, as slow, and begin with the longest.
 
-    `scripts/test quick` leaves it out.
+    `scripts/test quick` leaves out what is slow.
     """
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
@@ -53,6 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             or item.path.stem in _SLOW_FILES
         ):
             item.add_marker(pytest.mark.slow)
+    # They take minutes: begun last, nothing else would run beside them.
+    items.sort(key=lambda item: item.path.stem != "test_packaging")
 
 
 @pytest.fixture(scope="session")

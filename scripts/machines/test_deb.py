@@ -1,14 +1,16 @@
 """Try Debian packages on a Debian without a network: what dpkg and installer know of each other.
 
-    sudo scripts/machines/test-deb [ROOT] [--work DIR] [--keep]
+    sudo scripts/machines/test-deb [ROOT] [--work DIR] [--keep] [--brief]
 
-ROOT and needs as of `test-bundle`. Installation, demo, push, restart, upgrade, rollback, downgrade,
-a version that does not start, `install --previous`, `uninstall` beside dpkg, removal, purge. One
-line for each thing seen; ends with 1 at the first that is not as it should be.
+ROOT and needs as of `test-bundle`. Installation, demo, push, restart, upgrade, rollback, a version
+that does not start, `install --previous`, `uninstall` beside dpkg, downgrade and images (not with
+--brief), removal, purge. One line for each thing seen; ends with 1 at the first that is not as it
+should be.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -18,7 +20,13 @@ from service_box import UNIT
 from test_bundle import FIRST, HOME, SECOND, SETTINGS, VERSIONS, Box, try_bundles
 
 MODEL, PUSHED = "parts-inspection", "99"
-TRUSTING = f'{SETTINGS}\n[trust]\nkeys = ["/etc/edge-agent/trust.d"]\n'
+TRUSTING = f"""{SETTINGS}
+[trust]
+keys = ["/etc/edge-agent/trust.d"]
+
+[trial]
+probation_s = 2
+"""
 
 
 def packages(merged: Path, bundles: dict[str, Path]) -> None:
@@ -63,6 +71,7 @@ def is_installed(box: Box) -> None:
     box.run("dpkg -i /root/first.deb")
     dpkg(box, FIRST)
     box.serves("installed from a package", FIRST)
+    box.has_completion()
     first = box.results()["model"].split("@")[1]
     is_pushed_to(box)
     box.run("dpkg -i /root/second.deb")
@@ -73,8 +82,45 @@ def is_installed(box: Box) -> None:
     has_model(box, "rolled back", first)
 
 
-def go_through(box: Box) -> None:
-    """Do everything, in order."""
+def is_beside_others(box: Box) -> None:
+    """Downgrade it, and install a bundle beside dpkg."""
+    box.run("dpkg -i /root/first.deb")
+    dpkg(box, FIRST)
+    box.serves("downgraded", FIRST)
+    box.run("edge-agent install --offline /root/second.bundle --image")
+    box.serves("a bundle beside dpkg, as image", SECOND, image=True)
+    box.run("dpkg -i /root/second.deb")
+    box.serves("an image stays one", SECOND, image=True)
+
+
+def is_removed(box: Box, before: set[str]) -> None:
+    """Remove and purge it: what is left then is said."""
+    said = box.run("dpkg -r edge-agent")
+    expect("settings", box.run("cat /etc/edge-agent/config.toml"), TRUSTING.strip())
+    # What dpkg itself keeps until a purge, and the user.
+    known = {"/var/lib/dpkg", "/var/cache/debconf", *re.findall(r"/[\w/.-]+(?= \()", said)}
+    known |= {"/etc/passwd", "/etc/group", "/etc/shadow", "/etc/gshadow"}
+    expect("left and not said", left(box, before, known), set())
+    say(f"ok   removed: {said.splitlines()[-1]}")
+    box.run("dpkg -P edge-agent")
+    known = {"/var/lib/dpkg", "/var/cache/debconf"}
+    expect("left after a purge", left(box, before, known), set())
+    expect("its user", box.run("getent passwd edge-agent", check=False), "")
+    say("ok   purged; nothing is left")
+
+
+def left(box: Box, before: set[str], known: set[str]) -> set[str]:
+    """List what was not there before, but for what lies in known places."""
+    new = box.tree() - before
+    return {
+        path
+        for path in new
+        if not any(path == each or path.startswith(f"{each}/") for each in known)
+    }
+
+
+def go_through(box: Box, *, brief: bool) -> None:
+    """Do everything, in order; *brief*: without downgrade and images."""
     box.machine.boot()
     try:
         before = box.tree()
@@ -92,29 +138,9 @@ def go_through(box: Box) -> None:
         box.serves("a version that does not start", SECOND)
         box.run("dpkg -i /root/second.deb")
         dpkg(box, SECOND)
-        box.run("dpkg -i /root/first.deb")
-        dpkg(box, FIRST)
-        box.serves("downgraded", FIRST)
-
-        box.run("edge-agent install --offline /root/second.bundle --image")
-        box.serves("a bundle beside dpkg, as image", SECOND, image=True)
-        box.run("dpkg -i /root/second.deb")
-        box.serves("an image stays one", SECOND, image=True)
-
-        said = box.run("dpkg -r edge-agent")
-        expect("what is said to be left", "/etc/edge-agent (settings, keys)" in said, True)
-        expect("units", box.run("ls /etc/systemd/system | grep edge", check=False), "")
-        expect("home", box.run(f"ls {HOME}", check=False), "")
-        expect("settings", box.run("cat /etc/edge-agent/config.toml"), TRUSTING.strip())
-        say("ok   removed; settings and models are left, and that is said")
-        box.run("dpkg -P edge-agent")
-        left = {path for path in box.tree() - before if "/etc/" not in path or "edge" in path}
-        kept = {
-            path for path in left if not path.startswith(("/var/lib/dpkg", "/var/cache/debconf"))
-        }
-        expect("left after a purge", kept, set())
-        expect("its user", box.run("getent passwd edge-agent", check=False), "")
-        say("ok   purged; nothing is left")
+        if not brief:
+            is_beside_others(box)
+        is_removed(box, before)
     except BaseException:
         print(box.run(f"journalctl -u {UNIT} -n 40 --no-pager", check=False))
         raise
