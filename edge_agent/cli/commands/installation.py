@@ -31,7 +31,7 @@ _SHARED = Path("/usr/local/share")
 COMPLETION = {
     "bash": _SHARED / "bash-completion/completions/edge-agent",
     "zsh": _SHARED / "zsh/site-functions/_edge-agent",
-    "fish": _SHARED / "fish/vendor_completions.d/edge-agent.fish",
+    "fish": Path("/etc/fish/completions/edge-agent.fish"),
     "man": _SHARED / "man/man1/edge-agent.1",
 }
 """Where shells look for what they complete, and `man` for the page: links to `completion`."""
