@@ -5,6 +5,7 @@ Payloads are not checked; code that shows them must expect any JSON.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any
 from ..core.errors import AgentError, MalformedError, UsageError
 from ..core.names import NAME_RULE, is_name
 from ..delivery.plan import read
+from ..delivery.sender import RETURN_SECONDS
 from ..mqtt.connection import ReceivedMessage, parse_object
 from ..mqtt.look import Said, offline_since
 from ..mqtt.one_shot import OneShotClient
@@ -63,13 +65,15 @@ class Fleet:
         """All topics with a retained message, by device."""
         self.gap = ""
         """Why devices may have been missed; empty: the look is complete."""
+        self._left_at: dict[str, float] = {}
+        """By device that went offline after the look: the monotonic time of that."""
         self._asked: set[str] = set()
 
     def look(self) -> None:
         """Collect retained messages until no more arrive, and request topics that were left out.
 
         A cluster refuses subscriptions while a lost node is missing: then the look is repeated over
-        another node.
+        another node. What a node lacks that was retained meanwhile is read over another, too.
         """
         until = time.monotonic() + MOST_SECONDS
         self._look()
@@ -79,6 +83,15 @@ class Fleet:
             self.gap = ""
             self._asked.clear()
             self._look()
+        if self._client.has_nodes and not self.gap:
+            self._client.reconnect()
+            self._collect(only_new=True)
+            while self._client.refused and time.monotonic() < until:
+                time.sleep(AGAIN_SECONDS)
+                self._client.reconnect()
+                self._collect(only_new=True)
+            self._note_refusal()
+        self._left_at.clear()
 
     def _look(self) -> None:
         heard = self._collect()
@@ -95,6 +108,9 @@ class Fleet:
             found = self._collect(missing[start : start + BATCH])
             if any(each.topic.endswith(proofs) for each in found):
                 self._miss()
+        self._note_refusal()
+
+    def _note_refusal(self) -> None:
         if self._client.refused:
             self.gap = f"the broker has refused a subscription: {self._client.refused}"
 
@@ -134,8 +150,13 @@ class Fleet:
         self._asked.update(new)
         return new
 
-    def _collect(self, filters: list[str] | None = None) -> list[ReceivedMessage]:
-        """Collect retained messages for these filters, or for the subscribed ones."""
+    def _collect(
+        self, filters: list[str] | None = None, *, only_new: bool = False
+    ) -> list[ReceivedMessage]:
+        """Collect retained messages for these filters, or for the subscribed ones.
+
+        *only_new*: of topics that are not known, because another node may have older ones.
+        """
         if filters is not None:
             self._client.ask(filters)
         collected: list[ReceivedMessage] = []
@@ -148,7 +169,8 @@ class Fleet:
                 continue
             if heard is None:
                 return collected
-            self.take(heard.topic, heard.payload)
+            if not (only_new and heard.retained and self._knows(heard.topic)):
+                self.take(heard.topic, heard.payload)
             # Messages published meanwhile do not prolong it.
             if heard.retained:
                 collected.append(heard)
@@ -158,6 +180,10 @@ class Fleet:
         elif most < quiet:
             self.gap = f"retained messages were still arriving after {MOST_SECONDS:.0f} s"
         return collected
+
+    def _knows(self, topic: str) -> bool:
+        device, _, rest = topic.removeprefix(f"{self._root}/").partition("/")
+        return rest in self.plans if device == "@rollout" else topic in self.topics.get(device, ())
 
     def take(self, topic: str, payload: bytes) -> None:
         """Record a message; an empty one is ignored."""
@@ -173,6 +199,10 @@ class Fleet:
         match levels:
             case ["status"]:
                 self.status[device] = says
+                if self.online(device):
+                    self._left_at.pop(device, None)
+                else:
+                    self._left_at.setdefault(device, time.monotonic())
             case ["info"]:
                 self.info[device] = says
             case ["health"]:
@@ -189,6 +219,10 @@ class Fleet:
     def online(self, device: str) -> bool:
         """Whether a device is connected, as far as its broker knows."""
         return self.status.get(device, {}).get("state") == "online"
+
+    def may_return(self, device: str) -> bool:
+        """Whether a device has just gone offline: many are back within seconds."""
+        return time.monotonic() - self._left_at.get(device, -math.inf) < RETURN_SECONDS
 
     def groups(self, device: str) -> list[str]:
         """List the groups that a device is a member of."""

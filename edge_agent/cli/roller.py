@@ -37,6 +37,9 @@ MISSING_SECONDS = 3.0
 SILENCE_SECONDS = 30.0
 """After which reports of devices are read over another node of a cluster: a lost node takes some
 along, and meanwhile another may lack what is newly retained (seen with NATS)."""
+ASK_SECONDS = 3.0
+"""Interval for reading the status of those that went offline over a cluster, which may have lost
+that they are back."""
 MOST_SPREAD = 600.0
 BACK_SECONDS = 60.0
 """How long devices are watched while they go back."""
@@ -65,6 +68,8 @@ class Tally:
     """Online devices that serve it."""
     offline: list[str] = field(default_factory=list)
     """Devices that are offline and have not ended."""
+    may_return: list[str] = field(default_factory=list)
+    """Devices that have it and went offline just now."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures for `--json`."""
@@ -125,6 +130,8 @@ def tally(plan: Plan, fleet: Fleet, wave: int) -> Tally:
         made.judged += online or ended or state == "probation"
         if not online and not ended:
             made.offline.append(device)
+        if not online and state in {"probation", "live"} and fleet.may_return(device):
+            made.may_return.append(device)
         for why in _not_well(plan, fleet, device, word):
             made.disagreeing += why.startswith("agrees")
             made.degraded += why.startswith("degraded")
@@ -142,7 +149,8 @@ def _not_well(plan: Plan, fleet: Fleet, device: str, word: Mapping[str, Any]) ->
         yield "agrees too little with the version before"
     health, status = fleet.health.get(device, {}), fleet.status[device]
     if not fleet.online(device) and status.get("reason") == "lost":
-        yield "degraded: lost since it has it"
+        if not fleet.may_return(device):
+            yield "degraded: lost since it has it"
     elif word.get("was") == "ok" and health.get("state") == "degraded":
         why = health.get("why")
         yield f"degraded: {why[0] if isinstance(why, list) and why else ''}".removesuffix(": ")
@@ -223,8 +231,8 @@ class Roller:
         self._returning = 0.0
         """Monotonic time until which devices may still be reconnecting."""
         self._corrected = -math.inf
-        self._heard_at = time.monotonic()
-        """When a device last reported on a roll-out, monotonic time."""
+        self._heard_at = self._asked_at = time.monotonic()
+        """When a device last reported on a roll-out, and when its status was last read again."""
         self._progress = Progress()
 
     def lead(self, plan: Plan) -> int:
@@ -263,6 +271,7 @@ class Roller:
     def _wave(self, plan: Plan) -> tuple[Outcome, str | None]:
         """Watch a wave until its gate decides."""
         began, quorum_at = time.monotonic(), None
+        self._heard_at = began
         while True:
             self._hear(JUDGE_SECONDS)
             counts, now = tally(plan, self._fleet, plan.wave), time.monotonic()
@@ -273,9 +282,12 @@ class Roller:
                 return "good", None
             if why := counts.trouble(plan):
                 return "failed", why
+            if counts.may_return and self._client.has_nodes and now - self._asked_at > ASK_SECONDS:
+                self._asked_at = now
+                self._client.ask([f"{self._root}/{each}/status" for each in counts.may_return])
             if counts.has_quorum(plan):
                 quorum_at = quorum_at or now
-                if now - quorum_at >= plan.gate.hold_s:
+                if now - quorum_at >= plan.gate.hold_s and not counts.may_return:
                     return "good", None
                 continue
             quorum_at = None

@@ -209,6 +209,7 @@ class Sender:
             progress = self.progress[device] = Progress(until=self._until)
         progress.already |= progress.state == "offered" and state in {"live", "probation"}
         progress.state, progress.heard_at = state, time.monotonic()
+        progress.lost_at = None
         progress.percent = percent
         progress.why = status.get("why")
         # Earlier details are kept: a device that gets the offer again reports fewer.

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from edge_agent.cli import roller
+from edge_agent.cli import fleet, roller
+from edge_agent.cli.fleet import Fleet
+from edge_agent.config.settings import Broker
+from edge_agent.delivery.plan import read
+from edge_agent.mqtt.one_shot import OneShotClient
 from tests.helpers.boxes import Boxes
 from tests.helpers.push import model_folder
 from tests.helpers.support import Called, Listener, Mosquitto, Relay, call_cli, wait_until
@@ -105,10 +109,26 @@ def test_a_push_and_roll_outs_reach_all_of_a_fleet(tmp_path: Path, stock: Mosqui
 
 
 class Lacking(Relay):
-    """A node of a cluster that passes on nothing of a device that is live."""
+    """A node of a cluster that does not pass on some words."""
+
+    def __init__(self, to: int, words: bytes) -> None:
+        self.words = words
+        super().__init__(to)
 
     def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
-        super().pass_on(data.replace(b'"live"', b'"gone"'), source, sink)
+        super().pass_on(data.replace(self.words, bytes(reversed(self.words))), source, sink)
+
+
+def test_a_look_finds_a_device_that_one_node_of_a_cluster_lacks(
+    stock: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node knows it."""
+    node = Lacking(stock.port, b"edge/box-0001/status")
+    monkeypatch.setenv("EDGE_AGENT_BROKER__URL", json.dumps([node.url, stock.url]))
+    with Boxes(stock.port, 3):
+        looked = call_cli("status")
+    node.shut()
+    assert (looked.code, looked.out.splitlines()[0]) == (0, "3 devices: 3 ok")
 
 
 def test_what_a_node_of_a_cluster_lacks_is_read_over_another(
@@ -117,8 +137,8 @@ def test_what_a_node_of_a_cluster_lacks_is_read_over_another(
     """Who leads waits for nobody who has said that it is live, whatever its own node knows."""
     monkeypatch.setattr(roller, "SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(roller, "RETURN_SECONDS", 0.5)
-    node = Lacking(stock.port)
-    monkeypatch.setenv("EDGE_AGENT_BROKER__URL", json.dumps([node.url, stock.url]))
+    node = Lacking(stock.port, b'"live"')
+    monkeypatch.setenv("EDGE_AGENT_BROKER__URL", json.dumps([stock.url, node.url]))
     plan = tmp_path / "plan.toml"
     tables = {"waves": [{"devices": ["box-0000"]}], "gate": {**GATE, "timeout_s": 20}}
     plan.write_text(tomli_w.dumps({**tables, "package": packed(tmp_path, "2").name}))
@@ -127,6 +147,29 @@ def test_what_a_node_of_a_cluster_lacks_is_read_over_another(
     assert ended.code == 0, ended.out + ended.err
     assert "over this node" in ended.err
     node.shut()
+
+
+def test_a_device_that_is_away_for_a_moment_does_not_fail_the_gate(
+    tmp_path: Path, stock: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as lost with the version that it has only when it is not back for a while."""
+    plan = tmp_path / "plan.toml"
+    tables = {"waves": [{"group": "lab"}], "gate": GATE}
+    plan.write_text(tomli_w.dumps({**tables, "package": packed(tmp_path, "2").name}))
+    with Boxes(stock.port, 2):
+        assert rollout("start", tmp_path, str(plan)).code == 0
+        client = OneShotClient(Broker(url=stock.url), roller.rollout_filters("edge"))
+        seen = Fleet(client, "edge")
+        seen.look()
+    client.close()
+    (payload,) = seen.plans.values()
+    lost = {"schema": 1, "state": "offline", "reason": "lost", "session": "s"}
+    seen.take("edge/box-0000/status", json.dumps(lost).encode())
+    counts = roller.tally(read(payload, None), seen, 0)
+    assert (counts.degraded, counts.may_return) == (0, ["box-0000"])
+    monkeypatch.setattr(fleet, "RETURN_SECONDS", 0.0)
+    counts = roller.tally(read(payload, None), seen, 0)
+    assert (counts.degraded, counts.may_return) == (1, [])
 
 
 def test_settings_reach_all_of_a_fleet(tmp_path: Path, stock: Mosquitto) -> None:
