@@ -19,6 +19,7 @@ from ..core.errors import AgentError, BrokerError, MalformedError
 from ..core.text import counted, printable
 from ..delivery.plan import ENDED, Plan, read_own, seal
 from ..delivery.sender import MOST_AWAY, RETURN_SECONDS, RetainedPackage
+from ..mqtt.look import texts_in
 from ..mqtt.one_shot import OneShotClient
 from ..mqtt.payloads import iso
 from ..mqtt.topics import rollouts
@@ -152,8 +153,10 @@ def _not_well(plan: Plan, fleet: Fleet, device: str, word: Mapping[str, Any]) ->
         if not fleet.may_return(device):
             yield "degraded: lost since it has it"
     elif word.get("was") == "ok" and health.get("state") == "degraded":
-        why = health.get("why")
-        yield f"degraded: {why[0] if isinstance(why, list) and why else ''}".removesuffix(": ")
+        # No version makes a broker refuse or go away; a cluster that has lost a node does.
+        why = [each for each in texts_in(health.get("why")) if not each.startswith("broker: ")]
+        if why or not health.get("why"):
+            yield f"degraded: {why[0] if why else ''}".removesuffix(": ")
 
 
 def wave_line(plan: Plan, number: int, counts: Tally) -> str:

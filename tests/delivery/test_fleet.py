@@ -149,10 +149,10 @@ def test_what_a_node_of_a_cluster_lacks_is_read_over_another(
     node.shut()
 
 
-def test_a_device_that_is_away_for_a_moment_does_not_fail_the_gate(
+def test_what_a_broker_does_to_a_device_does_not_fail_the_gate(
     tmp_path: Path, stock: Mosquitto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It counts as lost with the version that it has only when it is not back for a while."""
+    """It counts as lost only when it is not back for a while; what else is wrong does count."""
     plan = tmp_path / "plan.toml"
     tables = {"waves": [{"group": "lab"}], "gate": GATE}
     plan.write_text(tomli_w.dumps({**tables, "package": packed(tmp_path, "2").name}))
@@ -170,6 +170,11 @@ def test_a_device_that_is_away_for_a_moment_does_not_fail_the_gate(
     monkeypatch.setattr(fleet, "RETURN_SECONDS", 0.0)
     counts = roller.tally(read(payload, None), seen, 0)
     assert (counts.degraded, counts.may_return) == (1, [])
+
+    for why, degraded in ((["broker: refused it"], 1), (["broker: refused it", "door: dark"], 2)):
+        health = {"schema": 1, "state": "degraded", "why": why}
+        seen.take("edge/box-0001/health", json.dumps(health).encode())
+        assert roller.tally(read(payload, None), seen, 0).degraded == degraded
 
 
 def test_settings_reach_all_of_a_fleet(tmp_path: Path, stock: Mosquitto) -> None:
