@@ -17,6 +17,8 @@ from ..mqtt.one_shot import OneShotClient
 from .fleet import Fleet, check_target, look_filters, online_targets
 from .options import Options, add_broker, broker_settings, positive
 
+TICK_SECONDS = 0.5
+
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Add the options for the device or group, and how long to wait."""
@@ -59,19 +61,22 @@ def ask(
         sent = {"id": request, "time": payloads.iso(time.time_ns()), **body}
         for device in devices:
             client.publish(f"{root}/{device}/in/command/{verb}", json.dumps(sent).encode())
-        failed = _await(client, f"/reply/{request}", devices, options.timeout, done)
+        failed = _await(client, fleet, f"/reply/{request}", devices, options.timeout, done)
     silent = f"has not answered within {options.timeout:.0f} s; it may still {late}"
+    gone = f"went offline before it had answered; it may still {late}"
     if target.startswith("@"):
         for device in fleet.members(target[1:]):
             if device not in devices:
                 print(f"{device}: {offline_since(fleet.said(device))}; it was not asked")
     for device, why in failed.items():
-        print(printable(f"edge-agent: device {device}{why or f' {silent}'}"), file=sys.stderr)
+        words = why or f" {silent if fleet.online(device) else gone}"
+        print(printable(f"edge-agent: device {device}{words}"), file=sys.stderr)
     return 1 if failed else 0
 
 
 def _await(
     client: OneShotClient,
+    fleet: Fleet,
     topic: str,
     devices: list[str],
     timeout: float,
@@ -79,15 +84,20 @@ def _await(
 ) -> dict[str, str]:
     """Print each device's answer as it comes; return the problems of the others.
 
+    A device that goes offline and is not back is not waited for.
+
     Returns:
         The problem by device, as text to follow its name; empty: it has not answered.
     """
     waiting, failed = set(devices), {}
     deadline = time.monotonic() + timeout
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        heard = client.next(left)
+    while any(fleet.online(each) or fleet.may_return(each) for each in waiting):
+        if (left := deadline - time.monotonic()) <= 0:
+            break
+        heard = client.next(min(left, TICK_SECONDS))
         if heard is None or heard.body is None:
             continue
+        fleet.take(heard.topic, heard.payload)
         pending = heard.body.get("pending")
         if isinstance(pending, dict) and not heard.retained:
             span = pending.get("probation_s")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.boxes import Boxes
 from tests.helpers.push import model_folder, start_box
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, call_cli, run_cli
 
@@ -45,6 +48,26 @@ def test_a_group_is_set_and_each_device_answers(
     listener.wait_state("edge/edge-02/pipeline/gate", enabled="OFF")
     listener.publish("edge/edge-02/in/set/gate/enabled", "null")
     listener.wait_state("edge/edge-02/pipeline/gate", enabled="ON")
+
+
+def test_a_device_that_went_offline_is_not_waited_for(broker: Mosquitto, listen: Listeners) -> None:
+    """It is named, long before the command's time is over."""
+    listener = listen(broker.port)
+    with Boxes(broker.port, 1) as boxes:
+        listener.wait_state("edge/box-0000/info", groups=["lab"])
+        command = [sys.executable, "-m", "edge_agent", "set", "door", "rate=1", "--device", "@lab"]
+        asking = subprocess.Popen(
+            [*command, "--timeout", "600", "--broker", broker.url],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        listener.wait_for(
+            lambda heard: any("/in/command/set" in h.topic for h in heard), "the command"
+        )
+        boxes.do(lambda: boxes.remove(["box-0000"]))
+        _, words = asking.communicate(timeout=60)
+    assert asking.returncode == 1
+    assert "device box-0000 went offline before it had answered; it may still" in words
 
 
 def test_a_version_is_activated(
