@@ -17,7 +17,9 @@ from ..config.settings import Broker
 from ..core.errors import AgentError, UsageError
 from ..core.files import write_new
 from ..core.names import safe_name
+from ..models.decoders import BOXED, LABELED
 from ..models.importing import ImportedModel, copy_folder
+from ..models.manifest import ModelFolder
 from ..models.manifest import load as load_manifest
 from ..sources.spec import SourceSpec
 
@@ -43,7 +45,7 @@ models_dirs = ["models"]      # each folder in it with a model.toml is a model
 {source}
 {model}
 {picture}# qos = 1                     # 1: results wait on disk while the broker is away
-
+{rule}
 # Another source is another table like the one above:
 #
 # [[pipelines]]
@@ -55,6 +57,13 @@ _PICTURE = """\
 # rate = 5                    # at most so many results a second; default: as fast as it goes
 # roi = [0, 0, 640, 360]      # look only there: x1, y1, x2, y2 in pixels of the source
 # snapshot = true             # with every result publish its picture, boxes drawn
+"""
+
+_RULE = """
+# An event, when that matters (docs/events.md has more):
+#
+# [[pipelines.rules]]
+# name = "seen"
 """
 
 
@@ -94,7 +103,7 @@ def save(place: Path, imported: ImportedModel, spec: SourceSpec) -> Path:
     manifest = imported.folder.manifest
     folder, settings = place / MODELS / manifest.name, place / SETTINGS
     copy_folder(imported.folder.path, folder)
-    write_new(settings, _text(settings, manifest.name, spec).encode(), 0o600)
+    write_new(settings, _text(settings, imported.folder, spec).encode(), 0o600)
     try:
         load_manifest(folder)
         load_settings(settings, {})
@@ -115,22 +124,40 @@ def pipeline_name(spec: SourceSpec) -> str:
     return safe_name(host.partition(".")[0], "camera")
 
 
-def _text(settings: Path, model: str, spec: SourceSpec) -> str:
+def _text(settings: Path, model: ModelFolder, spec: SourceSpec) -> str:
     import tomli_w
 
     def line(key: str, value: str) -> str:
         return tomli_w.dumps({key: value}).rstrip()
 
-    picture = spec.kind == "picture"
+    picture, rule = spec.kind == "picture", list(_rule(model))
     return _TEMPLATE.format(
         file=settings.name,
         url=line("url", str(Broker().url)),
         name=line("name", pipeline_name(spec)),
         source=line("source", _absolute(spec)),
-        model=line("model", model),
+        model=line("model", model.manifest.name),
         picture=_PICTURE if picture else "",
+        rule="".join([_RULE, *(f"# {each}\n" for each in rule)]) if rule else "",
         example="rtsp://user:password@camera-2/stream" if picture else "csv:second.csv",
     )
+
+
+def _rule(model: ModelFolder) -> Iterator[str]:
+    """Yield the lines of a rule that suits a model's task; none if its results cause no events."""
+    import tomli_w
+
+    task = model.manifest.task
+    if task in BOXED:
+        yield 'when = "count"               # any object; labels = ["…"]: one of these'
+    elif task in LABELED:
+        label = tomli_w.dumps({"": model.labels[-1] if model.labels else "0"}).partition("= ")[2]
+        yield from ['when = "class"', f"labels = [{label.rstrip()}]  # whichever of the model's"]
+    elif task == "anomaly":
+        yield 'when = "anomaly"'
+    elif task == "regression":
+        value = tomli_w.dumps({"value": model.labels[0] if model.labels else "NAME"}).rstrip()
+        yield from ['when = "value"', value, "above = 0.5"]
 
 
 def _absolute(spec: SourceSpec) -> str:

@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge_agent.cli.saved import pipeline_name
+from edge_agent.cli.saved import pipeline_name, save
 from edge_agent.config.load import load
 from edge_agent.core.bundled import bundled
+from edge_agent.models.importing import import_model
 from edge_agent.runtime.pipelines.draw import color_of
 from edge_agent.sources.spec import parse_source
 from tests.helpers.cameras import MjpegServer, free_port
@@ -307,6 +308,35 @@ def test_saved_settings_can_be_gone_on_from(here: Path) -> None:
     first, second = load(settings, {}).pipelines
     assert (first.name, first.rate, first.qos, first.snapshot) == ("p", 5.0, 1, True)
     assert (second.name, second.model) == ("second", "light")
+
+
+@pytest.mark.parametrize(
+    ("task", "output", "rule"),
+    [
+        ("detection", 'decoder = "yolox"', "count"),
+        ("classification", 'decoder = "softmax"\nlabels = ["a", "it\\"s"]', "class"),
+        ("anomaly", 'decoder = "score"\nthreshold = 1', "anomaly"),
+        ("regression", 'labels = ["level"]', "value"),
+        ("raw", 'decoder = "raw"', None),
+    ],
+)
+def test_saved_settings_hold_a_rule_that_suits_the_model(
+    here: Path, task: str, output: str, rule: str | None
+) -> None:
+    """Without its marks it is a rule; a model whose results cause no events has none."""
+    made = here / "m"
+    made.mkdir()
+    constant_outputs(made / "m.onnx", {"y": np.zeros((1, 1), np.float32)})
+    text = f'name = "m"\nversion = "1"\ntask = "{task}"\nfile = "m.onnx"\n[output]\n{output}\n'
+    (made / "model.toml").write_text(text)
+    place = here / "kept"
+    place.mkdir()
+    with import_model(made) as imported:
+        settings = save(place, imported, parse_source("dir:p", here))
+    bare = re.sub(r"^# (?=\w+ = |\[\[)", "", settings.read_text(), flags=re.MULTILINE)
+    settings.write_text(bare)
+    found = [each.when for each in load(settings, {}).pipelines[0].rules]
+    assert found == ([rule] if rule else [])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,16 @@ def test_the_command_as_json(tmp_path: Path) -> None:
     assert found["inputs"] == [{"name": "images", "shape": [1, 3, 32, 32], "dtype": "float32"}]
     assert found["manifest"]["output"]["decoder"] == "logits"
     assert found["missing"]
+
+
+def test_the_draft_alone_is_a_manifest_for_a_file(tmp_path: Path) -> None:
+    """Of a file that leaves questions, and of one that says everything."""
+    network = times_two(tmp_path / "net.onnx")
+    for path in (network, export(tmp_path)):
+        said = call_cli("describe", "--draft", str(path))
+        found = tomllib.loads(said.out)
+        assert (said.code, found["file"]) == (0, path.name if path.is_file() else "model.onnx")
+    assert "# to decide: " in call_cli("describe", "--draft", str(network)).out
 
 
 def test_the_command_as_text(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ _FEW = 6
 EXAMPLES = (
     "edge-agent describe yolov8n.onnx",
     "edge-agent describe parts/ --json",
+    "edge-agent describe parts.onnx --draft > model.toml",
 )
 
 
@@ -32,7 +33,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", help="model folder, packed .tar, .onnx, .xml or .tflite"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object")
+    form.add_argument(
+        "--draft", action="store_true", help="the manifest alone, with what is to decide in it"
+    )
 
 
 def main(options: Options) -> int:
@@ -41,6 +46,9 @@ def main(options: Options) -> int:
     described = describe(path)
     if options.json:
         print(json.dumps(_json(described)))
+    elif options.draft:
+        for line in (described.draft or _whole(described)).splitlines():
+            print(printable(line))
     else:
         _print(described)
     if described.manifest is not None:
@@ -71,6 +79,12 @@ def _json(described: Description) -> dict[str, Any]:
         "notes": list(described.notes),
         "wrong": list(described.wrong),
     }
+
+
+def _whole(described: Description) -> str:
+    import tomli_w
+
+    return "" if described.manifest is None else tomli_w.dumps(manifest_table(described.manifest))
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
