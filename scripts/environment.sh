@@ -121,7 +121,7 @@ make_venv() {
 install_project() {
     local level=$1 stamp what=()
     case $level in
-        base) what=(-e "${root}[metrics]") ;;
+        base) what=(-e "${root}[metrics,ui,http]") ;;
         demo) what=(-e "${root}[demo,metrics,ui,http]") ;;
         dev) what=(-e "${root}[demo,metrics,ui,http]" --group "$root/pyproject.toml:dev") ;;
     esac

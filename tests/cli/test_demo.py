@@ -139,6 +139,35 @@ def test_it_leaves_nothing_running(number: int, tmp_path: Path) -> None:
     assert re.search(r"^bearing: \d+ results?", words, re.MULTILINE)
 
 
+def test_what_the_page_lacks_is_said_once(tmp_path: Path) -> None:
+    """Where the page's libraries are missing, `demo --ui` ends with how to install them."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['websockets'] = None\n")
+    ended = run_cli(
+        *("demo", "--ui", "--seconds", "1"),
+        environ={"PYTHONPATH": f"{tmp_path}:{CHECKOUT}", "TMPDIR": str(tmp_path)},
+    )
+    assert ended.returncode == 1
+    assert re.fullmatch(
+        r"edge-agent: --ui: the page needs the extra `ui`; run: \S+ -m pip install .* websockets\n",
+        ended.stderr,
+    )
+
+
+def test_what_makes_the_environment_of_the_demo_brings_the_page(tmp_path: Path) -> None:
+    """`scripts/demo --ui` stands on the first page; it ended with an extra that was missing."""
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "scripts").symlink_to(CHECKOUT / "scripts")
+    (tmp_path / "pyproject.toml").symlink_to(CHECKOUT / "pyproject.toml")
+    lines = f"cd {CHECKOUT}; . scripts/environment.sh; root={tmp_path} venv=$root/.venv"
+    lines += " python=$venv/bin/python; install_project base"
+    ended = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True)
+    (extras,) = re.findall(r"-e \S+\[(.*)\]", ended.stderr)
+    assert {"ui", "metrics", "http"} <= set(extras.split(","))
+
+
 # The broker
 
 

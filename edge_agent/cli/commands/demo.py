@@ -232,7 +232,8 @@ def _page(loopback: Loopback, folder: Path) -> Iterator[str]:
     with _child(*arguments, log=log) as child:
         note = child.stdout.readline().decode().strip() if child.stdout else ""
         if not note:
-            raise AgentError(f"--ui: {log.read_text(errors='replace').strip()}")
+            why = log.read_text(errors="replace").strip().removeprefix("edge-agent: ")
+            raise AgentError(f"--ui: {why}")
         if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
             webbrowser.open(f"http://{listen}")
         yield note

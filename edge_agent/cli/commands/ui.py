@@ -55,7 +55,8 @@ def main(options: Options) -> int:
             f"give a password with --password-file FILE or ${PAGE_VARIABLE}"
         )
     if any(find_spec(library) is None for library in ("starlette", "uvicorn", "websockets")):
-        raise UsageError("ui needs the extra `ui`; run: pip install starlette uvicorn websockets")
+        mend = f"{sys.executable} -m pip install starlette uvicorn websockets"
+        raise UsageError(f"the page needs the extra `ui`; run: {mend}")
     from ...ui.server import serve
 
     if options.key is not None:
