@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,7 @@ from ..mqtt.one_shot import OneShotClient
 from ..mqtt.payloads import iso
 from ..mqtt.topics import rollouts
 from .fleet import Fleet, some_of
-from .progress import Progress
+from .progress import Progress, say
 
 if TYPE_CHECKING:
     from ..models.packages.keys import PrivateKey
@@ -164,9 +164,11 @@ def wave_line(plan: Plan, number: int, counts: Tally) -> str:
     return f"wave {number + 1} of {len(plan.waves)} ({plan.waves[number]}): {counts}"
 
 
-def trouble_lines(counts: Tally) -> Iterator[str]:
-    """Yield a line for each kind of problem in a wave."""
+def trouble_lines(counts: Tally, told: Container[str] = ()) -> Iterator[str]:
+    """Yield a line for each kind of problem in a wave that is not told yet."""
     for why, devices in sorted(counts.not_well.items()):
+        if why in told:
+            continue
         yield printable(f"  {counted(len(devices), 'device')} {why} ({some_of(sorted(devices))})")
 
 
@@ -275,9 +277,11 @@ class Roller:
         """Watch a wave until its gate decides."""
         began, quorum_at = time.monotonic(), None
         self._heard_at = began
+        told: set[str] = set()
         while True:
             self._hear(JUDGE_SECONDS)
             counts, now = tally(plan, self._fleet, plan.wave), time.monotonic()
+            self._tell(counts, told)
             self._progress(f"wave {plan.wave + 1}:", counts.ended_online, counts.online)
             if now < self._returning:
                 continue
@@ -300,6 +304,14 @@ class Roller:
             if now - began > plan.gate.timeout_s:
                 done = f"{counts.ended_online} of {counts.online} online devices have ended"
                 return "unknown", f"after {plan.gate.timeout_s:.0f} s {done}"
+
+    def _tell(self, counts: Tally, told: set[str]) -> None:
+        """Say each new kind of problem at once: the wave may go on for as long as an hour."""
+        if counts.not_well.keys() - told:
+            self._progress.close()
+            for line in trouble_lines(counts, told):
+                say(line)
+            told |= counts.not_well.keys()
 
     def _watch_back(self, plan: Plan) -> None:
         """Watch the online devices go back."""

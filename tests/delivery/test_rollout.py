@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ import tomli_w
 from edge_agent.delivery.plan import Plan, read, seal
 from edge_agent.models.packages.keys import load_private
 from tests.helpers.push import Box, golden, model_folder, start_box
-from tests.helpers.support import AgentProcess, Heard, Listener, Mosquitto, run_cli
+from tests.helpers.support import PATIENCE, AgentProcess, Heard, Listener, Mosquitto, run_cli
 
 Agents = Callable[..., AgentProcess]
 Listening = Callable[..., Listener]
@@ -239,6 +240,24 @@ def test_what_strangers_write_makes_no_device_do_anything(fleet: Fleet) -> None:
     )
     fleet.listener.publish(f"edge/@rollout/{done.id}", good, retain=True)
     assert fleet.roll("finish", done.id).returncode == 0
+
+
+def test_who_leads_is_told_at_once_why_a_device_does_not_begin(fleet: Fleet) -> None:
+    """With a key that no device trusts a wave waits for an hour; the reason comes at its begin."""
+    fleet.box("edge-01")
+    fleet.key = fleet.make_key("stranger")
+    plan = fleet.plan(fleet.package("2", best=2), {"group": "lab"})
+    leading = fleet.start("start", str(plan))
+    assert leading.stderr is not None
+    why = "  1 device waiting: it is signed by no key that is trusted here (edge-01)"
+    said = []
+    for line in leading.stderr:
+        said.append(line.rstrip())
+        if said[-1] == why:
+            break
+    leading.send_signal(signal.SIGINT)
+    leading.communicate(timeout=PATIENCE)
+    assert said[-1] == why, said
 
 
 def test_any_roller_may_die_and_another_goes_on(fleet: Fleet) -> None:
