@@ -6,6 +6,7 @@ Payloads are not checked; code that shows them must expect any JSON.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any
 
 from ..core.errors import AgentError, MalformedError, UsageError
 from ..core.names import NAME_RULE, is_name
+from ..core.text import printable
 from ..delivery.plan import read
 from ..delivery.sender import RETURN_SECONDS
 from ..mqtt.connection import ReceivedMessage, parse_object
@@ -277,9 +279,16 @@ def check_target(target: str) -> None:
         raise UsageError(f"--device: {target!r} is not a name ({NAME_RULE}), or @ and one")
 
 
-def online_targets(fleet: Fleet, target: str, *, wait: bool, timeout: float) -> list[str]:
-    """Return the online devices of a target; *wait* for the first of them if requested."""
-    deadline = time.monotonic() + timeout
+def online_targets(
+    fleet: Fleet, target: str, *, wait: bool | None = None, timeout: float
+) -> list[str]:
+    """Return the online devices of a target; *wait* for the first of them if requested.
+
+    Raises:
+        AgentError: there is none; it names `--wait`, except where *wait* is None: a command
+            without that option.
+    """
+    deadline, said = time.monotonic() + timeout, False
     while True:
         fleet.look()
         if fleet.gap and target.startswith("@"):
@@ -288,7 +297,10 @@ def online_targets(fleet: Fleet, target: str, *, wait: bool, timeout: float) -> 
             return found
         problem = absence(fleet, target)
         if not wait:
-            raise AgentError(f"{problem}; --wait waits for it")
+            raise AgentError(problem if wait is None else f"{problem}; --wait waits for it")
+        if not said:
+            print(printable(f"edge-agent: {problem}; waits for it"), file=sys.stderr, flush=True)
+            said = True
         if time.monotonic() > deadline:
             raise AgentError(f"{problem}, after {timeout:.0f} s")
 

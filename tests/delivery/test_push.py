@@ -635,6 +635,8 @@ def test_unknown_and_offline_devices_end_it_at_once(box: Box, tmp_path: Path) ->
     assert done.returncode == 1
     assert "edge-01 is offline" in done.stderr
     waiting = pushing(box, new, "--wait")
+    assert waiting.stdout is not None
+    assert re.search("edge-01 is offline.*; waits for it", waiting.stdout.readline())
     box.agent.restart()
     words, _ = waiting.communicate(timeout=PATIENCE * 2)
     assert waiting.returncode == 0, words

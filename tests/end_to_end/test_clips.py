@@ -101,6 +101,25 @@ def test_a_clip_is_what_the_source_has_sent(
     assert (tmp_path / "all" / saved.name).read_bytes() == clip.read_bytes()
 
 
+def test_evidence_of_a_device_that_is_away_is_refused_at_once(
+    broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """Unknown or offline, it was waited for until the timeout, and called silent."""
+    heard = listen(broker.port)
+    box = running(broker, agent, f"file:{CONVEYOR}?loop=1")
+    heard.wait_state(f"{D}/status", state="online")
+    common = ("--device", "box", "--broker", broker.url)
+    missing = run_cli("evidence", "get", "belt-9", *common)
+    assert missing.returncode == 1
+    assert "nothing of event belt-9 is kept; a clip is written" in missing.stderr
+    assert box.stop() == 0
+    for who, why in (("box", "device box is offline since"), ("fox", "fox is unknown; known: box")):
+        away = run_cli("evidence", "list", "--device", who, "--broker", broker.url)
+        assert away.returncode == 1
+        assert why in away.stderr
+        assert "--wait" not in away.stderr, "it has no such option"
+
+
 def test_what_a_kill_leaves_of_a_clip_is_kept_at_the_next_start(
     broker: Mosquitto, listen: Listeners, agent: Agents
 ) -> None:

@@ -18,6 +18,7 @@ from ...core.files import replace_file
 from ...core.names import is_name
 from ...core.text import printable
 from ...mqtt.one_shot import OneShotClient
+from ..fleet import Fleet, look_filters, online_targets
 from ..options import Options, add_broker, broker_settings, load_settings, positive
 
 EXAMPLES = (
@@ -71,9 +72,10 @@ def _finish(options: Options, place: _Folder | _Device, since: float) -> int:
         if options.event in {None, each["event"]}
     ]
     if options.action != "list" and not kept:
+        what = f"nothing of event {options.event}" if options.event else "nothing of that"
         raise AgentError(
-            "nothing is kept of that: a clip is there evidence.after_s after its event, and the "
-            "oldest go when evidence.keep_mb is full"
+            f"{what} is kept; a clip is written evidence.after_s after the end of its event, and "
+            "the oldest are deleted when evidence.keep_mb is full"
         )
     for each in kept:
         if options.action != "list":
@@ -116,7 +118,13 @@ class _Device:
         self._timeout = timeout
         self._reply = f"{self._root}/reply/{uuid.uuid4().hex}"
         topics = [f"{self._root}/{each}/#" for each in ("picture", "clip")]
-        self._client = OneShotClient(broker, [self._reply, *topics])
+        looked = look_filters(broker.topic_root, device)
+        self._client = OneShotClient(broker, [self._reply, *looked, *topics])
+        try:
+            online_targets(Fleet(self._client, broker.topic_root), device, timeout=timeout)
+        except AgentError:
+            self._client.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -122,7 +122,7 @@ def _over_mqtt(settings: Settings, question: bytes, options: Options) -> Mapping
         most = client.max_packet
         if most is not None and len(question) + 256 > most:
             raise AgentError(f"{options.file}: the broker takes no more than {most} bytes")
-        online_targets(Fleet(client, root), device, wait=False, timeout=options.timeout)
+        online_targets(Fleet(client, root), device, timeout=options.timeout)
         client.publish(f"{root}/{device}/in/infer/{options.model}/{request}", question)
         deadline = time.monotonic() + options.timeout
         while (left := deadline - time.monotonic()) > 0:
