@@ -503,6 +503,14 @@ def test_results_are_one_line_each() -> None:
     assert said.out == "03:26:50.123 box-1 result door: #41 face 0.98 · face@3 · 10 ms\n"
 
 
+@pytest.mark.usefixtures("talk")
+def test_a_tail_that_misses_messages_says_how_many() -> None:
+    """An exit code of 1 without a word made one look for an error."""
+    said = call_cli("tail", "--kind", "model", "-n", "3", "--timeout", "0.5")
+    assert said.code == 1
+    assert said.err == "edge-agent: 1 of 3 messages came within 0.5 s\n"
+
+
 def test_a_score_without_a_threshold_is_no_verdict() -> None:
     """While a threshold is learned a result says how far that is."""
     learning = {"score": 7.25, "threshold": None, "anomalous": False, "learning": 0.125}

@@ -100,6 +100,9 @@ def _follow(client: OneShotClient, broker: Broker, options: Options) -> bool:
         seen += 1
         if options.count is not None and seen >= options.count:
             return True
+    if options.count is not None:
+        within = f"{seen} of {options.count} messages came within {options.timeout:g} s"
+        print(f"edge-agent: {within}", file=sys.stderr)
     return False
 
 
