@@ -295,7 +295,7 @@ def copied(folder: Path, network: str, manifest: str) -> Path:
             "cat.bmp",
             r"Egyptian cat 0\.8",
         ),
-        ("score", "vad_silero_16k_openvino.onnx", None, "silero_test.wav", "ANOMALY"),
+        ("score", "vad_silero_16k_openvino.onnx", None, "silero_test.wav", "speech"),
         (
             "reconstruction",
             "anomaly_toycar_ae_fp32.onnx",

@@ -157,7 +157,7 @@ def brief(payload: Mapping[str, Any]) -> str:
 def verdict(payload: Mapping[str, Any]) -> str | None:
     """Return the best class of a result, or whether it is anomalous, or None if it has neither."""
     if payload.get("classes"):
-        return str(payload["classes"][0]["label"])
+        return _label(payload["classes"][0])
     anomaly = payload.get("anomaly")
     if anomaly is None or anomaly["threshold"] is None:
         return None

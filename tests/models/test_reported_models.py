@@ -572,6 +572,7 @@ def test_silero_vad_its_own_export_is_read_bare(tmp_path: Path) -> None:
     assert made is not None
     assert (made.task, made.decoder, made.input.lead) == ("anomaly", "score", 64)
     assert made.input.fixed == {"sr": 16000}
+    assert made.output.label_above == "speech"  # and no anomaly, which a person would be called
 
 
 def test_coral_an_extractor_of_embeddings_may_keep_its_rows_and_columns(tmp_path: Path) -> None:

@@ -152,7 +152,11 @@ def _silero(facts: NetworkFacts) -> Draft | None:
         input_["fixed"] = {"sr": 16000}
     return Draft(
         "Silero VAD",
-        {"task": "anomaly", "input": input_, "output": {"decoder": "score", "threshold": 0.5}},
+        {
+            "task": "anomaly",
+            "input": input_,
+            "output": {"decoder": "score", "threshold": 0.5, "label_above": "speech"},
+        },
         (
             "family: Silero VAD, by the inputs input and state, the outputs output and stateN",
             "window: 512 samples at 16 kHz with 64 before them, as its own code has it",
