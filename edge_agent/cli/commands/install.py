@@ -112,7 +112,8 @@ def check_system(command: str) -> None:
     if os.geteuid() != 0:
         raise UsageError(f"{command} changes the system: run it with sudo")
     if shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():
-        raise UsageError(f"{command} needs systemd, which does not run here")
+        without = "`edge-agent run` needs none"
+        raise UsageError(f"{command} needs systemd, which does not run here; {without}")
 
 
 def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
