@@ -1,7 +1,8 @@
 """One HTTP connection with the bounds that the library leaves open.
 
-uvicorn waits forever for a slow head or body, and accepts heads of any size and any number of
-connections. Content-Length together with Transfer-Encoding is refused by its parser (httptools).
+uvicorn waits forever for a slow head or body, and accepts heads of any size, any number of
+connections, and any number of requests that arrive together on one of them. Content-Length
+together with Transfer-Encoding is refused by its parser (httptools).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MOST_CONNECTIONS = 256
 MOST_HEAD = 16 * 1024
@@ -22,6 +23,8 @@ SLOWEST = 128 * 1024
 """Bytes a second of a body, beyond those seconds."""
 LONGEST = 120.0
 """Most seconds for any body."""
+MOST_WAITING = 16
+"""Requests that may wait on one connection while one before them is being answered."""
 WRITE_SECONDS = 30.0
 """Without a reader, once the system's buffers are full."""
 
@@ -30,6 +33,10 @@ CUT_SHORT = "the request is cut short"
 
 class _TooLargeError(Exception):
     """The head is too large; ends parsing."""
+
+
+class _CrowdedError(Exception):
+    """Too many requests wait on the connection; ends parsing."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -46,6 +53,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes and lines of the head so far; trailers after a body count, too."""
         self._calls = self._loose = 0
         """Bytes since the parser's last call: of a header or a chunk's extension."""
+        self._answering: RequestResponseCycle | None = None
+        """The request that is being answered; those behind it wait."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= MOST_CONNECTIONS:
@@ -85,8 +94,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         try:
             self._parse(data)
-        except HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        except HttpParserError as problem:
+            if isinstance(problem.__context__, _CrowdedError):
+                self._refuse_crowd()
+            else:
+                self.send_400_response("Invalid HTTP request received.")
             return
         # A value that is still to be ended is in none of the parser's calls.
         self._loose = self._loose + len(data) if calls == self._calls else 0
@@ -125,6 +137,17 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             super().send_400_response(msg)
 
+    def _refuse_crowd(self) -> None:
+        """Close the connection; the error stands for the first answer, unless that has begun."""
+        if self._answering is not None and self._answering.response_started:
+            self.transport.close()
+        else:
+            self._refuse(429, f"more than {MOST_WAITING} requests wait on this connection")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
     # Called by the parser
 
     def on_url(self, url: bytes) -> None:
@@ -148,6 +171,8 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 raise HttpParserError("this is no proxy")
             return  # it comes again
+        if len(self.pipeline) >= MOST_WAITING:
+            raise _CrowdedError
         self._in_head = False
         length = dict(self.headers).get(b"content-length", b"0")
         size = int(length) if length.isdigit() and len(length) < 16 else 0

@@ -163,6 +163,8 @@ def serve(
         Guard(page.app, password=password, loopback=local),
         "warning",
         limit_concurrency=MOST_CONNECTIONS,
+        # It parses one request at a time; httptools keeps all that arrive together.
+        http="h11",
         ws="websockets-sansio",
         ws_max_size=MOST_REQUEST_BYTES,
         ws_per_message_deflate=False,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -395,6 +396,33 @@ def test_who_closes_only_his_sending_side_is_answered(
             assert ask.raw(cut, ends=True).startswith(b"HTTP/1.1 400")
         assert ask.raw(b"", ends=True) == b""
         assert "Traceback" not in process.words()
+
+
+def test_requests_that_nobody_waits_to_have_answered_are_refused_and_not_kept(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """A stranger without the token sent 2000 in a row on each of 150 connections: gigabytes."""
+    row = b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n"
+    last = b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with running(broker, listen, agent, tmp_path) as (ask, _heard, process):
+        assert ask.raw(row * 16 + last).count(b"HTTP/1.1 200") == 17
+        before = resident(process)
+        crowd = [ask.connect() for _ in range(100)]
+        for wire in crowd:
+            with suppress(ConnectionError):
+                wire.sendall(row * 2000)
+        for wire in crowd:
+            with suppress(ConnectionError), wire:
+                assert wire.recv(65536).startswith(b"HTTP/1.1 429")
+        assert ask("/v2/health/live").status == 200
+        assert resident(process) - before < 100 * 2**20
+        assert "Traceback" not in process.words()
+
+
+def resident(process: AgentProcess) -> int:
+    """Give the memory of a process, bytes."""
+    pages = Path(f"/proc/{process.process.pid}/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
 
 
 def test_a_socket_with_a_token_refuses_who_has_none_and_what_is_too_much(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import pytest
@@ -58,6 +60,25 @@ def test_other_sites_reach_nothing(shared_broker: Mosquitto, serve: Callable[...
         assert ask(url, path)[0] == 404
     assert '"hello"' in live(url, url)
     assert [live(url, each) for each in (None, "null", "http://evil.example")] == ["403"] * 3
+
+
+def test_requests_that_nobody_waits_to_have_answered_are_not_kept(
+    shared_broker: Mosquitto, serve: Callable[..., str]
+) -> None:
+    """A stranger sent thousands in a row on each of many connections: a gigabyte."""
+    url = serve("--broker", shared_broker.url)
+    where = urlsplit(url)
+    row = f"GET / HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode()
+    crowd = [socket.create_connection((where.hostname or "", where.port or 0)) for _ in range(20)]
+    for wire in crowd:
+        wire.setblocking(False)  # what does not fit into the system's buffers is not sent
+        for _ in range(10):
+            with suppress(BlockingIOError):
+                wire.send(row * 2000)
+    assert ask(url, "/")[0] == 200
+    for wire in crowd:
+        wire.close()
+    assert '"hello"' in live(url, url)
 
 
 def test_the_password_opens_the_page(shared_broker: Mosquitto, serve: Callable[..., str]) -> None:
