@@ -20,7 +20,7 @@ from .hw_decode import HARDWARE
 from .opencv import check_size, load
 from .source import Source, SourceContext
 from .spec import SourceSpec
-from .transport import BEGIN, TransportFile, is_transport
+from .transport import BEGIN, Splitting, splitting
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class StreamCamera:
     trouble = None
 
     def __init__(
-        self, spec: SourceSpec, context: SourceContext, body: TransportFile | None = None
+        self, spec: SourceSpec, context: SourceContext, body: Splitting | None = None
     ) -> None:
         """Open the stream, or use its *body*, which it then owns."""
         # Imported here: devices do not need it.
@@ -169,8 +169,8 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Source:
         from .http_camera import HttpCamera
 
         return HttpCamera(spec, context, body)
-    if is_transport(begun):
-        return StreamCamera(spec, context, TransportFile(body))
+    if (split := splitting(body, begun)) is not None:
+        return StreamCamera(spec, context, split)
     body.close()
     if media.startswith("text/"):
         raise SourceError(

@@ -12,7 +12,7 @@ from ..device.resources import usable_cpus
 from .hw_decode import HARDWARE
 from .source import SourceContext, wait_until
 from .spec import SourceSpec
-from .transport import TransportFile, open_transport
+from .transport import Splitting, open_splitting
 from .video import FEW_CORES, FILE, Video
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Clip:
         self._damaged = 0
         self._count = 0
         self._grabbed = 0, 0.0
-        self._transport: TransportFile | None = None
+        self._transport: Splitting | None = None
         self._video = self._open()
 
     def grab(self) -> bool:
@@ -136,7 +136,7 @@ class Clip:
         _check_readable(self._spec)
         self._close_transport()
         path = self._spec.local
-        self._transport = open_transport(path, place)
+        self._transport = open_splitting(path, place)
         try:
             video = Video(
                 # Absolute, so that no name can be mistaken for a URL.

@@ -1,4 +1,4 @@
-"""MPEG transport streams, split where their video moves to another packet identifier or codec.
+"""MPEG transport streams and FLV, split where their video moves to another identifier or codec.
 
 FFmpeg's libraries continue with the stream that they found first, and ignore the other.
 """
@@ -16,6 +16,10 @@ _SYNC = ((0, 188), (4, 192), (0, 204))
 """Offset of the first packet and distance to the next: plain, with times, with parity."""
 _VIDEO = frozenset((0x01, 0x02, 0x10, 0x1B, 0x20, 0x21, 0x24, 0x33, 0x42, 0xD1, 0xEA))
 """Stream types in a program map that are video."""
+FLV = b"FLV\1\5\0\0\0\x09\0\0\0\0"
+"""The beginning of a file with sound and video."""
+_TAG, _VIDEO_TAG, _NAMED = 16, 9, 0x80
+"""Bytes of a tag that name its codec; a video's type; whether it has the codec's four letters."""
 
 
 class Readable(Protocol):
@@ -88,14 +92,71 @@ class TransportFile:
         return self.rest is not None
 
 
-def open_transport(path: Path, place: int = 0) -> TransportFile | None:
-    """Open a file at the position *place*, bytes; None: it is not a transport stream."""
+class FlvFile:
+    """An FLV for PyAV that ends where its video has another codec."""
+
+    def __init__(self, file: Readable, place: int = 0) -> None:
+        """Take over a file whose position is *place*, bytes: the beginning, or that of a tag."""
+        self.rest: int | None = None
+        """Position of the first tag of the other codec; None: not found yet."""
+        self._file = file
+        self._place = place
+        self._next = place or len(FLV)
+        """Position of the next tag."""
+        self._begun = FLV if place else b""
+        self._carried = b""
+        self._codec: bytes | None = None
+
+    def read(self, size: int) -> bytes:
+        """Read up to *size* further bytes; b"" at the end."""
+        if self.rest is not None:
+            return b""
+        if self._begun:
+            begun, self._begun = self._begun, b""
+            return begun
+        data = self._file.read(size)
+        window, began = self._carried + data, self._place - len(self._carried)
+        while (at := self._next - began) + _TAG <= len(window):
+            if self._changes(window[at : at + _TAG]):
+                self.rest = self._next
+                data = data[: max(0, self.rest - self._place)]
+                break
+            self._next += 15 + int.from_bytes(window[at + 1 : at + 4])
+        self._carried = window[at:]
+        self._place += len(data)
+        return data
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+    def _changes(self, tag: bytes) -> bool:
+        if tag[0] & 31 != _VIDEO_TAG or tag[1:4] == bytes(3):
+            return False
+        codec = tag[12:16] if tag[11] & _NAMED else bytes([tag[11] & 15])
+        before, self._codec = self._codec, codec
+        return before not in {None, codec}
+
+
+Splitting = TransportFile | FlvFile
+
+
+def open_splitting(path: Path, place: int = 0) -> Splitting | None:
+    """Open a file at the position *place*, bytes; None: it is of another format."""
     file = path.open("rb")
-    if not is_transport(file.read(BEGIN)):
-        file.close()
-        return None
+    begun = file.read(BEGIN)
     file.seek(place)
-    return TransportFile(file, place)
+    made = splitting(file, begun, place)
+    if made is None:
+        file.close()
+    return made
+
+
+def splitting(file: Readable, begun: bytes, place: int = 0) -> Splitting | None:
+    """Take over a file whose first bytes are given; None: it is of another format."""
+    if begun.startswith(FLV[:3]):
+        return FlvFile(file, place)
+    return TransportFile(file, place) if is_transport(begun) else None
 
 
 def is_transport(data: bytes) -> bool:

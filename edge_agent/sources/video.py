@@ -18,7 +18,7 @@ from .frame_pool import FRAME_POOL
 from .hw_decode import HARDWARE
 from .opencv import MAX_PIXELS, check_size, load
 from .packet_ring import PACKETS
-from .transport import TransportFile
+from .transport import Splitting
 
 FEW_CORES = 4
 """With fewer cores, one thread decodes a stream: on two busy cores, each further thread costs a
@@ -52,7 +52,7 @@ class Video:
 
     def __init__(
         self,
-        address: str | TransportFile,
+        address: str | Splitting,
         name: str,
         options: Mapping[str, str],
         *,

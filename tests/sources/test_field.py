@@ -170,6 +170,29 @@ def test_mpv_4305_a_video_that_moves_to_another_packet_identifier_or_codec(tmp_p
     assert trouble is None
 
 
+def test_an_flv_whose_size_and_codec_change(server: Server, tmp_path: Path) -> None:
+    """A clip is read to its end; a camera is read anew where the codec is another."""
+    parts = [
+        write(tmp_path / "first.flv").read_bytes(),
+        write(tmp_path / "turned.flv", size=(HEIGHT, WIDTH)).read_bytes(),
+        write(tmp_path / "other.flv", "flv", size=(320, 192)).read_bytes(),
+    ]
+    whole = parts[0] + b"".join(part[13:] for part in [*parts[1:], parts[0]])
+    (tmp_path / "clip.flv").write_bytes(whole)
+    pictures, trouble = played(tmp_path / "clip.flv")
+    sizes = [(96, 160), (160, 96), (192, 320), (96, 160)]
+    assert [picture.shape[:2] for picture in pictures] == [
+        each for each in sizes for _ in range(20)
+    ]
+    assert all(seen(picture) == UPRIGHT for picture in pictures)
+    assert trouble is None
+    server.media, server.again, server.pieces = "video/x-flv", False, [whole]
+    camera = opened(server.url)
+    with pytest.raises(SourceError, match="stopped sending pictures"):
+        take(camera, 41)
+    camera.close()
+
+
 @pytest.mark.parametrize("suffix", ["mkv", "mp4", "ts"])
 def test_decord_343_sound_longer_than_the_picture(suffix: str, tmp_path: Path) -> None:
     """2 s of picture beside 6 s of sound are a whole clip."""
@@ -420,7 +443,7 @@ def test_a_media_type_that_is_missing_or_wrong(
         server.pieces = [PLAIN] * 20
     else:
         server.pieces = [write(tmp_path / f"clip.{form}").read_bytes()]
-    if media == "text/plain" and form in {"flv", "mkv"}:
+    if media == "text/plain" and form == "mkv":
         with pytest.raises(SourceError, match="answers with text/plain, not with a video stream"):
             opened(server.url)
         return
