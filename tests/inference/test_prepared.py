@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from numpy.testing import assert_allclose
 
 from edge_agent.core.errors import EngineError, ModelError
 from edge_agent.inference.engines.engine import EngineChoice
@@ -40,6 +41,7 @@ from edge_agent.inference.prepared.compile.cache import (
 )
 from edge_agent.inference.prepared.engine import OrtPreparedEngine, open_artifact
 from edge_agent.inference.prepared.load import load_folder, prefetch
+from edge_agent.models.describing import describe
 from edge_agent.models.manifest import load
 from edge_agent.models.store.housekeeping import clean_leftovers
 from edge_agent.models.store.store import Store
@@ -57,6 +59,7 @@ from tests.helpers.prepared_models import (
 )
 from tests.helpers.support import CHECKOUT, wait_until
 from tests.helpers.tiny_networks import node, save_onnx
+from tests.models.test_reported_kinds import save_maps
 
 WAYS = (WHOLE, STREAMED)
 LAYERS = 8
@@ -337,6 +340,19 @@ def test_input_may_be_read_only(made: Made) -> None:
     engine = engine_of(made.form, STREAMED)
     expected = plain(made.model).infer({"x0": x})[f"x{LAYERS}"]
     np.testing.assert_allclose(engine.infer({"x0": x})[f"x{LAYERS}"], expected, atol=1e-4)
+
+
+def test_a_classifier_whose_classes_are_texts_has_a_form(tmp_path: Path) -> None:
+    """Its chances are a tensor in the form too."""
+    folder = tmp_path / "maps"
+    folder.mkdir()
+    save_maps(folder / "model.onnx", trees=True, texts=True)
+    (folder / "model.toml").write_text(describe(folder / "model.onnx").draft)
+    form = prepare(Store(tmp_path / "state"), load(folder), CPU, "signal")
+    engine = engine_of(form, form.table["way"])
+    made = engine.infer({"X": np.zeros((1, 4), np.float32)})
+    engine.close()
+    assert_allclose(made["maps"], [[0.9, 0.1]], atol=1e-6)
 
 
 def test_no_form_of_what_is_no_network(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def open_network(
             whole = ort.InferenceSession(
                 str(network), session_options(words), providers=providers, enable_fallback=0
             )
-            if not all(map(_is_numbers, whole.get_outputs())):
+            if not all(map(is_numbers, whole.get_outputs())):
                 graph, weights = open_graph(network)
                 whole = ort.InferenceSession(
                     graph, given_weights(words, weights), providers=providers, enable_fallback=0
@@ -238,7 +238,8 @@ def specs(values: Sequence[Any], network: Path) -> tuple[TensorSpec, ...]:
     )
 
 
-def _is_numbers(value: Any) -> bool:
+def is_numbers(value: Any) -> bool:
+    """Whether an output of a session is a tensor of numbers."""
     return str(value.type).startswith("tensor(") and value.type != "tensor(string)"
 
 

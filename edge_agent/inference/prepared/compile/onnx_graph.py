@@ -11,7 +11,7 @@ from ....core.types import Kind, TensorSpec
 from ....device.allocator import return_freed_memory
 from ....models.manifest import ModelFolder
 from ...engines.engine import EngineChoice, fix_inputs
-from ...engines.ort import OrtEngine, specs
+from ...engines.ort import OrtEngine, is_numbers, specs
 from ...engines.ort_session import NAME, Words, open_exact, open_session, session_config
 from ...folding.find import cut_for
 from ...folding.fold import Fold, note
@@ -100,6 +100,9 @@ def _run_original(
     """Run the original network for its numbers; its weights stay in a file in *thrifty*, if set."""
     if thrifty is None:
         session = open_session(str(model.network), words, model.network.name)
+        if not all(map(is_numbers, session.get_outputs())):
+            graph = network.model.SerializeToString()
+            session = open_session(graph, words, model.network.name, weights=network.files)
     else:
         # Its weights stay in a file here too, and no unused memory is kept.
         return_freed_memory()
