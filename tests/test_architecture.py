@@ -83,7 +83,7 @@ HOMES: Mapping[str, str] = {
     "pydantic": "core.schema config.load",
     "pydantic_core": "core.schema",
     "pydantic_settings": "config.load",
-    "psutil": "device.headroom delivery.trial.process health.report bench.common",
+    "psutil": "device.headroom delivery.trial.process bench.common",
     "rich": "cli",
     "tomli_w": "models.importing cli",
     "amqtt": "mqtt.amqtt_broker",

@@ -23,13 +23,15 @@ from ..config.settings import parse_route
 from ..core.containment import converted
 from ..core.errors import AgentError, RequestError, SampleError
 from ..core.types import Array, Kind, Outcome, Sample
-from ..inference.engines.generator import UNLOAD_SECONDS, FullError, Generator
+from ..inference.engines.generator import UNLOAD_SECONDS
+from ..inference.engines.generator_process import FullError, GeneratorProcess
 from ..inference.engines.registry import engine_order
 from ..inference.model import Model
 from ..models.manifest import ModelFolder
 from ..models.store.catalog import Catalog
 from ..mqtt import payloads
 from ..runtime.pipelines.runner import Runner
+from ..runtime.pipelines.sinks import RECENT_SECONDS
 from ..runtime.scheduler.requests import RequestQueue
 from ..serving.active import Serving
 from .errors import (
@@ -74,9 +76,11 @@ class _Asked:
     of: str
     """The model or route as named in the settings."""
     kind: Kind = "picture"
-    queue: RequestQueue[Model] | Generator | None = None
+    queue: RequestQueue[Model] | GeneratorProcess | None = None
     problem: AgentError | None = None
     """Why it could not be opened."""
+    lost: tuple[float, str] | None = None
+    """When the process of a language model last ended by itself, and why."""
     latest: Model | None = None
     """The model that served last; even when closed, it shows which input is accepted."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
@@ -139,7 +143,7 @@ class Answers:
             ]
             self._models = {key: one for key, one in self._models.items() if one not in gone}
         for each in gone:
-            if isinstance(each.queue, Generator):
+            if isinstance(each.queue, GeneratorProcess):
                 each.queue.close()
             elif each.queue is not None:
                 self._runner.refuse(each.queue)
@@ -207,7 +211,7 @@ class Answers:
         def done(asked: _Asked) -> None:
             try:
                 found, servings = self._serving(asked)
-                if isinstance(found, Generator):
+                if isinstance(found, GeneratorProcess):
                     raise UnknownModelError(f"{found.id} is of task generate, without tensors")
                 versions = [s.model.manifest.version for s in servings if s.model is not None]
                 if version is not None and version not in versions:
@@ -253,7 +257,7 @@ class Answers:
         for work in waiting:
             self._workers.do(work)
 
-    def _opened(self, asked: _Asked) -> RequestQueue[Model] | Generator:
+    def _opened(self, asked: _Asked) -> RequestQueue[Model] | GeneratorProcess:
         from ..inference.fit import kind_of
         from ..models.describing import inspect_network
 
@@ -262,8 +266,8 @@ class Answers:
             engine_order([], settings.engine, folder.network)
             asked.kind = "generate"
             text = settings.text
-            return Generator(
-                *(folder, self._frames_wait),
+            return GeneratorProcess(
+                *(folder, partial(self._lost, asked)),
                 kv_cache_mb=text.kv_cache_mb,
                 max_tokens=text.max_tokens,
                 max_waiting=text.max_waiting,
@@ -281,8 +285,11 @@ class Answers:
         version = asked.route.partition(":")[0].partition("@")[2]
         return self.catalog.find(asked.name, version or None)
 
-    def _frames_wait(self) -> bool:
-        return any(account.waiting for account in self._runner.board.accounts().values())
+    def _lost(self, asked: _Asked, why: str) -> None:
+        """Note that a language model's process has ended; the next question starts another."""
+        log.error("model %s", why)
+        with self._lock:
+            asked.queue, asked.lost = None, (self._clock(), why)
 
     def _put(self, ticket: Ticket, parse: Callable[[Any, Kind], Question], asked: _Asked) -> None:
         """Parse a question, and give it to the lanes."""
@@ -305,7 +312,7 @@ class Answers:
         if queue is None:
             raise StoppingError(STOPPING, DRAIN_SECONDS)
         inner: list[Future[Outcome]] = []
-        if isinstance(queue, Generator):
+        if isinstance(queue, GeneratorProcess):
             try:
                 inner = [queue.submit(question.data.tobytes(), question.more, ticket.tell)]
             except FullError as problem:
@@ -333,11 +340,11 @@ class Answers:
             if given_up:
                 one.cancel()
 
-    def _serving(self, asked: _Asked) -> tuple[Model | Generator, list[Serving]]:
+    def _serving(self, asked: _Asked) -> tuple[Model | GeneratorProcess, list[Serving]]:
         """Return the model that will probably answer, and all that may."""
         if asked.queue is None:
             raise asked.problem or StoppingError(STOPPING, DRAIN_SECONDS)
-        if isinstance(asked.queue, Generator):
+        if isinstance(asked.queue, GeneratorProcess):
             return asked.queue, []
         servings = self._runner.answering(asked.queue)
         for serving in servings:
@@ -425,12 +432,14 @@ class Answers:
             opened = list(self._models.items())
         for route, asked in opened:
             # The next question loads what is live then.
-            if isinstance(asked.queue, Generator) and asked.queue.outdated(
-                partial(self._find, asked)
-            ):
+            queue = asked.queue
+            if not isinstance(queue, GeneratorProcess):
+                continue
+            queue.tick()
+            if queue.outdated(partial(self._find, asked)):
                 with self._lock:
                     self._models.pop(route, None)
-                asked.queue.close()
+                queue.close()
         for ticket in old:
             self.give_up(ticket, RefusedError(f"no answer within {ANSWER_SECONDS:.0f} s", 1.0))
 
@@ -451,10 +460,17 @@ class Answers:
         with self._lock:
             queues = [each.queue for each in self._models.values()]
         for queue in queues:
-            if isinstance(queue, Generator):
+            if isinstance(queue, GeneratorProcess):
                 queue.close()
                 queue.join(UNLOAD_SECONDS)
         self._workers.close()
+
+    def problems(self) -> list[str]:
+        """Return which language models' processes have ended by themselves within a minute."""
+        since = self._clock() - RECENT_SECONDS
+        with self._lock:
+            lost = [each.lost for each in self._models.values()]
+        return [f"model {each[1]}" for each in lost if each is not None and each[0] > since]
 
     def health(self) -> dict[str, Any]:
         """Return the counts for health; empty if nothing may be asked or has been."""

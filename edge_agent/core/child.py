@@ -2,7 +2,8 @@
 
 For native code that may crash, hang or never release memory: it takes the child down, not the
 agent. The parent uses `Child` or `ask`; the module that runs in the child calls `answer_question`.
-A child that sends more than one answer (`delivery.trial`) uses the lower-level functions.
+A child that sends more than one answer (`delivery.trial`, a language model) uses the lower-level
+functions.
 """
 
 from __future__ import annotations
@@ -57,25 +58,7 @@ class Child:
         with open(os.memfd_create("question"), "w+b") as stdin:  # noqa: PTH123 - a descriptor
             stdin.write(json.dumps(question).encode())
             stdin.seek(0)
-            self._process = self._start(module, stdin.fileno(), stderr)
-
-    def _start(self, module: str, stdin: int, stderr: int | None) -> subprocess.Popen[bytes]:
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        try:
-            return subprocess.Popen(
-                # -P: modules that happen to lie in the working directory are not imported.
-                [sys.executable, "-P", "-m", module],
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env={**os.environ, "PYTHONPATH": path},
-                # Its own group, to be killed with its children; but not a session: if the kernel
-                # divides the processor by session (autogroup), nice applies only within one.
-                process_group=0,
-            )
-        except OSError as problem:
-            raise ChildError(f"{self._name} could not be started: {problem.strerror}") from problem
+            self._process = start_child(module, name, stdin.fileno(), stderr)
 
     def answer(
         self,
@@ -147,6 +130,32 @@ class Child:
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+def start_child(
+    module: str, name: str, stdin: int, stderr: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a child with a pipe as its stdout; *stderr* None: that of this process.
+
+    Raises:
+        ChildError: it could not be started.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    try:
+        return subprocess.Popen(
+            # -P: modules that happen to lie in the working directory are not imported.
+            [sys.executable, "-P", "-m", module],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env={**os.environ, "PYTHONPATH": path},
+            # Its own group, to be killed with its children; but not a session: if the kernel
+            # divides the processor by session (autogroup), nice applies only within one.
+            process_group=0,
+        )
+    except OSError as problem:
+        raise ChildError(f"{name} could not be started: {problem.strerror}") from problem
 
 
 def ask(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.text import counted
-from ..device import pressure
+from ..device import headroom, pressure
 from ..device.resources import ROOT
 from ..device.thermal import Thermometer
 from ..inference.engines.registry import engine_words
@@ -69,7 +69,7 @@ class _Rates:
         self._last: dict[str, tuple[Pipeline, float, int]] = {}
         """Pipeline, time and number of inferred frames, by name."""
         self._gathered = self._began
-        self._cpu = (time.monotonic(), sum(os.times()[:4]))
+        self._cpu = (time.monotonic(), _cpu_seconds())
 
     @property
     def uptime_s(self) -> float:
@@ -96,9 +96,14 @@ class _Rates:
 
     def cpu_percent(self) -> float:
         """Return the percentage of one core since the last call, with children, like `top`."""
-        now, used = time.monotonic(), sum(os.times()[:4])
+        now, used = time.monotonic(), _cpu_seconds()
         (before, had), self._cpu = self._cpu, (now, used)
-        return round(100 * (used - had) / max(now - before, 1e-3), 1)
+        # A child may be reaped between the two sums, and is then missing from both.
+        return round(100 * max(0.0, used - had) / max(now - before, 1e-3), 1)
+
+
+def _cpu_seconds() -> float:
+    return sum(os.times()[:4]) + headroom.children_cpu_seconds()
 
 
 class _Machine:
@@ -215,8 +220,6 @@ class Health:
 
     def payload(self, watchdog: Mapping[str, Any] = WATCHDOG_OFF) -> dict[str, Any]:
         """Build the payload."""
-        import psutil
-
         # In this order, so that an ended source is completely counted, and never more results are
         # reported as published than as inferred.
         states = [
@@ -226,7 +229,6 @@ class Health:
         accounts = self._board.accounts()
         counters = self._client.counters()
         why = self.problems()
-        process = psutil.Process()
         payload: dict[str, Any] = {
             "schema": payloads.SCHEMA,
             "time": payloads.iso(time.time_ns()),
@@ -235,7 +237,7 @@ class Health:
             "why": why,
             "pipelines": {},
             "models": self._models(),
-            "rss_mb": round(process.memory_info().rss / 2**20, 1),
+            "rss_mb": round(headroom.own_mb(), 1),
             "cpu_percent": self._rates.cpu_percent(),
             "disk_free_mb": self._machine.disk_free_mb(),
             "spool": {

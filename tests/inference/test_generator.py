@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from edge_agent.core.errors import ModelError, SampleError
@@ -113,3 +114,35 @@ def test_a_question_about_an_event_shows_its_picture_to_models_that_see(tmp_path
         assert len({say(model, picture) for picture in (dark, bright, None)}) == answers
         model.close()
         model.join(30)
+
+
+def test_a_process_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that nobody waits for any more keeps its place until it is."""
+    from edge_agent.inference.engines import generator_process
+
+    def child() -> psutil.Process:
+        (found,) = psutil.Process().children()
+        return found
+
+    lost: list[str] = []
+    model = generator_process.GeneratorProcess(
+        load(language_model(tmp_path / "tiny")),
+        lost.append,
+        kv_cache_mb=4,
+        max_tokens=20,
+        max_waiting=1,
+        golden=False,
+    )
+    hello = b'{"prompt": "hello"}'
+    assert model.submit(hello).result(60).model == "tiny@1"
+    child().suspend()
+    assert model.submit(hello).cancel()
+    model.tick()
+    with pytest.raises(generator_process.FullError, match="1 questions wait"):
+        model.submit(hello)
+    monkeypatch.setattr(generator_process, "HANGS_SECONDS", 0.0)
+    model.tick()
+    model.join(30)
+    assert lost == ["tiny@1: its process ended with SIGKILL; was there too little memory?"]
+    with pytest.raises(generator_process.FullError, match="is being unloaded"):
+        model.submit(hello)

@@ -1,8 +1,8 @@
 """Models of task generate: OpenVINO GenAI's continuous batching, stepped by one thread of ours.
 
 All questions go through the network together, one token each at a time; a question that the paged
-cache has no room for waits or starts over, and is not lost. Frames have priority: while some are
-waiting, a step is delayed briefly.
+cache has no room for waits or starts over, and is not lost. The library lets no other thread of
+Python run while it loads or steps, so the agent runs this in a child (`generator_process`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import re
 import sys
 import threading
@@ -37,8 +36,6 @@ BLOCK_TOKENS = 32
 """Tokens in a block of the cache on a CPU."""
 NUMBER_BYTES = 2
 """Most bytes per number in the cache: eight bits, or sixteen on devices without these."""
-WAIT_SECONDS = 0.05
-"""How long a step waits while there are frames."""
 EXPECTED = '{"messages": [{"role": "user", "content": "…"}]} or {"prompt": "…"}'
 TOKENIZERS = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
 """Files beside the network, as `optimum-cli export openvino` writes them."""
@@ -49,16 +46,10 @@ UNLOAD_SECONDS = 5.0
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 """Options for a model that gives its golden answers only with them."""
 EXACT_BYTES = 4
-NICE = 10
-"""Niceness of the stepping thread, so that threads of frames have priority."""
 SCHEMA_BYTES, SCHEMA_DEPTH = 16 * 1024, 64
-"""Of a schema: while the library reads one, no other thread of the program runs."""
+"""Of a schema: while the library reads one, no other question is answered."""
 Tell = Callable[[str, str], None]
 """Receives the model and each piece of its answer, in the thread that steps it."""
-
-
-class FullError(RequestError):
-    """Too many questions are waiting already."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,11 +78,9 @@ class Generator:
     def __init__(
         self,
         folder: ModelFolder,
-        busy: Callable[[], bool] = lambda: False,
         *,
         kv_cache_mb: int = 64,
         max_tokens: int = 8,
-        max_waiting: int = 1,
         golden: bool = True,
     ) -> None:
         """Load a model; may take long.
@@ -101,9 +90,9 @@ class Generator:
         """
         self.folder = folder
         self.id = folder.manifest.id
-        self._busy = busy
+        self.problem: str | None = None
+        """Why it could not be loaded again after a failure."""
         self._kv_cache_mb, self._max_tokens = kv_cache_mb, max_tokens
-        self._max_waiting = max_waiting
         self._pipeline: Any = None
         self._number = 0
         self._asked: list[_Asked] = []
@@ -134,15 +123,12 @@ class Generator:
 
         Raises:
             SampleError: the question is malformed.
-            FullError: too many are waiting.
+            RequestError: it is being unloaded.
         """
         asked = self._read(data, pictures, tell)
         with self._changed:
             if self._closing.is_set():
-                raise FullError(f"{self.id}: is being unloaded; ask again")
-            if len(self._asked) >= self._max_waiting:
-                waiting = f"{len(self._asked)} questions wait, as text.max_waiting allows"
-                raise FullError(f"{self.id}: {waiting}; ask again later")
+                raise RequestError(f"{self.id}: is being unloaded; ask again")
             self._asked.append(asked)
             self._changed.notify()
         return asked.future
@@ -153,20 +139,13 @@ class Generator:
         with self._changed:
             self._changed.notify()
 
-    def outdated(self, live: Callable[[], ModelFolder]) -> bool:
-        """Whether another version is live now, or this one has failed for good."""
-        try:
-            return self._closing.is_set() or live().path != self.folder.path
-        except ModelError:
-            return False  # none is live: the loaded one stays
-
     @property
     def takes_pictures(self) -> bool:
         """Whether it is a vision-language model."""
         return self.folder.network.with_name(VISION).is_file()
 
-    def join(self, seconds: float) -> None:
-        """Wait up to *seconds* until it is unloaded."""
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until it is unloaded, up to *seconds*."""
         self._thread.join(seconds)
 
     def _read(
@@ -226,7 +205,6 @@ class Generator:
 
     def _run(self, held: bool) -> None:
         try:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
             golden = self._load(held)
         except Exception as problem:  # noqa: BLE001 - whatever it is, it is the model's
             self._loaded.set_exception(ModelError(f"{self.id}: {self._reason(problem)}"))
@@ -237,7 +215,8 @@ class Generator:
                 pass
         except Exception as problem:  # noqa: BLE001 - it could not be loaded again
             self.close()
-            self._fail(self._asked, RequestError(f"{self.id}: {self._reason(problem)}"))
+            self.problem = self._reason(problem)
+            self._fail(self._asked, RequestError(f"{self.id}: {self.problem}"))
         self._pipeline = None
 
     def _load(self, held: bool = False) -> str | None:
@@ -266,7 +245,7 @@ class Generator:
             block = numbers * BLOCK_TOKENS * (EXACT_BYTES if exact else NUMBER_BYTES)
             scheduler.num_kv_blocks = max(1, (self._kv_cache_mb << 20) // block)
             scheduler.enable_prefix_caching = True
-            scheduler.max_num_batched_tokens = 64  # in a step, no thread of frames runs beside it
+            scheduler.max_num_batched_tokens = 64  # new questions wait until a step ends
             threads = {"INFERENCE_NUM_THREADS": max(1, usable_cpus() // 2)}
             self._pipeline = None  # memory may only have room for one
             self._pipeline = genai.ContinuousBatchingPipeline(
@@ -301,9 +280,6 @@ class Generator:
             asked = list(self._asked)
         if not asked:
             return False
-        until = time.monotonic() + WAIT_SECONDS
-        while self._busy() and time.monotonic() < until:
-            time.sleep(0.002)
         try:
             self._advance(asked)
             done = {id(each) for each in asked if each.future.done()}
