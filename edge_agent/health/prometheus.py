@@ -183,7 +183,7 @@ _M = _Metric
 _METRICS = (
     _M("gauge", "degraded", "state", "1: not as it should be; `why` says more.", _not_ok),
     _M("gauge", "uptime_seconds", "uptime_s", "Since the agent started."),
-    _M("gauge", "resident_memory_bytes", "rss_mb", "Memory of the agent and its language models.", _bytes),
+    _M("gauge", "resident_memory_bytes", "rss_mb", "Of the agent and language models.", _bytes),
     _M("gauge", "cpu_cores", "cpu_percent", "In use by the agent and its children.", _cores),
     _M("gauge", "temperature_celsius", "temperature_c", "Of the hottest sensor."),
     _M("gauge", "disk_free_bytes", "disk_free_mb", "Where state_dir is.", _bytes),
