@@ -43,6 +43,8 @@ REPLAY_SECONDS = 0.05
 """Interval between batches of copies while any wait: at most 200 copies per second."""
 SILENT_SECONDS = 10.0
 """Time after which a missing acknowledgment is a problem."""
+GIVE_UP_SECONDS = 60.0
+"""Time after which a missing acknowledgment is a reason to connect again."""
 UNACKNOWLEDGED = (
     f"has not acknowledged a message for {SILENT_SECONDS:.0f} s; messages may be lost; "
     "see the broker's log"
@@ -128,6 +130,8 @@ class Client:
         self._silence = Latch()
         self._unacknowledged = False
         """Whether the broker has acknowledged no messages for SILENT_SECONDS."""
+        self._silent = 0.0
+        """Running time since then, seconds."""
         self._settings_changed = False
         """Whether the next log line answers a change of settings."""
         self._events: deque[_Event] = deque()
@@ -415,23 +419,29 @@ class Client:
                     spooled = any(c.delivery == "spooled" for c in self._outbox.channels)
                     self._spool_writer.tick(adopt=spooled)
                 self._outbox.request_barrier()
-                self._check_acknowledgments()
+                self._check_acknowledgments(connection, pause)
                 if self._subscribing.passed(connection, pause):
                     log.warning("broker: %s", self._subscribing.problem)
             pause = REPLAY_SECONDS if inflight.has_waiting else BARRIER_SECONDS
 
-    def _check_acknowledgments(self) -> None:
-        """Log and report in health that the broker has stopped acknowledging."""
-        silent = self._outbox.silent_seconds()
-        self._unacknowledged = silent > SILENT_SECONDS
+    def _check_acknowledgments(self, connection: Connection, passed: float) -> None:
+        """Log and report in health that the broker has stopped acknowledging; then give it up.
+
+        Without acknowledgments, what may be in flight is used up, and nothing is sent any more.
+        *passed*: running time since the last check, seconds.
+        """
+        self._unacknowledged = self._outbox.silent_seconds() > SILENT_SECONDS
         if self._silence.begins(self._unacknowledged):
             log.warning("broker: %s", UNACKNOWLEDGED)
+        self._silent = self._silent + passed if self._unacknowledged else 0.0
+        if self._silent > GIVE_UP_SECONDS - SILENT_SECONDS:
+            connection.give_up(f"it has not acknowledged a message for {GIVE_UP_SECONDS:.0f} s")
 
     def _disconnect(self, connection: Connection) -> None:
         with self._lock:
             self._process_events()
             self._outbox.disconnected()
-            self._unacknowledged = self._silence.begins(False)
+            self._unacknowledged, self._silent = self._silence.begins(False), 0.0
         connection.close()
 
     def _process_events(self) -> None:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from .connection import Connection, Refusal, is_acknowledged
@@ -38,14 +39,16 @@ OPEN_BARRIERS = 4
 class _Flight:
     """State of the present connection, which ends with it."""
 
-    awaited: set[int] = field(default_factory=set)
-    """Ids of QoS 1 messages that are not acknowledged."""
+    awaited: dict[int, float] = field(default_factory=dict)
+    """When each QoS 1 message without an acknowledgment was published, monotonic seconds, by id."""
+    acknowledged: float = 0.0
+    """When the latest message with an acknowledgment was published."""
+    heard_at: float = 0.0
+    """When the last acknowledgment came."""
     unwritten: deque[Any] = field(default_factory=deque)
     """Receipts of QoS 0, starting with the first not known to be written to the socket."""
     foreign: set[int] = field(default_factory=set)
     """Message ids of replies on topics that requesters have chosen."""
-    unacknowledged: dict[int, float] = field(default_factory=dict)
-    """When each QoS 1 message was published, monotonic seconds, by message id."""
     too_large: set[str] = field(default_factory=set)
     """Topics of messages that were too large for the connection, logged once each."""
 
@@ -84,10 +87,17 @@ class Outbox:
         return len(self._held) + self.inflight.waiting + unconfirmed
 
     def silent_seconds(self) -> float:
-        """Return how long the oldest QoS 1 message has waited for its acknowledgment, seconds."""
-        if not self._flight.unacknowledged:
-            return 0.0
-        return time.monotonic() - next(iter(self._flight.unacknowledged.values()))
+        """Return how long the broker has owed an acknowledgment, seconds.
+
+        A slow broker that acknowledges one message after another owes none. As it does so in order
+        (MQTT 5, 4.6), one whose successor is acknowledged is lost.
+        """
+        flight, now = self._flight, time.monotonic()
+        since = min(now, self._barrier.open_since)
+        if (oldest := next(iter(flight.awaited.values()), None)) is not None:
+            lost = oldest < flight.acknowledged
+            since = min(since, oldest if lost else max(oldest, flight.heard_at))
+        return now - since
 
     # Publishing
 
@@ -110,9 +120,7 @@ class Outbox:
             return
         if retain and not payload and not connection.abilities.retain:
             return  # the broker keeps nothing to clear
-        receipt = self._pass(connection, topic, payload, qos, retain=retain, about=about)
-        if qos:
-            self._flight.unacknowledged[receipt.mid] = time.monotonic()
+        self._pass(connection, topic, payload, qos, retain=retain, about=about)
 
     def publish_retained(self, topic: str, payload: bytes) -> None:
         """Publish retained, again over every new connection; an empty payload clears the topic."""
@@ -227,10 +235,12 @@ class Outbox:
 
     def published(self, mid: int, refusal: Refusal | None) -> None:
         """Record that a QoS 1 message was acknowledged."""
-        self._flight.awaited.discard(mid)
+        published = self._flight.awaited.pop(mid, None)
+        if published is not None:
+            self._flight.acknowledged = max(self._flight.acknowledged, published)
+            self._flight.heard_at = time.monotonic()
         if not self._flight.awaited and self.connection is not None:
             self.connection.hear_published(wanted=False)
-        self._flight.unacknowledged.pop(mid, None)
         self.inflight.acknowledged(mid)
         foreign = mid in self._flight.foreign
         self._flight.foreign.discard(mid)
@@ -262,7 +272,7 @@ class Outbox:
         if not self._flight.awaited:
             connection.hear_published(wanted=True)
         receipt = connection.publish(topic, payload, qos, **options)
-        self._flight.awaited.add(receipt.mid)
+        self._flight.awaited[receipt.mid] = time.monotonic()
         return receipt
 
     def _publish_message(
@@ -341,6 +351,8 @@ class Barrier:
         self._topic = topic
         self._marks: dict[int, list[tuple[Channel, Message]]] = {}
         """The last result of each channel before an unanswered barrier, by its message id."""
+        self.open_since = inf
+        """When the oldest unanswered barrier was sent, or the last answer came if later."""
         self._since = 0
         """Number of results published since the last barrier."""
         self._requested_at = 0.0
@@ -357,15 +369,23 @@ class Barrier:
         if not marks or len(self._marks) >= OPEN_BARRIERS:
             return
         mid = connection.unsubscribe(self._topic)
-        if mid is not None:
-            self._marks[mid] = marks
         self._since = 0
         self._requested_at = time.monotonic()
+        if mid is not None:
+            self._marks[mid] = marks
+            self.open_since = min(self.open_since, self._requested_at)
 
     def answered(self, mid: int) -> None:
         """Release the results that have reached the broker."""
-        for channel, mark in self._marks.pop(mid, []):
-            # A later barrier may have been answered first.
+        if mid not in self._marks:
+            return
+        marks = self._marks[mid]
+        for each in list(self._marks):  # also those before it, whose answers are late or lost
+            del self._marks[each]
+            if each == mid:
+                break
+        self.open_since = time.monotonic() if self._marks else inf
+        for channel, mark in marks:
             if any(message is mark for message in channel.unconfirmed):
                 while channel.unconfirmed.popleft() is not mark:
                     pass
@@ -373,3 +393,4 @@ class Barrier:
     def reset(self) -> None:
         """Expect no more answers because the connection is lost."""
         self._marks.clear()
+        self.open_since = inf

@@ -16,6 +16,7 @@ import pytest
 from edge_agent.cli import fleet as looks
 from edge_agent.cli.fleet import Fleet
 from edge_agent.config.settings import Broker
+from edge_agent.mqtt import client as client_module
 from edge_agent.mqtt import paho_client, subscribing
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.connecting import connect
@@ -28,7 +29,7 @@ from edge_agent.mqtt.connection import (
 )
 from edge_agent.mqtt.one_shot import OneShotClient
 from edge_agent.mqtt.paho_client import MOST_PACKET, largest_packet, session_options
-from tests.helpers.mqtt_client import STATUS, make_client
+from tests.helpers.mqtt_client import STATUS, make_client, message
 from tests.helpers.support import PATIENCE, Listener, Mosquitto, Relay, run_cli, wait_until
 
 Listeners = Callable[..., Listener]
@@ -39,13 +40,19 @@ class ScriptedBroker:
     """Accepts a connection of MQTT 5 after the other, and says what it was told to say."""
 
     def __init__(
-        self, said: bytes, *, acknowledges: bool = True, grants: Sequence[int | None] = ()
+        self,
+        said: bytes,
+        *,
+        acknowledges: bool = True,
+        owed: int = 0,
+        grants: Sequence[int | None] = (),
     ) -> None:
         """Listen.
 
         Args:
             said: bytes that are sent once a client has subscribed.
             acknowledges: whether PUBLISH of QoS 1 is answered.
+            owed: how many of the first answers to it are lost.
             grants: reason codes for one SUBSCRIBE after the other, None for no answer; 1 from then
                 on.
 
@@ -53,6 +60,7 @@ class ScriptedBroker:
         self.connections = 0
         self._said = said
         self._acknowledges = acknowledges
+        self._owed = owed
         self._grants = iter(grants)
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
@@ -78,6 +86,8 @@ class ScriptedBroker:
             match kind[0] >> 4:
                 case 1:
                     wire.sendall(CONNECTED)
+                case 3 if kind[0] & 6 and self._owed:
+                    self._owed -= 1
                 case 3 if kind[0] & 6 and self._acknowledges:
                     topic = int.from_bytes(body[:2], "big")
                     wire.sendall(b"\x40\x02" + body[2 + topic : 4 + topic])
@@ -186,6 +196,24 @@ def test_a_broker_that_never_acknowledges_is_a_problem(
     assert "has not acknowledged a message for 10 s" in str(client.counters().problem)
     broker.close()
     assert sum("acknowledged" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("owed", [1, 30])
+def test_lost_acknowledgments_are_a_reason_to_connect_again(
+    run: Callable[[Client], Client], monkeypatch: pytest.MonkeyPatch, owed: int
+) -> None:
+    """A bad middlebox lost some: twenty of them, and nothing was sent any more, for ever."""
+    monkeypatch.setattr(client_module, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(client_module, "GIVE_UP_SECONDS", 1.0)
+    broker = ScriptedBroker(b"", owed=owed)
+    client = run(make_client(broker.url))
+    channel = client.open_channel("cam", qos=1, lossless=False)
+    for number in range(40):
+        client.publish_message(message(channel, number))
+    wait_until(lambda: broker.connections > 1, "the next connection", 30)
+    wait_until(lambda: channel.pending == 0, "all acknowledgments", 30)
+    wait_until(lambda: client.counters().problem is None, "the end of the problem")
+    broker.close()
 
 
 def test_a_suback_that_never_comes_is_a_problem_and_a_reason_to_connect_again(
