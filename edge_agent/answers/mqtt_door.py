@@ -60,7 +60,7 @@ class MqttDoor:
     ) -> Callable[[dict[str, Any]], None] | None:
         """Return a function that publishes the answer, or None if there is nowhere to reply."""
         topic = message.response_topic
-        if topic and is_for_replies(topic, self.topics):
+        if topic and is_for_replies(topic, self.topics, self.client.feeds.topics()):
             answer = partial(self.client.publish_reply, topic, foreign=True)
             return lambda body: answer(payloads.encode(body), correlation=message.correlation)
         if number is None:

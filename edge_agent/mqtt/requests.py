@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -353,7 +353,8 @@ class Requests:
         payload = payloads.encode(reply)
         if reply["id"] is not None:
             self._client.publish_reply(self._topics.reply(reply["id"]), payload)
-        if message.response_topic and is_for_replies(message.response_topic, self._topics):
+        read = self._client.feeds.topics()
+        if message.response_topic and is_for_replies(message.response_topic, self._topics, read):
             self._client.publish_reply(
                 message.response_topic, payload, message.correlation, foreign=True
             )
@@ -405,13 +406,14 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR - 1]}…"
 
 
-def is_for_replies(topic: str, own: Topics) -> bool:
+def is_for_replies(topic: str, own: Topics, read: Collection[str]) -> bool:
     """Whether a response topic can be published on and cannot be mistaken for anything else.
 
     That is a requester's own topic or this device's reply topics. A reply on `status` or `model/…`
-    would be read as the state of a device, and one under `in/` as a request.
+    would be read as the state of a device, one under `in/` as a request, and one on a topic of
+    *read*, which this device's sources read, as a reading.
     """
-    if len(topic) > MAX_RESPONSE_TOPIC or any(mark in topic for mark in "+#"):
+    if topic in read or len(topic) > MAX_RESPONSE_TOPIC or any(mark in topic for mark in "+#"):
         return False
     if topic.startswith("$") or not topic.isprintable():
         return False  # reserved for the broker, or not accepted by all brokers

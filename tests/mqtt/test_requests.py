@@ -248,6 +248,21 @@ def test_what_has_no_id_is_answered_on_its_response_topic(
     assert requests.malformed == 1
 
 
+def test_a_reply_never_becomes_a_reading(device: Device) -> None:
+    """Whoever may send commands could have made a sensor say so."""
+    device.client.feeds.open("plant/t", lambda _: None)
+    topic = "edge/box/in/command/greet"
+    for asked in ("plant/t", "plant/u"):
+        body = json.dumps({"id": asked[-1], "name": "x"}).encode()
+        device.inbox.put(ReceivedMessage(topic, body, retained=False, response_topic=asked))
+    device.handle()
+    assert [(reply["id"], reply["ok"]) for reply in device.replies] == [
+        ("t", True),
+        ("u", True),
+        ("u", True),
+    ]
+
+
 def test_a_command_that_is_too_large_is_answered_by_its_id(device: Device) -> None:
     """Up to a size that may be read for it; nothing of it is carried out."""
     body = {"name": "one", "more": "x" * MAX_COMMAND_BYTES}
