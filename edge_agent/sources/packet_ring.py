@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.errors import AgentError
@@ -185,7 +186,9 @@ class ClipWriter:
         options = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
         with _errors():
             self._template = av.open(io.BytesIO(ring.template or b""))
-            self._file = av.open(path, "w", format="mp4", options=options)
+            # FFmpeg reports no full disk if it opens the file itself.
+            self._output = Path(path).open("wb")  # noqa: SIM115 - closed in `close`
+            self._file = av.open(self._output, "w", format="mp4", options=options)
             self._stream = self._file.add_stream_from_template(
                 self._template.streams.video[0], opaque=True
             )
@@ -209,6 +212,7 @@ class ClipWriter:
         made.is_keyframe, made.stream = packet.key, self._stream
         with _errors():
             self._file.mux(made)
+            self._output.flush()
 
     def close(self) -> None:
         """Finish the file."""
@@ -217,6 +221,7 @@ class ClipWriter:
                 self._file.close()
             finally:
                 self._template.close()
+                self._output.close()
 
 
 @contextmanager

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import av
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from tests.helpers.cameras import RTSP_PACKAGES, RtspServer, rtsp_missing
+from tests.helpers.small_disk import small_disk
+from tests.helpers.small_models import brightness, decode_picture
 from tests.helpers.support import (
     CHECKOUT,
     AgentProcess,
@@ -19,6 +25,7 @@ from tests.helpers.support import (
     agent_settings,
     call_cli,
     run_cli,
+    wait_until,
 )
 
 Agents = Callable[..., AgentProcess]
@@ -32,6 +39,47 @@ def packets(path: Path) -> list[bytes]:
     """Read the packets of a video, as they are coded."""
     with av.open(str(path)) as container:
         return [bytes(packet) for packet in container.demux(video=0) if packet.size]
+
+
+GROUP, CYCLE, LIT = 15, 120, range(97, 105)
+"""Of a numbered camera: frames from key frame to key frame, from flash to flash, and lit ones."""
+BITS = 11
+
+
+def numbered(path: Path, frames: int = 1200) -> Path:
+    """Write a clip whose frames have their number as bars, 15 of them a second.
+
+    Bright and dark are in balance but for the lower half, which is a lamp.
+    """
+    with av.open(str(path), "w") as container:
+        options = {"g": str(GROUP), "keyint_min": str(GROUP), "bf": "0", "sc_threshold": "0"}
+        stream: Any = container.add_stream("libx264", rate=15, options=options)
+        stream.width, stream.height, stream.pix_fmt = 16 * BITS, 96, "yuv420p"
+        for number in range(frames):
+            bits = np.array([number >> n & 1 for n in range(BITS)], np.uint8) * 255
+            bars = np.repeat(bits, 16)
+            lamp = np.full_like(bars, 255 * (number % CYCLE in LIT))
+            rows = np.repeat([bars, 255 - bars, lamp, lamp], 24, axis=0)
+            frame = av.VideoFrame.from_ndarray(rows, format="gray8").reformat(format="yuv420p")
+            frame.pts, frame.time_base = number, Fraction(1, 15)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+def number_of(gray: NDArray[Any]) -> int:
+    """Read the number of a frame of that clip."""
+    return sum(int(gray[12, 16 * n + 8] > 127) << n for n in range(BITS))
+
+
+def pictures_in(packet: bytes) -> bytes:
+    """Leave what is coded pictures of a packet: servers repeat sets of parameters as they like."""
+    kept = b""
+    while packet:
+        size = 4 + int.from_bytes(packet[:4], "big")
+        kept += packet[:size] if packet[4] & 31 in {1, 5} else b""
+        packet = packet[size:]
+    return kept
 
 
 def running(broker: Mosquitto, agent: Agents, source: str, **evidence: Any) -> AgentProcess:
@@ -120,6 +168,46 @@ def test_evidence_of_a_device_that_is_away_is_refused_at_once(
         assert "--wait" not in away.stderr, "it has no such option"
 
 
+@pytest.mark.skipif(rtsp_missing() is not None, reason=f"no RTSP server: {RTSP_PACKAGES}")
+def test_a_clip_of_a_camera_begins_before_the_frame_of_its_event(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """The frames of two seconds before a flash and one after it are there, as the camera sent them.
+
+    It begins with the key frame before; none is missing and none is there twice.
+    """
+    whole = packets(numbered(tmp_path / "numbered.mp4"))
+    brightness(tmp_path / "models" / "light")
+    flash = {"name": "flash", "when": "value", "value": "light", "above": 120.0}
+    flash |= {"clip": True, "picture": "frame"}
+    camera = RtspServer(clip=tmp_path / "numbered.mp4")
+    try:
+        belt = {"name": "belt", "source": camera.url(), "model": "light", "rules": [flash]}
+        settings = agent_settings(
+            *("box", broker.url, [belt]),
+            models_dirs=[str(tmp_path / "models")],
+            evidence={"keep_mb": 20, "before_s": 2.0, "after_s": 1.0},
+        )
+        heard = listen(broker.port)
+        box = agent(settings)
+        clip = wait_kept(heard, box)
+        with av.open(str(clip)) as container:
+            frames = list(container.decode(video=0))
+        numbers = [number_of(frame.to_ndarray(format="gray8")) for frame in frames]
+        seen = number_of(decode_picture(clip.with_suffix(".jpg").read_bytes())[:, :, 0])
+        assert seen % CYCLE in LIT
+        flashed = seen - seen % CYCLE + LIT.start
+        begin = (flashed - 30) // GROUP * GROUP
+        assert numbers == list(range(begin, begin + len(numbers)))
+        assert numbers[-1] >= flashed + len(LIT) + GROUP - GROUP // 2
+        assert [pictures_in(each) for each in packets(clip)] == [
+            pictures_in(whole[number]) for number in numbers
+        ]
+        assert box.stop() == 0
+    finally:
+        camera.kill()
+
+
 def test_what_a_kill_leaves_of_a_clip_is_kept_at_the_next_start(
     broker: Mosquitto, listen: Listeners, agent: Agents
 ) -> None:
@@ -179,6 +267,33 @@ def test_a_folder_that_cannot_be_written_ends_nothing(
     before = len(heard.on(f"{D}/result/belt"))
     heard.wait_for(lambda _: len(heard.on(f"{D}/result/belt")) > before, "results")
     assert box.stop() == 0
+
+
+def test_a_clip_that_finds_no_room_leaves_nothing_behind(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """It is said, results go on, and once there is room the next clip is kept."""
+    heard = listen(broker.port)
+    evidence = tmp_path / "agent" / "state" / "evidence"
+    evidence.mkdir(parents=True)
+    with small_disk(evidence / "belt", "1m") as full:
+        filler = full / "others"
+        filler.write_bytes(bytes(2**20 - 16 * 1024))
+        parts = {"name": "part", "when": "enter", "clip": True}
+        belt = {"name": "belt", "source": f"file:{CONVEYOR}?loop=1", "model": "parts-inspection"}
+        kept = {"keep_mb": 20, "before_s": 0.5, "after_s": 0.2}
+        settings = agent_settings("box", broker.url, [{**belt, "rules": [parts]}], evidence=kept)
+        box = agent(settings)
+        heard.wait_why("clips: No space left on device")
+        before = len(heard.on(f"{D}/result/belt"))
+        heard.wait_for(lambda _: len(heard.on(f"{D}/result/belt")) > before, "results")
+        heard.publish(f"{D}/in/set/belt/enabled", "OFF")
+        heard.wait_state(f"{D}/source/belt", state="off")
+        wait_until(lambda: [each.name for each in full.iterdir()] == ["others"], "no half a clip")
+        filler.unlink()
+        heard.publish(f"{D}/in/set/belt/enabled", "ON")
+        assert packets(wait_kept(heard, box))
+        assert box.stop() == 0
 
 
 def test_all_clips_of_a_device_are_exported(
