@@ -25,13 +25,17 @@ from rich.terminal_theme import MONOKAI
 from edge_agent.cli.live import LiveView
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT))
+
+from tests.helpers.support import AgentProcess, Mosquitto, agent_settings  # noqa: E402
+
 PICTURES = CHECKOUT / "docs" / "pictures"
 COLUMNS = 116
 LINES = 19
 WARM_SECONDS = 6.5  # the bearing is damaged from the fifth second on
 FRAMES = 8
 FRAME_SECONDS = 0.75
-PAGE_SECONDS = 30.0
+PAGE_SECONDS = 60.0
 
 # What rich's own template has, less the web font, which no README would load.
 PARTS = "{styles}|||{backgrounds}|||{matrix}|||{chrome}|||{height}|||{width}"
@@ -107,26 +111,69 @@ text {{ font: 20px "DejaVu Sans Mono", Menlo, Consolas, monospace; white-space: 
 
 
 def look_at_page(place: Path) -> None:
-    """Look at the demo in a browser, a while after its bearing has broken."""
+    """Look at a device with a zone, a line and rules in a browser, after a while."""
     from playwright.sync_api import sync_playwright
 
-    command = [sys.executable, "-m", "edge_agent", "demo", "--ui", "--json"]
-    with (
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as demo,
-        sync_playwright() as playwright,
-    ):
-        assert demo.stderr is not None
-        matches = (re.search(r"http://[\d.:]+", line.decode()) for line in demo.stderr)
-        url = next(found[0] for found in matches if found)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        broker = Mosquitto(Path(folder) / "broker")
+        agent = AgentProcess(Path(folder) / "agent", pictured(broker.url))
+        command = [sys.executable, "-m", "edge_agent", "ui", "--listen", "127.0.0.1:0"]
+        server = subprocess.Popen(
+            [*command, "--broker", broker.url], stdout=subprocess.PIPE, text=True
+        )
+        assert server.stdout is not None
+        url = re.findall(r"http://[\d.:]+", server.stdout.readline())[0]
         program = shutil.which("chromium")
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 860}, bypass_csp=True)
-        page.goto(f"{url}/#/device/demo")
+        page = browser.new_page(viewport={"width": 1280, "height": 1000}, bypass_csp=True)
+        page.goto(f"{url}/#/device/line-3")
         page.wait_for_timeout(PAGE_SECONDS * 1000)
         # Where the checkout lies is nobody's business.
         page.screenshot(path=place, type="jpeg", quality=70, style=".plain small { display: none }")
         browser.close()
-        demo.terminate()
+        server.terminate()
+        agent.stop()
+        broker.stop()
+
+
+def pictured(broker: str) -> str:
+    """Return settings whose page has something of everything."""
+    media = CHECKOUT / "models" / "media"
+    defects = ["crack", "chip", "dent", "missing-hole"]
+    belt = {
+        "name": "belt",
+        "source": f"file:{media}/conveyor.mp4?loop=1",
+        "model": "parts-inspection",
+        "rate": 10,
+        "snapshot": {"width": 640, "every_s": 0.5},
+        "zones": [
+            {
+                "name": "exit",
+                "polygon": [[0.62, 0.12], [0.95, 0.12], [0.95, 0.9], [0.62, 0.9]],
+                "anchor": "center",
+            }
+        ],
+        "lines": [{"name": "gate", "points": [[0.4, 0.05], [0.4, 0.95]], "anchor": "center"}],
+        "rules": [
+            {"name": "defect", "when": "enter", "zone": "exit", "labels": defects}
+            | {"picture": "crop", "clip": True, "cooldown_s": 3}
+        ],
+    }
+    shaft = {
+        "name": "shaft",
+        "source": f"csv:{media}/bearing.csv?loop=1&rate=6400",
+        "model": "bearing-vibration",
+        "rules": [{"name": "worn", "when": "anomaly", "frames": "4/5"}],
+    }
+    evidence = {"keep_mb": 50, "before_s": 2.0, "after_s": 2.0}
+    return agent_settings(
+        "line-3",
+        broker,
+        [belt, shaft],
+        groups=["hall-a"],
+        evidence=evidence,
+        health={"interval_s": 2},
+    )
 
 
 def annotated(place: Path) -> None:

@@ -160,6 +160,9 @@ def _set_and_draw(page: Page, listener: Listener) -> None:
     while not entered.locator("video").count():
         entered.get_by_role("button", name="Clip").click()
         page.get_by_role("status").filter(has_text="asked").wait_for(state="hidden")
+    page.set_viewport_size({"width": 320, "height": 640})
+    assert page.evaluate("document.documentElement.scrollWidth") == 320, "on a phone"
+    page.set_viewport_size({"width": 1280, "height": 720})
     shot.get_by_role("button", name="Remove zone all").click()
     page.get_by_text("Remove zone all: done").wait_for()
     held = (listener.last("edge/operated/config") or {})["pipelines"]["conveyor"]
@@ -196,6 +199,7 @@ def _push_and_return(page: Page, listener: Listener, folder: Path) -> None:
         "drop", {"dataTransfer": page.evaluate_handle(DROPPED, [packed.name, content])}
     )
     page.locator(".log li", has_text="older.tar failed").wait_for()
+    page.get_by_text("it is being sent").wait_for(state="hidden")
     page.locator(".log li", has_text="rejected").first.wait_for()
 
 

@@ -165,6 +165,7 @@ export class DeviceView {
 
   sent(file, body, at) {
     const words = body.line ?? (body.ended === 0 ? "done" : "failed");
+    if (body.line === undefined && this.operate) put(this.operate.progress, "");
     if (/^\S+: [a-z]+$/.test(words)) return; // a phase, which the device tells itself
     this.logged(h("li", {}, h("time", {}, clock(at)), " ", h("code", {}, clean(file, 40)), " ", clean(words)));
   }
