@@ -129,7 +129,7 @@ def look_at_page(place: Path) -> None:
         page.goto(f"{url}/#/device/line-3")
         page.wait_for_timeout(PAGE_SECONDS * 1000)
         # Where the checkout lies is nobody's business.
-        page.screenshot(path=place, type="jpeg", quality=70, style=".plain small { display: none }")
+        page.screenshot(path=place, type="jpeg", quality=55, style=".plain small { display: none }")
         browser.close()
         server.terminate()
         agent.stop()
