@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +56,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
     # They take minutes: begun last, nothing else would run beside them.
     items.sort(key=lambda item: item.path.stem != "test_packaging")
+
+
+def pytest_runtest_teardown() -> None:
+    """Make this thread an ordinary one again: SVT-AV1 makes one that encodes a real-time one.
+
+    Every agent that a later test starts would be one, too, and hold the whole machine.
+    """
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 @pytest.fixture(scope="session")

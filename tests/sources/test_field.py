@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import struct
 import threading
 import time
@@ -105,9 +104,6 @@ def write(
             container.mux(track.encode(silence))
         if track is not None:
             container.mux(track.encode(None))
-    # SVT-AV1 has made this a real-time thread where it may, and every agent that a later test
-    # starts would be one: a model that hangs then holds the whole machine.
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     return path
 
 

@@ -203,7 +203,8 @@ class GeneratorProcess:
             self._send(wanted)
         with counted_as_own(child.pid), child.stdout as lines:
             for line in lines:
-                self._take(json.loads(line))
+                if line.endswith("\n"):  # else it was killed while it wrote
+                    self._take(json.loads(line))
             status = child.wait()
         if self._problem is None and not (self._closing.is_set() and status == 0):
             how = signal_name(status) or f"status {status}"
@@ -248,7 +249,7 @@ class GeneratorProcess:
         if why is not None and self._loaded.done():
             self._lost(why)
         if not self._loaded.done():
-            self._loaded.set_exception(ModelError(why))
+            self._loaded.set_exception(ModelError(why or f"{self.id}: is being unloaded"))
         for future in left:
             if future.set_running_or_notify_cancel():
                 future.set_exception(RequestError(f"{why}; ask again"))
