@@ -24,7 +24,7 @@ _FEW = 6
 EXAMPLES = (
     "edge-agent describe yolov8n.onnx",
     "edge-agent describe parts/ --json",
-    "edge-agent describe parts.onnx --draft > model.toml",
+    "edge-agent describe parts.onnx --draft  a manifest to complete",
 )
 
 

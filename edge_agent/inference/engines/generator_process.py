@@ -203,7 +203,7 @@ class GeneratorProcess:
             self._send(wanted)
         with counted_as_own(child.pid), child.stdout as lines:
             for line in lines:
-                if line.endswith("\n"):  # else it was killed while it wrote
+                if line.endswith(b"\n"):  # else it was killed while it wrote
                     self._take(json.loads(line))
             status = child.wait()
         if self._problem is None and not (self._closing.is_set() and status == 0):
