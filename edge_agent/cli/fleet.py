@@ -86,12 +86,12 @@ class Fleet:
             self._asked.clear()
             self._look()
         if self._client.has_nodes and not self.gap:
-            self._client.reconnect()
-            self._collect(only_new=True)
-            while self._client.refused and time.monotonic() < until:
-                time.sleep(AGAIN_SECONDS)
+            while True:
                 self._client.reconnect()
                 self._collect(only_new=True)
+                if not self._client.refused or time.monotonic() >= until:
+                    break
+                time.sleep(AGAIN_SECONDS)
             self._note_refusal()
         self._left_at.clear()
 

@@ -353,11 +353,9 @@ class Requests:
         payload = payloads.encode(reply)
         if reply["id"] is not None:
             self._client.publish_reply(self._topics.reply(reply["id"]), payload)
-        read = self._client.feeds.topics()
-        if message.response_topic and is_for_replies(message.response_topic, self._topics, read):
-            self._client.publish_reply(
-                message.response_topic, payload, message.correlation, foreign=True
-            )
+        wanted = message.response_topic
+        if wanted and is_for_replies(wanted, self._topics, self._client.feeds.topics()):
+            self._client.publish_reply(wanted, payload, message.correlation, foreign=True)
 
 
 def _parse(verb: str, message: ReceivedMessage) -> _Request:

@@ -24,8 +24,6 @@ from .decoder import softmax as shares
 
 ROUNDING = 0.02
 """Rounding error of probabilities in float16 or eight bits."""
-_SKLEARN = ("output_probability",)
-"""What scikit-learn's converter calls them."""
 
 
 def softmax(network: Network) -> Decoder:
@@ -79,7 +77,11 @@ def _classifier(network: Network, finish: Callable[[Floats], Floats]) -> Decoder
 
 def _find_scores(network: Network, classes: int | None) -> Output:
     """Find the output with that many classes, else the only one that could have scores."""
-    names = ("probabilities", "probs", "prob", *_SKLEARN, "softmax", "logits", "output", "scores")
+    names = (
+        *("probabilities", "probs", "prob"),
+        "output_probability",  # of scikit-learn's converter
+        *("softmax", "logits", "output", "scores"),
+    )
     if classes is not None and not network.manifest.output.names:
         output = network.find("scores", _vectors(classes), names=names)
         if output is not None:

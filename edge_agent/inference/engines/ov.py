@@ -21,7 +21,6 @@ from ...core.errors import AgentError, EngineError
 from ...core.types import Array, Tensors, TensorSpec
 from ...device.resources import adds_bytes_exactly, usable_cpus
 from ...models.files.facts import OPENVINO_TYPES
-from ...models.files.tflite_ssd import post_process_of
 from .compiled_cache import compiled_cache
 from .engine import EngineChoice, FixShapes, check_inputs, fix_inputs, native_reason
 from .registry import capabilities
@@ -233,12 +232,14 @@ def _compile(
 
 def _read(network: Path) -> ov.Model:
     """Read a network; by path: IR weights are then mapped, not copied, and the GIL is not held."""
-    said = post_process_of(network) if network.suffix == ".tflite" else None
-    if said is None:
-        return core.read_model(str(network))
-    from .ov_ssd import read_with
+    if network.suffix == ".tflite":
+        from ...models.files.tflite_ssd import post_process_of
 
-    return read_with(said, network)
+        if (said := post_process_of(network)) is not None:
+            from .ov_ssd import read_with
+
+            return read_with(said, network)
+    return core.read_model(str(network))
 
 
 def _joins(choice: EngineChoice) -> bool:
