@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
-from workshop import Workshop
+from workshop import Workshop, write_manifest
 
 SIZE, STRIDE, CLASSES = 320, 16, 3
 CELLS = (SIZE // STRIDE) ** 2
@@ -388,16 +388,7 @@ def build(
     detects = task == "detection"
     if detects:
         output += f"\nthreshold = {THRESHOLD}\nlabels = {LABELS}"
-    (shop.scrap / name / "model.toml").write_text(f"""\
-name = "{name}"
-version = "1"
-task = "{task}"
-file = "model.onnx"
-[input]
-{input_}
-[output]
-{output}
-""")
+    write_manifest(shop.scrap / name, task, "model.onnx", input_, output)
     facts |= {"family": name, "exporter": "by formula", "precision": "FP32", "note": ""}
     facts |= {
         "threshold": THRESHOLD if detects else 0.0,

@@ -22,7 +22,7 @@ import pyclipper
 from build_finished import Graph
 from onnx import helper
 from shapely.geometry import Polygon
-from workshop import Workshop
+from workshop import Workshop, write_manifest
 
 SIZE, WIDTH, HEIGHT = 320, 320, 48
 LETTERS = [*"AB1-ü", "字"]
@@ -153,16 +153,7 @@ def build(
     expected: dict[str, list[dict[str, Any]]],
 ) -> None:
     """Write a case with its manifest."""
-    (shop.scrap / name / "model.toml").write_text(f"""\
-name = "{name}"
-version = "1"
-task = "{task}"
-file = "model.onnx"
-[input]
-{input_}
-[output]
-{output}
-""")
+    write_manifest(shop.scrap / name, task, "model.onnx", input_, output)
     facts = {"family": name, "exporter": "by formula", "precision": "FP32", "note": ""}
     facts |= {"threshold": 0.0 if task == "text" else THRESHOLD, "iou": None, "most": 1000}
     shop.add(name, [shop.scrap / name], name, expected, whole_pixels=task != "text", **facts)

@@ -21,7 +21,7 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 from build_formulas import cells
 from PIL import Image, ImageOps
-from workshop import Workshop
+from workshop import Workshop, write_manifest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -186,17 +186,7 @@ def build(
 ) -> None:
     """Write a case with its manifest."""
     folder = shop.scrap / name
-    (folder / "model.toml").write_text(f"""\
-name = "{name}"
-version = "1"
-task = "{task}"
-file = "model.tflite"
-[input]
-layout = "nhwc"
-{input_}
-[output]
-{output}
-""")
+    write_manifest(folder, task, "model.tflite", f'layout = "nhwc"\n{input_}', output)
     least = THRESHOLD if task == "detection" else 0.0
     shop.add(name, [folder], name, expected, **facts(name, iou, most, least))
 

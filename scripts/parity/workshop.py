@@ -50,6 +50,20 @@ def keep_padding() -> None:
     onnxruntime.InferenceSession = Session
 
 
+def write_manifest(folder: Path, task: str, file: str, input_: str, output: str) -> None:
+    """Write the manifest of a case, named after its folder; *input_* and *output* are TOML."""
+    (folder / "model.toml").write_text(f"""\
+name = "{folder.name}"
+version = "1"
+task = "{task}"
+file = "{file}"
+[input]
+{input_}
+[output]
+{output}
+""")
+
+
 class Workshop:
     """One folder with the pictures and all cases."""
 

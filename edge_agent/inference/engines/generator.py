@@ -52,6 +52,11 @@ Tell = Callable[[str, str], None]
 """Receives the model and each piece of its answer, in the thread that steps it."""
 
 
+def takes_pictures(folder: ModelFolder) -> bool:
+    """Whether it is a vision-language model."""
+    return folder.network.with_name(VISION).is_file()
+
+
 @dataclass(slots=True, eq=False)
 class _Asked:
     """A question, and the progress of its answer."""
@@ -139,11 +144,6 @@ class Generator:
         with self._changed:
             self._changed.notify()
 
-    @property
-    def takes_pictures(self) -> bool:
-        """Whether it is a vision-language model."""
-        return self.folder.network.with_name(VISION).is_file()
-
     def join(self, seconds: float | None = None) -> None:
         """Wait until it is unloaded, up to *seconds*."""
         self._thread.join(seconds)
@@ -155,7 +155,7 @@ class Generator:
         import openvino_genai as genai
 
         body = _checked(data)
-        vision = self.takes_pictures
+        vision = takes_pictures(self.folder)
         if pictures and not vision:
             raise SampleError(f"image_url: {self.id} takes no pictures")
         defaults = self.folder.network.with_name("generation_config.json")

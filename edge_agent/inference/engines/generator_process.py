@@ -28,7 +28,7 @@ from ...core.text_findings import Generated
 from ...core.types import Array, Outcome, Timing
 from ...device.headroom import counted_as_own
 from ...models.manifest import ModelFolder
-from .generator import LABEL, VISION, Tell
+from .generator import LABEL, Tell, takes_pictures
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class GeneratorProcess:
     @property
     def takes_pictures(self) -> bool:
         """Whether it is a vision-language model."""
-        return self.folder.network.with_name(VISION).is_file()
+        return takes_pictures(self.folder)
 
     def submit(
         self, data: bytes, pictures: Sequence[Array] = (), tell: Tell | None = None
