@@ -10,6 +10,7 @@ from typing import Any
 from ..core.errors import AgentError, RequestError, WebError
 from ..core.text_findings import Generated
 from ..core.types import Kind
+from ..inference.engines.generator import takes_pictures
 from .answers import Answers
 from .errors import RefusedError
 from .question import Question
@@ -40,7 +41,7 @@ def about(text: str, picture: bytes | None) -> Callable[[Any, Kind], Question]:
 
     def parse(model: Any, kind: Kind) -> Question:
         content: Any = text
-        if picture is not None and kind == "generate" and model.takes_pictures:
+        if picture is not None and kind == "generate" and takes_pictures(model.folder):
             url = f"data:image/jpeg;base64,{b64encode(picture).decode()}"
             content = [
                 {"type": "text", "text": text},

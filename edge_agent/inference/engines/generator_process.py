@@ -28,7 +28,7 @@ from ...core.text_findings import Generated
 from ...core.types import Array, Outcome, Timing
 from ...device.headroom import counted_as_own
 from ...models.manifest import ModelFolder
-from .generator import LABEL, Tell, takes_pictures
+from .generator import LABEL, Tell
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +97,6 @@ class GeneratorProcess:
         )
         self._thread.start()
         self._loaded.result()
-
-    @property
-    def takes_pictures(self) -> bool:
-        """Whether it is a vision-language model."""
-        return takes_pictures(self.folder)
 
     def submit(
         self, data: bytes, pictures: Sequence[Array] = (), tell: Tell | None = None
