@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..config.configured import Patch, described, digest, read_patch
@@ -78,6 +79,7 @@ class Configuration:
         self._reload = reload
         self._changed = changed
         self._publishing = threading.Lock()
+        self._applying = False
         self._probation: _Probation | None = None
         self._last: dict[str, Any] | None = None
         """How the last patch ended."""
@@ -95,8 +97,20 @@ class Configuration:
     def publish(self) -> None:
         """Publish the settings in effect of all pipelines, if they have changed."""
         with self._publishing:  # so that older settings are not published later
-            topic = self._runner.topics.config
-            self._runner.client.retained.publish(topic, self._payload())
+            if not self._applying:
+                topic = self._runner.topics.config
+                self._runner.client.retained.publish(topic, self._payload())
+
+    @contextmanager
+    def _published_whole(self) -> Iterator[None]:
+        """Have a change published with its outcome or probation, by whatever thread publishes."""
+        with self._publishing:
+            self._applying = True
+        try:
+            yield
+        finally:
+            self._applying = False
+        self.publish()
 
     def _payload(self) -> dict[str, Any]:
         runner = self._runner
@@ -190,10 +204,12 @@ class Configuration:
             later.tell(problem)
             return
         began, span = time.monotonic(), settings.trial.probation_s
-        self._probation = _Probation(patch, persist, before, expected, began, began + span, later)
-        log.info("configure: %s: on probation", ", ".join(patch.changes) or "nothing")
-        self._reload.change(settings, patch.touched)
-        self.publish()
+        with self._published_whole():
+            self._probation = _Probation(
+                patch, persist, before, expected, began, began + span, later
+            )
+            log.info("configure: %s: on probation", ", ".join(patch.changes) or "nothing")
+            self._reload.change(settings, patch.touched)
         self.tick()
 
     def _expected(self, patch: Patch) -> dict[str, int]:
@@ -240,7 +256,8 @@ class Configuration:
                 runner.overrides.keep(patch)
             except ModelError as problem:
                 kept = problem
-        self._end(probation, "live", None if kept is None else str(kept))
+        with self._published_whole():
+            self._end(probation, "live", None if kept is None else str(kept))
         self._changed()
         if kept is not None:
             probation.later.tell(kept)
@@ -264,8 +281,9 @@ class Configuration:
         )
         log.warning("configure: %s", why)
         settings = self._runner.overrides.restore(probation.before)
-        self._reload.change(settings, probation.patch.touched)
-        self._end(probation, "rolled-back", why)
+        with self._published_whole():
+            self._reload.change(settings, probation.patch.touched)
+            self._end(probation, "rolled-back", why)
         self._changed()
         probation.later.tell(RequestError(why))
 
@@ -280,7 +298,6 @@ class Configuration:
     def _end(self, probation: _Probation, outcome: str, why: str | None) -> None:
         self._probation = None
         self._last = _outcome(outcome, sorted(probation.patch.changes), why)
-        self.publish()
 
 
 def _outcome(outcome: str, pipelines: Sequence[str], why: str | None) -> dict[str, Any]:
