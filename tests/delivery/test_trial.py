@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edge_agent.delivery.trial.process import Verdict, run_trial
 from edge_agent.inference.engines.engine import EngineChoice
+from tests.helpers.processes import children_of
 from tests.helpers.push import LABELS, classifier, golden, model_folder
 from tests.helpers.small_models import wrapping
 from tests.helpers.tiny_networks import node
@@ -33,14 +34,7 @@ def trial(folder: Path, *choices: EngineChoice, **how: Any) -> Verdict:
 
 def children() -> list[psutil.Process]:
     """List the trials under this process."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        try:
-            if "edge_agent.delivery.trial.worker" in child.cmdline():
-                found.append(child)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    return children_of(None, "edge_agent.delivery.trial.worker")
 
 
 def heavy(folder: Path, megabytes: int) -> Path:

@@ -12,7 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
+from edge_agent.inference.engines.generator_process import WORKER
 from tests.helpers.language_model import language_model
+from tests.helpers.processes import children_of
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import (
     AgentProcess,
@@ -82,11 +84,7 @@ class Talk:
     @property
     def child(self) -> psutil.Process:
         """The process of the model."""
-        (found,) = [
-            each
-            for each in psutil.Process(self.running.process.pid).children()
-            if any("generator" in word for word in each.cmdline())
-        ]
+        (found,) = children_of(self.running.process.pid, WORKER)
         return found
 
     def health(self) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from edge_agent.core.errors import ModelError, SampleError
 from edge_agent.core.text_findings import Generated
 from edge_agent.models.manifest import load
 from tests.helpers.language_model import language_model
+from tests.helpers.processes import children_of
 from tests.helpers.small_models import encode_jpeg, plain
 
 pytest.importorskip("openvino_genai")
@@ -120,10 +120,6 @@ def test_a_process_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.Monk
     """A question that nobody waits for any more keeps its place until it is."""
     from edge_agent.inference.engines import generator_process
 
-    def child() -> psutil.Process:
-        (found,) = psutil.Process().children()
-        return found
-
     lost: list[str] = []
     model = generator_process.GeneratorProcess(
         load(language_model(tmp_path / "tiny")),
@@ -135,7 +131,8 @@ def test_a_process_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.Monk
     )
     hello = b'{"prompt": "hello"}'
     assert model.submit(hello).result(60).model == "tiny@1"
-    child().suspend()
+    (child,) = children_of(None, generator_process.WORKER)
+    child.suspend()
     assert model.submit(hello).cancel()
     model.tick()
     with pytest.raises(generator_process.FullError, match="1 questions wait"):
