@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -133,6 +133,19 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def tree(module: str) -> ast.Module:
+    """Parse a module, once for all tests."""
+    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> Iterator[None]:
+    """Let go of the parsed modules after the last test: they are large."""
+    yield
+    tree.cache_clear()
+
+
+@cache
 def imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
     """Give what a module imports: of the package, and of others by their top name."""
     path = modules()[module]
@@ -141,7 +154,7 @@ def imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
         here.pop()
     ours: set[str] = set()
     others: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(module)):
         match node:
             case ast.Import():
                 others.update(alias.name.split(".")[0] for alias in node.names)
@@ -172,20 +185,26 @@ def test_the_packages_are_those_that_are_listed() -> None:
     assert {name.split(".")[0] for name in modules()} == {*PACKAGES, "__init__", "__main__"}
 
 
-@pytest.mark.parametrize("module", sorted(modules().keys() - {"__init__", "__main__"}))
-def test_imports_point_down(module: str) -> None:
+def test_imports_point_down() -> None:
     """A module imports from its own package and those below it."""
-    own = PACKAGES.index(module.split(".", maxsplit=1)[0])
-    ours, _ = imports(module)
-    for other in sorted(ours - {"__init__"}):
-        assert PACKAGES.index(other.split(".")[0]) <= own, f"{module} imports {other}"
+
+    def height(module: str) -> int:
+        return PACKAGES.index(module.split(".", maxsplit=1)[0])
+
+    upwards = [
+        f"{module} imports {other}"
+        for module in sorted(modules().keys() - {"__init__", "__main__"})
+        for other in sorted(imports(module)[0] - {"__init__"})
+        if height(other) > height(module)
+    ]
+    assert upwards == []
 
 
 def _named_in_text(module: str) -> set[str]:
     """Return the modules that a module names in its strings: tables, and children with `-m`."""
     texts = (
         node.value.split(":")[0].removeprefix("edge_agent.")
-        for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8")))
+        for node in ast.walk(tree(module))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and node.value.startswith("edge_agent.")
@@ -224,10 +243,9 @@ def _sizes() -> tuple[list[str], list[str], list[str]]:
     """Return the files, functions and classes above the limits."""
     files, functions, classes = [], [], []
     for module, path in modules().items():
-        text = path.read_text(encoding="utf-8")
-        if text.count("\n") > MOST_FILE_LINES:
+        if path.read_text(encoding="utf-8").count("\n") > MOST_FILE_LINES:
             files.append(module)
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree(module)):
             match node:
                 case ast.FunctionDef(name=name, body=[first, *_]):
                     lines = (node.end_lineno or 0) - node.lineno + 1
@@ -276,12 +294,16 @@ def test_folders_within_a_package_do_not_see_each_other_in_a_circle() -> None:
         pytest.fail(" -> ".join(circle.args[1]))
 
 
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_a_package_is_a_docstring(module: str) -> None:
+def test_a_package_is_a_docstring() -> None:
     """The `__init__` of a package holds its description only: nothing is hidden there."""
-    path = modules()[module]
-    if path.name == "__init__.py" and module != "__init__":
-        assert [type(node) for node in ast.parse(path.read_text()).body] == [ast.Expr]
+    packages = [
+        module
+        for module, path in modules().items()
+        if path.name == "__init__.py" and module != "__init__"
+    ]
+    assert [
+        module for module in packages if [type(node) for node in tree(module).body] != [ast.Expr]
+    ] == []
 
 
 def test_no_import_goes_in_a_circle() -> None:
@@ -295,27 +317,68 @@ def test_no_import_goes_in_a_circle() -> None:
     assert set(order) == set(modules())
 
 
-@pytest.mark.parametrize("module", sorted(modules().keys() - {"__init__"}))
-def test_each_library_has_one_home(module: str) -> None:
+def test_each_library_has_one_home() -> None:
     """A native or large library is imported in the few modules that are there for it."""
-    _, others = imports(module)
-    for library in sorted(others & HOMES.keys()):
-        homes = HOMES[library].split()
-        assert any(covers(home, module) for home in homes), f"{library} belongs in {homes}"
+    astray = [
+        f"{module} imports {library}, which belongs in {HOMES[library]}"
+        for module in sorted(modules().keys() - {"__init__"})
+        for library in sorted(imports(module)[1] & HOMES.keys())
+        if not any(covers(home, module) for home in HOMES[library].split())
+    ]
+    assert astray == []
 
 
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_engines_are_asked_what_they_can_do(module: str) -> None:
+def test_engines_are_asked_what_they_can_do() -> None:
     """Only the engines, and bench, which compares them, name one or ask of which class one is."""
-    if covers("inference.engines", module) or covers("bench", module):
-        return
-    for node in ast.walk(ast.parse(modules()[module].read_text(encoding="utf-8"))):
-        match node:
-            case ast.Constant(value=str(name)):
-                assert name not in ENGINES, f"{module} names {name}: ask its capabilities"
-            case ast.Call(func=ast.Name(id="isinstance"), args=[_, asked]):
-                named = [each.id for each in ast.walk(asked) if isinstance(each, ast.Name)]
-                assert not any(name.endswith("Engine") for name in named), f"{module}: {named}"
+    wrong = [
+        f"{module}: {ast.unparse(node)}: ask the engine what it can do"
+        for module in modules()
+        if not (covers("inference.engines", module) or covers("bench", module))
+        for node in ast.walk(tree(module))
+        if _names_an_engine(node)
+    ]
+    assert wrong == []
+
+
+def _names_an_engine(node: ast.AST) -> bool:
+    match node:
+        case ast.Constant(value=str(name)):
+            return name in ENGINES
+        case ast.Call(func=ast.Name(id="isinstance"), args=[_, asked]):
+            named = [each.id for each in ast.walk(asked) if isinstance(each, ast.Name)]
+            return any(name.endswith("Engine") for name in named)
+        case _:
+            return False
+
+
+FORBIDDEN = {"pickle", "shelve", "marshal", "dill", "joblib", "eval", "exec", "compile", "system"}
+
+
+def test_no_module_runs_what_it_reads() -> None:
+    """No pickle, no `eval`, no shell, nor anything that takes a model's word for code."""
+    wrong = [
+        f"{module}: {ast.unparse(node)}"
+        for module in modules()
+        for node in ast.walk(tree(module))
+        if _runs_data(node)
+    ]
+    assert wrong == []
+
+
+def _runs_data(node: ast.AST) -> bool:
+    match node:
+        case ast.Import(names=names):
+            return bool(FORBIDDEN & {name.name.split(".")[0] for name in names})
+        case ast.ImportFrom(module=str(module)):
+            return module.split(".")[0] in FORBIDDEN
+        case ast.Call(func=ast.Name(id=name)):
+            return name in FORBIDDEN
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr=name)):
+            return name in {"system", "popen"}
+        case ast.keyword(arg="shell" | "allow_pickle", value=ast.Constant(value=True)):
+            return True
+        case _:
+            return False
 
 
 def test_the_homes_are_inhabited() -> None:
