@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import numpy as np
 
@@ -89,6 +89,8 @@ class HttpCamera:
 
     def close(self) -> None:
         self._body.close()
+        self._pictures.close()
+        self._data = None
 
     def _pause(self) -> bool:
         """Wait until a picture is due at the current rate; False: the source must close."""
@@ -112,7 +114,7 @@ class HttpCamera:
     def _lost(self, why: str) -> SourceError:
         return SourceError(f"{self._name}: the camera stopped sending pictures ({why})")
 
-    def _found(self) -> Iterator[bytes]:
+    def _found(self) -> Generator[bytes]:
         """Yield each picture as it arrives; b"" for a part without one."""
         held, between = bytearray(), b""
         told, at = 0, 0

@@ -93,6 +93,8 @@ class Tap:
 
     def close(self) -> None:
         self._shared.detach(self)
+        self.waiting.clear()
+        self._next = SampleError("closed")
 
 
 T = TypeVar("T", bound=Tap)
@@ -268,6 +270,8 @@ class Shared:
             if why is not None:
                 # Until the first tap that gets it has set the time.
                 why.again_at = time.monotonic() + 2 * TICK
+                # It is kept, and would keep the pictures of the functions that it came through.
+                why.__traceback__ = why.__context__ = None
             self.lost = why
             self.ended = True
         self._changed.notify_all()

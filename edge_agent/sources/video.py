@@ -106,7 +106,7 @@ class Video:
             self._container.close()
             raise
         self._decoder = HARDWARE.decoder(decoder, name, decode) or decoder
-        self._converter = VideoReformatter()
+        self._converter: Any = VideoReformatter()
         # A bit less than what the pipeline's own clock allows.
         self._silence = 1.8 * timeouts[1] if timeouts else float("inf")
         self._frames = self._decoded()
@@ -176,9 +176,12 @@ class Video:
         return _upright(picture, frame)
 
     def close(self) -> None:
-        """Close the file or stream; may be called twice."""
+        """Close the file or stream and free its decoder; may be called twice."""
         self._frames.close()
-        self._container.close()
+        if self._container is not None:
+            self._container.close()
+        # Whoever still refers to this object would otherwise keep megabytes of FFmpeg's memory.
+        self._container = self._decoder = self._converter = self._stream = self._frame = None
 
     def _decoded(self) -> Generator[Any]:
         """Yield the frames, and a SampleError for each packet that cannot be decoded."""
@@ -240,7 +243,12 @@ def _upright(picture: Array, frame: Any) -> Array:
 
     A matrix (a, b, _, c, d, …) maps the point (x, y) to (ax + cy, bx + dy).
     """
-    matrix = frame.side_data.get("DISPLAYMATRIX")
+    from av.sidedata import sidedata
+
+    # Not `frame.side_data`: the frame and its side data would refer to each other, and each picture
+    # would be freed only when Python collects such cycles.
+    container: Any = sidedata.SideDataContainer
+    matrix = container(frame).get("DISPLAYMATRIX")
     if matrix is None:
         return picture
     a, b, _, c, d = (int(value) for value in np.frombuffer(matrix, np.int32)[:5])

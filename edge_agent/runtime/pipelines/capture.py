@@ -210,6 +210,8 @@ class Capture:
                 backoff.reset()
             attempt.opening = False
             lost.again_at = max(lost.again_at, time.monotonic() + backoff.pause())
+            # It is kept until the next loss; its traceback would keep the last picture.
+            lost.__traceback__ = lost.__context__ = None
             while time.monotonic() < lost.again_at and not attempt.closing.wait(0.25):
                 attempt.alive()
 
