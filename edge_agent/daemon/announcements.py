@@ -222,7 +222,8 @@ class Announcements:
         prepared = self._prepared(name)
         if prepared is not None:
             state["prepared"] = prepared
-        problems = [s.problem for s in servings if s.arm.name == name and s.problem]
+        own = [s for s in servings if s.arm.name == name]
+        problems = [s.problem or s.stands_in for s in own if s.problem or s.stands_in]
         if problems:
             state["error"] = problems[0]
         return state | self._ledger.describe(name)

@@ -194,15 +194,7 @@ class ActiveModels:
             try:
                 with contained(serving.reference, ModelError):
                     folder = catalog.find(serving.arm.name, serving.arm.version)
-                    pinned = serving.arm.version is not None
-                    stands_in = None if pinned else catalog.stands_in(folder)
-                    if stands_in is not None:
-                        # It is live again after a long time (a rollback): its files are compared.
-                        folder = catalog.stand_in(serving.arm.name)
-                        stands_in = catalog.stands_in(folder)
-                    model, passed = self._shared(folder, serving) or self.loader.load(
-                        folder, serving.kind
-                    )
+                    model, passed, stands_in = self._open(folder, serving, catalog)
             except AgentError as problem:
                 # A model barred for its crashes is no reason to end: another may be pushed.
                 serving.broken = not isinstance(problem, BarredError) and (
@@ -232,6 +224,41 @@ class ActiveModels:
                 told = serving.reference, model.id, engine_words(model.engine.label)
                 log.info("model %s is live as %s on %s", *told)
         self.on_change()
+
+    def _open(
+        self, folder: ModelFolder, serving: Serving, catalog: Catalog
+    ) -> tuple[Model, list[str], str | None]:
+        """Load a version, or if it is the live one and damaged, one that stands in for it.
+
+        Returns:
+            The model, why each engine before its own was passed over, and for which live version
+            it stands in, and why.
+        """
+        pinned, tried, damage = serving.arm.version is not None, None, None
+        if pinned or catalog.stands_in(folder) is None:
+            try:
+                return *self._load(folder, serving), None
+            except ModelError as problem:
+                if pinned:
+                    raise
+                tried, damage = folder, problem
+        first = damage
+        for other in catalog.runnable(serving.arm.name):
+            if other == tried:
+                continue
+            try:
+                # It is live again after a long time, as in a rollback: its files are compared.
+                loaded = self._load(catalog.unchanged(other), serving)
+            except ModelError as problem:
+                log.warning("model %s", problem)
+                first = first or problem
+                continue
+            return *loaded, catalog.stands_in(other, damage)
+        raise first or ModelError(f"{serving.arm.name}: no version can run")
+
+    def _load(self, folder: ModelFolder, serving: Serving) -> tuple[Model, list[str]]:
+        """Load a version, unless it already serves under another reference."""
+        return self._shared(folder, serving) or self.loader.load(folder, serving.kind)
 
     def exchange(self, models: Mapping[Kind, Model], name: str) -> Exchange:
         """Serve *name* with another version from the next frame on.

@@ -14,7 +14,7 @@ from ..core.files import make_state_folder
 from ..core.types import Kind
 from ..inference.prepared.artifact import ArtifactError
 from ..models.store.catalog import Catalog
-from ..models.store.store import Store
+from ..models.store.store import MODELS, Store
 from .choice import DeviceEngines, EngineCandidate
 from .open import Forms, open_prepared, open_streamed
 
@@ -68,6 +68,8 @@ class ModelLoader:
             if not checked:
                 from ..models.files.check_onnx import check_network
 
+                self.verify(folder)
+
                 with contained(name, ModelError):
                     check_network(folder.network)
             for candidate in candidates:
@@ -86,6 +88,17 @@ class ModelLoader:
                 raise EngineError(f"{name}: no engine can run it: {'; '.join(passed)}")
         self.attach_check(model, kind)
         return model, self.engines.passed_over(folder) + passed
+
+    def verify(self, folder: ModelFolder) -> None:
+        """Check that a version of the store is as it was installed; read only if it was written.
+
+        Raises:
+            ModelError: it is not.
+        """
+        if self.forms is not None and folder.path.is_relative_to(self.forms.state / MODELS):
+            from ..inference.prepared.digests import digests
+
+            digests(self.forms.state, folder.path)
 
     def open(
         self, folder: ModelFolder, candidate: EngineCandidate, kind: Kind, *, checked: bool = True

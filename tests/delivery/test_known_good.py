@@ -5,6 +5,7 @@ All with real agents. The damage gives another label with full confidence, and n
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -214,3 +215,72 @@ def test_a_damaged_version_does_not_stand_in(box: Boxes) -> None:
     one.wait_live("1")
     later = one.listener.on(one.topic("result", "door"))[results:]
     assert "level@2" not in {each["model"] for each in later}
+
+
+def cut(path: Path) -> None:
+    """Leave the first half of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def zero(path: Path) -> None:
+    """Leave a file as long as it was, of zeros, as after a power cut."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def empty(folder: Path) -> None:
+    """Leave nothing in a folder."""
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "cut": ("model.onnx", cut),
+    "empty": ("model.onnx", lambda path: path.write_bytes(b"")),
+    "zeros": ("model.onnx", zero),
+    "one byte": ("model.onnx", damage),
+    "gone": ("model.onnx", Path.unlink),
+    "short labels": ("labels.txt", cut),
+    "other labels": ("labels.txt", lambda path: path.write_text("low\nmid\nhigg\n")),
+    "manifest": ("model.toml", zero),
+    "another threshold": (
+        "model.toml",
+        lambda path: path.write_text(path.read_text().replace("255", "254")),
+    ),
+    "all": ("model.toml", lambda path: empty(path.parent)),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_live_version_that_is_damaged_gives_way_to_the_one_before(
+    box: Boxes, tmp_path: Path, kind: str
+) -> None:
+    """However its files were damaged, the one before serves and that is said, until a push mends.
+
+    The model's topic names what serves, and why. The same version, pushed again, goes live.
+    """
+    one = box(trial={"probation_s": 0})
+    new = model_folder(tmp_path / "4", "4", best=0)
+    (new / "labels.txt").write_text("low\nmid\nhigh\n")
+    manifest = (new / "model.toml").read_text()
+    listed = manifest[manifest.index("labels = ") : manifest.index("]", manifest.index("labels"))]
+    (new / "model.toml").write_text(manifest.replace(listed + "]", 'labels = "labels.txt"'))
+    package = plain_package(new, "level", "4")
+    assert send(one.broker.port, "edge-01", package)["state"] == "live"
+    one.wait_live("4")
+    name, ruin = DAMAGES[kind]
+    why = restarted(one, lambda: ruin(stored(one, "4").parent / name), "level@4")
+    assert why.startswith("model level@4 is live, but is broken ("), why
+    assert "3 runs in its place" in why
+    assert "push it again" in why
+    one.wait_live("3")
+    assert one.model()["error"] == why.removeprefix("model ")
+    heard = one.listener.on(one.topic("result", "door"))
+    session = heard[-1]["session"]
+    assert {each["model"] for each in heard if each["session"] == session} == {"level@3"}
+    assert send(one.broker.port, "edge-01", package)["state"] == "live"
+    one.wait_live("4")
+    assert "error" not in one.model()
+    assert one.agent.stop() == 0
+    one.agent.restart()
+    one.wait_live("4")
+    assert one.health()["state"] == "ok"

@@ -72,6 +72,7 @@ def _planned(inventory: Inventory, catalog: Catalog, arm: Arm, kind: Kind) -> Pl
         folder = catalog.find(arm.name, arm.version)
         if arm.version is None and catalog.stands_in(folder) is not None:
             return None  # it is checked first
+        loader.verify(folder)
         form = None
         # Without any forms, the model need not be read for a form's key.
         if any((inventory.store.root / FOLDER).glob("*/")):

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from ...core.errors import ModelError
 from ...core.names import version_key
 from ...inference.prepared.compile import collect
+from ...inference.prepared.digests import digests
 from ...models.manifest import chosen, variant_kept, variant_words
 from ...models.packages.keys import TrustedKeys
 from ...models.packages.package import PackageHeader, check_expiry, check_targets, verify_header
@@ -68,7 +70,13 @@ class Admission:
             verify_header(b"", None, self.identity.trusted(), allow_unsigned=False)
 
     def check_not_older(self, name: str, version: str) -> None:
-        """Raise ModelError if a higher version has been accepted, in the store or elsewhere."""
+        """Raise ModelError if a higher version has been accepted, in the store or elsewhere.
+
+        The live version, as after a rollback, may come again if its files are damaged.
+        """
+        live, place = self.store.pointers(name).live, self.store.path(name, version)
+        if live and place and same_version(live, version) and self._is_damaged(name, place):
+            return
         self.store.check_not_older(name, version)
         for entry in self.catalog.versions(name):
             if (
@@ -96,12 +104,15 @@ class Admission:
     def is_here(self, transfer: str, header: PackageHeader, *, phase: str | None) -> bool:
         """Whether the store has exactly this package; a different one never accepted is removed.
 
-        *phase* is that of the same version, if it is live or being deployed.
+        One whose files have changed on the disk does not count: the package replaces it. *phase* is
+        that of the same version, if it is live or being deployed.
         """
         name, version = header.name, header.version
         place = self.store.path(name, version)
         if place is None:
             self.check_not_elsewhere(name, version)
+            return False
+        if self._is_damaged(name, place):
             return False
         other = "with other content"
         if self.store.transfer(name, version) == transfer or self._is_same(header):
@@ -116,6 +127,14 @@ class Admission:
         with self.store.locked():
             self.store.discard(name, version)
         return False
+
+    def _is_damaged(self, name: str, place: Path) -> bool:
+        """Whether the files of a version in the store have changed since it was installed."""
+        try:
+            digests(self.store.root, place)
+        except ModelError:
+            return True
+        return any(e.path == place and e.error for e in self.catalog.entries(name))
 
     def _is_same(self, header: PackageHeader) -> bool:
         """Whether the store has the same content: the same folder packed at another time."""

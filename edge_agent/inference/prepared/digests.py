@@ -14,7 +14,7 @@ from ...core.errors import ModelError
 from ...core.files import copy_owner
 from ...core.state_file import StateFile
 from ...models.manifest import GOLDENS
-from ...models.store.store import NOTES
+from ...models.store.store import MODELS, NOTES
 from .artifact import FOLDER
 
 FILE = "digests.json"
@@ -24,10 +24,11 @@ _PIECE = 1024 * 1024
 def digests(state: Path, folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file that affects a model's results.
 
-    Digests of files that have neither changed nor moved are remembered: 100 MB take 70 ms.
+    Digests of files that have neither changed nor moved are remembered: 100 MB take 70 ms. A
+    version of the store must then still be as it was installed.
 
     Raises:
-        ModelError: a file of the model cannot be read.
+        ModelError: a file of the model cannot be read, or has changed since it was installed.
     """
     memo = _memo(state)
     files = list(_files(folder))
@@ -41,9 +42,17 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
         except OSError as problem:
             raise ModelError(f"{path}: cannot be read: {problem.strerror}") from None
     if fresh:
+        if folder.is_relative_to(state / MODELS):
+            from ...models.store.local_blocks import check_unchanged  # only for changed stamps
+
+            check_unchanged(folder, f"{folder.parent.name}@{folder.name}")
         kept = {name: entry for name, entry in memo.items() if Path(name).is_file()}
         _remember(state, kept)
-    return {str(path.relative_to(folder)): memo[str(path)][1] for path in files}
+    return {
+        str(path.relative_to(folder)): memo[str(path)][1]
+        for path in files
+        if not path.match(GOLDENS)
+    }
 
 
 def model_digest(state: Path, folder: Path) -> str:
@@ -127,7 +136,7 @@ def _files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder).parts
         apart = any(part.startswith(".") or part == NOTES for part in inside)
-        if not path.match(GOLDENS) and not apart and path.is_file():
+        if not apart and path.is_file():
             yield path
 
 

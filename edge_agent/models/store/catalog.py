@@ -6,6 +6,7 @@ program. For the same name and version the first place counts. Only the store ha
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,9 +18,9 @@ from ...core.files import subfolders
 from ...core.frozen import record
 from ...core.names import is_name, version_key
 from ...core.schema import nearest
-from ..manifest import MANIFEST, ModelFolder, load
+from ..manifest import KEPT, MANIFEST, ModelFolder, load
 from .pointers import same_version
-from .store import Store
+from .store import LAYOUT, NOTES, PUSH_AGAIN, Store, changed_words
 
 log = logging.getLogger(__name__)
 
@@ -107,15 +108,28 @@ class Catalog:
             check_unchanged(folder.path, folder.manifest.id)
         return folder
 
-    def stands_in(self, folder: ModelFolder) -> str | None:
-        """Return which live version *folder* runs in place of, and why; None: it is live itself."""
+    def stands_in(self, folder: ModelFolder, broken: ModelError | None = None) -> str | None:
+        """Return which live version *folder* runs in place of, and why; None: it is live itself.
+
+        *broken* is why the live version could not be loaded, if that was tried.
+        """
         name, runs = folder.manifest.name, folder.manifest.version
         live = self.store.pointers(name).live
-        if live is None or same_version(live, runs):
-            return None
-        wrong = next((e.error for e in self.entries(name) if e.error and e.version == live), None)
+        if live is None:
+            if broken is None:
+                return None
+            live = next(self.runnable(name)).manifest.version
+        wrong = broken and str(broken)
+        for entry in self.entries(name) if wrong is None else ():
+            if entry.error and entry.version and same_version(entry.version, live):
+                wrong = entry.error
+        if same_version(live, runs):
+            if wrong is None or folder.path.is_relative_to(self.store.models):
+                return None
+            runs = f"the one in {folder.path.parent}"
         why = f"is broken ({wrong})" if wrong else "is not there"
-        return f"{name}@{live} is live, but {why}; {runs} runs in its place: push it again"
+        mend = "" if wrong and PUSH_AGAIN in wrong else f": {PUSH_AGAIN}"
+        return f"{name}@{live} is live, but {why}; {runs} runs in its place{mend}"
 
     def live(self, name: str) -> ModelFolder:
         """Find the version that runs: the one the store's pointer names, else the highest one.
@@ -126,35 +140,25 @@ class Catalog:
         Raises:
             ModelError: there is no version that can be loaded and has been accepted.
         """
-        folder = next(self._runnable(name), None)
+        folder = next(self.runnable(name), None)
         if folder is None:
             raise ModelError(f"{name}: {self._none(name)}")
         return folder
 
-    def stand_in(self, name: str) -> ModelFolder:
-        """Find a substitute if the live version cannot run: like `live`, but skip damaged ones.
+    def runnable(self, name: str) -> Iterator[ModelFolder]:
+        """Yield the versions that may run in the order in which they are chosen.
 
-        Raises:
-            ModelError: there is no version that can be loaded, has been accepted and is unchanged.
+        One that is in several places is yielded for each of them, if the first may run.
         """
-        problem: ModelError | None = None
-        for folder in self._runnable(name):
-            try:
-                return self.unchanged(folder)
-            except ModelError as found:
-                log.warning("model %s", found)
-                problem = problem or found
-        raise problem or ModelError(f"{name}: {self._none(name)}")
-
-    def _runnable(self, name: str) -> Iterator[ModelFolder]:
-        """Yield the versions that may run, each once, in the order in which they are chosen."""
-        entries = {e.version: e for e in self.versions(name) if e.accepted and e.version}
-        for wanted in reversed(self.store.pointers(name).history):
-            for version in [known for known in entries if same_version(known, wanted)]:
-                entry = entries.pop(version)
-                if entry.folder:
-                    yield entry.folder
-        yield from (entry.folder for entry in entries.values() if entry.folder)
+        entries = [e for e in self.entries(name) if e.folder and e.version]
+        untried = {version_key(e.version) for e in entries if e.version and not e.accepted}
+        found: dict[tuple[int, ...], list[ModelFolder]] = {}
+        for entry in entries:
+            if entry.folder and entry.version and version_key(entry.version) not in untried:
+                found.setdefault(version_key(entry.version), []).append(entry.folder)
+        recent = [version_key(version) for version in reversed(self.store.pointers(name).history)]
+        for key in dict.fromkeys([*recent, *sorted(found, reverse=True)]):
+            yield from found.get(key, ())
 
     def activate(self, name: str, version: str) -> ModelFolder:
         """Make an accepted version live, wherever it is; the live one becomes the previous one.
@@ -245,12 +249,34 @@ def _stored(store: Store, name: str, version: str) -> Entry:
     folder, error = None, None
     try:
         folder = _load(path)
+        resized = _resized(path)
+        if resized is not None:
+            raise ModelError(changed_words(folder.manifest.id, resized))
     except ModelError as problem:
-        error = str(problem)
+        folder, error = None, str(problem)
     if folder and (folder.manifest.name, folder.manifest.version) != (name, version):
         error = f"{path}: its manifest says {folder.manifest.id}; delete it and push it again"
         folder = None
     return Entry(name, version, "store", path, folder, error, store.accepted(name, version))
+
+
+def _resized(path: Path) -> str | None:
+    """Name a file of a stored version that is gone or has another size than when installed."""
+    try:
+        pieces = json.loads((path / NOTES / LAYOUT).read_bytes())
+        sizes = {str(name): int(size) for name, size in pieces if name is not None}
+    except (OSError, ValueError, TypeError):
+        return None  # put there by hand, or its notes are damaged: nothing is known of it
+    for name, size in sizes.items():
+        try:
+            found = (path / name).stat().st_size
+        except OSError:
+            if (path / KEPT).exists():
+                continue  # a file of another variant, which was left out
+            return name
+        if found != size:
+            return name
+    return None
 
 
 def _plain(parent: Path, place: Place) -> Iterator[Entry]:

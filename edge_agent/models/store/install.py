@@ -19,7 +19,7 @@ from ..packages.build import cut_folder, describe
 from ..packages.package import FRONT_NAMES, PackageHeader, Share
 from ..packages.tar_folder import unpack
 from .incoming import Incoming
-from .local_blocks import write_notes
+from .local_blocks import check_unchanged, write_notes
 from .store import NOTES, Store
 
 
@@ -62,7 +62,7 @@ def install_package(
         fault("install.unpacked")
         with disk_errors("keeping its block list"):
             write_notes(staged, front, layout, _kept(model))
-        place = store.commit(staged, header.name, header.version)
+        place = store.commit(staged, header.name, header.version, is_damaged=_is_damaged)
     return load(place)
 
 
@@ -117,7 +117,18 @@ def _adopt(store: Store, staged: Path, here: Sequence[str]) -> ModelFolder:
             if not taken(begin, size):
                 (staged / name).unlink()
         write_notes(staged, front, layout, _kept(model))
-    return load(store.commit(staged, model.manifest.name, model.manifest.version))
+    name, version = model.manifest.name, model.manifest.version
+    return load(store.commit(staged, name, version, is_damaged=_is_damaged))
+
+
+def _is_damaged(version: Path) -> bool:
+    """Whether the files of a stored version have changed on the disk since it was installed."""
+    try:
+        load(version)
+        check_unchanged(version, version.name)
+    except ModelError:
+        return True
+    return False
 
 
 def _files_of(share: Share, blocks: BlockList) -> Callable[[int, int], bool]:

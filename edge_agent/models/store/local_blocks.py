@@ -23,12 +23,11 @@ from ..packages.blocks import BlockList
 from ..packages.build import cut_folder
 from ..packages.package import BLOCKS, HEADER, SIGNATURE, PackageHeader
 from ..packages.tar_folder import Layout, Stream
-from .store import NOTES, Store
+from .store import LAYOUT, NOTES, Store, changed_words
 
 log = logging.getLogger(__name__)
 
 FRAME = "frame"
-LAYOUT = "layout.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +148,7 @@ def check_unchanged(folder: Path, label: str) -> None:
             blocks.check(index, stream.read(offset, length))
     except (ModelError, OSError, ValueError, TypeError) as problem:
         log.debug("%s", folder, exc_info=problem)
-        raise ModelError(
-            f"{label}: {trouble} has changed on the disk since it was installed; "
-            "install the model again, as a higher version, and mind the disk"
-        ) from problem
+        raise ModelError(changed_words(label, trouble)) from problem
 
 
 def find(wanted: Collection[bytes], sources: Iterable[Source]) -> Iterator[tuple[bytes, bytes]]:

@@ -40,10 +40,22 @@ from ...core.names import is_name, is_version, version_key
 from . import pointers as pointing
 from .pointers import Pointers, Trial, same_version
 
+MODELS = "models"
 NOTES = ".package"
 """Folder within a version that is not part of the model."""
+LAYOUT = "layout.json"
+"""File in it that lists the version's files and their sizes."""
+PUSH_AGAIN = "push it again"
 _ACCEPTED = "accepted"
 _HISTORY = 8
+
+
+def changed_words(version: str, what: str) -> str:
+    """Return the error about a stored version, *what* of which is not as it was installed."""
+    return (
+        f"{version}: {what} has changed on the disk since it was installed; "
+        f"{PUSH_AGAIN}, or where that is refused, as a higher version, and mind the disk"
+    )
 
 
 class Store:
@@ -56,7 +68,7 @@ class Store:
             UsageError: they cannot be created.
         """
         self.root = state_dir
-        self.models = state_dir / "models"
+        self.models = state_dir / MODELS
         self.incoming = state_dir / "incoming"
         self.staging = state_dir / "staging"
         try:
@@ -152,10 +164,18 @@ class Store:
             shutil.rmtree(path, ignore_errors=True)
             drop_lock(guard)
 
-    def commit(self, staged: Path, name: str, version: str) -> Path:
+    def commit(
+        self,
+        staged: Path,
+        name: str,
+        version: str,
+        *,
+        is_damaged: Callable[[Path], bool] = lambda _version: False,
+    ) -> Path:
         """Rename a staged folder atomically into place as *version* of *name*.
 
-        If the same version with the same files exists already, it is kept instead.
+        If the same version with the same files exists already, it is kept instead. One that
+        *is_damaged*, not being as it was installed, is replaced.
 
         Raises:
             ModelError: it exists with other files, or the disk is full or broken.
@@ -167,12 +187,15 @@ class Store:
             with self.locked():
                 there = self.path(name, version)
                 if there is not None:
-                    if same_files(staged, there, NOTES):
+                    if is_damaged(there):
+                        self.delete_folder(there)
+                    elif same_files(staged, there, NOTES):
                         return there
-                    raise ModelError(
-                        f"{name}@{there.name} is in the store already, with other files;"
-                        " give the new one a higher version"
-                    )
+                    else:
+                        raise ModelError(
+                            f"{name}@{there.name} is in the store already, with other files;"
+                            " give the new one a higher version"
+                        )
                 if not place.parent.is_dir():
                     place.parent.mkdir()
                     copy_owner(place.parent, self.root)
