@@ -214,6 +214,8 @@ class CsvRows:
 
     def _names_in(self, comment: str, count: int) -> list[str]:
         """Return the names of *count* columns if a comment above the rows gives them."""
+        if len(comment) > csv.field_size_limit():
+            return []
         rows = csv.reader([comment], delimiter=self._separator, skipinitialspace=True)
         cells = next(rows, [])
         named = len(cells) == count and not any(map(_like_number, cells))
@@ -236,8 +238,12 @@ class CsvRows:
                     yield line, cells
                 else:
                     empty = (self._line, [])
-        except csv.Error as problem:
-            raise SourceError(f"{self._name}: line {self._line}: {problem}") from None
+        except csv.Error:
+            raise SourceError(
+                f"{self._name}: line {self._line}: a cell is longer than {csv.field_size_limit()} "
+                'characters, as after a quote (") that is never closed; correct the file, or name '
+                "its ?separator="
+            ) from None
 
     def _lines(self) -> Iterator[str]:
         """Read the lines that are not comments."""

@@ -90,6 +90,23 @@ def test_rows_far_behind_the_first_are_read_as_those_in_front(
     assert found[0] == found[1]
 
 
+def test_a_quote_that_is_never_closed_is_said(tmp_path: Path) -> None:
+    """It makes one cell of the rest of the file; a comment of that length is only a comment."""
+    path = tmp_path / "open.csv"
+    path.write_text("#" + "x" * 200_000 + "\na,b\n" + "1,2\n" * 200 + '1,"' + "3,4\n" * 50_000)
+    rows = CsvRows(path, "rows")
+
+    def read_all() -> None:
+        while rows.read(1000) is not None:
+            pass
+
+    with pytest.raises(
+        SourceError, match=r"rows: line \d+: a cell is longer than 131072 char"
+    ) as at:
+        read_all()
+    assert "that is never closed; correct the file" in str(at.value)
+
+
 def test_a_bad_row_has_its_own_line_number(tmp_path: Path) -> None:
     """Each number of a long file is the one that was written, and a bad cell is named."""
     values = np.random.default_rng(0).normal(size=(30_000, 2)).astype(np.float32)
