@@ -30,6 +30,8 @@ KEEPALIVE = 20
 SILENCE = 5.0
 """Seconds without an answer to an MQTT 5 CONNECT after which 3.1.1 is tried: some 3.1.1 brokers
 discard packets that they cannot read and keep the connection (amqtt 0.12)."""
+LATE = 0.2
+"""Seconds that such a broker then has to answer after all: it may have hung, and speak MQTT 5."""
 TICK = 0.02
 """Seconds between checks for the answer to CONNECT."""
 UNSUPPORTED_PROTOCOL = frozenset({0x84, 0x01})
@@ -46,6 +48,8 @@ class RefusesProtocol(BrokerError):
         """Whether a CONNACK refused it; else the broker may only have been restarting."""
         self.silent = silent
         """Whether it did not answer, but kept the connection."""
+        self.waiting: Connection | None = None
+        """The connection to the silent broker, to be closed by the caller."""
 
 
 class RefusesWill(BrokerError):
@@ -138,7 +142,17 @@ class _Attempt:
             if refusal.silent:
                 # The next attempt may take twice as long: say why.
                 log.warning("broker: %s; trying MQTT 3.1.1", refusal)
-            connection = self._speak(where, 4, first_choice=False)
+            waiting = refusal.waiting
+            try:
+                connection = self._speak(where, 4, first_choice=False)
+                late = waiting is not None and waiting.answered.wait(LATE)
+            finally:
+                if waiting is not None:
+                    waiting.close()
+            if late:
+                # It speaks MQTT 5, and was only busy.
+                connection.close()
+                return self._speak(where, wanted, first_choice=True)
             connection.protocol_confirmed = refusal.explicit
             log.warning("broker: %s: speaking MQTT 3.1.1", refusal)
             return connection
@@ -179,6 +193,12 @@ class _Attempt:
                 connection.close()  # its sockets may be the last files that can be opened
                 raise _unreachable(broker, problem) from problem
             _await_answer(connection, broker, self.stopping, will)
+        except RefusesProtocol as refusal:
+            if refusal.silent:
+                refusal.waiting = connection
+            else:
+                connection.close()
+            raise
         except BaseException:
             connection.close()
             raise

@@ -24,7 +24,7 @@ import pytest
 from edge_agent.config.settings import Broker
 from edge_agent.core.errors import BrokerError
 from edge_agent.mqtt.connecting import connect
-from edge_agent.mqtt.connection import Hooks
+from edge_agent.mqtt.connection import Connection, Hooks
 from edge_agent.mqtt.diagnose import explain_unreachable
 from tests.helpers.certificates import Issued, issue
 from tests.helpers.mqtt_client import make_client
@@ -273,6 +273,27 @@ def test_silence_may_be_a_broker_that_is_slow(broker: Mosquitto) -> None:
         relay.cut()
 
 
+def test_a_broker_that_hung_is_spoken_to_with_mqtt_5(
+    broker: Mosquitto, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its silence led to an attempt with 3.1.1, during which it woke up and answered both."""
+    assert broker.process is not None
+    broker.process.send_signal(signal.SIGSTOP)
+    made: list[Connection] = []
+    thread = threading.Thread(
+        target=lambda: made.append(connect(Broker(url=broker.url), "hung", hooks=Hooks()))
+    )
+    try:
+        thread.start()
+        wait_until(lambda: "trying MQTT 3.1.1" in caplog.text, "a second attempt")
+    finally:
+        broker.process.send_signal(signal.SIGCONT)
+    thread.join()
+    assert (made[0].protocol, made[0].protocol_confirmed) == (5, True)
+    assert not made[0].gone.is_set()
+    made[0].close()
+
+
 @pytest.mark.skipif(importlib.util.find_spec("amqtt") is None, reason="amqtt is not installed")
 def test_amqtt_is_served(
     tmp_path: Path, listen: Listeners, agent: Agents, models: list[str], pipeline: dict[str, object]
@@ -426,7 +447,7 @@ def test_tls_is_imported_only_where_it_is_used(tls: TlsBroker) -> None:
     script = f"""
 import sys
 from edge_agent.mqtt.connecting import connect
-from edge_agent.mqtt.connection import Hooks
+from edge_agent.mqtt.connection import Connection, Hooks
 from edge_agent.config.settings import Broker
 
 connect(Broker(url="mqtt://127.0.0.1:{tls.broker.port}"), "plain", hooks=Hooks()).close()
