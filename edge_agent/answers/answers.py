@@ -283,7 +283,7 @@ class Answers:
 
     def _find(self, asked: _Asked) -> ModelFolder:
         version = asked.route.partition(":")[0].partition("@")[2]
-        return self.catalog.find(asked.name, version or None)
+        return self._runner.active.find(asked.name, version or None)
 
     def _lost(self, asked: _Asked, why: str) -> None:
         """Note that a language model's process has ended; the next question starts another."""

@@ -92,6 +92,8 @@ class Announcements:
         """Models whose streaming mode has been logged."""
         self._unlisted: dict[str, str] = {}
         """By reference: why a model serves on an engine that is not in the profile."""
+        self._broken: dict[str, str] = {}
+        """By name of each model that no pipeline runs, and whose live version is broken: how."""
         self._logged_doubts: set[tuple[str, str]] = set()
         """Pipelines' settings without effect that have been logged."""
 
@@ -182,6 +184,7 @@ class Announcements:
             names |= {*self._store.names(), *self._ledger.names()}
             catalog = self._catalog.now()
             now = []
+            self._broken.clear()
             for name in sorted(names):
                 if runner.stopping():
                     return
@@ -216,7 +219,11 @@ class Announcements:
                 state["cold_start"] = steps
         else:
             try:
-                state["live"] = catalog.live(name).manifest.version
+                folder = catalog.live(name)
+                state["live"] = folder.manifest.version
+                broken = catalog.stands_in(folder)
+                if broken is not None:
+                    self._broken[name] = state["error"] = broken
             except ModelError:
                 state["live"] = None
         prepared = self._prepared(name)
@@ -254,9 +261,15 @@ class Announcements:
         self._logged_doubts = now
 
     def problems(self) -> list[str]:
-        """Return a line for each pipeline whose filters remove all of its model's findings."""
+        """Return a line for each model that is broken, though no pipeline runs it.
+
+        And one for each pipeline whose filters remove all of its model's findings.
+        """
         doubts = sorted(self._logged_doubts)
-        return [f"pipeline {name}: {line}" for name, line in doubts if LEAVES_NOTHING in line]
+        return [
+            *(f"model {words}" for _, words in sorted(self._broken.items())),
+            *(f"pipeline {name}: {line}" for name, line in doubts if LEAVES_NOTHING in line),
+        ]
 
     def _log_streaming(self, model: Model) -> None:
         """Log once why a model is slow."""

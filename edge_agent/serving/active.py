@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from ..config.settings import Arm
@@ -166,6 +167,25 @@ class ActiveModels:
             return self._unused(serving.model for serving in gone)
 
     # Models
+
+    def find(self, name: str, version: str | None) -> ModelFolder:
+        """Find a version, or if it is the live one (None) and damaged, one that stands in for it.
+
+        Raises:
+            ModelError: it is missing or broken.
+        """
+        catalog = self._catalog.now()
+        problem: ModelError | None = None
+        folders = [catalog.find(name, version)]
+        for folder in folders if version else chain(folders, catalog.runnable(name)):
+            try:
+                self.loader.verify(folder)
+            except ModelError as found:
+                log.warning("model %s", found)
+                problem = problem or found
+            else:
+                return folder
+        raise problem or ModelError(f"{name}: no version can run")
 
     def put(self, arm: Arm, kind: Kind, model: Model) -> None:
         """Serve with a model that was loaded elsewhere, unless one already serves."""

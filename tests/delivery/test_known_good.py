@@ -284,3 +284,17 @@ def test_a_live_version_that_is_damaged_gives_way_to_the_one_before(
     one.agent.restart()
     one.wait_live("4")
     assert one.health()["state"] == "ok"
+
+
+def test_a_damaged_version_that_no_pipeline_runs_is_said(box: Boxes, tmp_path: Path) -> None:
+    """As of a model that is only asked now and then: topic and health tell before it is asked."""
+    one = box(trial={"probation_s": 0})
+    for version in ("1", "2"):
+        new = model_folder(tmp_path / f"spare-{version}", version, "spare")
+        assert send(one.broker.port, "edge-01", plain_package(new, "spare", version))["state"] == (
+            "live"
+        )
+    why = restarted(one, lambda: cut(one.state / "models/spare/2/model.onnx"), "spare@2")
+    assert why.startswith("model spare@2 is live, but is broken ("), why
+    state = one.model("spare")
+    assert (state["live"], state["error"]) == ("1", why.removeprefix("model "))
