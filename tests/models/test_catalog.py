@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.install import install_folder
 from edge_agent.models.store.store import Store
 from tests.helpers.model_folders import make_model
+from tests.helpers.stranger import STRANGER, open_to_strangers
 
 
 @pytest.fixture
@@ -181,3 +185,70 @@ def test_many_questions_are_answered_from_one_look(catalog: Catalog) -> None:
         seen.find("face", "10")
     catalog.store.activate("face", "9")
     assert seen.live("face").manifest.version == "9"
+
+
+@pytest.fixture
+def unreadable(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+    """Give what makes a file or folder unreadable to this process, which ceases to be root."""
+    closed: list[tuple[Path, int]] = []
+    root = os.geteuid() == 0
+    open_to_strangers(tmp_path)
+
+    def close(path: Path) -> None:
+        closed.append((path, path.stat().st_mode))
+        path.chmod(0)
+        if root:
+            os.seteuid(STRANGER)
+
+    yield close
+    if root:
+        os.seteuid(0)
+    for path, mode in closed:
+        path.chmod(mode)
+
+
+@pytest.mark.parametrize("part", [".", ".package", "model.toml"])
+def test_a_version_that_cannot_be_read_gives_way(
+    catalog: Catalog, unreadable: Callable[[Path], None], part: str
+) -> None:
+    """As on a broken disk: the version before runs, and it is said what cannot be read."""
+    for version in ("1", "2"):
+        stored(catalog, version)
+        catalog.store.activate("face", version)
+    path = catalog.store.models / "face" / "2"
+    unreadable(path / part)
+    live = catalog.live("face")
+    assert live.manifest.version == "1"
+    told = catalog.stands_in(live)
+    assert told is not None
+    assert told.startswith(f"face@2 is live, but is broken ({path}")
+    assert "cannot be read: Permission denied); 1 runs in its place" in told
+
+
+def test_a_model_whose_folder_cannot_be_read_runs_from_elsewhere(
+    catalog: Catalog, unreadable: Callable[[Path], None]
+) -> None:
+    """The other places count; the folder is named among the problems."""
+    put(catalog, "bundled", "1")
+    stored(catalog, "2")
+    catalog.store.activate("face", "2")
+    unreadable(catalog.store.models / "face")
+    assert catalog.live("face").manifest.version == "1"
+    assert any("cannot be read: Permission denied" in line for line in catalog.problems())
+
+
+def test_the_same_version_from_another_place_stands_in(catalog: Catalog) -> None:
+    """A stored version that is too short gives way to the bundled one; that is said."""
+    bundled = catalog.store.root.parent / "bundled"
+    stored(catalog, "2")
+    catalog.store.activate("face", "2")
+    shutil.copytree(catalog.store.models / "face" / "2", bundled / "face-2")
+    labels = next((catalog.store.models / "face" / "2").glob("*.onnx"))
+    labels.write_bytes(labels.read_bytes()[:-1])
+    live = catalog.live("face")
+    assert live.path.is_relative_to(bundled)
+    told = catalog.stands_in(live)
+    assert told is not None
+    assert f"; the one in {bundled} runs in its place" in told
+    labels.unlink()
+    assert catalog.live("face").path.is_relative_to(bundled)

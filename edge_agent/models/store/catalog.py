@@ -265,8 +265,10 @@ def _resized(path: Path) -> str | None:
     try:
         pieces = json.loads((path / NOTES / LAYOUT).read_bytes())
         sizes = {str(name): int(size) for name, size in pieces if name is not None}
-    except (OSError, ValueError, TypeError):
+    except (FileNotFoundError, ValueError, TypeError):
         return None  # put there by hand, or its notes are damaged: nothing is known of it
+    except OSError as problem:
+        raise ModelError(f"{path / NOTES}: cannot be read: {problem.strerror}") from None
     for name, size in sizes.items():
         try:
             found = (path / name).stat().st_size

@@ -90,8 +90,11 @@ class Store:
         return tuple(path.name for path in subfolders(self.models) if is_name(path.name))
 
     def versions(self, name: str) -> tuple[str, ...]:
-        """List the stored versions of a model, lowest first."""
-        found = [path.name for path in subfolders(self.models / name) if is_version(path.name)]
+        """List the stored versions of a model, lowest first; none if its folder is unreadable."""
+        try:
+            found = [path.name for path in subfolders(self.models / name) if is_version(path.name)]
+        except OSError:
+            return ()  # the pointers in it cannot be read either, which is reported
         return tuple(sorted(found, key=version_key))
 
     def path(self, name: str, version: str) -> Path | None:
@@ -102,9 +105,12 @@ class Store:
         return None
 
     def accepted(self, name: str, version: str) -> bool:
-        """Whether a version is stored and has been live once."""
+        """Whether a version is stored and has been live once; one that is unreadable has not."""
         path = self.path(name, version)
-        return path is not None and (path / NOTES / _ACCEPTED).is_file()
+        try:
+            return path is not None and (path / NOTES / _ACCEPTED).is_file()
+        except OSError:
+            return False
 
     def pointers(self, name: str) -> Pointers:
         """Read which versions are live, previous, and on trial.
