@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.containment import words
-from ..core.errors import ModelError
+from ..core.errors import AgentError, ModelError
 from ..core.types import Array
 
 MAX_BYTES = 256 * 2**20
@@ -46,6 +46,11 @@ def read_npz(path: Path, where: str) -> dict[str, Array]:
         zlib.error,
     ) as problem:
         raise ModelError(f"{where}: cannot be read: {words(problem)}") from None
+    except AgentError:
+        raise
+    except Exception as problem:
+        # NumPy has Python's parser read an array's header, whose errors are of many kinds.
+        raise ModelError(f"{where}: cannot be read: an array's header is damaged") from problem
     for name, array in arrays.items():
         # NumPy returns a member that is not an array as bytes.
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":

@@ -312,6 +312,10 @@ def _npy_layout(file: BinaryIO, name: str, size: int) -> Layout:
     except (ValueError, OSError) as problem:
         why = words(problem)
         raise SourceError(f"{name}: is not a .npy file that can be read: {why}") from None
+    except Exception as problem:
+        # NumPy has Python's parser read the header, whose errors are of many kinds.
+        why = "its header is damaged"
+        raise SourceError(f"{name}: is not a .npy file that can be read: {why}") from problem
     if dtype.kind not in "biuf":
         raise SourceError(f"{name}: expected an array of real numbers, found type {dtype}")
     if not shape or any(type(each) is not int or each < 1 for each in shape):

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from edge_agent.core.errors import (
 from edge_agent.core.types import Reading
 from edge_agent.inference.preprocess.windowing import Windower
 from edge_agent.models.manifest import InputSpec
+from edge_agent.models.npz import read_npz
 from edge_agent.sources.csv_file import MAX_LINE
 from edge_agent.sources.opencv import load
 from edge_agent.sources.source import Source, SourceContext, open_source
@@ -977,6 +979,30 @@ def test_a_header_that_lies_of_an_npy_is_one_clear_line(
     with pytest.raises(SourceError, match=says) as problem:
         opened("npy:a.npy", tmp_path)
     assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (3,",
+        "-" * 5000 + "1",
+        "\n  x\n y",
+        "{[]: 1}",
+    ],
+)
+def test_a_header_that_is_no_header_of_an_npy_is_one_clear_line(
+    header: str, tmp_path: Path
+) -> None:
+    """NumPy has Python's parser read it, whose own errors ended the source without a word."""
+    begin = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    (tmp_path / "a.npy").write_bytes(begin)
+    with pytest.raises(SourceError) as problem:
+        opened("npy:a.npy", tmp_path)
+    assert str(problem.value).endswith("is not a .npy file that can be read: its header is damaged")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("rows.npy", begin)
+    with pytest.raises(ModelError, match=r"a: cannot be read: [a-z]"):
+        read_npz(tmp_path / "a.npz", "a")
 
 
 def test_a_header_that_lies_of_a_wav_is_one_clear_line(tmp_path: Path) -> None:
