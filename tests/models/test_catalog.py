@@ -252,3 +252,22 @@ def test_the_same_version_from_another_place_stands_in(catalog: Catalog) -> None
     assert f"; the one in {bundled} runs in its place" in told
     labels.unlink()
     assert catalog.live("face").path.is_relative_to(bundled)
+
+
+def test_a_live_version_that_was_repaired_is_tried_again_first(catalog: Catalog) -> None:
+    """Until then the one before runs; it is not said to be missing."""
+    for version in ("1", "2"):
+        stored(catalog, version)
+        catalog.store.activate("face", version)
+    network = next((catalog.store.models / "face" / "2").glob("*.onnx"))
+    content = bytearray(network.read_bytes())
+    content[-1] ^= 1
+    network.write_bytes(content)
+    install_folder(catalog.store, load(catalog.store.root.parent / "made" / "2"))
+    live = catalog.live("face")
+    assert live.manifest.version == "1"
+    assert catalog.stands_in(live) == (
+        "face@2 is live, but has yet to pass its trial again; 1 runs until then"
+    )
+    catalog.store.activate("face", "2")
+    assert catalog.stands_in(catalog.live("face")) is None

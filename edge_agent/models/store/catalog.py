@@ -119,14 +119,15 @@ class Catalog:
             if broken is None:
                 return None
             live = next(self.runnable(name)).manifest.version
-        wrong = broken and str(broken)
-        for entry in self.entries(name) if wrong is None else ():
-            if entry.error and entry.version and same_version(entry.version, live):
-                wrong = entry.error
+        there = [e for e in self.entries(name) if e.version and same_version(e.version, live)]
+        wrong = str(broken) if broken else next((e.error for e in there if e.error), None)
         if same_version(live, runs):
             if wrong is None or folder.path.is_relative_to(self.store.models):
                 return None
             runs = f"the one in {folder.path.parent}"
+        if wrong is None and there:
+            wait = "has yet to pass its trial again"
+            return f"{name}@{live} is live, but {wait}; {runs} runs until then"
         why = f"is broken ({wrong})" if wrong else "is not there"
         mend = "" if wrong and PUSH_AGAIN in wrong else f": {PUSH_AGAIN}"
         return f"{name}@{live} is live, but {why}; {runs} runs in its place{mend}"
