@@ -286,6 +286,27 @@ def test_a_live_version_that_is_damaged_gives_way_to_the_one_before(
     assert one.health()["state"] == "ok"
 
 
+def test_a_power_cut_that_damages_a_version_on_probation_rolls_it_back(
+    box: Boxes, tmp_path: Path
+) -> None:
+    """What serves in its place must not pass the probation for it; pushed again, it goes live."""
+    one = box(trial={"probation_s": 1})
+    new = model_folder(tmp_path / "4", "4", best=0, trial={"probation_s": 600})
+    package = plain_package(new, "level", "4")
+    assert send(one.broker.port, "edge-01", package)["state"] == "probation"
+    one.wait_live("4")
+    one.agent.signal(signal.SIGKILL)
+    one.agent.wait()
+    damage(stored(one, "4"))
+    one.agent.restart()
+    state = one.wait_settled(outcome="rolled-back", version="4")
+    assert CHANGED in state["last"]["why"]
+    assert state["live"] == "3"
+    one.wait_live("3")
+    assert send(one.broker.port, "edge-01", package)["state"] == "probation"
+    one.wait_live("4")
+
+
 def test_a_damaged_version_that_no_pipeline_runs_is_said(box: Boxes, tmp_path: Path) -> None:
     """As of a model that is only asked now and then: topic and health tell before it is asked."""
     one = box(trial={"probation_s": 0})

@@ -36,6 +36,8 @@ class Watch:
     until: float
     """When it ends, monotonic time."""
     bounds: Trial
+    broken: str | None = None
+    """Why another version serves in its place, its files having been damaged."""
     inferred_before: int = 0
     """Frames it had inferred when the watch began."""
 
@@ -53,6 +55,8 @@ class Watch:
     @property
     def fault(self) -> str | None:
         """Why it fails its probation, or None so far."""
+        if self.broken is not None:
+            return self.broken
         limit = self.bounds.max_infer_ms
         for model in self.models:
             if model.stats.errors >= MOST_ERRORS:

@@ -129,8 +129,10 @@ class Recovery:
                 self._swap.ledger.remove(candidate)
                 continue
             fault("probation.resumed")
-            models = [s.model for s in self._swap.active.servings_of(name) if s.model is not None]
-            self._swap.begin_probation(candidate, models, bounds)
+            servings = self._swap.active.servings_of(name)
+            models = [serving.model for serving in servings if serving.model is not None]
+            broken = next((s.stands_in for s in servings if s.stands_in is not None), None)
+            self._swap.begin_probation(candidate, models, bounds, broken=broken)
             candidate.figures = self._swap.ledger.figures(name, candidate.version)
             self._swap.ledger.changed()
 

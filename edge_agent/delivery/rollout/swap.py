@@ -175,10 +175,17 @@ class Swap:
 
     # Probation: a version serves and is still watched; at most one per model
 
-    def begin_probation(self, candidate: Candidate, models: list[Model], bounds: Trial) -> None:
-        """Watch a version that serves from now on."""
+    def begin_probation(
+        self,
+        candidate: Candidate,
+        models: list[Model],
+        bounds: Trial,
+        *,
+        broken: str | None = None,
+    ) -> None:
+        """Watch a version that serves from now on, unless it is *broken*."""
         until = time.monotonic() + bounds.probation_s
-        candidate.watch = Watch(models, until, bounds)
+        candidate.watch = Watch(models, until, bounds, broken)
         candidate.interrupted = None
         self.ledger.advance(candidate, "probation")
 
