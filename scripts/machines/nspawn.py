@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -43,7 +44,10 @@ def gather_wheels(wheels: Path) -> Path:
     """Download what pip will want inside, so that the container needs no index."""
     say("downloading wheels")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    wanted = (f"{CHECKOUT}[http,metrics,text]", "hatchling", "pip")
+    # Those that `install` brings.
+    bundle = (CHECKOUT / "edge_agent/cli/commands/install_bundle.py").read_text()
+    (extras,) = re.findall(r'(?m)^EXTRAS = "(.+)"$', bundle)
+    wanted = (f"{CHECKOUT}{extras}", "hatchling", "pip")
     tested = ("-c", str(CHECKOUT / "scripts/constraints.txt"))
     call(*pip, "wheel", "--quiet", "--wheel-dir", str(wheels), *tested, *wanted)
     for own in wheels.glob("edge_agent-*.whl"):

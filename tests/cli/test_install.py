@@ -367,3 +367,11 @@ def test_no_network_is_said_instead_of_a_conflict_of_versions() -> None:
         run(*pip, *nowhere, unreached="pip reaches no index")
     with pytest.raises(AgentError, match="No matching distribution"):
         run(*pip, *nowhere)
+
+
+def test_a_package_missing_in_the_folder_is_said_instead_of_a_conflict(tmp_path: Path) -> None:
+    """The tested versions are given, which one that is not there contradicts, as pip sees it."""
+    (tmp_path / "tested.txt").write_text("no-such-package==1\n")
+    pip = (sys.executable, "-m", "pip", "--isolated", "install", "--quiet", "--no-index")
+    with pytest.raises(AgentError, match="some are missing there: scripts/bundle makes"):
+        run(*pip, "-c", str(tmp_path / "tested.txt"), "no-such-package")

@@ -211,6 +211,8 @@ def check_images() -> None:
 
 UNREACHED = ("connection broken by", "NewConnectionError", "Could not fetch URL")
 """Texts that pip prints if it reaches no index; its last line is then about a conflict."""
+_CONFLICT = "ResolutionImpossible"
+"""What pip prints also if a package is missing where it looks, as the tested versions are given."""
 
 
 def own_source(folder: Path) -> Path:
@@ -255,6 +257,11 @@ def run(*command: str, unreached: str = "") -> None:
     if done.returncode != 0:
         if unreached and any(sign in done.stderr for sign in UNREACHED):
             raise AgentError(unreached)
+        if _CONFLICT in done.stderr:
+            raise AgentError(
+                "pip does not find every package in the version that was tested; where it is given "
+                "a folder of packages, some are missing there: scripts/bundle makes a file of all"
+            )
         words = (done.stderr or done.stdout).strip().splitlines()
         raise AgentError(
             f"{' '.join(command[:3])}: {words[-1] if words else f'status {done.returncode}'}"
