@@ -271,3 +271,14 @@ def test_a_live_version_that_was_repaired_is_tried_again_first(catalog: Catalog)
     )
     catalog.store.activate("face", "2")
     assert catalog.stands_in(catalog.live("face")) is None
+
+
+def test_what_is_broken_outside_the_store_is_not_to_be_pushed(catalog: Catalog) -> None:
+    """A push of a version that comes with the device is refused: it is put there again."""
+    put(catalog, "bundled", "1")
+    put(catalog, "models", "2")
+    told = catalog.stands_in(catalog.find("face", "1"), ModelError("not a valid ONNX file"))
+    assert told == (
+        "face@2 is live, but is broken (not a valid ONNX file); 1 runs in its place: "
+        "put it there again, or push a higher version"
+    )

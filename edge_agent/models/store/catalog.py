@@ -129,7 +129,10 @@ class Catalog:
             wait = "has yet to pass its trial again"
             return f"{name}@{live} is live, but {wait}; {runs} runs until then"
         why = f"is broken ({wrong})" if wrong else "is not there"
-        mend = "" if wrong and PUSH_AGAIN in wrong else f": {PUSH_AGAIN}"
+        again = PUSH_AGAIN
+        if there and all(entry.place != "store" for entry in there):
+            again = "put it there again, or push a higher version"
+        mend = "" if wrong and again in wrong else f": {again}"
         return f"{name}@{live} is live, but {why}; {runs} runs in its place{mend}"
 
     def live(self, name: str) -> ModelFolder:
