@@ -381,6 +381,31 @@ def _runs_data(node: ast.AST) -> bool:
             return False
 
 
+def test_no_error_is_told_with_its_number() -> None:
+    """An error of the system is `.strerror`, or `words` of it: "[Errno 28] …" is Python's."""
+    for module in modules():
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.ExceptHandler) and node.name and _catches_system(node.type):
+                told = [each for line in node.body for each in _told_raw(line, node.name)]
+                assert not told, f"{module}:{told}: {node.name} is put into a text as it is"
+
+
+def _catches_system(caught: ast.expr | None) -> bool:
+    names = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return any(isinstance(each, ast.Name) and each.id == "OSError" for each in names)
+
+
+def _told_raw(body: ast.AST, name: str) -> list[int]:
+    """List the lines of the strings that such a name is formatted into."""
+    return [
+        node.lineno
+        for node in ast.walk(body)
+        if isinstance(node, ast.FormattedValue)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+    ]
+
+
 def test_the_homes_are_inhabited() -> None:
     """Every home names modules that are there: the table above is true."""
     for names in HOMES.values():

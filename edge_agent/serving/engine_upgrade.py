@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+from ..core.containment import words
 from ..core.errors import AgentError, EngineError, ModelError
 from ..inference.engines.engine import EngineChoice, PreparedForm
 from ..inference.model import Model, load_model
@@ -139,7 +140,7 @@ class EngineUpgrade:
                 stopped=self._closing.is_set,
             )
         except (AgentError, OSError) as problem:
-            log.warning("model %s: not tuned: %s", model.id, problem)
+            log.warning("model %s: not tuned: %s", model.id, words(problem))
         else:
             best = self._loader.engines.best_way(model.folder)
             log.info("model %s: tuned: %s", model.id, best or "no way is better than another")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from ..core.containment import words
 from ..core.errors import ModelError, UsageError
 from .float_model import MAX_WEIGHT_BYTES
 
@@ -87,7 +88,7 @@ def recognize(path: Path) -> Kind:
             return kind
     except (zipfile.BadZipFile, OSError, ValueError, EOFError, RuntimeError) as problem:
         raise ModelError(
-            f"{path}: is damaged or cut short: {problem}; copy or export it again"
+            f"{path}: is damaged or cut short: {words(problem)}; copy or export it again"
         ) from None
 
 

@@ -224,4 +224,4 @@ def check_weights(weights: MappedWeights, ranges: Sequence[tuple[int, int, str]]
             weights.fetch(start, min(end + _AHEAD, ranges[-1][1]))
             weights.check(start, end, expected)
     except OSError as problem:
-        raise ArtifactError(f"{weights.path}: cannot be read: {problem}") from problem
+        raise ArtifactError(f"{weights.path}: cannot be read: {problem.strerror}") from problem

@@ -95,7 +95,9 @@ class StreamingRunner:
             self._weights.fetch(start, end)
             self._weights.check(start, end, expected)
         except OSError as problem:
-            raise ArtifactError(f"{self._weights.path}: {problem}") from problem
+            raise ArtifactError(
+                f"{self._weights.path}: cannot be read: {problem.strerror}"
+            ) from problem
 
     def _drop(self, index: int) -> None:
         del self._reads[index]
