@@ -68,8 +68,13 @@ class Asking:
 
     # Called by the events' thread
 
-    def put(self, ask: Ask, event: Mapping[str, Any], picture: bytes | None) -> None:
-        """Ask about an event soon, unless `at_most` was reached."""
+    def put(
+        self, ask: Ask, event: Mapping[str, Any], picture: bytes | None, *, unseen: bool = False
+    ) -> None:
+        """Ask about an event soon, unless `at_most` was reached.
+
+        One that is *unseen* has lost its picture, and is reported instead.
+        """
         most, seconds = ask.most
         recent = self._recent.setdefault((event["pipeline"], ask), deque(maxlen=most))
         now = time.monotonic()
@@ -77,14 +82,13 @@ class Asking:
             with self._lock:
                 self.skipped += 1
             return
+        if unseen:
+            self._fail(_Asked(ask, event, None), "there was no room for its picture")
+            return
         recent.append(now)
         oldest = self._queue.put(_Asked(ask, event, picture))
         if oldest is not None:
             self._fail(oldest, "too many events wait for it")
-
-    def refuse(self, ask: Ask, event: Mapping[str, Any], why: str) -> None:
-        """Report that an event cannot be asked about."""
-        self._fail(_Asked(ask, event, None), why)
 
     # Called by the thread, and by those of single questions
 

@@ -274,10 +274,7 @@ class EventDispatcher:
         for each in events:
             data = self._picture(each.event, keep_mb)
             for ask in each.event.asks:
-                if each.event.unseen:
-                    self.asking.refuse(ask, each.payload, "there was no room for its picture")
-                else:
-                    self.asking.put(ask, each.payload, data)
+                self.asking.put(ask, each.payload, data, unseen=each.event.unseen)
 
     def _send(self, made: Payload, qos: int, *, replayed: bool = False) -> None:
         self._sinks.give(lambda sink: sink.event(made, qos, replayed=replayed))

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from edge_agent.config.asks import Ask
 from edge_agent.config.rules import Action
 from edge_agent.config.settings import Settings
+from edge_agent.rules.asking import Asking
 from edge_agent.rules.event import Event
 from tests.helpers.mqtt_client import make_client
 from tests.helpers.rule_engines import make_dispatcher
@@ -50,3 +52,17 @@ def test_an_event_of_no_rule_is_published_and_acted_on(
     client.close()
     running.join()
     assert [each.payload for each in heard.heard if each.topic == "chime/porch"] == [b"RING"]
+
+
+def test_an_event_beyond_the_pace_is_skipped_also_without_its_picture() -> None:
+    """A crowd of events on a busy device is no series of errors: nobody would have asked."""
+    said: list[str] = []
+    asking = Asking(Settings, lambda _pipeline, answer: said.append(answer["error"]))
+    ask = Ask(server="big", prompt="What?", at_most="1/day")
+    keys = ("device", "session", "pipeline", "event", "rule")
+    event = dict.fromkeys(keys, "door")
+    asking.put(ask, event, None, unseen=True)
+    asking.put(ask, event, b"picture")
+    asking.put(ask, event, None, unseen=True)
+    assert said == ["there was no room for its picture"]
+    assert asking.health() == {"answered": 0, "failed": 1, "skipped": 1}
