@@ -108,39 +108,30 @@ def test_filters_follow_bare_values_commands_and_reload_while_frames_go_on(devic
     assert running == ["running"], "its source was not opened again"
 
 
-@pytest.mark.parametrize(
-    ("topic", "value", "words"),
-    [
-        ("door/enabled", "maybe", "expected ON or OFF"),
-        ("door/threshold", "nan", "threshold"),
-        ("door/threshold", "1.5", "threshold"),
-        ("door/model", "other", "cannot be set"),
-        ("gate/threshold", "0.5", "there is no 'gate'"),
-        ("door/masks", "[[[0,0],[1,1]]]", "a list of 3 to 256"),
-        ("door/masks", "[[[0,0],[1,1],[1,0],[0,1]]]", "crosses itself"),
-        ("door/masks", "[" * 5000, "cannot be read"),
-        ("door/labels", "[1]", "expected a text, found 1"),
-    ],
-)
-def test_a_value_that_cannot_be_is_one_line_in_the_log_and_counted(
-    tmp_path: Path,
-    broker: Mosquitto,
-    listen: Listeners,
-    agent: Agents,
-    topic: str,
-    value: str,
-    words: str,
-) -> None:
+WRONG = [
+    ("door/enabled", "maybe", "expected ON or OFF"),
+    ("door/threshold", "nan", "threshold"),
+    ("door/threshold", "1.5", "threshold"),
+    ("door/model", "other", "cannot be set"),
+    ("gate/threshold", "0.5", "there is no 'gate'"),
+    ("door/masks", "[[[0,0],[1,1]]]", "a list of 3 to 256"),
+    ("door/masks", "[[[0,0],[1,1],[1,0],[0,1]]]", "crosses itself"),
+    ("door/masks", "[" * 5000, "cannot be read"),
+    ("door/labels", "[1]", "expected a text, found 1"),
+]
+
+
+def test_each_value_that_cannot_be_is_one_line_in_the_log_and_counted(device: Device) -> None:
     """Nothing changes, nothing stops, and the log tells the sender why."""
-    device = Device(tmp_path, broker, listen, agent)
     device.labels("person", "car")
-    device.heard.publish(f"{D}/in/set/{topic}", value)
-    device.heard.wait_state(f"{D}/health", malformed=1)
-    device.labels("person", "car")
-    lines = [line for line in device.agent.words().splitlines() if "refused" in line]
-    assert len(lines) == 1
-    assert f"to {shown(value)}: refused: " in lines[0]
-    assert words in lines[0]
+    for count, (topic, value, words) in enumerate(WRONG, 1):
+        device.heard.publish(f"{D}/in/set/{topic}", value)
+        device.heard.wait_state(f"{D}/health", malformed=count)
+        device.labels("person", "car")
+        lines = [line for line in device.agent.words().splitlines() if "refused" in line]
+        assert len(lines) == count, value
+        assert f"to {shown(value)}: refused: " in lines[-1]
+        assert words in lines[-1]
 
 
 def test_what_was_set_in_vain_is_told_in_the_reply_and_the_log(device: Device) -> None:
