@@ -292,6 +292,8 @@ def _words(payload: Mapping[str, Any]) -> dict[str, Any]:
     words["anomalous"] = label or "anomalous"
     words["counted"] = f"{words['count']} {label}" if label else words["count"]
     words["nobody"] = f"no {who}" if label else "nobody"
+    words["named"] = f"{payload['name']} " if payload.get("name") else ""
+    words["with_unit"] = f" {payload['unit']}" if payload.get("unit") else ""
     words["there"] = f"in {zone}" if zone else "in the picture"
     words["entered"] = f"entered {zone}" if zone else "appeared"
     words["left"] = f"left {zone}" if zone else "is gone"

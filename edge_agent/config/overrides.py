@@ -124,17 +124,21 @@ class Overrides:
 
     def shadows(self, settings: Pipeline) -> list[str]:
         """List kept changes that differ from a pipeline's settings, one line each."""
+        own = {
+            key: value
+            for key, value in self._changes.get(settings.name, {}).items()
+            if value != getattr(settings, key)
+        }
         lines = [
             f"{key} is {_shown(value)}, as it was set with persist ({self._file.path}), not"
             f" {_shown(getattr(settings, key))}; to undo that, set it to null with persist"
-            for key, value in self._changes.get(settings.name, {}).items()
-            if value != getattr(settings, key)
+            for key, value in own.items()
         ]
-        if (change := self._kept.get(settings.name)) is not None:
-            keys = ", ".join(change)
+        # What `set` has changed again since does not hold as `configure` has kept it.
+        if keys := [key for key in self._kept.get(settings.name) or () if key not in own]:
             lines.append(
-                f"{keys} as kept by `configure … persist` ({self._file.path}), not as in the "
-                "settings file; to undo that, configure the value of the file"
+                f"{', '.join(keys)} as kept by `configure … persist` ({self._file.path}), not as in"
+                " the settings file; to undo that, configure the value of the file"
             )
         return lines
 

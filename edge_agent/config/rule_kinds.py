@@ -114,7 +114,7 @@ def _value(rule: Rule, outcome: Outcome, count: int) -> Measured:
     if not isinstance(found, Values) or rule.value is None or rule.value not in found.values:
         return None, False, {}
     value = float(found.values[rule.value])
-    return value, False, {"value": significant(value, found.digits)}
+    return value, False, {"value": significant(value, found.digits), "name": rule.value}
 
 
 def _drift(rule: Rule, outcome: Outcome, count: int) -> Measured:
@@ -170,7 +170,7 @@ RULE_KINDS: dict[str, RuleKind] = {
     ),
     "value": RuleKind(
         trigger="result",
-        sentence="{value:.6g}",
+        sentence="{named}{value:.6g}{with_unit}",
         measure=_value,
         tasks=("regression", "raw"),
         needs=("value", "above"),

@@ -233,7 +233,7 @@ class Pipeline:
     input: SensorInput | None = None
     """For a pipeline without a model."""
     units: Mapping[str, str] = field(default_factory=dict, metadata=LIVE)
-    """Units by name of a value in the results; for Home Assistant."""
+    """Units by name of a value in the results; for Home Assistant and in events."""
 
     @property
     def has_no_model(self) -> bool:
@@ -256,9 +256,10 @@ class Pipeline:
         return bool(self.track or self.zones or self.lines or self.rules)
 
     def has_rules_of(self, other: Pipeline) -> bool:
-        """Whether *other* has the same tracks, zones, lines, rules and questions."""
-        mine = (self.track, self.zones, self.lines, self.rules, self.ask)
-        return mine == (other.track, other.zones, other.lines, other.rules, other.ask)
+        """Whether *other* has the same tracks, zones, lines, rules, units and questions."""
+        mine = (self.track, self.zones, self.lines, self.rules, self.units, self.ask)
+        theirs = (other.track, other.zones, other.lines, other.rules, other.units, other.ask)
+        return mine == theirs
 
     def differs_live(self, other: Pipeline) -> bool:
         """Whether *other* differs only in keys that take effect while the pipeline runs."""

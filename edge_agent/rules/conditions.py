@@ -104,9 +104,19 @@ class _Entry:
 class Conditions:
     """All conditions of one pipeline and their events. For use by one thread at a time."""
 
-    def __init__(self, rules: Mapping[int, Rule], others: list[Rule], log: EventLog) -> None:
-        """Begin with no state; *rules* on the number of objects, by column of `Occupancy`."""
+    def __init__(
+        self,
+        rules: Mapping[int, Rule],
+        others: list[Rule],
+        log: EventLog,
+        units: Mapping[str, str] | None = None,
+    ) -> None:
+        """Begin with no state; *rules* on the number of objects, by column of `Occupancy`.
+
+        *units* are those of named values.
+        """
         self._log = log
+        self._units = units or {}
         self._entries = [_Entry(rule, column) for column, rule in rules.items()]
         self._entries += [_Entry(rule, None) for rule in others]
 
@@ -129,6 +139,8 @@ class Conditions:
             entry.facts = facts
             if rule.zone is not None:
                 entry.facts["zone"] = rule.zone
+            if (unit := self._units.get(facts.get("name", ""))) is not None:
+                entry.facts["unit"] = unit
             self._tell(entry, entry.condition.step(value, self._log.now, plain=plain))
 
     def interrupt(self) -> None:

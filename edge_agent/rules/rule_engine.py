@@ -57,7 +57,7 @@ class RuleEngine:
         columns = objects.occupancy.rules.items()
         counted = {place: rule for place, rule in columns if kind_of(rule).trigger == "count"}
         whole = rules_by_trigger(settings.rules, "result")
-        self._conditions = Conditions(counted, whole, self._log)
+        self._conditions = Conditions(counted, whole, self._log, settings.units)
         self._results = 0
         """Number of results with objects since the source was opened."""
         self._updated = 0.0

@@ -40,6 +40,10 @@ EVENT: dict[str, Any] = {
         ({"when": "absent", "score": None, "label": None}, "r: nobody in yard"),
         ({"when": "value", "value": 81.5, "score": None, "replayed": True}, "r: 81.5 (replayed)"),
         (
+            {"when": "value", "name": "oil", "value": 81.5, "unit": "°C", "score": None},
+            "r: oil 81.5 °C",
+        ),
+        (
             {"when": "anomaly", "anomaly": {"score": 147.246}, "score": None, "label": None},
             "r: anomalous, 147.2",
         ),

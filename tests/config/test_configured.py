@@ -196,6 +196,19 @@ def test_an_edited_file_wins_over_what_was_not_kept(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "overrides.json").read_text()) == {}
 
 
+def test_a_key_that_was_kept_twice_is_told_once(tmp_path: Path) -> None:
+    """By `configure`, then by `set`: what holds is told."""
+    overrides = Overrides(tmp_path / "overrides.json")
+    overrides.lay_over(BOTH)
+    overrides.configure(kept := patch_of(rate=1, motion=True))
+    overrides.keep(kept)
+    overrides.persist("door", {"rate": 2.0})
+    door = overrides.lay_over(BOTH).pipelines[0]
+    by_set, by_configure = overrides.shadows(door)
+    assert by_set.startswith("rate is 2.0, as it was set with persist")
+    assert by_configure.startswith("motion as kept by `configure")
+
+
 def test_what_does_not_fit_the_file_any_more_is_ignored_and_said(tmp_path: Path) -> None:
     """The other pipelines have their changes all the same; nothing stops a start."""
     path = tmp_path / "overrides.json"

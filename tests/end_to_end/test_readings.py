@@ -83,6 +83,8 @@ def test_what_a_sensor_says_is_published_judged_and_shown(
     assert events(1) == [("begin", 9.25)], "above 7 it goes on"
     say(3030, temperature=6.5)
     assert events(2) == [("begin", 9.25), ("end", 6.5)]
+    for told in heard.on("edge/box/event/fridge"):
+        assert (told["name"], told["unit"]) == ("temperature", "°C")
     first, second = heard.on("edge/box/result/fridge")[:2]
     assert first["values"] == {"temperature": 4.5, "energy_kwh": 12345678.9}
     assert second["values"] == {"battery": 97.0}

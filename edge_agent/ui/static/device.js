@@ -244,7 +244,7 @@ export class DeviceView {
     }
     entry.body = body;
     const facts = [body.label, body.track && `track ${body.track}`, body.zone && `zone ${body.zone}`, body.line && `line ${body.line} ${body.direction ?? ""}`];
-    for (const key of ["count", "value", "score", "seconds"]) if (typeof body[key] === "number") facts.push(`${key} ${number(body[key], key === "count" ? 0 : 2)}`);
+    for (const key of ["count", "value", "score", "seconds"]) if (typeof body[key] === "number") facts.push(`${key === "value" ? clean(body.name ?? key, 80) : key} ${number(body[key], key === "count" ? 0 : 2)}${key === "value" && body.unit ? ` ${clean(body.unit, 20)}` : ""}`);
     const { score, threshold } = object(body.anomaly);
     if (typeof score === "number") facts.push(`score ${number(score, 2)}${typeof threshold === "number" ? ` of ${number(threshold, 2)}` : ""}`);
     if (body.state === "end" && body.why) facts.push(body.why);
