@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..models.decoders import BOXED
+from ..models.decoders import BOXED, WITHOUT_THRESHOLD
 from ..models.idle_keys import idle_keys
 from ..models.manifest import ModelFolder
 from .settings import Pipeline, SecondStage, Settings
-
-WITHOUT_THRESHOLD = frozenset({"regression", "raw"})
-"""Tasks whose results are numbers, all of which are published."""
 
 
 def lint_settings(settings: Settings) -> Iterator[str]:

@@ -23,6 +23,8 @@ LABELED: frozenset[Task] = frozenset({"classification", "segmentation", "embeddi
 """Tasks whose findings are labels, with scores, of the whole picture or window."""
 SCORED: frozenset[Task] = BOXED | LABELED
 """Tasks whose findings have scores from 0 to 1; those of other tasks may be any number."""
+WITHOUT_THRESHOLD: frozenset[Task] = frozenset({"regression", "raw"})
+"""Tasks whose results are numbers, all of which are published."""
 
 
 class DecoderSpec(NamedTuple):

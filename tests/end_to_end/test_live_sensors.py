@@ -317,7 +317,10 @@ def test_a_microphone_is_lost_and_comes_back_by_itself(
 def test_a_threshold_is_learned_told_and_kept_while_the_agent_runs_on(
     tmp_path: Path, box: Callable[..., Box]
 ) -> None:
-    """Until it is learned it is null wherever it is published, a rule on it included."""
+    """Until it is learned it is null wherever it is published, a rule on it included.
+
+    Then it has six digits.
+    """
     loudness(tmp_path / "models" / "loud", window=4, threshold="p99", learn=20)
     rule = {"name": "any", "when": "anomaly", "above": -1.0, "frames": "1/1"}
     started = box({"name": "press", "source": "mqtt:plant/press", "model": "loud", "rules": [rule]})
@@ -325,17 +328,17 @@ def test_a_threshold_is_learned_told_and_kept_while_the_agent_runs_on(
     state = started.listener.wait_state(topic, enabled="ON")
     assert state["threshold"] is None
     for number in range(20):
-        started.listener.publish("plant/press", json.dumps([[number]] * 4))
+        started.listener.publish("plant/press", json.dumps([[number + 1 / 3]] * 4))
         found = started.results("press", number + 1)[number]["anomaly"]
         assert found["threshold"] is (None if number < 19 else found["threshold"])
     event = started.listener.wait_state("edge/box/event/press", state="begin")
-    assert event["anomaly"] == {"score": 0.0, "threshold": None, "anomalous": False}
-    started.listener.wait_state(topic, threshold=19.0)
-    assert "has learned the threshold of loud@1: 19" in started.agent.words()
+    assert event["anomaly"] == {"score": 0.333333, "threshold": None, "anomalous": False}
+    started.listener.wait_state(topic, threshold=19.3333)
+    assert "has learned the threshold of loud@1: 19.33" in started.agent.words()
     assert started.agent.stop() == 0
     started.agent.restart()
     started.listener.wait_state("edge/box/status", state="online")
-    started.listener.wait_state(topic, threshold=19.0)
+    started.listener.wait_state(topic, threshold=19.3333)
     assert "Traceback" not in started.agent.words()
 
 

@@ -56,6 +56,7 @@ def test_what_a_sensor_says_is_published_judged_and_shown(
     heard = listen(broker.port, "#")
     running = agent(settings)
     heard.wait_state("edge/box/source/fridge", state="running")
+    heard.wait_state("edge/box/pipeline/fridge", threshold=None)
     start, sent = time.time() - 10_000, 0
 
     def say(at: float, **values: Any) -> None:

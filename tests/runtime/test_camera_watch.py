@@ -58,6 +58,7 @@ STILL = scene()
     ("wrong", "word"),
     [
         (lambda picture: picture * 0.002, "dark"),
+        (lambda picture: picture * 0.01, "dark"),
         (lambda picture: load().GaussianBlur(picture, (0, 0), 3), "blurred"),
         (lambda picture: np.full_like(picture, 190), "blurred"),
         (lambda picture: np.roll(picture, 32, 1), "turned"),

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ...core.types import Array
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.9
+"""Less than a second: of one picture a second each is checked, also if one comes a little early."""
 HELD_LOOKS = 5
 """Looks in a row that must agree before a report: exposure may jump, a truck may stop."""
 FROZEN_LOOKS = 25
@@ -25,6 +26,8 @@ CELL = 8
 """Side of a cell in pixels of the copy."""
 DARK = 32.0
 """Mean below which a picture without visible content is dark."""
+BLACK = 4.0
+"""Level that no cell of a black picture reaches, whatever is in it: nobody sees that."""
 FLAT = 0.6
 """Deviation of two by two cells below which there is no content: noise of 8 levels has less."""
 BLURRED = 0.15
@@ -96,7 +99,7 @@ class CameraWatch:
         gray = picture[::step, ::step, 1].astype(np.float32)
         cells = _smaller(gray, CELL)
         flat = float(_smaller(cells, 2).std()) < FLAT
-        if flat and cells.mean() < DARK:
+        if (flat and cells.mean() < DARK) or cells.max() < BLACK:
             return "dark"
         if self._same >= FROZEN_LOOKS:
             return "frozen"

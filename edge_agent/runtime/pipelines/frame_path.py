@@ -14,9 +14,20 @@ from ...config.settings import Pipeline as PipelineSettings
 from ...config.settings import SecondStage
 from ...core.errors import AgentError
 from ...core.names import READINGS
-from ...core.types import Array, Classes, Detections, Findings, Outcome, Request, Sample, State
+from ...core.types import (
+    Array,
+    Classes,
+    Detections,
+    Findings,
+    Outcome,
+    Request,
+    Sample,
+    State,
+    significant,
+)
 from ...inference.model import Model
 from ...inference.preprocess.placement import Region
+from ...models.decoders import WITHOUT_THRESHOLD
 from .drift import Drift
 from .learned import Decisions, LearnedValues
 from .second_stage import add
@@ -65,10 +76,13 @@ class FramePath:
         return model.threshold if self.threshold is None else self.threshold
 
     def lowest(self, model: Model) -> float | None:
-        """Return the threshold in effect for a model, or None if it is being learned."""
+        """Return the threshold in effect for a model; None: none yet, or it has no effect."""
         spec = model.manifest.output
+        if model.manifest.task in WITHOUT_THRESHOLD:
+            return None
         if self.threshold is None and isinstance(spec.threshold, str):
-            return self._decisions.learned(model.id, spec)
+            learned = self._decisions.learned(model.id, spec)
+            return None if learned is None else significant(learned)
         return self.limit(model)
 
     @property

@@ -216,7 +216,7 @@ class Pipeline:
     def lowest(self) -> float | None:
         """The threshold in effect: the settings' or else the manifest's.
 
-        None: it is unknown or being learned.
+        None: it is unknown, being learned, or has no effect.
         """
         if self.threshold is not None:
             return self.threshold
