@@ -36,7 +36,9 @@ def make_root(root: Path, *more: str) -> Path:
     """Make a root file system as the installer of Debian leaves it, or barer, and more packages."""
     say("making a bare Debian 12")
     packages = ",".join((PACKAGES, *more))
-    call("mmdebstrap", "--variant=minbase", f"--include={packages}", "bookworm", str(root))
+    # Nobody needs it after a loss of power; writing each file through takes half of the time.
+    quick = "--dpkgopt=force-unsafe-io"
+    call("mmdebstrap", "--variant=minbase", quick, f"--include={packages}", "bookworm", str(root))
     return root
 
 
