@@ -294,7 +294,7 @@ def path_inside(folder: Path, name: str, where: str) -> Path:
     if not path.is_file():
         if path.exists():
             raise ModelError(f"{where}: {name!r} is no plain file; put the file itself there")
-        raise ModelError(f"{where}: {name!r} is missing from {folder}")
+        raise ModelError(f"{where}: {name!r} is missing from {folder}; put it there")
     return path
 
 

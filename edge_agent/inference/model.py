@@ -38,6 +38,7 @@ from .engines.registry import engine_words, open_engine
 from .preprocess.inputs import constants, fixed_shapes, result_outputs
 from .preprocess.placement import PreparedSample, Region, cut
 from .preprocess.preprocessor import Preprocessor, build_preprocessor
+from .repeated import Repeating, batch_of, decoding_first
 from .statistics import Cost, Statistics
 
 if TYPE_CHECKING:
@@ -472,13 +473,17 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
 
         folder = replace(folder, manifest=in_steps(folder.manifest, inspect(folder.network)))
     try:
-        prepare = build_preprocessor(
-            folder.manifest.input, engine.inputs, kind, engine.fold, folder=folder.path
-        )
-        outputs = result_outputs(folder.manifest.input, engine)
+        spec, inputs = folder.manifest.input, engine.inputs
+        outputs = result_outputs(spec, engine)
+        batch = batch_of(spec, inputs, kind)
+        if batch is not None:
+            inputs, outputs = batch.first(inputs), batch.results(outputs)
+        prepare = build_preprocessor(spec, inputs, kind, engine.fold, folder=folder.path)
         decode = build_decoder(
-            folder.manifest, folder.labels, engine.inputs, outputs, prepare.size, folder.gallery
+            folder.manifest, folder.labels, inputs, outputs, prepare.size, folder.gallery
         )
+        if batch is not None:
+            prepare, decode = Repeating(prepare, batch), decoding_first(decode, batch)
     except ModelError as problem:
         raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
     return Model(folder, choice, engine, prepare, decode)

@@ -48,7 +48,7 @@ ULTRALYTICS = 300
 _YOLO: tuple[Task, ...] = ("detection", "instance-segmentation", "keypoints", "obb")
 HEADS = ("yolov5-heads", "yolov3", "yolov2", "custom-vision", "yolo-fastestv2")
 """Layouts of boxes that are not decoded, with anchors outside the network."""
-ROWS = ("paddle", "yolov7", "yolo-nas")
+ROWS = ("paddle", "yolov7", "yolo-nas", "pinto")
 """Layouts of finished boxes, one per row."""
 
 DECODERS: Mapping[str, DecoderSpec] = {

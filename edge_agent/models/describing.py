@@ -16,6 +16,7 @@ from ..core.names import safe_name
 from .decoders import SCORED
 from .files.check_onnx import inspect
 from .files.facts import NetworkFacts
+from .files.infer_layout import batch_words
 from .files.tflite_metadata import draft_with_labels
 from .golden import check_file
 from .idle_keys import idle_keys
@@ -60,7 +61,7 @@ def describe(path: Path) -> Description:
             folder = imported.folder
             # Its weights are only there within this context.
             facts = bare or inspect_network(folder.network)
-            missing = tuple(_missing(folder))
+            missing = tuple(_missing(folder, facts))
             return Description(
                 folder.manifest.file,
                 facts,
@@ -114,11 +115,13 @@ def _as_tuple(line: str | None) -> tuple[str, ...]:
     return () if line is None else (line,)
 
 
-def _missing(folder: ModelFolder) -> list[str]:
+def _missing(folder: ModelFolder, facts: NetworkFacts) -> list[str]:
     """List missing optional parts that would make the model better."""
     manifest = folder.manifest
     missing: list[str] = []
     missing.extend(missing_labels(folder))
+    pictures = [spec for spec in facts.inputs if len(spec.shape) == 4]
+    missing.extend(cost for spec in pictures if (cost := batch_words(spec)))
     if manifest.task == "classification" and manifest.output.threshold is None:
         missing.append("output.threshold: classes of any score are reported")
     if not folder.golden.is_file():

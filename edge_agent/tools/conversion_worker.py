@@ -26,6 +26,7 @@ from ..models.importing import draft_text, manifest_table, write_manifest
 from ..models.manifest import MANIFEST
 from .golden_cases import golden_inputs, write_golden
 from .pytorch_file import EXPORT
+from .wake_word import WakeWordModel
 
 if TYPE_CHECKING:
     from .pytorch_model import PyTorchModel
@@ -88,9 +89,13 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     return {"assumed": assumed, "left": left, "golden": f"by {original.program}: {words}"}
 
 
-def _load(path: Path, kind: str, inputs: list[TensorSpec]) -> TfliteModel | PyTorchModel:
+def _load(
+    path: Path, kind: str, inputs: list[TensorSpec]
+) -> TfliteModel | WakeWordModel | PyTorchModel:
     if kind == "tflite":
         return TfliteModel(path)
+    if kind == "wake-word":
+        return WakeWordModel(path)
     from .pytorch_model import load_source
 
     return load_source(path, "script" if kind == "script" else "exported", inputs)
@@ -111,7 +116,7 @@ def _step(what: str, work: Any) -> Any:
         ) from problem
 
 
-def _tidy(network: Path, original: TfliteModel | PyTorchModel) -> None:
+def _tidy(network: Path, original: TfliteModel | WakeWordModel | PyTorchModel) -> None:
     """Remove the exporter's notes (paths of its author) from a network, and add ours."""
     import onnx
 
@@ -151,8 +156,15 @@ class TfliteModel:
         self.program = f"LiteRT {version('ai-edge-litert')}"
         self._path = path
         self._network = Interpreter(model_path=str(path))
-        self._network.allocate_tensors()
         self._inputs = self._network.get_input_details()
+        try:
+            self._network.allocate_tensors()
+        except (RuntimeError, ValueError) as problem:
+            sizes = " and ".join(str(list(map(int, one["shape"]))) for one in self._inputs)
+            raise ModelError(
+                f"{path}: LiteRT cannot prepare it for inputs of {sizes}; export it with the sizes "
+                "that it is used with"
+            ) from problem
         self._outputs = self._network.get_output_details()
         self.examples: Sequence[TensorSpec] = [
             TensorSpec(one["name"], tuple(map(int, one["shape"])), np.dtype(one["dtype"]).name)

@@ -25,6 +25,7 @@ from ..models.manifest import GOLDEN, load
 from .evaluation import Progress
 from .golden_cases import CASES, clearest, try_folder, write_golden
 from .pytorch_file import recognize
+from .wake_word import is_wake_word
 
 TOLERANCE = 1e-3
 """Greatest relative L2 distance of an output from the original's: other kernels sum in another
@@ -74,9 +75,10 @@ def convert(
     kind = _kind(path)
     if inputs and kind != "script":
         raise UsageError(f"--input: {path} already describes its inputs; leave it out")
-    _check_installed(kind)
+    if path.suffix != ".onnx":
+        _check_installed(kind)
     said = _make(path, kind, inputs, folder, progress)
-    network = next(one for one in folder.iterdir() if one.suffix in {".onnx", ".tflite"})
+    network = next(one for one in folder.iterdir() if one.suffix in {".onnx", ".tflite", ".xml"})
     facts = inspect(network)
     tolerance = _tolerance(facts)
     margin = Margin(tolerance, facts=lambda: facts)
@@ -118,6 +120,8 @@ def convert(
 
 def _kind(path: Path) -> str:
     """Return the kind of a file for conversion."""
+    if path.is_file() and path.suffix in {".onnx", ".tflite"} and is_wake_word(path):
+        return "wake-word"
     if path.is_file() and path.suffix in {".onnx", ".xml"}:
         raise ModelError(
             f"{path}: needs no conversion: `edge-agent describe {path}` says what add, push, try "
@@ -133,10 +137,11 @@ def _kind(path: Path) -> str:
 
 def _check_installed(kind: str) -> None:
     """Check that the library that runs the original is installed."""
-    wanted = ("ai_edge_litert",) if kind == "tflite" else ("torch", "onnxscript")
+    lite = kind in {"tflite", "wake-word"}
+    wanted = ("ai_edge_litert",) if lite else ("torch", "onnxscript")
     missing = [name for name in wanted if find_spec(name) is None]
     if missing:
-        mend = _LITERT if kind == "tflite" else _TORCH
+        mend = _LITERT if lite else _TORCH
         raise UsageError(mend.format(missing=", ".join(missing)))
 
 

@@ -339,18 +339,40 @@ def anomalies(shop: Workshop) -> None:
     build(shop, name, "scale = 255", 'decoder = "raw"', expected, task="regression", numbers=True)
 
 
-def refused(shop: Workshop) -> None:
-    """Write cases of what is refused with what to export instead."""
-    shapes: dict[str, tuple[Graph, dict[str, Any]]] = {}
-    graph = Graph(batch=8)
-    graph.add("Softmax", numbers(graph, 3), axis=1, name="prob")
-    shapes["batch-of-8"] = graph, {"prob": (8, 3)}
-    graph = Graph()
+def maps_and_batches(shop: Workshop) -> None:
+    """Build a map of anomalies, whose highest number anomalib takes, and a batch of eight."""
+    graph, side = Graph(), SIZE // STRIDE
     graph.add("Sigmoid", graph.cells(1), name="seen")
-    side = SIZE // STRIDE
     given = graph.constant(np.array([1, 1, side, side]))
     graph.add("Reshape", "seen", given, name="anomaly_map")
-    shapes["anomaly-map-alone"] = graph, {"anomaly_map": (1, 1, side, side)}
+    shapes: dict[str, Any] = {"anomaly_map": (1, 1, side, side)}
+    path = graph.save(shop.scrap / "anomaly-map-alone/model.onnx", shapes)
+    expected = {
+        file: [{"label": "anomaly", "score": float(made[0].max())}]
+        for file, made in run(shop, path)
+    }
+    output = 'decoder = "score"\nthreshold = 0.5'
+    name = "anomaly-map-alone"
+    build(shop, name, "scale = 255", output, expected, task="anomaly", numbers=True)
+
+    graph = Graph(batch=8)
+    graph.add("Softmax", numbers(graph, 3), axis=1, name="prob")
+    path = graph.save(shop.scrap / "batch-of-8/model.onnx", {"prob": (8, 3)})
+    session = onnxruntime.InferenceSession(path)
+    seen = {}
+    for file, picture in shop.read().items():
+        # Seven black ones behind it.
+        given_ = np.concatenate(
+            (stretched(picture) / 255, np.zeros((7, 3, SIZE, SIZE), np.float32))
+        )
+        seen[file] = tuple(map(float, session.run(None, {"x": given_})[0][0]))
+    output = f'decoder = "softmax"\nlabels = {LABELS}'
+    ranked(shop, "batch-of-8", seen, LABELS, output)
+
+
+def refused(shop: Workshop) -> None:
+    """Write cases of what is refused with what to do instead."""
+    shapes: dict[str, tuple[Graph, dict[str, Any]]] = {}
     for name, taken, made in (
         ("openwakeword-embedding", (1, 76, 32, 1), (1, 1, 1, 96)),
         ("openwakeword-wakeword", (1, 16, 96), (1, 1)),
@@ -410,6 +432,7 @@ def main() -> None:
     yolov4(shop)
     classifiers(shop)
     anomalies(shop)
+    maps_and_batches(shop)
     refused(shop)
 
 

@@ -240,7 +240,11 @@ def rows_of(layout: str) -> Floats:
     kinds, scores = (0, 2), (0.9, 0.8)
     rows: list[list[float]] = []
     for box, kind, score in zip(boxes, kinds, scores, strict=True):
-        parts = {"paddle": [kind, score, *box], "yolov7": [0, *box, kind, score]}
+        parts = {
+            "paddle": [kind, score, *box],
+            "yolov7": [0, *box, kind, score],
+            "pinto": [0, kind, score, *box],
+        }
         rows.append(parts.get(layout, [0, *box, score, kind]))
     return np.array(rows, np.float32)
 
@@ -249,7 +253,7 @@ ROWS = (("cat", 0.9, (8.0, 4.0, 16.0, 24.0)), ("bird", 0.8, (20.0, 10.0, 30.0, 6
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("layout", ["paddle", "yolov7", "yolo-nas"])
+@pytest.mark.parametrize("layout", ["paddle", "yolov7", "yolo-nas", "pinto"])
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_rows_are_read_in_the_order_of_their_layout(
     count: int, layout: str, engine: str, tmp_path: Path

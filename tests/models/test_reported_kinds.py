@@ -180,6 +180,7 @@ def test_torchkan_9_logarithms_of_any_shape_are_chances(
     [
         ("yolov7", [[0, 24, 24, 72, 72, 1, 0.9], [0, 1, 1, 9, 9, 0, 0.3]]),
         ("yolo-nas", [[0, 24, 24, 72, 72, 0.9, 1]]),
+        ("pinto", [[0, 1, 0.9, 24, 24, 72, 72], [0, 0, 0.3, 1, 1, 9, 9]]),
         ("paddle", [[1, 0.9, 24, 24, 72, 72], [-1, 0, 0, 0, 0, 0], [1, 0.9, 5, 5, 9, 9]]),
     ],
 )
@@ -386,21 +387,18 @@ def shapes(path: Path, outputs: Mapping[str, tuple[int, ...]], batch: int = 1) -
 @pytest.mark.parametrize(
     ("outputs", "batch", "words"),
     [
-        ({"prob": (2, 3)}, 2, "a network of 2 pictures at once"),
-        ({"out": (16, 84, 84)}, 16, "a network of 16 pictures at once"),
-        ({"boxes": (4, 10, 4), "scores": (4, 10)}, 4, "batch of 1"),
         ({"detections": (1, 20, 7)}, 1, "EfficientDet: export it with separate"),
         ({"Identity:0": (1, 200, 7)}, 1, "EfficientDet: export it with separate"),
         ({"output": (1, 40, 7)}, 1, "EfficientDet: export it with separate"),
-        ({"anomaly_map": (1, 1, 64, 64)}, 1, "pred_score"),
-        ({"heatmap": (1, 1, 32, 32)}, 1, "pred_score"),
-        ({"segmap": (1, 1, 16, 16)}, 1, "pred_score"),
+        ({"heatmap": (1, 1, 32, 32)}, 1, "task: raw, where these are no anomalies"),
+        ({"regressors": (1, 896, 16), "classificators": (1, 896, 1)}, 1, "take YuNet"),
+        ({"Identity": (1, 2254, 12), "Identity_1": (1, 2254, 1)}, 1, "take YuNet"),
     ],
 )
 def test_families_that_are_refused_say_what_to_export(
     tmp_path: Path, outputs: dict[str, tuple[int, ...]], batch: int, words: str
 ) -> None:
-    """A fixed batch, EfficientDet's rows, maps without a score."""
+    """EfficientDet's rows, MediaPipe's offsets, maps that may be of anomalies."""
     made = describe(shapes(tmp_path / "m.onnx", outputs, batch))
     assert made.manifest is None
     assert any(words in line for line in made.missing)

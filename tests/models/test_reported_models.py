@@ -242,8 +242,8 @@ def test_torchkan_9_and_keras_45701_the_reported_files_are_read(
         ("efficientdet", "export it with separate boxes, scores and classes"),
         ("fomo", "task and output.decoder"),
         ("columns", "task and output.decoder: its outputs are probabilities"),
-        ("anomap", "pred_score beside anomaly_map"),
-        ("batch8", "export it with a batch of 1, or an open one"),
+        ("anomap", "output.threshold"),
+        ("batch8", "output.labels"),
     ],
 )
 def test_families_of_the_field_are_a_question_with_the_way_out(file: str, words: str) -> None:
@@ -274,7 +274,6 @@ def test_pytorch_yolov4_boxes_and_confs_are_read(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "automl_efficientdet": ({"detections": (1, 100, 7)}, "EfficientDet: export it with separate"),
-    "anomalib_map": ({"anomaly_map": (1, 1, 32, 32)}, "pred_score"),
 }
 
 
@@ -325,14 +324,6 @@ def test_yolov7_1419_and_700_rows_of_boxes_are_read_as_their_layout_has_them(
     assert boxes.labels == ("cat", "bird")[: len(boxes)]
     assert_allclose(boxes.boxes, BOXES[: len(boxes)], atol=0.1)
     assert_allclose(boxes.scores, [0.9, 0.8][: len(boxes)], atol=1e-3)
-
-
-def test_networks_of_many_pictures_are_named(tmp_path: Path) -> None:
-    """A fixed batch is refused with the way to export."""
-    batch = constant_outputs(
-        tmp_path / "b.onnx", {"prob": np.zeros((8, 2), np.float32)}, picture=(8, 3, 64, 64)
-    )
-    assert "batch of 1" in describe(batch).missing[1]
 
 
 @needs_cases

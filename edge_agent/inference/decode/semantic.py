@@ -8,17 +8,19 @@ from ...core.areas import Areas
 from ...core.errors import ModelError, SampleError
 from ...core.types import Array, Detections, Tensors
 from .boxes import Hits, detections, selection_of, touching
-from .classification import as_given
+from .classification import ROUNDING, as_given
 from .decoder import Decoder, Labels, Network, Output, check_classes, ensure_finite, labels_of
 
 MOST_CLASSES = 65536
+_TWO, _HALF = 2, 0.5
 
 
 def semantic(network: Network) -> Decoder:
     """Semantic segmentation, as Ultralytics, torchvision, PaddleSeg and others export it.
 
     Role `map`: class numbers [1, H, W] or [1, 1, H, W], or scores [1, C, H, W] or [1, H, W, C], of
-    which the best counts. For task detection: cells that contain the centers of objects.
+    which the best counts; with a single one, and two labels, the chance of the second. For task
+    detection: cells that contain the centers of objects.
     """
     network.check_roles("map")
     size, labels = network.picture_size(), labels_of(network)
@@ -28,7 +30,7 @@ def semantic(network: Network) -> Decoder:
         names=("output0", "output", "out", "logits"),
     )
     axis = _class_axis(network, output, labels)
-    if axis is not None:
+    if axis is not None and output.spec.shape[axis] != 1:
         check_classes(labels, output.spec.shape[axis], f"output {output.spec}")
     if network.manifest.task == "detection":
         return _middles(network, output, labels, axis)
@@ -36,7 +38,7 @@ def semantic(network: Network) -> Decoder:
     asked = bool(network.manifest.output.mask)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Areas:
-        grid = _numbers(output, output.array(outputs), axis)
+        grid = _numbers(output, outputs, axis)
         present = np.unique(grid)
         present = present[labels.is_named(present)]
         names, each = labels.of(present), tuple(present.tolist())
@@ -74,7 +76,7 @@ def _class_axis(network: Network, output: Output, labels: Labels) -> int | None:
     """Return the axis of the classes; None: the output holds class numbers.
 
     Raises:
-        ModelError: it holds a single score for each pixel.
+        ModelError: it holds a single score for each pixel, and there are not two labels.
     """
     shape = output.spec.shape
     if len(shape) == 3:
@@ -84,22 +86,34 @@ def _class_axis(network: Network, output: Output, labels: Labels) -> int | None:
     axis = others[0] if len(others) == 1 else axis
     if shape[axis] != 1:
         return axis
-    if "int" in output.spec.dtype:
+    # Chances in bytes have steps, class numbers have none.
+    if "int" in output.spec.dtype and output.scale == 1:
         return None
+    if labels.classes == _TWO and network.manifest.task == "segmentation":
+        return axis
     raise ModelError(
-        f"output {output.spec}: a single score for each pixel, and no threshold for it; "
-        "export the network with an ArgMax, or with a score for each class, the background too"
+        f"output {output.spec}: a single score for each pixel: expected 2 labels, the background's "
+        f"first, found {len(labels.names)}"
     )
 
 
-def _numbers(output: Output, array: Array, axis: int | None) -> Array:
+def _numbers(output: Output, outputs: Tensors, axis: int | None) -> Array:
     """Return the class of each cell (h, w).
 
     Raises:
         SampleError: the output holds numbers that are not class numbers.
     """
+    array = output.array(outputs)
     if array.dtype.kind == "f":
         ensure_finite(output.spec.name, array)
+    if axis is not None and array.shape[axis] == 1:
+        chances = output.read(outputs).squeeze(axis)[0]
+        if chances.min(initial=0) < -ROUNDING or chances.max(initial=0) > 1 + ROUNDING:
+            raise SampleError(
+                f"output {output.spec.name}: holds numbers beyond 0 and 1, which are no chances; "
+                "export the network with its sigmoid"
+            )
+        return np.asarray(chances > _HALF, np.int64)
     if axis is not None:
         return np.asarray(array.argmax(axis=axis)[0], np.int64)
     grid = np.rint(array).astype(np.int64).reshape(array.shape[-2:] if array.ndim == 3 else -1)

@@ -31,7 +31,13 @@ BOXES = ("boxes", "bboxes", "detection_boxes", "det_boxes", "detected_boxes")
 SCORES = ("scores", "detection_scores", "confidences", "confs", "det_scores", "detected_scores")
 CLASSES = ("labels", "classes", "class_ids", "detection_classes", "det_classes", "detected_classes")
 INDEX_TYPES = ("int32", "int64")
-_COLUMNS = {"": (1, 2, 3), "paddle": (0, 1, 2), "yolov7": (5, 6, 1), "yolo-nas": (6, 5, 1)}
+_COLUMNS = {
+    "": (1, 2, 3),
+    "paddle": (0, 1, 2),
+    "yolov7": (5, 6, 1),
+    "yolo-nas": (6, 5, 1),
+    "pinto": (1, 2, 3),
+}
 """By layout: the columns of the class, the score, and the first of the box's four numbers."""
 _LAYOUTS = ", ".join(ROWS)
 
@@ -51,7 +57,7 @@ def ssd(network: Network) -> Decoder:
 
     With a `layout`, role `detections` is [N, 6] or [N, 7], boxes as corners in input pixels:
     PaddleDetection's class, score, box; YOLOv7's image, box, class, score; YOLO-NAS' image, box,
-    score, class.
+    score, class; PINTO's model zoo's image, class, score, box.
 
     Suppression runs only if the outputs do not show that it has been done (scores for every class,
     or no classes), or if the manifest asks for it with an `iou`.

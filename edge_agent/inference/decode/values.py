@@ -8,27 +8,39 @@ import numpy as np
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Anomaly, Findings, RawTensors, Tensors, TensorSpec, Values
-from .decoder import Decoder, Floats, Network, Output, count_of, ensure_finite, judged
+from .decoder import (
+    Decoder,
+    Floats,
+    Network,
+    Output,
+    Pattern,
+    count_of,
+    ensure_finite,
+    judged,
+)
 
 
 def score(network: Network) -> Decoder:
     """One number: an anomaly's score, or a regression's value.
 
-    Role `score`: a tensor of one element. A regression's value is named after the only label, else
-    after the output.
+    Role `score`: a tensor of one element; or, for anomalies in pictures, their map [1, H, W],
+    [1, 1, H, W] or [1, H, W, 1], whose highest number is the score, as anomalib has it. A
+    regression's value is named after the only label, else after the output.
     """
     network.check_roles("score")
     # Beside a float score, an integer is the class that the exporter's own threshold gave it.
     classes = [spec for spec in network.outputs if not spec.dtype.startswith("float")]
     if len(classes) == len(network.outputs) or "score" in network.manifest.output.names:
         classes = []
-    output = network.need(
-        "score",
-        [(1,) * rank for rank in range(6)],
-        names=("score", "scores", "output"),
-        without=classes,
-    )
     task, labels = network.manifest.task, network.labels
+    single: list[Pattern] = [(1,) * rank for rank in range(6)]
+    names = ("score", "scores", "output")
+    output = None
+    if task == "anomaly" and network.size is not None:
+        if "score" not in network.manifest.output.names:
+            output = network.find("score", single, names=names, without=classes)
+        single = [*single, (1, None, None), (1, 1, None, None), (1, None, None, 1)]
+    output = output or network.need("score", single, names=names, without=classes)
     others = {one.name for one in network.outputs if one.dtype == "int64"} - {output.spec.name}
     signs = others & {"label"}
     if len(labels) > 1:
@@ -41,7 +53,7 @@ def score(network: Network) -> Decoder:
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Anomaly | Values:
         value = output.read(outputs)
         ensure_finite(output.spec.name, value)
-        number = float(value.reshape(()))
+        number = float(value.max())
         # scikit-learn's own class of an outlier is -1, and its score has the same sign.
         if task == "anomaly" and any(outputs[name].ravel()[0] * number > 0 for name in signs):
             raise SampleError(

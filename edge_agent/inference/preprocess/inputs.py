@@ -132,6 +132,8 @@ def fixed_shapes(spec: InputSpec, kind: Kind) -> FixShapes:
         if (kind == "text") != bool(spec.tokenizer):
             takes = "takes texts" if spec.tokenizer else "takes no texts"
             raise ModelError(f"input.tokenizer: the model {takes}, and is given a {kind}")
+        if kind == "picture":
+            refuse_windows(spec)
         if kind == "text":
             return {one.name: _open_text(spec, one) for one in inputs if None in one.shape}
         if columns := column_inputs(spec, inputs):
@@ -157,6 +159,19 @@ def fixed_shapes(spec: InputSpec, kind: Kind) -> FixShapes:
         return shapes
 
     return decide
+
+
+def refuse_windows(spec: InputSpec) -> None:
+    """Check that a manifest does not describe windows, where the source gives pictures.
+
+    Raises:
+        ModelError: it does.
+    """
+    if spec.is_signal:
+        raise ModelError(
+            "input: the source gives pictures, but the manifest describes windows of a signal "
+            "(channels, window or layout)"
+        )
 
 
 def _open_text(spec: InputSpec, tensor: TensorSpec) -> Shape:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...core.errors import ModelError, SampleError
 from ...core.types import Array, TensorSpec
 from ...models.manifest import PICTURE_LAYOUTS, InputSpec, Rounding
-from .inputs import constants, sample_input
+from .inputs import constants, refuse_windows, sample_input
 from .placement import Placement
 from .resize import resize, resize_antialiased
 
@@ -196,11 +196,7 @@ def picture_preprocessor(
     Raises:
         ModelError: they do not; says expected and found.
     """
-    if spec.is_signal:
-        raise ModelError(
-            "input: the source gives pictures, but the manifest describes windows of a signal "
-            "(channels, window or layout)"
-        )
+    refuse_windows(spec)
     tensor = sample_input(spec, inputs)
     if tensor.dtype not in DTYPES:
         raise ModelError(

@@ -92,7 +92,19 @@ _REFUSED: Mapping[int, str] = {
     144: "ASSIGN_VARIABLE",
     147: "BUCKETIZE",
 }
+_BUILT_IN = "export it with built-in operators only"
+_FLEX = (
+    "it is TensorFlow's, which SELECT_TF_OPS has put in: convert it with TFLITE_BUILTINS alone, a "
+    "network with an LSTM or GRU for a batch of 1"
+)
+_MEDIAPIPE = "only MediaPipe has it: take a network of another family (docs/known-models.md)"
 _MENDS: Mapping[str, str] = {
+    "Convolution2DTransposeBias": _MEDIAPIPE,
+    "Landmarks2TransformMatrix": _MEDIAPIPE,
+    "MaxPoolingWithArgmax2D": _MEDIAPIPE,
+    "MaxUnpooling2D": _MEDIAPIPE,
+    "TransformLandmarks": _MEDIAPIPE,
+    "TransformTensorBilinear": _MEDIAPIPE,
     "edgetpu-custom-op": "it is compiled for the Edge TPU; take the .tflite that it was compiled "
     "from, whose name has no _edgetpu",
 }
@@ -237,7 +249,7 @@ def _code(table: Table, network: Path) -> int:
         return code
     if code == _CUSTOM or table.text(1):
         name = table.text(1) or "without a name"
-        mend = _MENDS.get(name, "export it with built-in operators only")
+        mend = _FLEX if name.startswith("Flex") else _MENDS.get(name, _BUILT_IN)
         raise ModelError(
             f"{network}: operator {name} is a custom one, and libraries of custom operators are "
             f"not loaded; {mend}"
@@ -273,7 +285,10 @@ def _spec(table: Table, network: Path) -> TensorSpec:
     if prod(shape) > MAX_ITEMS:
         raise DamagedError("a shape makes no sense")
     if table.table(6) is not None:
-        raise ModelError(f"{network}: tensor {name!r} is sparse, which is not supported")
+        raise ModelError(
+            f"{network}: tensor {name!r} is sparse, which is not supported; convert it again from "
+            "the network that was trained, without sparsity"
+        )
     sizes = tuple(
         None if open_ < 0 else int(size) for size, open_ in zip(shape, signature, strict=True)
     )

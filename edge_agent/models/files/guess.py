@@ -19,12 +19,22 @@ from ...core.types import TensorSpec
 from . import infer_layout
 from .facts import Draft, NetworkFacts
 from .guess_exports import finished, heads, scrfd, unread
-from .guess_picture import COLORS, LABELS, RESIZE, Picture, detector
-from .guess_signals import SOUND, output_words, row_draft, signal_draft, sounds_like, unusual_draft
+from .guess_picture import CHANCES, COLORS, LABELS, RESIZE, Picture, detector
+from .guess_signals import (
+    ROWS,
+    SOUND,
+    output_words,
+    row_draft,
+    signal_draft,
+    sounds_like,
+    unusual_draft,
+)
 
 COCO = 80
 _VECTOR = 64
 """Least length of an embedding."""
+_NARROW = 16
+"""Pixels of the least side of a picture."""
 _BINS = 4 * 8
 """Bins of NanoDet's distances, for four sides."""
 _ANCHORS = {8: 3, 16: 2, 32: 2, 64: 3}
@@ -36,13 +46,15 @@ _LOGITS = (
     "the sigmoid, as YOLOX's own tools/export_onnx.py does"
 )
 _SIZE = "input.width and input.height: the network leaves them open"
-_CHANCES = frozenset({"Softmax", "SoftMax", "Sigmoid"})
 
+_NANODET = {"color": "bgr", "mean": [103.53, 116.28, 123.675], "scale": [57.375, 57.12, 58.395]}
 _PADDLE: dict[str, Any] = {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}
 _PADDLE |= dict.fromkeys(["pad", "mean", "scale"], 127.5)
 """How PaddleOCR's recognition takes a line."""
 _PADDLE_INPUT = "x"
 """What paddle2onnx exports have in common."""
+_CHARACTERS = "character"
+"""Where RapidOCR's exports have their labels, one a line."""
 
 
 def draft_of(facts: NetworkFacts) -> Draft:
@@ -62,6 +74,8 @@ def draft_of(facts: NetworkFacts) -> Draft:
     for guess in _FAMILIES:
         draft = guess(picture)
         if draft is not None:
+            words = infer_layout.batch_words(spec)
+            draft = draft if words is None else replace(draft, assumed=(*draft.assumed, words))
             return _with_size(draft, picture)
     made = {"task": "raw", "input": picture.said, "output": {"decoder": "raw"}}
     how = f"task and output.decoder: raw gives the tensors as they are; {output_words(facts)}"
@@ -73,9 +87,10 @@ def draft_of(facts: NetworkFacts) -> Draft:
 
 def _with_size(draft: Draft, picture: Picture) -> Draft:
     """Ask for the picture's size if the network leaves it open and nothing else asks."""
-    known = {"width", "height"} <= draft.keys["input"].keys()
     size = infer_layout.picture_size(picture.input, picture.given["layout"])
-    if known or None not in size or any("input.width" in one for one in draft.questions):
+    given = (draft.keys["input"].get(key) for key in ("width", "height"))
+    known = all(one or other for one, other in zip(size, given, strict=True))
+    if known or any("input.width" in one for one in draft.questions):
         return draft
     return replace(draft, questions=(*draft.questions, _SIZE))
 
@@ -126,15 +141,18 @@ def _model_zoo(picture: Picture) -> Draft | None:
 
 
 def _nanodet(picture: Picture) -> Draft | None:
+    output = {"decoder": "nanodet", "threshold": 0.35, "iou": 0.6}
+    question = "input.resize: letterbox with anchor center (keep_ratio: True), or stretch"
+    # Before -Plus: scores and distances of three levels, each an output.
+    widths = [one.shape[-1] for one in picture.facts.outputs if len(one.shape) in {2, 3}]
+    if len(widths) == 6 and widths.count(_BINS) == 3 and len({*widths}) == 2:
+        return detector(picture, "NanoDet, before -Plus", _NANODET, output, question)
     if len(picture.only) != 3 or picture.only[2] != COCO + _BINS:
         return None
-    input_ = {"color": "bgr", "mean": [103.53, 116.28, 123.675], "scale": [57.375, 57.12, 58.395]}
-    output = {"decoder": "nanodet", "threshold": 0.35, "iou": 0.6}
     if picture.only[1] == picture.cells(8, 16, 32, 64):
-        return detector(picture, "NanoDet-Plus", {**input_, "resize": "stretch"}, output)
+        return detector(picture, "NanoDet-Plus", {**_NANODET, "resize": "stretch"}, output)
     if picture.only[1] == picture.cells(8, 16, 32):
-        question = "input.resize: letterbox with anchor center (keep_ratio: True), or stretch"
-        return detector(picture, "NanoDet", input_, output, question)
+        return detector(picture, "NanoDet", _NANODET, output, question)
     return None
 
 
@@ -240,16 +258,17 @@ def _areas(picture: Picture) -> Draft | None:
     shape = picture.facts.outputs[0].shape
     if len(picture.facts.outputs) != 1 or None in size or len(shape) not in {3, 4}:
         return None
-    numbers = len(shape) == 3 or 1 in shape[1:2]
-    last = len(shape) == 4 and picture.given["layout"] == "nhwc" and not numbers
+    numbers = len(shape) == 3 or 1 in {shape[1], shape[3]}
+    last = len(shape) == 4 and picture.given["layout"] == "nhwc" and shape[1] != 1
     found = (shape[2], shape[1]) if last else (shape[-1], shape[-2])
     if not any(found == tuple((side or 0) // part for side in size) for part in (1, 2, 4)):
         return None
     floats = "int" not in picture.facts.outputs[0].dtype
     if len(shape) == 4 and numbers and floats and "map" not in picture.facts.outputs[0].name:
         question = (
-            "task and output.decoder: detection with db, where these are PP-OCR's lines of text; "
-            "of segmentation export it with an ArgMax, or a channel for each class; else raw"
+            "task and output.decoder: segmentation with semantic and two labels, the background's "
+            "first, where these are chances; detection with db, where they are PP-OCR's lines of "
+            "text; anomaly with score, whose score is the highest; else raw"
         )
         made = {"task": "raw", "input": picture.said, "output": {"decoder": "raw"}}
         return Draft("a number for each pixel", made, questions=(question, COLORS, RESIZE))
@@ -257,6 +276,8 @@ def _areas(picture: Picture) -> Draft | None:
         return None
     points = "task: raw with decoder raw, if each channel is a map of a point rather than a class"
     quarter = (points,) if floats and found == tuple((side or 0) // 4 for side in size) else ()
+    if shape[1:] == picture.input.shape[1:] and 3 in shape[1:]:
+        quarter = ("task: raw with decoder raw, if it makes a picture of the picture",)
     return Draft(
         "what each pixel is: segmentation",
         {"task": "segmentation", "input": picture.said, "output": {"decoder": "semantic"}},
@@ -269,7 +290,7 @@ def _lines(picture: Picture) -> Draft | None:
     shape = picture.facts.outputs[0].shape
     if len(picture.facts.outputs) != 1 or picture.input.name != _PADDLE_INPUT:
         return None
-    if shape[1:] != (1, None, None):
+    if shape[1:] not in {(1, None, None), (None, None, None)}:
         return None
     scaled = {"mean": [123.675, 116.28, 103.53], "scale": [58.395, 57.12, 57.375]}
     return detector(
@@ -293,13 +314,16 @@ def _line(picture: Picture) -> Draft | None:
     if classes is None or (width and steps not in {None, width // 8, width // 4}):
         return None
     size = {} if width else {"width": 320}
+    named = f"its dictionary, {classes - 2} characters or one more, in labels.txt"
+    if _CHARACTERS in picture.facts.metadata:
+        named += f", which the file has in its metadata under {_CHARACTERS}"
     how = ("input.height: 48 of PP-OCRv3 and later, 32 before; input.width: 320",) if paddle else ()
     return Draft(
         f"characters of one line, {classes} classes with the blank, as PP-OCR's recognition",
         {"task": "text", "input": picture.said | size | _PADDLE, "output": {"decoder": "ctc"}},
         questions=(
             *how,
-            f"output.labels: its dictionary, {classes - 2} characters or one more, in labels.txt",
+            f"output.labels: {named}",
             "input: as in training, if not by PaddleOCR",
         ),
     )
@@ -351,7 +375,7 @@ def _queries(picture: Picture) -> Draft | None:
 
 def _anomalib(picture: Picture) -> Draft | None:
     if not {"pred_score", "anomaly_map"} <= set(picture.outputs):
-        return None
+        return _anomalies(picture)
     opened = picture.cells(1) is None
     size = ("input.width and input.height: as in training, often 256",) if opened else ()
     input_ = {"color": "rgb", "resize": "stretch", "scale": 255}
@@ -368,17 +392,43 @@ def _anomalib(picture: Picture) -> Draft | None:
     )
 
 
+def _anomalies(picture: Picture) -> Draft | None:
+    """Draft a map of anomalies without a score."""
+    (name, spec), *others = picture.outputs.items()
+    if others or "map" not in name.lower() or len(spec.shape) not in {3, 4}:
+        return None
+    if len(spec.shape) == 4 and 1 not in {spec.shape[1], spec.shape[3]}:
+        return None
+    return Draft(
+        "a map of numbers, such as of anomalies",
+        {"task": "anomaly", "input": picture.said, "output": {"decoder": "score"}},
+        ("score: the highest number of the map, as anomalib has it where there is no other",),
+        (
+            "task: raw, where these are no anomalies",
+            'output.threshold: above it a picture is anomalous; "p99" learns it from what it sees',
+            COLORS,
+            RESIZE,
+        ),
+    )
+
+
 def _classifier(picture: Picture) -> Draft | None:
     vectors = [one for one in picture.facts.outputs if _length(one) is not None]
     if len(picture.facts.outputs) != 1 or len(vectors) != 1:
         return None
     maker = picture.facts.makers[vectors[0].name]
-    decoder = "softmax" if maker in _CHANCES else "logits"
+    decoder = "softmax" if maker in CHANCES else "logits"
     how = " (scores as they come)" if decoder == "softmax" else ""
     output: dict[str, Any] = {"decoder": decoder}
     left = [LABELS, COLORS, RESIZE]
+    told = picture.facts.metadata.get(_CHARACTERS, "").split("\n")
+    if len(told) == _length(vectors[0]) != 1:
+        output["labels"] = list(map(printable, told))
+        left.remove(LABELS)
     if picture.given.get("color") == "gray" and sounds_like(picture.input):
         left.insert(0, SOUND)
+    elif picture.given.get("color") == "gray" and _is_narrow(picture):
+        left.insert(0, ROWS)
     if _length(vectors[0]) == 1:
         left[0] = "output.labels: of one of two classes both names, that of a 0 first; else task "
         left[0] += "anomaly or regression with decoder score"
@@ -393,6 +443,12 @@ def _classifier(picture: Picture) -> Draft | None:
         (f"decoder: {decoder}{how}, as the network ends in {maker or 'its input'}",),
         tuple(left),
     )
+
+
+def _is_narrow(picture: Picture) -> bool:
+    """Whether a side is so short that these are hardly pixels."""
+    sizes = infer_layout.picture_size(picture.input, picture.given["layout"])
+    return any(size is not None and size < _NARROW for size in sizes)
 
 
 def _length(spec: TensorSpec) -> int | None:

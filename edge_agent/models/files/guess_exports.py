@@ -8,7 +8,7 @@ from typing import Any
 from ...core.types import TensorSpec
 from . import infer_layout
 from .facts import Draft
-from .guess_picture import COLORS, LABELS, RESIZE, Picture, detector
+from .guess_picture import CHANCES, COLORS, DENSE, LABELS, RESIZE, Picture, detector
 from .guess_signals import NO_CHAIN, WAKE_WORDS
 
 _CUSTOM_VISION = [0.573, 0.677, 1.87, 2.06, 3.34, 5.47, 7.88, 3.53, 9.77, 9.17]
@@ -28,7 +28,7 @@ def finished(picture: Picture) -> Draft | None:
     if picture.facts.detected:
         return _post_processed(picture)
     if len(outputs) == 1 and len(outputs[0].shape) == 2 and outputs[0].shape[1] == 7:
-        return _rows(picture, output)
+        return None if _classifies(picture) else _rows(picture, output)
     if {"detected_boxes", "detected_classes", "detected_scores"} <= names:
         return _custom_vision(picture, output)
     if {"det_boxes", "det_classes", "det_scores"} <= names:
@@ -39,6 +39,12 @@ def finished(picture: Picture) -> Draft | None:
         output |= {"threshold": 0.4, "iou": 0.6}
         return detector(picture, "YOLOv4", input_, output, LABELS)
     return None
+
+
+def _classifies(picture: Picture) -> bool:
+    """Whether the only output is chances or logits, of seven emotions for one."""
+    facts, name = picture.facts, picture.facts.outputs[0].name
+    return facts.makers[name] in CHANCES or facts.ends.get(name) in DENSE
 
 
 def _post_processed(picture: Picture) -> Draft:
@@ -81,11 +87,18 @@ def _rows(picture: Picture, output: dict[str, Any]) -> Draft:
         how = "input: as in training, if not of its own COCO weights"
         input_ = _LETTERBOX | {"color": "bgr", "scale": scale}
         return detector(picture, "YOLO-NAS", input_, output, how)
+    if name == "batchno_classid_score_x1y1x2y2":
+        output["layout"] = "pinto"
+        how = "rows of image, class, score and box, as the post-processing of PINTO's model zoo"
+        return detector(picture, how, {}, output, LABELS, COLORS, RESIZE)
     inside = "NonMaxSuppression" in picture.facts.operators
     if inside and (picture.input.name, name) == ("images", "output"):
         output["layout"] = "yolov7"
         return detector(picture, "YOLOv7 or v9 with --end2end", _LETTERBOX, output)
-    how = "output.layout: yolov7 (image, box, class, score) or yolo-nas (image, box, score, class)"
+    how = (
+        "output.layout: yolov7 (image, box, class, score), yolo-nas (image, box, score, class) or "
+        "pinto (image, class, score, box)"
+    )
     return detector(picture, "rows of image and box", {}, output, how, LABELS, COLORS, RESIZE)
 
 
@@ -196,6 +209,15 @@ def scrfd(picture: Picture) -> Draft | None:
     return detector(picture, "SCRFD", input_, output, *left)
 
 
+def _are_anchored(picture: Picture) -> bool:
+    """Whether two outputs are MediaPipe's: a score, and a box with six to eight points, each."""
+    shapes = [one.shape for one in picture.facts.outputs if len(one.shape) == 3]
+    if len(shapes) != 2:
+        return False
+    score, box = sorted(shapes, key=lambda one: one[2] or 0)
+    return score[2] == 1 and box[1] == score[1] and box[2] in {12, 16, 18}
+
+
 def unread(picture: Picture) -> Draft | None:
     """Return a draft for a family that no decoder reads, with what to export instead."""
     outputs = picture.facts.outputs
@@ -206,12 +228,15 @@ def unread(picture: Picture) -> Draft | None:
             "EfficientDet: export it with separate boxes, scores and classes, for ssd; "
             "Ultralytics' obb with suppression inside is read by yolo-e2e"
         )
-    elif len(outputs) == 1 and len(shape) == 4 and shape[1] == 1 and "map" in outputs[0].name:
-        family = "a map of anomalies without a score"
-        mend = "export it with its score: anomalib's has pred_score beside anomaly_map"
     elif sorted(one.shape[1] or 0 for one in outputs if len(one.shape) == 4)[:4] == [3, 3, 12, 12]:
         family = "YOLO-FastestV2 in six outputs"
         mend = "export it with its own pytorch2onnx.py, by Detector(…, export_onnx=True)"
+    elif len(outputs) == 2 and _are_anchored(picture):
+        family = "MediaPipe's detector, whose boxes are offsets from anchors"
+        mend = (
+            "for faces take YuNet, SCRFD or UltraFace, for the points of persons a YOLO's pose "
+            "(docs/known-models.md)"
+        )
     elif picture.input.shape[1:] == (76, 32, 1):
         family, mend = WAKE_WORDS, NO_CHAIN
     elif "scale_factor" in {one.name for one in picture.facts.inputs}:

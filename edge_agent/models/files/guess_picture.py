@@ -19,6 +19,9 @@ COLORS = (
     '127.5 and 127.5 (TensorFlow), and "bgr" with 0 and 1'
 )
 RESIZE = "input.resize: stretch, letterbox or crop, as in training"
+CHANCES = frozenset({"Softmax", "SoftMax", "Sigmoid"})
+DENSE = frozenset({"Gemm", "MatMul", "FullyConnected", *CHANCES})
+"""Operators that a classifier ends in, before a bias."""
 LABELS = "output.labels: the names of the classes, in the order of training"
 
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ...core.text import counted, printable
 from ...core.types import TensorSpec
+from . import infer_layout
 from .facts import Draft, NetworkFacts
 
 WAKE_WORDS = "one of openWakeWord's chain of three networks"
 NO_CHAIN = (
-    "a chain is not run here; train a keyword classifier of one network on [input] transform = "
-    '"logmel" (docs/models.md, Sound), or run openWakeWord beside the agent'
+    "`edge-agent convert WAKEWORD -o FOLDER` makes one network of the three, with openWakeWord's "
+    "melspectrogram and embedding_model of the same format beside it"
 )
 
+ROWS = (
+    'input: where this is a window of readings and no picture: channels, window, layout = "tc" and '
+    "rate_hz, in place of color and resize"
+)
+FLAT = (
+    "input.transform: where these are features and no samples, as Edge Impulse flattens them: "
+    '"mfe", "mfcc" or "spectral" as its impulse has it (docs/models.md, Sound); window and rate_hz '
+    "are then those of the readings"
+)
 SOUND = (
     'input.transform: if these are features of a sound, "mfcc" or "logmel" with the parameters of '
     "the training code (docs/models.md, Sound); window and rate_hz are then those of the sound"
 )
+_CHAINED = ("samples", "mels", "embeddings")
+"""The inputs that `convert` gives to openWakeWord's chain as one network."""
 _FEATURES = frozenset({10, 12, 13, 20, 26, 32, 39, 40, 64, 80, 128})
 """Usual numbers of coefficients and bands."""
 
@@ -28,6 +41,8 @@ _ROW = 256
 tables have more columns, and few windows fewer samples."""
 
 
+_PLANES, _SIDE = 16, 32
+"""Most channels of a picture, and its least side."""
 _COLUMN = frozenset({(None, 1), (1, 1)})
 _OUTLIERS = frozenset({"ai.onnx.ml.TreeEnsembleRegressor", "ai.onnx.ml.SVMRegressor"})
 """Operators of IsolationForest and OneClassSVM."""
@@ -37,10 +52,9 @@ def unusual_draft(facts: NetworkFacts) -> Draft | None:
     """Return a draft for a network that takes several pictures, or one tensor per column."""
     shapes, ends = ([o.shape[1:] for o in facts.inputs], [o.shape[-1:] for o in facts.outputs])
     many = [one for one in facts.inputs if len(one.shape) == 4]
-    # Beside another of four dimensions it is a state.
-    if len(many) == 1 and (many[0].shape[0] or 1) > 1:
-        family = f"a network of {many[0].shape[0]} pictures at once ({printable(str(many[0]))})"
-        mend = "export it with a batch of 1, or an open one"
+    if len(facts.inputs) == len(many) == 1 and (channels := _channels_of(many[0])):
+        family = f"a network of pictures with {channels} channels ({printable(str(many[0]))})"
+        mend = "pictures have 1 or 3 channels here; train it on these"
     elif len(facts.inputs) > 1 and any(one.dtype == "unknown" for one in facts.inputs):
         texts = ", ".join(printable(one.name) for one in facts.inputs if one.dtype == "unknown")
         family = f"a table with columns of texts ({texts})"
@@ -61,6 +75,17 @@ def unusual_draft(facts: NetworkFacts) -> Draft | None:
         {"task": "raw", "input": {}, "output": {"decoder": "raw"}},
         questions=(f"export: {mend}",),
     )
+
+
+def _channels_of(picture: TensorSpec) -> int | None:
+    """Return how many channels a picture has if these are 2, or 4 to 16."""
+    first, *others = picture.shape[1:]
+    *_, last = others
+    for channels, sides in ((first, others), (last, [first, *others[:1]])):
+        wide = all(side is None or side >= _SIDE for side in sides)
+        if channels is not None and channels != 3 and 1 < channels <= _PLANES and wide:
+            return channels
+    return None
 
 
 def row_draft(facts: NetworkFacts) -> Draft | None:
@@ -99,7 +124,7 @@ def row_draft(facts: NetworkFacts) -> Draft | None:
 def signal_draft(facts: NetworkFacts) -> Draft:
     """Draft a network that takes no picture."""
     inputs, outputs = facts.inputs, facts.outputs
-    if (speech := _silero(facts)) is not None:
+    if (speech := _silero(facts) or _wake_word(facts)) is not None:
         return speech
     window, assumed = _window(facts)
     if not window:
@@ -114,9 +139,15 @@ def signal_draft(facts: NetworkFacts) -> Draft:
         )
     else:
         how = "input.channels, in order, and input.rate_hz"
+    if len(inputs) == 1 and window and (words := infer_layout.batch_words(inputs[0])):
+        assumed = (*assumed, words)
     questions = [how, "input.mean and input.scale: as in training"]
     if any(sounds_like(one) for one in inputs):
         questions.append(SOUND)
+    if window.get("layout") == "flat-ct":
+        questions.append(FLAT)
+    if states := ", ".join(_states(facts)):
+        questions.append(f"input.state, where these are the next values of inputs: {states}")
     same = len(inputs) == len(outputs) == 1 and inputs[0].shape == outputs[0].shape
     if same and inputs[0].shape[1:] != (1,):
         return Draft(
@@ -136,6 +167,25 @@ def signal_draft(facts: NetworkFacts) -> Draft:
         assumed,
         questions=("task and output.decoder: " + output_words(facts), *questions),
     )
+
+
+def _states(facts: NetworkFacts) -> Iterator[str]:
+    """Yield inputs with the output that may be their next value: of the same type and shape."""
+    if len(facts.inputs) < 2:
+        return
+    left = list(facts.outputs)
+    for spec in facts.inputs:
+        for output in left:
+            if spec.dtype == output.dtype and _fit(spec.shape, output.shape):
+                left.remove(output)
+                yield f"{printable(spec.name)} = {printable(output.name)!r}"
+                break
+
+
+def _fit(one: tuple[int | None, ...], other: tuple[int | None, ...]) -> bool:
+    """Whether two shapes of several axes may be the same."""
+    same = len(one) == len(other) > 1
+    return same and all(a == b or None in {a, b} for a, b in zip(one, other, strict=True))
 
 
 def _silero(facts: NetworkFacts) -> Draft | None:
@@ -161,6 +211,26 @@ def _silero(facts: NetworkFacts) -> Draft | None:
             "family: Silero VAD, by the inputs input and state, the outputs output and stateN",
             "window: 512 samples at 16 kHz with 64 before them, as its own code has it",
             "threshold: 0.5, above which a window is speech, as its own code has it",
+        ),
+    )
+
+
+def _wake_word(facts: NetworkFacts) -> Draft | None:
+    """Draft what `convert` makes of openWakeWord's chain."""
+    names = [{one.name for one in ends} for ends in (facts.inputs, facts.outputs)]
+    if names != [set(_CHAINED), {"score", *(f"{one}_next" for one in _CHAINED[1:])}]:
+        return None
+    input_: dict[str, Any] = {"channels": [0], "window": 1760, "hop": 1280, "lead": 480}
+    input_ |= {"rate_hz": 16000, "layout": "flat-tc", "scale": 1 / 32768}
+    input_ |= {"tensor": "samples", "state": {one: f"{one}_next" for one in _CHAINED[1:]}}
+    output = {"decoder": "score", "threshold": 0.5, "label_above": "wake-word"}
+    return Draft(
+        "openWakeWord",
+        {"task": "anomaly", "input": input_, "output": output},
+        (
+            "family: openWakeWord, by the names of its inputs and outputs",
+            "window: 1280 samples at 16 kHz with 480 before them, as its own code has it",
+            "threshold: 0.5, as its own code has it",
         ),
     )
 

@@ -20,17 +20,13 @@ def picture_input(
         are other inputs.
 
     Raises:
-        ModelError: no input takes pictures, or more than one, or it takes several at once.
+        ModelError: no input takes pictures, or more than one.
     """
     pictures = [spec for spec in facts.inputs if len(spec.shape) == 4]
     if len(pictures) != 1:
         found = ", ".join(map(str, facts.inputs)) or "none"
         raise ModelError(f"{where}: expected one input of 4 dimensions for pictures, found {found}")
     spec = pictures[0]
-    if spec.shape[0] not in {None, 1}:
-        raise ModelError(
-            f"{where}: input {spec} takes {spec.shape[0]} pictures at once; export it with batch 1"
-        )
     said: dict[str, Any] = {}
     if spec.shape[1] in {1, 3}:
         said["layout"], channels = "nchw", spec.shape[1]
@@ -45,6 +41,17 @@ def picture_input(
     if len(facts.inputs) > 1:
         said["tensor"] = spec.name
     return spec, said
+
+
+def batch_words(spec: TensorSpec) -> str | None:
+    """Return what a fixed batch costs, and how to do without; None: the input has none."""
+    count = spec.shape[0] if len(spec.shape) in {3, 4} else None
+    if count is None or count <= 1:
+        return None
+    return (
+        f"batch: it takes {count} samples at once, and is given each one {count} times, which is "
+        "as much more work; better, export it with a batch of 1"
+    )
 
 
 def picture_size(spec: TensorSpec, layout: str) -> tuple[int | None, int | None]:

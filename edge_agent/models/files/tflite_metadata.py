@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ MOST_INTEGER_SCALE = 16
 """Greatest divisor of pixels for an input of integers; floats are divided by 1, or 50 and more."""
 _OUTSIDE = 5
 """Steps by which normalized values may exceed the range of integers: two percent, from rounding."""
+
+_ROUNDED = 0.01
+"""Share by which a step that somebody has written down may differ from the file's."""
 
 Said = dict[str, Any]
 
@@ -280,16 +284,44 @@ def in_steps(manifest: Manifest, facts: NetworkFacts) -> Manifest:
     Mean and scale of floats become those of the integers that the input takes; if they do not fit
     its step, pixels fill its range. The output's scale and zero point are the file's if the
     manifest gives none.
+
+    Raises:
+        ModelError: numbers by name are in steps of different sizes.
     """
     picture = [spec for spec in facts.inputs if len(spec.shape) == 4]
     if len(picture) == 1 and not manifest.input.is_signal and picture[0].name in facts.steps:
         manifest = replace(manifest, input=_input_in_steps(manifest.input, picture[0], facts))
+    elif manifest.input.is_signal:
+        manifest = replace(manifest, input=_window_in_steps(manifest.input, facts))
     output = manifest.output
     steps = [facts.steps[one.name] for one in facts.outputs if one.name in facts.steps]
     if len(steps) == len(facts.outputs) == 1 and (output.scale, output.zero_point) == (1, 0):
         output = replace(output, scale=steps[0][0], zero_point=steps[0][1])
         manifest = replace(manifest, output=output)
+    elif manifest.task == "regression" and len(set(steps)) > 1:
+        names = ", ".join(map(str, facts.outputs))
+        raise ModelError(
+            f"output.scale: {names} count in steps of different sizes; export it with outputs of "
+            "floats"
+        )
     return manifest
+
+
+def _window_in_steps(given: InputSpec, facts: NetworkFacts) -> InputSpec:
+    """Return mean and scale of the integers that a window, or its features, become."""
+    free = [spec for spec in facts.inputs if spec.name not in given.given]
+    taken = [spec for spec in free if given.tensor in {None, spec.name}]
+    if len(taken) != 1 or "int" not in taken[0].dtype or taken[0].name not in facts.steps:
+        return given
+    size, zero = facts.steps[taken[0].name]
+    numbers = [each if isinstance(each, tuple) else (each,) for each in (given.mean, given.scale)]
+    count = max(1, *map(len, numbers))
+    means, scales = given.per_channel("mean", count), given.per_channel("scale", count)
+    if all(isclose(scale, size, rel_tol=_ROUNDED) for scale in scales):
+        return given  # already for integers
+    made = tuple(scale * size for scale in scales)
+    offsets = (mean - zero * scale for mean, scale in zip(means, made, strict=True))
+    return replace(given, mean=tuple(offsets), scale=made)
 
 
 def _input_in_steps(given: InputSpec, spec: TensorSpec, facts: NetworkFacts) -> InputSpec:
