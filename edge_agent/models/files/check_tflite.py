@@ -258,7 +258,8 @@ def _code(table: Table, network: Path) -> int:
         raise ModelError(
             f"{network}: operator {_REFUSED.get(code, f'number {code}')} is refused: graphs within "
             "a graph, and operators that keep a state between calls, are not supported; export a "
-            "network that streams, such as microWakeWord's, for whole windows (its non_stream form)"
+            "network that streams for whole windows; for wake words, take openWakeWord's in place "
+            "of microWakeWord's, whose features of a sound are not computed here"
         )
     if code < 0:
         raise DamagedError("an operator has no kind")
