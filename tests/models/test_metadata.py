@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_agent.core.errors import ModelError
+from edge_agent.models.describing import describe
 from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.manifest import Manifest, check
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx, to_ir
@@ -303,8 +304,11 @@ def test_ultralytics_fields_that_are_wrong(
 
 
 def test_batch_that_is_not_one(tmp_path: Path) -> None:
-    """A network for several pictures at once is refused with the mend."""
-    refused(ultralytics(tmp_path, zeros(1, 7, 42), picture=(4, 3, 32, 64)), "4 pictures", "batch 1")
+    """A network for several pictures at once is taken; `describe` says what that costs."""
+    made = describe(ultralytics(tmp_path, zeros(4, 7, 42), picture=(4, 3, 32, 64)))
+    assert made.manifest is not None
+    assert made.manifest.decoder == "yolov8"
+    assert any("4 samples at once" in line for line in made.missing)
 
 
 def test_ultralytics_ir(tmp_path: Path) -> None:

@@ -582,9 +582,9 @@ def test_movenet_maps_of_points_may_be_no_classes(tmp_path: Path) -> None:
 
 
 def test_openwakeword_a_tflite_of_its_chain_is_refused_as_describe_says(tmp_path: Path) -> None:
-    """A chain is not run, and no manifest would help: no draft is promised."""
+    """No manifest would help, so no draft is promised; `convert` makes one network of the chain."""
     path = save_tflite(tmp_path / "m.tflite", [Tensor("x", (1, 16, 96)), Tensor("y", (1, 1))])
-    with pytest.raises(ModelError, match=r"openWakeWord's chain .* a chain is not run here") as why:
+    with pytest.raises(ModelError, match=r"openWakeWord's chain .* `edge-agent convert") as why:
         bring_in(path)
     assert "draft" not in str(why.value)
 
