@@ -50,8 +50,9 @@ class StreamCamera:
         # Imported here: devices do not need it.
         import av
 
-        from .video import FEW_CORES, NETWORK, Video
+        from .video import FEW_CORES, NETWORK, LateError, Video
 
+        self._late = LateError
         self._name = spec.redacted
         self._closing, self._body = context.closing, body
         self._problem: SampleError | None = None
@@ -85,12 +86,15 @@ class StreamCamera:
     def grab(self) -> bool:
         if self._closing.is_set():
             return False
-        self._problem = None
+        if not isinstance(self._problem, self._late):  # else it has not been reported yet
+            self._problem = None
         try:
             if not self._video.advance():
                 HARDWARE.check_not_doubted(self._name)
                 raise SourceError(f"{self._name}: {LOST}")
             self._failed, self._patience = max(0, self._failed - MADE_UP), 0.0
+        except self._late as problem:
+            self._problem = problem
         except SampleError as problem:
             HARDWARE.check_not_doubted(self._name)
             self._problem = problem
@@ -107,7 +111,10 @@ class StreamCamera:
         return True
 
     def retrieve(self) -> Reading:
-        if self._problem is not None:
+        problem, self._problem = self._problem, None
+        if isinstance(problem, self._late):
+            raise problem
+        if problem is not None:
             raise SampleError(f"{self._name}: a picture could not be decoded")
         return Reading(self._video.picture(), self._time_ns, self._since)
 

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 # Frames per second if a clip states no rate or an absurd one.
 USUAL_RATE = 25.0
+LEAST_REST = 2**18
+"""Fewest bytes after the last picture of a transport stream to report: sound may last longer."""
 # A longer pause between frames is a damaged timestamp, which would freeze the picture.
 LONGEST_PAUSE = 10.0
 
@@ -135,6 +137,7 @@ class Clip:
         # Before opening, because FFmpeg's own reasons are terse.
         _check_readable(self._spec)
         self._close_transport()
+        self._began = place
         path = self._spec.local
         self._transport = open_splitting(path, place)
         try:
@@ -177,6 +180,14 @@ class Clip:
         came, promised = self._video.packets, self._video.promised
         if self._cut is None and came < 0.95 * promised - 2:
             self._cut = f"ended after {came} of {promised} frames; the file is damaged or cut short"
+        if self._cut is None and self._transport is not None:
+            size = self._spec.local.stat().st_size
+            rest = size - self._began - self._video.place
+            if self._video.place and rest > max(LEAST_REST, size // 10):
+                self._cut = (
+                    f"the last {round(100 * rest / size)} % of the file hold no picture of its "
+                    "video; look at it with `ffprobe`"
+                )
         if self._cut is not None and self._short is None:
             self._short = self._cut
             log.warning("%s: %s", self._name, self._short)

@@ -79,7 +79,11 @@ class TransportFile:
             return False
         identifier = _identifier(packet[1:])
         if identifier == table[0] == 0:
-            maps = [_identifier(table[n + 2 :]) for n in range(8, len(table) - 3, 4)]
+            # A program of number 0 is no program, but network information.
+            programs = [n for n in range(8, len(table) - 3, 4) if table[n : n + 2] != bytes(2)]
+            maps = [_identifier(table[n + 2 :]) for n in programs]
+            if self._maps and maps and self._maps.keys().isdisjoint(maps):
+                self.rest = place  # recordings of two devices in one file
             self._heads = _heads([0, *maps])
             self._index, self._listed = place, set()
         elif table[0] == 2:

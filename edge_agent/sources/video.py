@@ -5,7 +5,6 @@ The only place with the options of FFmpeg's libraries.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Generator, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from ..core.errors import SampleError, SourceError
 from ..core.types import Array
+from .backlog import Backlog
 from .frame_pool import FRAME_POOL
 from .hw_decode import HARDWARE
 from .opencv import MAX_PIXELS, check_size, load
@@ -33,7 +33,7 @@ NETWORK = {
 FILE = {
     "protocol_whitelist": "file",
     "format_whitelist": "mov,avi,matroska,mpegts,mpeg,mpegvideo,flv,h264,hevc,vvc,m4v,mjpeg,asf,"
-    "ogg,gif,ivf,obu,av1,mxf,nut,dv,vc1,rm,swf,yuv4mpegpipe,apng,mpjpeg,jpeg_pipe",
+    "ogg,gif,ivf,obu,av1,mxf,nut,dv,vc1,rm,swf,yuv4mpegpipe,apng,mpjpeg,jpeg_pipe,dhav,wtv",
 }
 
 # H.273 color spaces that FFmpeg cannot convert and PyAV has no names for.
@@ -45,6 +45,10 @@ _SPACES = {
     13: "derived from primaries, with constant luminance",
     14: "ICtCp",
 }
+
+
+class LateError(SampleError):
+    """Pictures are left out because the stream is decoded more slowly than it comes."""
 
 
 class Video:
@@ -109,10 +113,13 @@ class Video:
         self._converter: Any = VideoReformatter()
         # A bit less than what the pipeline's own clock allows.
         self._silence = 1.8 * timeouts[1] if timeouts else float("inf")
+        self._live = timeouts is not None
         self._frames = self._decoded()
         self._frame: Any = None
         self.packets = 0
         """Number of packets read, one per frame or field."""
+        self.place = 0
+        """Position of the last one, bytes; 0: not known."""
         self.promised: int = self._stream.frames
         """Number of frames in the header; 0: not stated."""
         if "mov" in self._container.format.name:
@@ -187,13 +194,15 @@ class Video:
         """Yield the frames, and a SampleError for each packet that cannot be decoded."""
         repeats = self._container.format.name == "avi"
         since = time.monotonic()
-        for packet in self._read():
+        backlog = Backlog()
+        for packet in backlog.watch(self._read(), self._stream):
             if time.monotonic() - since > self._silence:
                 # Else this thread would be held for as long as something comes.
                 raise SourceError(f"{self._name}: what comes makes no picture")
             if packet.stream is not self._stream:
                 continue
             self.packets += packet.size > 0
+            self.place = packet.pos or self.place
             if repeats and packet.dts is not None:
                 # Frames that only repeat the previous one are counted in the header but not read.
                 self.packets = packet.dts + 1
@@ -201,6 +210,11 @@ class Video:
             if ring is not None:
                 ring.add(self, self._stream, packet)
             if self._keys and packet.size and not packet.is_keyframe:
+                continue
+            known = backlog.leaving_out
+            if self._live and packet.size and not backlog.due(key=packet.is_keyframe):
+                if not known:
+                    yield self._late(backlog.seconds)
                 continue
             try:
                 frames = self._decoder.decode(packet)
@@ -213,11 +227,17 @@ class Video:
     def _read(self) -> Generator[Any]:
         try:
             # Of a camera all streams, to see that its sound goes on without a picture.
-            live = math.isfinite(self._silence)
-            yield from self._container.demux(*([] if live else [self._stream]))
+            yield from self._container.demux(*([] if self._live else [self._stream]))
         except IndexError:
             # From PyAV, after our last packet, if another stream has begun meanwhile.
             return
+
+    def _late(self, seconds: float) -> LateError:
+        return LateError(
+            f"{self._name}: comes faster than it is decoded here ({seconds:.0f} s behind): "
+            "pictures are left out up to the next key frame; let the camera send fewer or smaller "
+            "ones, or read its key frames only (?frames=key)"
+        )
 
     def _chosen(self, *, first: bool) -> Any:
         """Return the video: the first of several, or else the one that FFmpeg prefers.

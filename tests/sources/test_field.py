@@ -166,6 +166,49 @@ def test_mpv_4305_a_video_that_moves_to_another_packet_identifier_or_codec(tmp_p
     assert trouble is None
 
 
+def test_recordings_of_two_devices_put_together(tmp_path: Path) -> None:
+    """The second has tables under other identifiers, and its video under another, too."""
+    moved = {"mpegts_start_pid": "0x300", "mpegts_pmt_start_pid": "0x1100"}
+    parts = [write(tmp_path / "one.ts"), write(tmp_path / "two.ts", muxer=moved)]
+    path = tmp_path / "clip.ts"
+    path.write_bytes(b"".join(part.read_bytes() for part in [*parts, parts[0]]))
+    pictures, trouble = played(path)
+    assert (len(pictures), trouble) == (60, None)
+    assert all(seen(picture) == UPRIGHT for picture in pictures)
+
+
+def test_a_transport_stream_whose_end_holds_no_picture_says_so(tmp_path: Path) -> None:
+    """Its video goes on under an identifier that no table names."""
+    moved = write(tmp_path / "two.ts", muxer={"mpegts_start_pid": "0x300"}).read_bytes()
+    packets = [moved[at : at + 188] for at in range(0, len(moved), 188)]
+    video = b"".join(each for each in packets if (each[1] & 31, each[2]) == (3, 0))
+    path = tmp_path / "clip.ts"
+    first = write(tmp_path / "one.ts").read_bytes()
+    path.write_bytes(first * 25 + video * (2**19 // len(video)))
+    pictures, trouble = played(path)
+    assert len(pictures) == 500
+    assert trouble is not None
+    assert "of the file hold no picture of its video; look at it with `ffprobe`" in trouble
+
+
+def test_a_clip_of_a_dahua_recorder(tmp_path: Path) -> None:
+    """A .dav file: each picture has a head and a tail of the maker's own."""
+    data = b""
+    with av.open(str(write(tmp_path / "clip.h264"))) as container:
+        for number, packet in enumerate(each for each in container.demux() if each.size):
+            more = bytes([0x80, 0, WIDTH // 8, HEIGHT // 8, 0x81, 0, 2, 10])
+            size = (24 + len(more) + packet.size + 8).to_bytes(4, "little")
+            kind = bytes([0xFD if packet.is_keyframe else 0xFC, 0, 0, 0])
+            head = b"DHAV" + kind + number.to_bytes(4, "little") + size + bytes(4)
+            when = (100 * number).to_bytes(2, "little") + bytes([len(more), 0])
+            data += head + when + more + bytes(packet) + b"dhav" + size
+    path = tmp_path / "clip.dav"
+    path.write_bytes(data)
+    pictures, trouble = played(path)
+    assert (len(pictures), trouble) == (20, None)
+    assert all(seen(picture) == UPRIGHT for picture in pictures)
+
+
 def test_an_flv_whose_size_and_codec_change(server: Server, tmp_path: Path) -> None:
     """A clip is read to its end; a camera is read anew where the codec is another."""
     parts = [
