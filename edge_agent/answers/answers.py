@@ -23,6 +23,7 @@ from ..config.settings import parse_route
 from ..core.containment import converted
 from ..core.errors import AgentError, RequestError, SampleError
 from ..core.types import Array, Kind, Outcome, Sample
+from ..device.allocator import keep_freed_memory
 from ..inference.engines.generator import UNLOAD_SECONDS
 from ..inference.engines.generator_process import FullError, GeneratorProcess
 from ..inference.engines.registry import engine_order
@@ -275,6 +276,8 @@ class Answers:
             )
         known = {each.kind for each in self._runner.active.servings_of(asked.name)}
         asked.kind = known.pop() if known else kind_of(folder, inspect_network(folder.network))
+        if asked.kind == "picture":
+            keep_freed_memory()
         return self._runner.accept(
             *(f"{PIPELINE}/{asked.route}", asked.route, asked.kind),
             room=ROOM,
@@ -360,6 +363,8 @@ class Answers:
 
     def _hold(self, ticket: Ticket, question: Question) -> None:
         arrays: list[Array] = [*(question.tensors or {"": question.data}).values(), *question.more]
+        if question.early is not None:
+            arrays += question.early.tensors.values()
         size = sum(array.nbytes for array in arrays)
         with self._lock:
             held = sum(each.held for each in self._open)

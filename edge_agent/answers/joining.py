@@ -24,7 +24,9 @@ def submit_parts(
     inner: list[Future[Outcome]] = []
     try:
         for data, tensors in question.parts():
-            inner.append(queue.submit(data, tensors=tensors, raw=question.raw))
+            inner.append(
+                queue.submit(data, tensors=tensors, raw=question.raw, early=question.early)
+            )
     except RequestError:
         for one in inner:
             one.cancel()

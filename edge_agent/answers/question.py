@@ -18,6 +18,7 @@ from ..core.json_text import read_json
 from ..core.types import Array, Kind, Reading, Tensors, TensorSpec
 from ..inference.engines.generator import PICTURE_TAG
 from ..inference.model import Model
+from ..inference.preprocess.placement import PreparedSample
 from ..inference.preprocess.windowing import Windower
 from ..models.manifest import InputSpec
 from ..sources.opencv import MAX_PIXELS, decode, refusal
@@ -47,6 +48,8 @@ class Question:
     """More texts, or the pictures that a text is about."""
     rows: int = 1
     """Number of samples in the tensors, for a network that takes one at a time."""
+    early: PreparedSample | None = None
+    """The picture as the model takes it."""
 
     def parts(self) -> list[tuple[Array, Tensors | None]]:
         """Return its samples, each in the form that the lanes take."""
@@ -65,7 +68,9 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
         if kind != "picture":
             takes = '{"texts": […]}' if kind == "text" else '{"readings": [[…], …]}'
             raise SampleError(f"{model.id} takes {takes}, not pictures")
-        return Question(decode(np.frombuffer(payload, np.uint8)))
+        picture = decode(np.frombuffer(payload, np.uint8))
+        # Not by the lane: here it is still in the processor's cache (0.3 ms less of 1024x717).
+        return Question(picture, early=model.prepare_data(picture, stream=True))
     try:
         body = read_json(payload)
     except (ValueError, RecursionError):

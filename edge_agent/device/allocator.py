@@ -10,6 +10,7 @@ from typing import Any
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """mallopt(3)."""
 _LARGE_BYTES = 8 * 2**20
+_KEPT_BYTES = 16 * 2**20
 _SMALL_BYTES = 128 * 1024
 """Bytes from which glibc initially maps a block separately."""
 _mapped_from: int | None = None
@@ -29,6 +30,17 @@ def return_large_blocks() -> None:
     4K clips, each cycle of opening and closing kept more memory (164 MB, 0.3, 0.4 GB …).
     """
     _map_from(_LARGE_BYTES)
+
+
+def keep_freed_memory() -> None:
+    """From now on, keep up to 16 MiB that each thread has freed, for what it allocates next.
+
+    Otherwise glibc returns the memory of each picture and takes it again page by page: 0.7 of 8 ms
+    of an answer (1024x717 pixels, 8 callers). Nothing changes after `return_freed_memory`.
+    """
+    libc = _gnu_library()
+    if libc is not None and _mapped_from != _SMALL_BYTES:
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def return_freed_memory() -> None:

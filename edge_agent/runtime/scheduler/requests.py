@@ -55,12 +55,14 @@ class RequestQueue(Generic[M]):
         region: Region | None = None,
         tensors: Tensors | None = None,
         raw: bool = False,
+        early: object | None = None,
     ) -> Future[Outcome]:
         """Request the model's findings without waiting.
 
         The future is canceled when the queue is closed. *data* is a picture, (height, width, 3)
         uint8 BGR, or a signal, (window, channels) float32; with *tensors*, network inputs by name,
-        it is any of these. *region* of a picture: x1, y1, x2, y2 in its pixels.
+        it is any of these. *region* of a picture: x1, y1, x2, y2 in its pixels. *early*: see
+        `Sample`.
 
         Raises:
             RequestError: too many requests wait, or the queue is closed.
@@ -69,7 +71,9 @@ class RequestQueue(Generic[M]):
 
         def make(seq: int) -> Sample:
             now, picture = time.monotonic(), tensors is None and data.ndim == 3
-            sample = Sample(data, seq, time.time_ns(), now, picture=picture, follows=False)
+            sample = Sample(
+                *(data, seq, time.time_ns(), now), picture=picture, early=early, follows=False
+            )
             request = Request(sample, threshold, region, State(), None, tensors, raw, foreign=True)
             self._waiting[seq] = request, future
             return sample
