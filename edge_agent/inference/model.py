@@ -221,7 +221,8 @@ class Model:
         sample, early = request.sample, request.sample.early
         if isinstance(early, PreparedSample) and (early.by, early.region) == (self, request.region):
             return early
-        return self.prepare_data(sample.data, request.region, stream=sample.file is None)
+        stream = sample.file is None and not request.foreign
+        return self.prepare_data(sample.data, request.region, stream=stream)
 
     def _given(self, tensors: Tensors) -> PreparedSample:
         """Accept ready inputs of the network from outside; constants may be left out."""

@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
+from edge_agent.answers.question import read_question
 from edge_agent.core.types import Request, Sample
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, load_model
@@ -269,7 +270,7 @@ def test_what_was_prepared_early_is_used(small: Model) -> None:
 
 
 def test_only_pictures_of_streams_are_resized_in_the_quick_way(tmp_path: Path) -> None:
-    """Pictures of a folder are what somebody compares with; those of a codec are near enough."""
+    """Pictures of a folder and of questions are compared; those of a codec are near enough."""
     folder = model(tmp_path / "coarse", weights={"step": np.array(1 / 32, np.float32)})
     coarse = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
     data = np.random.default_rng(0).integers(0, 256, (131, 173, 3)).astype(np.uint8)
@@ -279,6 +280,11 @@ def test_only_pictures_of_streams_are_resized_in_the_quick_way(tmp_path: Path) -
     assert np.array_equal(still, coarse.prepare_data(data).tensors["picture"])
     assert np.array_equal(stream, coarse.prepare_data(data, stream=True).tensors["picture"])
     assert np.abs(stream.astype(int) - still).max() == (1 if cv2.ipp.useIPP() else 0)
+    asked = read_question(cv2.imencode(".png", data)[1].tobytes(), coarse, "picture")
+    anew = coarse.prepare(Request(Sample(data, 0, 0, 0.0), foreign=True))
+    assert asked.early is not None
+    for each in (asked.early, anew):
+        assert np.array_equal(each.tensors["picture"], still)
 
 
 def test_threads_do_not_share_what_they_write_to(small: Model) -> None:
