@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -304,6 +304,8 @@ class Answers:
             if len(servings) > 1 and (question.rows > 1 or question.more):
                 raise SampleError("of several versions: ask one at a time, or name a version")
             self._hold(ticket, question)
+            if asked.kind == "picture" and question.tensors is None and isinstance(model, Model):
+                question = replace(question, early=model.prepare_data(question.data))
             self._submit(ticket, question, asked)
         except AgentError as problem:
             self._settle(ticket, problem)
@@ -363,8 +365,6 @@ class Answers:
 
     def _hold(self, ticket: Ticket, question: Question) -> None:
         arrays: list[Array] = [*(question.tensors or {"": question.data}).values(), *question.more]
-        if question.early is not None:
-            arrays += question.early.tensors.values()
         size = sum(array.nbytes for array in arrays)
         with self._lock:
             held = sum(each.held for each in self._open)

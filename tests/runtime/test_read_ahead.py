@@ -12,7 +12,6 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_agent.answers.question import read_question
 from edge_agent.core.types import Request, Sample
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, load_model
@@ -280,11 +279,8 @@ def test_only_pictures_of_streams_are_resized_in_the_quick_way(tmp_path: Path) -
     assert np.array_equal(still, coarse.prepare_data(data).tensors["picture"])
     assert np.array_equal(stream, coarse.prepare_data(data, stream=True).tensors["picture"])
     assert np.abs(stream.astype(int) - still).max() == (1 if cv2.ipp.useIPP() else 0)
-    asked = read_question(cv2.imencode(".png", data)[1].tobytes(), coarse, "picture")
-    anew = coarse.prepare(Request(Sample(data, 0, 0, 0.0), foreign=True))
-    assert asked.early is not None
-    for each in (asked.early, anew):
-        assert np.array_equal(each.tensors["picture"], still)
+    asked = coarse.prepare(Request(Sample(data, 0, 0, 0.0), foreign=True))
+    assert np.array_equal(asked.tensors["picture"], still)
 
 
 def test_threads_do_not_share_what_they_write_to(small: Model) -> None:
