@@ -132,7 +132,7 @@ def _versions(
     )
     client, packages = runner.client, runner.topics.packages
     identity = _device_identity(runner, inventory)
-    drawing = Drawing(packages, client.ask, client.leave)
+    drawing = Drawing(packages, client.ask, client.leave, client.leave_node)
     transfers = Router(
         *(store, catalog, identity, ledger, drawing),
         submit=deployer.submit,

@@ -278,6 +278,15 @@ class Client:
             if topics and self._outbox.connection is not None:
                 self._outbox.connection.unsubscribe(topics)
 
+    def leave_node(self, why: str) -> bool:
+        """Connect to another node; return whether there is one to be left, and another."""
+        with self._lock:
+            connection = self._outbox.connection
+        if connection is None or not connection.has_others:
+            return False
+        connection.give_up(why)
+        return True
+
     def _subscribe(self, connection: Connection) -> None:
         """Subscribe to all topics; the caller holds the lock."""
         self._subscribing.begin()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -78,26 +78,34 @@ def connect(
 
     If the broker refuses MQTT 5 or the last will, try again without it. *session*: the broker
     keeps messages for us over short absences, and we acknowledge them manually; *stopping* ends
-    the attempt; *avoid* is tried last: the node that was lost or hangs.
+    the attempt; *avoid*, the node that was lost or hangs, is tried last, the one after it first.
 
     Raises:
         BrokerError: the broker cannot be reached or refuses the connection.
     """
     problems: list[BrokerError] = []
     places: list[tuple[Broker, paho_client.Where]] = []
+    nodes = 0
     for node in broker.nodes:
         try:
             found = paho_client.resolve(node.address.host, node.address.port)
-            places += [(node, where) for where in found]
         except (OSError, ValueError) as problem:
             problems.append(_unreachable(node, problem))
+        else:
+            places += [(node, where) for where in found]
+            # A single node may have an address of each family.
+            nodes += max(Counter(family for family, _ in found).values())
     tls = tls or tls_context(broker)
-    for node, where in sorted(places, key=lambda place: place[1] == avoid):
+    first = 1 + next((n for n, (_, where) in enumerate(places) if where == avoid), -1)
+    for node, where in places[first:] + places[:first]:
         attempt = _Attempt(node, client_id, hooks, will, tls, session, stopping, abilities)
         try:
-            return attempt.reach(where, protocol or broker.protocol)
+            connection = attempt.reach(where, protocol or broker.protocol)
         except BrokerError as problem:
             problems.append(problem)
+        else:
+            connection.has_others = nodes > 1
+            return connection
         if stopping is not None and stopping.is_set():
             break
     # The error of an address that has answered, if any has.
@@ -372,7 +380,7 @@ class Reconnect:
         self._avoid = connection.where
         if connection.abilities == ALL:
             self._took_all = True
-        elif self._took_all and connection.protocol == 4 and len(self._broker.nodes) > 1:
+        elif self._took_all and connection.protocol == 4 and connection.has_others:
             # Guessed from a node that was not ready at the first attempt.
             connection.close()
             raise BrokerError(f"{connection.address} was not ready; trying again")

@@ -141,6 +141,8 @@ class Connection:
         self.where: paho_client.Where | None = None
         self.address: object = ""
         """The node that has accepted it: its socket's address, and the one in the settings."""
+        self.has_others = False
+        """Whether the broker is a cluster, with other nodes."""
         self.max_packet: int | None = None
         """Largest packet that the broker accepts, bytes; None: not announced."""
         self.gone = threading.Event()

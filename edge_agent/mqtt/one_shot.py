@@ -96,7 +96,7 @@ class OneShotClient:
     @property
     def has_nodes(self) -> bool:
         """Whether the broker is a cluster, where another node may do what one refuses."""
-        return len(self._broker.nodes) > 1
+        return self._connection.has_others
 
     @property
     def gone(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from edge_agent.delivery.plan import read
 from edge_agent.mqtt.one_shot import OneShotClient
 from tests.helpers.boxes import Boxes
 from tests.helpers.push import model_folder
-from tests.helpers.support import Called, Listener, Mosquitto, Relay, call_cli, wait_until
+from tests.helpers.support import Called, Lacking, Listener, Mosquitto, call_cli, wait_until
 
 COUNT = 300
 GATE = {"hold_s": 0.1, "timeout_s": 60}
@@ -106,17 +105,6 @@ def test_a_push_and_roll_outs_reach_all_of_a_fleet(tmp_path: Path, stock: Mosqui
         assert call_cli("push", str(tmp_path / "4.tar"), "--device", "@lab").code == 0
         assert rollout("finish", tmp_path).code == 0
     listener.close()
-
-
-class Lacking(Relay):
-    """A node of a cluster that does not pass on some words."""
-
-    def __init__(self, to: int, words: bytes) -> None:
-        self.words = words
-        super().__init__(to)
-
-    def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
-        super().pass_on(data.replace(self.words, bytes(reversed(self.words))), source, sink)
 
 
 def test_a_look_finds_a_device_that_one_node_of_a_cluster_lacks(

@@ -52,7 +52,10 @@ class Receiving:
         self.asked: list[int] = []
         """How many topics of a package it has asked for, each time."""
         drawing = Drawing(
-            "edge/@package", lambda topics: self.asked.append(len(topics)), lambda _topics: None
+            "edge/@package",
+            lambda topics: self.asked.append(len(topics)),
+            lambda _topics: None,
+            lambda _why: False,
         )
         self.router = Router(
             self.store, catalog, recipient, self.ledger, drawing, submit=self.handed.append

@@ -317,6 +317,17 @@ class Relay:
                 continue  # gone already
 
 
+class Lacking(Relay):
+    """A node of a cluster that does not pass on some words."""
+
+    def __init__(self, to: int, words: bytes) -> None:
+        self.words = words
+        super().__init__(to)
+
+    def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
+        super().pass_on(data.replace(self.words, bytes(reversed(self.words))), source, sink)
+
+
 class AgentProcess:
     """`edge-agent run` as its users run it."""
 

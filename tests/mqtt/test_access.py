@@ -203,6 +203,46 @@ def test_a_device_leaves_the_address_of_a_broker_that_was_stopped(
         first.stop()
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_device_goes_through_all_nodes_of_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listed: bool
+) -> None:
+    """It went between the first two where these lacked something, and never to the third."""
+    port = free_port()
+    addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    nodes = Mosquitto(tmp_path / "nodes", f"listener {port}\nallow_anonymous true\n", port)
+    url: str | tuple[str, ...] = f"mqtt://broker.test:{port}"
+    if listed:
+        url = tuple(f"mqtt://{address}:{port}" for address in addresses)
+    else:
+        give_addresses(monkeypatch, *addresses)
+    client = make_client(url)
+    threading.Thread(target=client.run, daemon=True).start()
+    seen = []
+    try:
+        for number in range(4):
+            wait_until(lambda n=number: client.counters().reconnects == n, "a node")  # type: ignore[misc]
+            wait_until(lambda: client.connected, "a connection")
+            seen.append(client._outbox.connection.where[1][0])  # type: ignore[union-attr,index]
+            assert client.leave_node("it lacks something")
+        assert seen == [*addresses, "127.0.0.1"]
+    finally:
+        client.close()
+        nodes.stop()
+
+
+def test_a_broker_of_one_node_is_not_left(broker: Mosquitto) -> None:
+    """Whatever it lacks: another connection would lead there again."""
+    client = make_client(broker.url)
+    assert not client.leave_node("it lacks something")
+    threading.Thread(target=client.run, daemon=True).start()
+    try:
+        wait_until(lambda: client.connected, "a connection")
+        assert not client.leave_node("it lacks something")
+    finally:
+        client.close()
+
+
 def can_connect(address: str, port: int) -> bool:
     """Whether somebody listens there."""
     try:

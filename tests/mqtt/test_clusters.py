@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tomli_w
 
 from edge_agent.config.settings import Broker
 from edge_agent.mqtt.one_shot import OneShotClient
@@ -13,6 +15,7 @@ from tests.helpers.nats import Nats
 from tests.helpers.small_models import brightness, plain, write_pictures
 from tests.helpers.support import (
     AgentProcess,
+    Lacking,
     Listener,
     Mosquitto,
     agent_settings,
@@ -33,14 +36,14 @@ restart_timeout 1
 """
 
 
-def settings(folder: Path, urls: list[str]) -> str:
+def settings(folder: Path, urls: list[str], **more: Any) -> str:
     """Write those of an agent that loses no picture by itself: each has its number."""
     brightness(folder / "models" / "light")
     pictures = write_pictures(folder / "pictures", [plain(gray) for gray in (50, 200)])
     pipeline = {"name": "p", "source": f"{pictures}/?loop=1&rate=10", "model": "light", "qos": 1}
     models = [str(folder / "models")]
     assert run_cli("keygen", str(folder / "push.key")).returncode == 0
-    more = {"groups": ["lab"], "trust": {"keys": [str(folder / "push.key.pub")]}}
+    more |= {"groups": ["lab"], "trust": {"keys": [str(folder / "push.key.pub")]}}
     broker = {"url": urls}
     return agent_settings("box", urls[0], [pipeline], models_dirs=models, broker=broker, **more)
 
@@ -156,3 +159,32 @@ def test_nats_loses_nothing_as_a_node_is_killed(tmp_path: Path, nats: Nats, agen
     assert "@lab: 1 device: 1 live\n" in done.stdout, done.stdout + done.stderr
     all_up_to(listener, more(listener))
     listener.close()
+
+
+def test_an_agent_leaves_a_node_that_lacks_a_new_package(
+    tmp_path: Path, nats: Nats, agent: Agents
+) -> None:
+    """It asked the same node again until that had the package, and the wave was paused."""
+    node = Lacking(nats.ports[0], b"/@package/")
+    listener = Listener(nats.ports[2], clean_session=True)
+    config = settings(
+        *(tmp_path, [node.url, *nats.urls[1:]]),
+        trial={"shadow_frames": 3, "probation_s": 2},
+    )
+    running = agent(config, "box")
+    more(listener)
+    assert f"connected to {node.url}, MQTT 3.1.1" in running.words()
+    brightness(tmp_path / "light", "2")
+    plan = tmp_path / "plan.toml"
+    waves, gate = [{"group": "lab"}], {"hold_s": 1, "timeout_s": 120}
+    plan.write_text(tomli_w.dumps({"package": "light", "waves": waves, "gate": gate}))
+    key = ("--key", str(tmp_path / "push.key"), "--broker", nats.urls[2])
+    done = run_cli("rollout", "start", str(plan), *key)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = running.words()
+    assert "has sent nothing of a retained package for 30 s" in said
+    assert f"connected to {nats.urls[1]}, MQTT 3.1.1" in said
+    all_up_to(listener, more(listener))
+    listener.close()
+    node.shut()
+    node.cut()

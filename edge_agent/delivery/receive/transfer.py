@@ -26,6 +26,11 @@ LONGEST_SECONDS = 30.0
 DRAWN_SECONDS = 1.0
 """How many seconds' worth of blocks are drawn at a time: a broker that a thousand devices draw from
 at once keeps in memory what each of them has requested."""
+LACKING_SECONDS = 30.0
+"""Time without anything that was requested, after which another node of a cluster is tried: while a
+node is away, others may lack what is newly retained (seen with NATS)."""
+MOST_LACKING_SECONDS = 600.0
+"""Limit for that time, which is doubled each time: perhaps no node has it."""
 STATUS_SECONDS = 2.0
 """Most time between two messages to the sender, which would otherwise offer again."""
 
@@ -190,13 +195,19 @@ class Drawing:
     subscribe: Callable[[list[str]], object]
     """Subscribes to topics, or renews subscriptions."""
     unsubscribe: Callable[[list[str]], object]
+    leave_node: Callable[[str], bool]
+    """Connects to another node for a reason, if the broker is a cluster; returns whether it is."""
     _wanted: frozenset[str] = frozenset()
     """Topics wanted; replaced, never changed, because the connection's thread reads it."""
     _came: list[str] = field(default_factory=list)
     """Topics whose message came after the last unsubscription."""
+    _lacking_since: float = 0.0
+    """Monotonic time since which nothing that is wanted has come over this connection."""
+    _patience: float = LACKING_SECONDS
 
     def topics(self) -> Iterable[str]:
         """Return the topics to subscribe to at a new connection."""
+        self._lacking_since = time.monotonic()
         return sorted(self._wanted)
 
     def ask(self, transfer: str, kind: str, numbers: Iterable[int]) -> None:
@@ -209,8 +220,15 @@ class Drawing:
 
     def _want(self, topics: list[str]) -> None:
         self._leave_now(self._came)
+        now = time.monotonic()
+        if not self._wanted:
+            self._lacking_since = now
         self._wanted |= frozenset(topics)
         self.subscribe(topics)
+        why = f"it has sent nothing of a retained package for {self._patience:.0f} s"
+        if now - self._lacking_since >= self._patience and self.leave_node(why):
+            self._lacking_since = now
+            self._patience = min(2 * self._patience, MOST_LACKING_SECONDS)
 
     def wants(self, *levels: str) -> bool:
         """Whether the message on this topic is wanted."""
@@ -219,6 +237,9 @@ class Drawing:
     def came(self, *levels: str) -> None:
         """Record that the message of a topic has come; it is unsubscribed with the next ones."""
         self._came.append("/".join((self.prefix, *levels)))
+        self._lacking_since = time.monotonic()
+        if levels[1:] != ("offer",):  # a node may have that alone
+            self._patience = LACKING_SECONDS
 
     def end(self, transfer: str) -> None:
         """Unsubscribe from all topics of a package."""
