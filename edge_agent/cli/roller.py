@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,7 +85,9 @@ class Tally:
 
     def trouble(self, plan: Plan) -> str | None:
         """Return the reason why the gate stops the roll-out, or None if it does not."""
-        gate = plan.gate
+        gate, superseded = plan.gate, self.states["superseded"]
+        if superseded and superseded == self.judged:
+            return "a later roll-out supersedes it on every device of the wave"
         for count, most, what in (
             (self.states["rejected"], gate.max_rejected, "rejected it"),
             (self.states["rolled-back"], gate.max_rolled_back, "went back"),
@@ -178,6 +181,18 @@ def changed(plan: Plan, **what: Any) -> Plan:
     # Based on the clock, so that it is also above plans that a broker may have lost.
     serial = max(plan.serial + 1, now // 1_000_000_000)
     return replace(plan, **{"serial": serial, "time": iso(now), "by": who(), "why": None, **what})
+
+
+def new_time(plans: Mapping[str, bytes], key: PrivateKey | None) -> int:
+    """Return when a new plan is created, ns: now, or just after one's own of a clock ahead.
+
+    Otherwise devices would take the new one for the older one.
+    """
+    now = time.time_ns()
+    for payload in plans.values():
+        with suppress(MalformedError):
+            now = max(now, int(read_own(payload, key).created_at * 1e9) + 1_000_000)
+    return now
 
 
 def who() -> str:
@@ -311,7 +326,7 @@ class Roller:
             self._progress.close()
             for line in trouble_lines(counts, told):
                 say(line)
-            told |= counts.not_well.keys()
+            told.update(counts.not_well)
 
     def _watch_back(self, plan: Plan) -> None:
         """Watch the online devices go back."""

@@ -249,6 +249,8 @@ def trouble_of(waves: Sequence[Wave]) -> str | None:
         where = f"waves.{number}"
         if wave.devices and (wave.group is not None or wave.share != 1):
             return f"{where}: either devices, or group and share"
-        if bad := [name for name in (*wave.devices, wave.group) if name and not is_name(name)]:
+        if bad := [
+            name for name in (*wave.devices, wave.group) if name is not None and not is_name(name)
+        ]:
             return f"{where}: {bad[0]!r} is no name"
     return None

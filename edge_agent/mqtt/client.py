@@ -282,7 +282,7 @@ class Client:
         """Connect to another node; return whether there is one to be left, and another."""
         with self._lock:
             connection = self._outbox.connection
-        if connection is None or not connection.has_others:
+        if connection is None or not connection.node.has_others:
             return False
         connection.give_up(why)
         return True
@@ -406,7 +406,7 @@ class Client:
             self._outbox.connected(connection, (self._status_topic, self._status("online", reason)))
             self._lock.notify_all()
         version = "5" if connection.protocol == 5 else "3.1.1"
-        log.info("connected to %s, MQTT %s", connection.address, version, extra=self._answer())
+        log.info("connected to %s, MQTT %s", connection.node.address, version, extra=self._answer())
         if connection.abilities != self._abilities:
             self._abilities = connection.abilities
             for limit in self._abilities.limits():

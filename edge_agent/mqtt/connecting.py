@@ -18,7 +18,7 @@ from ..core.backoff import Backoff
 from ..core.errors import BrokerError
 from ..core.frozen import record
 from . import paho_client
-from .connection import ALL, TAKEN_OVER, Abilities, Connection, Hooks, Will
+from .connection import ALL, TAKEN_OVER, Abilities, Connection, Hooks, Node, Will
 from .paho_client import CONNECT_TIMEOUT, Where, make_client, tls_context
 
 if TYPE_CHECKING:
@@ -98,14 +98,12 @@ def connect(
     tls = tls or tls_context(broker)
     first = 1 + next((n for n, (_, where) in enumerate(places) if where == avoid), -1)
     for node, where in places[first:] + places[:first]:
-        attempt = _Attempt(node, client_id, hooks, will, tls, session, stopping, abilities)
+        own = Node(where, node.address, nodes > 1)
+        attempt = _Attempt(node, own, client_id, hooks, will, tls, session, stopping, abilities)
         try:
-            connection = attempt.reach(where, protocol or broker.protocol)
+            return attempt.reach(protocol or broker.protocol)
         except BrokerError as problem:
             problems.append(problem)
-        else:
-            connection.has_others = nodes > 1
-            return connection
         if stopping is not None and stopping.is_set():
             break
     # The error of an address that has answered, if any has.
@@ -129,9 +127,10 @@ def _unreachable(broker: Broker, problem: BaseException) -> BrokerError:
 
 @record
 class _Attempt:
-    """The inputs shared by all addresses, versions and wills that `connect` tries."""
+    """The inputs shared by all versions and wills that `connect` tries at a node."""
 
     broker: Broker
+    node: Node
     client_id: str
     hooks: Hooks
     will: Will | None
@@ -140,10 +139,10 @@ class _Attempt:
     stopping: threading.Event | None
     abilities: Abilities
 
-    def reach(self, where: paho_client.Where, wanted: int) -> Connection:
-        """Connect to one address; if it refuses MQTT 5, use 3.1.1."""
+    def reach(self, wanted: int) -> Connection:
+        """Connect; if the node refuses MQTT 5, use 3.1.1."""
         try:
-            return self._speak(where, wanted, first_choice=True)
+            return self._speak(wanted, first_choice=True)
         except RefusesProtocol as refusal:
             if wanted == 4:
                 raise
@@ -152,7 +151,7 @@ class _Attempt:
                 log.warning("broker: %s; trying MQTT 3.1.1", refusal)
             waiting = refusal.waiting
             try:
-                connection = self._speak(where, 4, first_choice=False)
+                connection = self._speak(4, first_choice=False)
                 late = waiting is not None and waiting.answered.wait(LATE)
             finally:
                 if waiting is not None:
@@ -160,25 +159,25 @@ class _Attempt:
             if late:
                 # It speaks MQTT 5, and was only busy.
                 connection.close()
-                return self._speak(where, wanted, first_choice=True)
+                return self._speak(wanted, first_choice=True)
             connection.protocol_confirmed = refusal.explicit
             log.warning("broker: %s: speaking MQTT 3.1.1", refusal)
             return connection
 
-    def _speak(self, where: paho_client.Where, protocol: int, *, first_choice: bool) -> Connection:
+    def _speak(self, protocol: int, *, first_choice: bool) -> Connection:
         """Connect with one version; if the broker refuses the last will, use a lesser one."""
         can = self.abilities
         while True:
             try:
-                return self._connect(where, protocol, can)
+                return self._connect(protocol, can)
             except RefusesWill as refusal:
                 # If 3.1.1 is only the second choice, the broker may have been restarting.
                 if refusal.abilities == can or not first_choice:
                     raise
                 can = refusal.abilities
 
-    def _connect(self, where: paho_client.Where, protocol: int, abilities: Abilities) -> Connection:
-        broker, will = self.broker, self.will
+    def _connect(self, protocol: int, abilities: Abilities) -> Connection:
+        broker, will, where = self.broker, self.will, self.node.where
         address = broker.address
         client = make_client(
             broker, where, self.client_id, protocol, self.tls, session=self.session
@@ -210,8 +209,7 @@ class _Attempt:
         except BaseException:
             connection.close()
             raise
-        connection.where = where
-        connection.address = address
+        connection.node = self.node
         return connection
 
 
@@ -377,13 +375,13 @@ class Reconnect:
             abilities=self._abilities,
             avoid=self._avoid,
         )
-        self._avoid = connection.where
+        self._avoid = connection.node.where
         if connection.abilities == ALL:
             self._took_all = True
-        elif self._took_all and connection.protocol == 4 and connection.has_others:
+        elif self._took_all and connection.protocol == 4 and connection.node.has_others:
             # Guessed from a node that was not ready at the first attempt.
             connection.close()
-            raise BrokerError(f"{connection.address} was not ready; trying again")
+            raise BrokerError(f"{connection.node.address} was not ready; trying again")
         if connection.protocol == 5:
             # In 3.1.1 they were guessed: the next connection tries all abilities again.
             self._abilities = connection.abilities
@@ -406,9 +404,9 @@ class Reconnect:
         if self._short_lived >= SHORT_LIVED:
             # Older brokers, such as mosquitto 2.0.11, disconnect the older client without a reason.
             self._on_problem(
-                f"connection to {connection.address} lost again and again: "
+                f"connection to {connection.node.address} lost again and again: "
                 f"{connection.reason}; does another box use this device_id?"
             )
         else:
-            self._on_problem(f"connection to {connection.address} lost: {connection.reason}")
+            self._on_problem(f"connection to {connection.node.address} lost: {connection.reason}")
         return pause

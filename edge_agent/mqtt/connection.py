@@ -99,6 +99,17 @@ class Will:
 
 
 @record
+class Node:
+    """The node of a broker that has accepted a connection."""
+
+    where: paho_client.Where = (0, None)
+    address: object = ""
+    """Its socket's address, and the one in the settings."""
+    has_others: bool = False
+    """Whether the broker is a cluster, with other nodes."""
+
+
+@record
 class Refusal:
     """A negative acknowledgment."""
 
@@ -138,11 +149,7 @@ class Connection:
         self.abilities = abilities
         self.protocol_confirmed = True
         """Whether the next connection should use this version too."""
-        self.where: paho_client.Where | None = None
-        self.address: object = ""
-        """The node that has accepted it: its socket's address, and the one in the settings."""
-        self.has_others = False
-        """Whether the broker is a cluster, with other nodes."""
+        self.node = Node()
         self.max_packet: int | None = None
         """Largest packet that the broker accepts, bytes; None: not announced."""
         self.gone = threading.Event()

@@ -91,12 +91,12 @@ class OneShotClient:
     def reconnect(self) -> None:
         """Connect again with the same subscriptions, to the same node only if no other accepts."""
         self._connection.close()
-        self._connection = self._connect(self._connection.where)
+        self._connection = self._connect(self._connection.node.where)
 
     @property
     def has_nodes(self) -> bool:
         """Whether the broker is a cluster, where another node may do what one refuses."""
-        return self._connection.has_others
+        return self._connection.node.has_others
 
     @property
     def gone(self) -> bool:

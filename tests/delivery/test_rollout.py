@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,11 @@ import numpy as np
 import pytest
 import tomli_w
 
+from edge_agent.cli.commands.rollout_start import read_plan
+from edge_agent.core.errors import UsageError
 from edge_agent.delivery.plan import Plan, read, seal
 from edge_agent.models.packages.keys import load_private
+from edge_agent.mqtt.payloads import iso
 from tests.helpers.push import Box, golden, model_folder, start_box
 from tests.helpers.support import PATIENCE, AgentProcess, Heard, Listener, Mosquitto, run_cli
 
@@ -258,6 +262,74 @@ def test_who_leads_is_told_at_once_why_a_device_does_not_begin(fleet: Fleet) -> 
     leading.send_signal(signal.SIGINT)
     leading.communicate(timeout=PATIENCE)
     assert said[-1] == why, said
+
+
+def test_a_later_roll_out_holds_though_the_clock_of_the_one_before_was_ahead(fleet: Fleet) -> None:
+    """It was said to be through, and no device had it. One that is superseded is not through.
+
+    What is wrong with a device is said once, however long a wave is held.
+    """
+    one, two = fleet.box("edge-01"), fleet.box("edge-02")
+    waves = ({"devices": ["edge-01"]}, {"group": "lab"})
+    plan = fleet.plan(fleet.package("2", best=2), *waves, gate={**GATE, "hold_s": 600})
+    leading = fleet.start("start", str(plan))
+    one.wait_live("2")
+    leading.kill()
+    leading.communicate()
+    early = fleet.last_plan()
+    ahead = iso(time.time_ns() + 2 * 86400 * 10**9)
+    sealed = seal(replace(early, serial=early.serial + 1, created=ahead), load_private(fleet.key))
+    fleet.listener.publish(f"edge/@rollout/{early.id}", sealed, retain=True)
+    later = fleet.plan(fleet.package("3", best=1), {"group": "lab"}, gate={**GATE, "hold_s": 2})
+    done = fleet.roll("start", str(later))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "  2 devices: 2 live\n" in done.stdout
+    assert done.stderr.count("agree") == 1, done.stderr
+    for box in (one, two):
+        box.results_go_on("3")
+    resumed = fleet.roll("resume", early.id, "--next")
+    assert resumed.returncode == 1, resumed.stdout
+    assert "is paused: a later roll-out supersedes it on every device" in resumed.stdout
+
+    rate = configure(fleet, fleet.key, rate=10)
+    assert rate.returncode == 0, rate.stderr
+    settings = fleet.last_plan()
+    sealed = seal(replace(settings, created=ahead), load_private(fleet.key))
+    fleet.listener.publish(f"edge/@rollout/{settings.id}", sealed, retain=True)
+    assert configure(fleet, fleet.key, rate=12, threshold=0.2).returncode == 0
+    for box in (one, two):
+        fleet.listener.wait_state(box.topic("pipeline", "door"), rate=12, threshold=0.2)
+
+
+@pytest.mark.parametrize(
+    ("wave", "why"),
+    [
+        ({"devices": []}, "waves.0.devices: names no device"),
+        ({"group": ""}, "waves.0: '' is no name"),
+        ({"devices": ["edge-01"], "group": "lab"}, "waves.0: either devices, or group"),
+        ({"share": 0.0}, "waves[0].share: expected a number above 0"),
+    ],
+)
+def test_a_wave_of_nobody_is_no_wave_of_all(tmp_path: Path, wave: Any, why: str) -> None:
+    """An empty list of canaries had begun with all devices."""
+    file = tmp_path / "plan.toml"
+    file.write_text(tomli_w.dumps({"package": "2.tar", "waves": [wave]}))
+    with pytest.raises(UsageError) as problem:
+        read_plan(file)
+    assert why in str(problem.value)
+
+
+def test_an_expired_roll_out_is_not_led_again(fleet: Fleet) -> None:
+    """A broker of MQTT 3.1.1 keeps it; a wave of it waited for an hour."""
+    box = fleet.box("edge-01")
+    plan = fleet.plan(fleet.package("2", best=2), {"group": "lab"})
+    assert fleet.roll("start", str(plan)).returncode == 0
+    box.wait_live("2")
+    late = replace(fleet.last_plan(), state="paused", expires=iso(time.time_ns() - 10**9))
+    sealed = seal(late, load_private(fleet.key))
+    fleet.listener.publish(f"edge/@rollout/{late.id}", sealed, retain=True)
+    resumed = fleet.roll("resume")
+    assert (resumed.returncode, "has expired at" in resumed.stderr) == (1, True), resumed.stderr
 
 
 def test_any_roller_may_die_and_another_goes_on(fleet: Fleet) -> None:

@@ -223,7 +223,7 @@ def test_a_device_goes_through_all_nodes_of_a_cluster(
         for number in range(4):
             wait_until(lambda n=number: client.counters().reconnects == n, "a node")  # type: ignore[misc]
             wait_until(lambda: client.connected, "a connection")
-            seen.append(client._outbox.connection.where[1][0])  # type: ignore[union-attr,index]
+            seen.append(client._outbox.connection.node.where[1][0])  # type: ignore[union-attr]
             assert client.leave_node("it lacks something")
         assert seen == [*addresses, "127.0.0.1"]
     finally:

@@ -28,6 +28,7 @@ from ..roller import (
     MOST_SPREAD,
     SPREAD_SECONDS,
     Tally,
+    new_time,
     rollout_filters,
     tally,
     trouble_lines,
@@ -109,13 +110,12 @@ def _plan(
         )
     now, serial = time.time_ns(), 0
     with suppress(KeyError, MalformedError):  # higher than the serial from another clock
-        before = read_own(fleet.plans[name], key)
-        now, serial = max(now, int(before.created_at * 1e9) + 1_000_000), before.serial + 1
+        serial = read_own(fleet.plans[name], key).serial + 1
     online = sum(map(fleet.online, fleet.members(group)))
     return Plan(
         id=name,
         settings=pipelines,
-        created=iso(now),
+        created=iso(new_time(fleet.plans, key)),
         expires=iso(now + int(lasts * 1e9)),
         waves=(Wave(group=group),),
         gate=Gate(),

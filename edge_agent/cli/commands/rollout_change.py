@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,8 @@ def _name(fleet: Fleet, wanted: str | None) -> str:
 def _resumed(plan: Plan, options: Options) -> Plan:
     if plan.state not in {"running", "paused"}:
         raise AgentError(f"roll-out {plan.id} is {plan.state}; start another one")
+    if plan.expires_at <= time.time():
+        raise AgentError(f"roll-out {plan.id} has expired at {plan.expires}; start another one")
     if options.next and plan.wave + 1 < len(plan.waves):
         return changed(plan, state="running", wave=plan.wave + 1)
     return changed(plan, state="running")

@@ -27,7 +27,7 @@ from ...mqtt.payloads import iso
 from ..fleet import Fleet, incomplete
 from ..options import Options, add_broker, broker_settings
 from ..progress import Progress
-from ..roller import Roller, rollout_filters, tally, who
+from ..roller import Roller, new_time, rollout_filters, tally, who
 
 if TYPE_CHECKING:
     from ...models.packages.keys import PrivateKey
@@ -78,7 +78,7 @@ def main(options: Options) -> int:
         fleet.look()
         if fleet.gap:
             raise AgentError(f"{incomplete(fleet)}; nothing was rolled out")
-        plan = _plan(written, package, lasts)
+        plan = _plan(written, package, lasts, new_time(fleet.plans, key))
         if len(seal(plan, key)) > MAX_BYTES:
             raise UsageError(f"{file}: waves: name fewer devices; a group has no limit")
         _check(plan, fleet)
@@ -101,7 +101,12 @@ def read_plan(file: Path) -> tuple[Written, float]:
     Raises:
         UsageError: it is wrong.
     """
-    written = build(Written, read_toml(file, UsageError), str(file), UsageError)
+    tables = read_toml(file, UsageError)
+    written = build(Written, tables, str(file), UsageError)
+    for number, wave in enumerate(tables["waves"]):
+        if wave.get("devices") == []:
+            words = "names no device; without devices and group a wave is of all"
+            raise UsageError(f"{file}: waves.{number}.devices: {words}")
     trouble = trouble_of(written.waves)
     if trouble is not None:
         raise UsageError(f"{file}: {trouble}")
@@ -137,7 +142,7 @@ def _package(path: Path, key: PrivateKey | None, largest: int, stack: ExitStack)
     return package
 
 
-def _plan(written: Written, package: Package, lasts: float) -> Plan:
+def _plan(written: Written, package: Package, lasts: float, created: int) -> Plan:
     header, now = package.header, time.time_ns()
     ends = now + int(lasts * 1e9)
     if header.expires is not None:
@@ -147,7 +152,7 @@ def _plan(written: Written, package: Package, lasts: float) -> Plan:
         transfer=package.transfer,
         name=header.name,
         version=header.version,
-        created=iso(now),
+        created=iso(created),
         expires=iso(ends),
         waves=written.waves,
         gate=written.gate,
