@@ -137,7 +137,7 @@ def tally(plan: Plan, fleet: Fleet, wave: int) -> Tally:
         if not online and state in {"probation", "live"} and fleet.may_return(device):
             made.may_return.append(device)
         for why in _not_well(plan, fleet, device, word):
-            made.disagreeing += why.startswith("agrees")
+            made.disagreeing += why.startswith("in too little agreement")
             made.degraded += why.startswith("degraded")
             made.not_well.setdefault(why, []).append(device)
     return made
@@ -150,7 +150,7 @@ def _not_well(plan: Plan, fleet: Fleet, device: str, word: Mapping[str, Any]) ->
     if state not in {"live", "probation"}:
         return
     if isinstance(agreement, int | float) and agreement < plan.gate.min_agreement:
-        yield "agrees too little with the version before"
+        yield "in too little agreement with the version before"
     health, status = fleet.health.get(device, {}), fleet.status[device]
     if not fleet.online(device) and status.get("reason") == "lost":
         if not fleet.may_return(device):
@@ -386,6 +386,8 @@ class Roller:
         if time.monotonic() - self._corrected > AGAIN_SECONDS:
             self._corrected = time.monotonic()
             words = "somebody else writes on its topic, which is put right; see the access list"
+            if other is not None:  # another node of a cluster may lack the latest
+                words = "the broker has given an older state of it, which is put right"
             print(f"roll-out {self._plan.id}: {words}", file=sys.stderr, flush=True)
             self._send()
         else:

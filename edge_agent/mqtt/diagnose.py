@@ -11,6 +11,7 @@ from ..config.settings import Broker
 
 NOT_AUTHORIZED = 0x87
 BAD_PASSWORD = 0x86
+BAD_CLIENT_ID = 0x85
 """MQTT 5 reason codes; paho translates 3.1.1 codes to them."""
 ACCESS_LIST = "see its access list"
 WRONG_NAME = "give broker.url a name that it is for"
@@ -30,6 +31,8 @@ def username_of(broker: Broker) -> str | None:
 
 def connack_hint(code: int, broker: Broker) -> str:
     """Return a hint after a negative CONNACK, beginning with punctuation, or ""."""
+    if code == BAD_CLIENT_ID:
+        return "; it has the device_id in it, where NATS takes no '.': choose another device_id"
     if code not in {NOT_AUTHORIZED, BAD_PASSWORD}:
         return ""
     user = username_of(broker)

@@ -78,6 +78,7 @@ def main(count: int, drawing: int) -> int:
             print(f"configure: {said}; {memory_mb(broker)}")
             size = sent(listener, "/@rollout/"), sent(listener, "/rollout")
             print(f"  {size[0]} bytes for all, {size[1]} bytes of words of the devices")
+            boxes.do(lambda: boxes.remove(list(boxes.all)))
         with Boxes(broker.port, drawing) as boxes:
             listener.heard.clear()
             said = command(broker, "push", str(tar), "--device", "@lab", "--timeout", "300")

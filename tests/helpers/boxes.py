@@ -62,6 +62,8 @@ class Simulated:
         self._missing: set[int] = set()
         self._asked: set[int] = set()
         self._came_at = self._interval = self._told_at = 0.0
+        self._outcome: tuple[str, str | None] = ("need", None)
+        """What it says of the package."""
         self._ended: Callable[[str, str | None], None] = lambda _state, _why: None
         self._mid = 0
         self._inbox = bytearray()
@@ -151,8 +153,8 @@ class Simulated:
             case [_, "in", "push", transfer, "offer"]:
                 offer = json.loads(rest)
                 assert offer["drawn"] is True
-                if self._package.get("id") == transfer and self._missing:  # once more
-                    self._progress(transfer, "need", None)
+                if self._package.get("id") == transfer:  # once more
+                    self._progress(transfer, *self._outcome)
                     return
                 self._draw(transfer, lambda state, why: self._progress(transfer, state, why))
                 self._offer(rest)
@@ -170,6 +172,7 @@ class Simulated:
 
     def _draw(self, transfer: str, ended: Callable[[str, str | None], None]) -> None:
         self._package, self._ended = {"id": transfer}, ended
+        self._outcome = "need", None
         self._parts, self._missing, self._asked = {}, set(), set()
         self._came_at = self._interval = self._told_at = 0.0
 
@@ -236,11 +239,12 @@ class Simulated:
 
     def _complete(self) -> None:
         version = self._package["version"]
+        self._outcome = "live", None
         if self.boxes.rejects(self.name, version):
-            self._ended("rejected", "golden outputs differ")
-            return
-        self.live = version
-        self._ended("live", None)
+            self._outcome = "rejected", "golden outputs differ"
+        else:
+            self.live = version
+        self._ended(*self._outcome)
 
     # Roll-outs
 

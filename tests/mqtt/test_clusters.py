@@ -152,6 +152,10 @@ def test_nats_loses_nothing_as_a_node_is_killed(tmp_path: Path, nats: Nats, agen
         wait_until(lambda url=url: is_seen(url), f"the device at {url}")  # type: ignore[misc]
     checked = run_cli("check", "--config", str(running.config))
     assert "MQTT 3.1.1" in checked.stdout, checked.stdout
+    dotted = run_cli(
+        "check", "--config", str(running.config), environ={"EDGE_AGENT_DEVICE_ID": "box.1"}
+    )
+    assert "NATS takes no '.': choose another device_id" in dotted.stdout, dotted.stdout
     patch = tmp_path / "patch.json"
     patch.write_text('{"p": {"threshold": 0.5}}')
     signed = ("--persist", "--key", str(tmp_path / "push.key"), "--broker", nats.urls[2])
