@@ -54,6 +54,35 @@ def block_bytes(limit: int | None, root: str, target: str) -> int:
     return min(CUT, max(LEAST_BLOCK, limit - len(topic.encode()) - AROUND))
 
 
+def check_sizes(client: OneShotClient, prefix: str, package: Package, offer: int) -> None:
+    """Check that the broker accepts packets of a package's sizes, before sending any.
+
+    Args:
+        client: connected to it.
+        prefix: topic of the package.
+        package: to be sent.
+        offer: bytes of its offer.
+
+    Raises:
+        BrokerError: it does not.
+    """
+    limit = client.max_packet
+    if limit is None:
+        return
+    room = limit - len(f"{prefix}/block/{len(package.blocks)}".encode()) - AROUND
+    mend = "raise its max_packet_size"
+    for what, length, way in (
+        ("the offer", offer, mend),
+        ("the list of the blocks", min(len(package.front.block_list), LIST_PART_BYTES), mend),
+        ("a block", max(package.blocks.lengths), f"give the model folder, or {mend}"),
+    ):
+        if length > room:
+            raise BrokerError(
+                f"the broker takes packets of {limit} bytes at most, {what} of "
+                f"{package.header.id} has {length}; {way}"
+            )
+
+
 @dataclass(slots=True)
 class Progress:
     """The progress of one device."""
@@ -143,28 +172,10 @@ class Sender:
         if self._drawn:
             offer["drawn"] = True
         payload = json.dumps(offer).encode()
-        self._check_sizes(len(payload))
+        check_sizes(self._client, self._prefix, self._package, len(payload))
         self._offered_at = time.monotonic()
         self._sent.clear()  # blocks in transit may have been lost
         self._publish(f"{self._prefix}/offer", payload)
-
-    def _check_sizes(self, offer: int) -> None:
-        """Check that the broker accepts packets of these sizes, before sending any."""
-        limit = self._client.max_packet
-        if limit is None:
-            return
-        room = limit - len(f"{self._prefix}/block/{len(self._package.blocks)}".encode()) - AROUND
-        mend = "raise its max_packet_size"
-        for what, length, way in (
-            ("the offer", offer, mend),
-            ("the list of the blocks", min(len(self._list), LIST_PART_BYTES), mend),
-            ("a block", max(self._package.blocks.lengths), f"push the model folder, or {mend}"),
-        ):
-            if length > room:
-                raise BrokerError(
-                    f"the broker takes packets of {limit} bytes at most, {what} of "
-                    f"{self._package.header.id} has {length}; {way}"
-                )
 
     def step(self, timeout: float) -> None:
         """Answer a message, of many devices also some that wait; offer again after silence."""
@@ -296,6 +307,7 @@ class RetainedPackage:
             return f"the package has {size >> 20} MiB, and a broker is to keep {most} at most"
         if not self._client.retains:
             return "the broker keeps no retained messages"
+        check_sizes(self._client, self._topic, self._package, len(self._offer))
         self.put(progress)
         if self.lies_there():
             return ""

@@ -17,7 +17,7 @@ import tarfile
 import threading
 import tomllib
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -165,20 +165,23 @@ def test_blocks_are_never_above_the_brokers_maximum_packet_size(
     try:
         listener = listen(broker.port)
         trust = {"allow_unsigned": True}
-        box = start_box(tmp_path, broker, listener, agent, "edge-01", trust=trust)
+        groups = ["lab"]
+        box = start_box(tmp_path, broker, listener, agent, "edge-01", trust=trust, groups=groups)
+        listener.wait_state(box.topic("info"), groups=groups)
         new = model_folder(tmp_path / "new", "2", best=2, hidden=600)
         tar = tmp_path / "new.tar"
         assert run_cli("pack", str(new), "-o", str(tar)).returncode == 0
         large = model_folder(tmp_path / "large", "3", hidden=1600)
-        for path, what in ((tar, "a block of level@2"), (large, "the list of the blocks")):
-            refused = push(box, path)
+        packages = (tar, "a block of level@2"), (large, "the list of the blocks")
+        for (path, what), target in product(packages, ("edge-01", "@lab")):
+            refused = run_cli("push", str(path), "--device", target, "--broker", broker.url)
             assert refused.returncode == 1
             said = refused.stderr
             assert said.startswith(f"edge-agent: the broker takes packets of {most} bytes at most")
             assert what in said
             assert "raise its max_packet_size" in said
             assert said.count("\n") == 1
-        assert not [h for h in listener.heard if "/in/push/" in h.topic]
+        assert not [h for h in listener.heard if "/in/push/" in h.topic or "/@" in h.topic]
         done = push(box, new)
         assert done.returncode == 0, done.stderr
         box.wait_live("2")
