@@ -157,6 +157,21 @@ def test_waves_go_through_and_late_devices_are_caught_up(fleet: Fleet) -> None:
     assert [heard.topic for heard in left.heard] == ["edge/@package/mark"]
 
 
+def test_what_was_rolled_back_by_hand_is_not_said_to_be_live(fleet: Fleet) -> None:
+    """Nor is it installed again; a device that was restarted meanwhile said so for ever."""
+    box = fleet.box("edge-01")
+    plan = fleet.plan(fleet.package("2", best=2), {"group": "lab"})
+    assert fleet.roll("start", str(plan)).returncode == 0
+    box.wait_live("2")
+    back = run_cli("rollback", "level", "--device", "edge-01", "--broker", fleet.broker.url)
+    assert back.returncode == 0, back.stderr
+    assert box.agent.stop() == 0
+    box.agent.restart()
+    word = fleet.listener.wait_state(box.topic("rollout"), state="rolled-back")
+    assert word["why"] == "1 serves again"
+    box.results_go_on("1")
+
+
 def test_a_wave_that_fails_takes_all_back_and_nobody_installs_it_later(fleet: Fleet) -> None:
     """Who had it goes back; who was away finds it aborted, and follows no older state of it."""
     one = fleet.box("edge-01")

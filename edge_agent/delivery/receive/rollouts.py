@@ -227,6 +227,8 @@ class Rollouts:
         self._due.pop(name, None)
         if plan.state == "aborted":
             self._abort(name, plan, known)
+        elif known.state == "live" and plan.settings is None:
+            self._due[name] = time.monotonic() + SOON_SECONDS  # it may have been rolled back
         elif known.ended or plan.wave < known.wave:
             return
         elif plan.state == "paused":
