@@ -85,9 +85,7 @@ class Tally:
 
     def trouble(self, plan: Plan) -> str | None:
         """Return the reason why the gate stops the roll-out, or None if it does not."""
-        gate, superseded = plan.gate, self.states["superseded"]
-        if superseded and superseded == self.judged:
-            return "a later roll-out supersedes it on every device of the wave"
+        gate = plan.gate
         for count, most, what in (
             (self.states["rejected"], gate.max_rejected, "rejected it"),
             (self.states["rolled-back"], gate.max_rolled_back, "went back"),
@@ -97,6 +95,11 @@ class Tally:
             if count > most * self.judged:
                 return f"{count} of {counted(self.judged, 'device')} {what}, at most {most:.0%} may"
         return None
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether no device is left to this roll-out."""
+        return 0 < self.judged == self.states["superseded"]
 
     def has_quorum(self, plan: Plan) -> bool:
         """Whether enough of the online devices have ended."""
@@ -302,6 +305,8 @@ class Roller:
                 continue
             if not counts.members:
                 return "good", None
+            if counts.is_superseded:
+                return "unknown", "a later roll-out supersedes it on every device of the wave"
             if why := counts.trouble(plan):
                 return "failed", why
             if counts.may_return and self._client.has_nodes and now - self._asked_at > ASK_SECONDS:
