@@ -178,6 +178,8 @@ def test_an_agent_leaves_a_node_that_lacks_a_new_package(
     running = agent(config, "box")
     more(listener)
     assert f"connected to {node.url}, MQTT 3.1.1" in running.words()
+    look = ("status", "--device", "@lab", "--broker", nats.urls[2])
+    wait_until(lambda: "1 device" in run_cli(*look).stdout, "the member of the group")
     brightness(tmp_path / "light", "2")
     plan = tmp_path / "plan.toml"
     waves, gate = [{"group": "lab"}], {"hold_s": 1, "timeout_s": 120}
