@@ -194,7 +194,7 @@ def new_time(plans: Mapping[str, bytes], key: PrivateKey | None) -> int:
     now = time.time_ns()
     for payload in plans.values():
         with suppress(MalformedError):
-            now = max(now, int(read_own(payload, key).created_at * 1e9) + 1_000_000)
+            now = max(now, (round(read_own(payload, key).created_at * 1000) + 1) * 1_000_000)
     return now
 
 
