@@ -207,6 +207,11 @@ class Overrides:
         return None if self._file_settings is None else self._file_settings.pipelines
 
     @property
+    def lost(self) -> str | None:
+        """What was lost with a damaged file, until something is kept again."""
+        return self._file.lost
+
+    @property
     def unsaved(self) -> bool:
         """Whether the next start would use other settings than those in effect now."""
         return bool(self._configured)

@@ -45,6 +45,8 @@ class StateFile:
         self._mode = mode
         self._holds = holds
         self._failing = Latch()
+        self.lost: str | None = None
+        """What was lost with a damaged file, until it is written again."""
 
     def read(self, parse: Callable[[Any], T]) -> T | None:
         """Return the content as parsed by *parse*, or None if the file is missing or damaged."""
@@ -62,7 +64,8 @@ class StateFile:
         except DAMAGED:
             aside = put_aside(self.path)
             if self._holds is not None:
-                log.warning("%s: damaged; %s are forgotten%s", self.path, self._holds, aside)
+                self.lost = f"{self.path}: damaged; {self._holds} are forgotten{aside}"
+                log.warning("%s", self.lost)
             return None
 
     def write(self, content: Any) -> None:
@@ -73,6 +76,7 @@ class StateFile:
         """
         replace_file(self.path, json.dumps(content).encode(), self._mode)
         self._failing.begins(False)
+        self.lost = None
 
     def save(self, content: Any) -> bool:
         """Replace the content; if that fails, log the first of a series of failures and go on.

@@ -50,11 +50,12 @@ class SettingsReload:
 
     def problems(self) -> list[str]:
         """Return a warning, with the reason, if the settings in effect differ from the file's."""
-        ignored = self.runner.overrides.ignored
+        overrides = self.runner.overrides
+        known = [*overrides.ignored, *([] if overrides.lost is None else [overrides.lost])]
         if self._refused is None or self.plan_writer.is_put_back():
-            return list(ignored)
+            return known
         return [
-            *ignored,
+            *known,
             f"settings: changed, but not taken over: {self._refused}; mend, then reload",
         ]
 

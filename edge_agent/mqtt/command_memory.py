@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,8 @@ class CommandMemory:
         self._clock = clock
         self._changed: OrderedDict[str, tuple[Repeatable, dict[str, Any]]] = OrderedDict()
         self._others: OrderedDict[str, tuple[Repeatable, dict[str, Any]]] = OrderedDict()
+        self._unidentified: deque[float] = deque()
+        """When those without `id` or `time` came in the last MAX_AGE_SECONDS, monotonic seconds."""
         self._lines = 0
         self._failing = Latch()
         self._read()
@@ -120,11 +122,21 @@ class CommandMemory:
                 )
             return reply
         if len(self._changed) >= MOST:
-            raise RequestError(
-                f"more than {MOST} commands with id and time within {MAX_AGE_SECONDS:.0f} s; "
-                "ask again later"
-            )
+            raise _too_many()
         return None
+
+    def count_unidentified(self) -> None:
+        """Count a command that changes something and may be repeated.
+
+        Raises:
+            RequestError: there are too many.
+        """
+        now = time.monotonic()
+        while self._unidentified and self._unidentified[0] < now - MAX_AGE_SECONDS:
+            self._unidentified.popleft()
+        if len(self._unidentified) >= MOST:
+            raise _too_many()
+        self._unidentified.append(now)
 
     def add(self, done: Repeatable, reply: dict[str, Any], *, durable: bool) -> None:
         """Remember a reply; *durable*: over restarts, if the disk can be written."""
@@ -192,3 +204,10 @@ class CommandMemory:
 def _line(done: Repeatable, reply: Mapping[str, Any]) -> bytes:
     # The line break first: it ends a line that a power cut has left unfinished.
     return b"\n" + json.dumps([done.id, done.sent, done.digest, reply]).encode()
+
+
+def _too_many() -> RequestError:
+    return RequestError(
+        f"more than {MOST} commands that change something within {MAX_AGE_SECONDS:.0f} s; "
+        "ask again later"
+    )

@@ -246,19 +246,22 @@ class Requests:
             log.warning("command %s: refused: %s", request, problem)
             self._answer(request.id, message, error=str(problem))
             return
-        if repeatable is not None:
-            try:
+        command, earlier = self._commands[verb], None
+        try:
+            if repeatable is not None:
                 earlier = self._memory.find(repeatable)
-            except RequestError as problem:
-                log.warning("command %s: refused: %s", request, problem)
-                self._answer(request.id, message, error=str(problem))
-                return
-            if earlier is not None:
-                self._publish({**earlier, "repeated": True}, message)
-                return
-            if any(repeatable == each.repeatable for each in self._waiting):
-                return  # it will be answered later
-        self._finish(_Waiting(self._commands[verb], request, repeatable))
+            elif command.changes:
+                self._memory.count_unidentified()
+        except RequestError as problem:
+            log.warning("command %s: refused: %s", request, problem)
+            self._answer(request.id, message, error=str(problem))
+            return
+        if earlier is not None:
+            self._publish({**earlier, "repeated": True}, message)
+            return
+        if repeatable and any(repeatable == each.repeatable for each in self._waiting):
+            return  # it will be answered later
+        self._finish(_Waiting(command, request, repeatable))
 
     def _answer_waiting(self, *, ending: bool = False) -> None:
         """Answer the commands whose outcome has been reported; *ending*: all of them."""

@@ -40,8 +40,10 @@ _DISAGREES = "disagrees"
 
 
 def name_of(choice: EngineChoice) -> str:
-    """Return a challenger's name for the log: engine, options and version."""
-    return f"{choice} {installed().get(choice.engine, '?')}"
+    """Return a challenger's name for the log: engine, device, options and version."""
+    options = "".join(f" {key}={value}" for key, value in choice.options.items())
+    version = installed().get(choice.engine, "?")
+    return f"{choice.engine}:{choice.device}{options} {version}"
 
 
 @record

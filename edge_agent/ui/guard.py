@@ -17,6 +17,8 @@ from ..core.names import LOOPBACK
 COOKIE = "edge-agent-ui"
 MOST_SESSIONS = 100
 MOST_PASSWORD_BYTES = 1024
+LOG_IN_SECONDS = 10.0
+"""For a password to arrive."""
 WRONG_SECONDS = 1.0
 """Delay after a wrong password before the next one is checked, whoever sends it."""
 OPEN = ("/", "/session", "/login")
@@ -98,10 +100,14 @@ class Guard:
         if self._password is None:
             return PlainTextResponse("no password is needed")
         given = b""
-        async for part in request.stream():
-            given += part
-            if len(given) > MOST_PASSWORD_BYTES:
-                return PlainTextResponse("too long for a password", 413)
+        try:
+            async with asyncio.timeout(LOG_IN_SECONDS):
+                async for part in request.stream():
+                    given += part
+                    if len(given) > MOST_PASSWORD_BYTES:
+                        return PlainTextResponse("too long for a password", 413)
+        except TimeoutError:
+            return PlainTextResponse("the password did not come in time", 408)
         async with self._judging:
             if not hmac.compare_digest(given, self._password.encode()):
                 await asyncio.sleep(WRONG_SECONDS)

@@ -16,6 +16,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .. import __version__
 from ..config.settings import Broker
@@ -32,6 +33,10 @@ FRAME_SECONDS = 0.25
 """Least time between two messages to a browser."""
 MOST_REQUEST_BYTES = 64 * 1024
 MOST_CONNECTIONS = 256
+MOST_ID = 64
+"""Most characters of a request's id that are given back."""
+REQUEST_SECONDS = 10.0
+"""For the head of a request to arrive, which the page counts among its connections before."""
 
 
 class Page:
@@ -115,7 +120,7 @@ class Page:
         read_only = "this page is read-only: start it with --operate"
         error = read_only if self._operator is None else self._operator.command(asked)
         if error:
-            says = ["reply", str(asked.get("id")), {"ok": False, "error": error}]
+            says = ["reply", str(asked.get("id"))[:MOST_ID], {"ok": False, "error": error}]
             self._site.answer(viewer, says)
 
     async def _send(self, socket: WebSocket, viewer: Viewer) -> None:
@@ -131,6 +136,44 @@ class Page:
                     await socket.send_text(json.dumps(frame, separators=(",", ":")))
                 await asyncio.sleep(FRAME_SECONDS)
                 frame = self._site.frame(viewer)
+
+
+class _TimedProtocol(H11Protocol):
+    """HTTP that closes a connection whose next request does not arrive in time."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Start without a connection; see uvicorn."""
+        super().__init__(*args, **options)
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._time()
+
+    def _time(self) -> None:
+        """Let the time run while no request is being answered."""
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering or self.transport.get_protocol() is not self:  # it is a WebSocket now
+            self._stop_timing()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+
+    def _stop_timing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -163,8 +206,8 @@ def serve(
         Guard(page.app, password=password, loopback=local),
         "warning",
         limit_concurrency=MOST_CONNECTIONS,
-        # It parses one request at a time; httptools keeps all that arrive together.
-        http="h11",
+        # h11 parses one request at a time; httptools keeps all that arrive together.
+        http=_TimedProtocol,
         ws="websockets-sansio",
         ws_max_size=MOST_REQUEST_BYTES,
         ws_per_message_deflate=False,

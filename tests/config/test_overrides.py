@@ -42,4 +42,8 @@ def test_kept_changes_that_are_not_valid_are_ignored_and_said(
     assert "door: thresholds: '\\ud800' holds half of a letter" in caplog.text
     for damaged in ("[1]", '{"door": 3}', "{", '"x"', "[" * 100_000):
         path.write_text(damaged)
-        assert Overrides(path).applied(DOOR) == DOOR
+        overrides = Overrides(path)
+        assert overrides.applied(DOOR) == DOOR
+        assert overrides.lost is not None
+        assert "changes made by `set` and `configure` are forgotten; it is kept" in overrides.lost
+        assert Overrides(path).lost is None, "the file has been put aside"

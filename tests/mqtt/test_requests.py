@@ -212,6 +212,13 @@ def test_more_commands_than_can_be_remembered_are_refused(device: Device) -> Non
     assert device.replies[-1]["ok"] is True
 
 
+def test_more_commands_without_time_are_refused_as_well(device: Device) -> None:
+    """1,300 of `set` in five seconds were carried out."""
+    device.handle(*(ask(id=f"n{number}", name="one") for number in range(MOST + 1)))
+    assert device.replies[-2]["ok"] is True
+    assert device.replies[-1]["error"].startswith(f"more than {MOST} commands")
+
+
 def test_a_line_that_a_power_cut_has_torn_is_left_out(device: Device) -> None:
     """The lines before and behind it count."""
     first, second = (ask(id=name, time=device.time(), name=name) for name in ("a", "b"))

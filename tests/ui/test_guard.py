@@ -81,6 +81,31 @@ def test_requests_that_nobody_waits_to_have_answered_are_not_kept(
     assert '"hello"' in live(url, url)
 
 
+def test_requests_that_never_arrive_whole_do_not_close_the_page(
+    shared_broker: Mosquitto, serve: Callable[..., str]
+) -> None:
+    """260 half heads, each for ever, and nobody could look any more; half a password as well."""
+    url = serve("--broker", shared_broker.url, password="open sesame")
+    where = urlsplit(url)
+    head = f"Host: {where.netloc}\r\n"
+    login = f"POST /login HTTP/1.1\r\n{head}Origin: {url}\r\nContent-Length: 11\r\n\r\nopen"
+    crowd = []
+    for number in range(260):
+        wire = socket.create_connection((where.hostname or "", where.port or 0))
+        wire.settimeout(PATIENCE)
+        half = login if number % 2 else f"GET / HTTP/1.1\r\n{head}"
+        with suppress(OSError):  # refused, as there are too many
+            wire.sendall(half.encode())
+        crowd.append(wire)
+
+    for wire in crowd:
+        with suppress(ConnectionError):
+            while wire.recv(4096):
+                pass  # it is closed before PATIENCE is over
+        wire.close()
+    assert ask(url, "/")[0] == 200
+
+
 def test_the_password_opens_the_page(shared_broker: Mosquitto, serve: Callable[..., str]) -> None:
     """Without it there is the form alone; a cookie that no other site can use comes of it."""
     url = serve("--broker", shared_broker.url, password="blue horse ü")

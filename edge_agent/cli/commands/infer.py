@@ -83,6 +83,8 @@ def _question(file: str) -> bytes:
     if spec.kind == "signal":
         return _recording(file)
     path = Path(spec.path)
+    if path.exists() and not path.is_file():  # a device would be read without end
+        raise UsageError(f"{path}: expected a file")
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"{path}: is larger than {MOST_BYTES // 2**20} MiB")
