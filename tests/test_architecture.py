@@ -96,7 +96,7 @@ HOMES: Mapping[str, str] = {
     "nncf": "tools.quantizers",
     "starlette": "ui answers.http_app bench.infer.plain_server",
     "torch": "tools.pytorch_model",
-    "uvicorn": "core.web_server answers.http_protocol bench.infer.plain_server",
+    "uvicorn": "core.web_server answers.http_protocol ui.http_protocol bench.infer.plain_server",
     "ai_edge_litert": "tools.conversion_worker tools.wake_word",
 }
 

@@ -16,7 +16,6 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket, WebSocketDisconnect
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .. import __version__
 from ..config.settings import Broker
@@ -24,6 +23,7 @@ from ..core.names import is_name
 from ..core.text import redact
 from ..core.web_server import web_server
 from .guard import Guard
+from .http_protocol import TimedProtocol
 from .operate import Operator
 from .reader import Reader
 from .site import Site, Viewer
@@ -35,8 +35,6 @@ MOST_REQUEST_BYTES = 64 * 1024
 MOST_CONNECTIONS = 256
 MOST_ID = 64
 """Most characters of a request's id that are given back."""
-REQUEST_SECONDS = 10.0
-"""For the head of a request to arrive, which the page counts among its connections before."""
 
 
 class Page:
@@ -138,44 +136,6 @@ class Page:
                 frame = self._site.frame(viewer)
 
 
-class _TimedProtocol(H11Protocol):
-    """HTTP that closes a connection whose next request does not arrive in time."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        """Start without a connection; see uvicorn."""
-        super().__init__(*args, **options)
-        self._deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._time()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timing()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._time()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._time()
-
-    def _time(self) -> None:
-        """Let the time run while no request is being answered."""
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if answering or self.transport.get_protocol() is not self:  # it is a WebSocket now
-            self._stop_timing()
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
-
-    def _stop_timing(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-
 def _parse(text: str) -> dict[str, Any]:
     try:
         asked = json.loads(text)
@@ -207,7 +167,7 @@ def serve(
         "warning",
         limit_concurrency=MOST_CONNECTIONS,
         # h11 parses one request at a time; httptools keeps all that arrive together.
-        http=_TimedProtocol,
+        http=TimedProtocol,
         ws="websockets-sansio",
         ws_max_size=MOST_REQUEST_BYTES,
         ws_per_message_deflate=False,

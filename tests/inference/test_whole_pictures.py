@@ -153,15 +153,15 @@ def test_areas_are_filtered_and_compared(tmp_path: Path) -> None:
 
 
 def test_a_single_score_and_wrong_labels_are_refused(tmp_path: Path) -> None:
-    """Nothing is guessed of where a single score divides, or of classes without a name."""
+    """Nothing is guessed of classes without a name."""
     single = save_onnx(
         tmp_path / "m.onnx",
         [node("ReduceMean", ["images"], ["out"], axes=[1], keepdims=1)],
         [("images", "float32", (1, 3, 64, 96))],
         [("out", "float32", (1, 1, 64, 96))],
     )
-    with pytest.raises(ModelError, match=r"single score for each pixel.*ArgMax"):
-        loaded(folder(single, "segmentation", 'labels = ["a", "b"]'))
+    with pytest.raises(ModelError, match="single score for each pixel: expected 2 labels"):
+        loaded(folder(single, "segmentation", 'labels = ["a"]'))
     with pytest.raises(ModelError, match="expected 3 labels for the 3 classes"):
         loaded(folder(scores(tmp_path / "m.onnx"), "segmentation", 'labels = ["a", "b"]'))
     path = folder(strongest(tmp_path / "m.onnx"), "segmentation", 'labels = ["a", "b"]')
