@@ -658,6 +658,22 @@ def test_silent_device_ends_it_after_the_timeout(
     assert "no progress of ghost for 1 s" in done.stderr
 
 
+def test_a_broker_that_drops_who_sends_large_messages_is_named(
+    tmp_path: Path, agent: Agents, listen: Listening
+) -> None:
+    """Mosquitto announces its message_size_limit to nobody, and only said "connection is lost"."""
+    broker = Mosquitto(tmp_path / "broker", "message_size_limit 20000\n")
+    box = start_box(
+        *(tmp_path, broker, listen(broker.port), agent, "edge-01"), trust={"allow_unsigned": True}
+    )
+    new = model_folder(tmp_path / "new", "2", hidden=400)
+    done = run_cli("push", str(new), "--device", box.device, "--broker", box.url, "--timeout", "4")
+    assert done.returncode == 1
+    assert re.search(r"the connection was lost \d+ times?: if the broker limits", done.stderr)
+    box.agent.stop()
+    broker.stop()
+
+
 # One message
 
 

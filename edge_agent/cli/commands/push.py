@@ -186,7 +186,7 @@ def _send(
 ) -> None:
     """Send until all devices have ended, or there is no more progress; survives broker outages."""
     bars = _Bars(sender)
-    moved = time.monotonic()
+    moved, losses = time.monotonic(), 0
     before: list[tuple[str, float]] = []
     sender.offer()
     with bars:
@@ -197,7 +197,7 @@ def _send(
                 if not client.gone:
                     raise
                 print(f"{problem}; trying again", file=sys.stderr, flush=True)
-                lost_at = time.monotonic()
+                lost_at, losses = time.monotonic(), losses + 1
                 _reconnect(client, moved + timeout)
                 if retained is not None and not retained.lies_there():
                     retained.put(lambda _done, _total: None)
@@ -208,7 +208,7 @@ def _send(
                 for p in sender.progress.values()
             ]
             if now != before:
-                before, moved = now, time.monotonic()
+                before, moved, losses = now, time.monotonic(), 0
                 bars.update()
             # A trial or a shadow has its own timeout on the device.
             patience = (
@@ -216,8 +216,13 @@ def _send(
             )
             if time.monotonic() - moved > patience:
                 silent = [device for device, p in sender.progress.items() if not p.ended]
+                limited = (
+                    f" the connection was lost {counted(losses, 'time')}: if the broker limits the"
+                    " size of messages (message_size_limit of mosquitto), let it take 66000 bytes;"
+                )
                 raise BrokerError(
                     f"no progress of {some_of(sorted(silent))} for {patience:.0f} s;"
+                    f"{limited if losses else ''}"
                     " the version may still come to serve;"
                     " the same push again goes on where it stopped"
                 )
