@@ -50,7 +50,9 @@ export class DeviceView {
       [5, new Sparkline("Temperature", "°C")],
     ];
     this.changes = h("p", { class: "quiet", role: "status" });
+    this.noHealth = h("p", { class: "quiet" }, "No health has come yet.");
     this.models = h("div", { class: "models" });
+    this.noModel = h("p", { class: "quiet" }, "This device has told of no model yet.");
     this.pushes = h("ol", { class: "log", tabindex: "0", "aria-label": "Pushes, newest first" });
     this.noPush = h("p", { class: "quiet" }, "No push since this page's server began.");
     const part = (title, ...children) => h("section", { class: "part" }, h("h2", {}, title), ...children);
@@ -60,11 +62,11 @@ export class DeviceView {
         h("div", {}, part("Snapshots", this.noShot, this.shots, this.takes), part("Over time", this.noLine, this.lines)),
         h("div", {},
           part("Pipelines", h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Pipelines" }, table)),
-          part("Health", h("div", { class: "sparks" }, this.sparks.map(([, spark]) => spark.element))),
+          part("Health", this.noHealth, h("div", { class: "sparks" }, this.sparks.map(([, spark]) => spark.element))),
           part("Events", this.noEvent, this.log),
           this.operate ? part("Kept pictures and clips", ...this.operate.evidence) : [],
           this.operate ? part("Settings", this.operate.settings, h("label", {}, this.operate.persist, " also after a restart"), this.changes) : [],
-          part("Models", this.models), part("Pushes", this.operate?.drop ?? [], this.noPush, this.pushes))),
+          part("Models", this.noModel, this.models), part("Pushes", this.operate?.drop ?? [], this.noPush, this.pushes))),
     );
   }
 
@@ -350,10 +352,12 @@ export class DeviceView {
   }
 
   render_health() {
+    this.noHealth.hidden = this.figures.length > 0;
     for (const [index, spark] of this.sparks) spark.draw(this.figures.map((each) => [each[0], each[index]]));
   }
 
   render_models() {
+    this.noModel.hidden = Object.keys(this.kept.model).length > 0;
     this.models.replaceChildren(
       ...Object.entries(this.kept.model).map(([name, body]) => {
         const last = object(body.last);
