@@ -7,6 +7,7 @@ path as frames. Nothing is loaded, and the models that serve are not affected.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -130,8 +131,9 @@ def value_names(columns: tuple[str, ...], count: int, of: tuple[str, ...] = ()) 
     if not columns and count == 1:
         return of or (ONLY,)
     named = [column or str(place) for place, column in enumerate(columns or [""] * count)]
+    times = Counter(named)
     each = tuple(
-        name if named.count(name) == 1 else f"{name}[{place}]" for place, name in enumerate(named)
+        name if times[name] == 1 else f"{name}[{place}]" for place, name in enumerate(named)
     )
     return tuple(f"{channel}.{name}" for channel in each for name in of) if of else each
 

@@ -122,7 +122,7 @@ class SerialLines:
         if found:
             self._unread = None
         elif (rest and not lines) or (self._headers > headers and not self._seen):
-            found += self._say_unread(self._rest or lines[-1], since)
+            found += self._say_unread(self._rest or [rest, *lines][-1], since)
         return found
 
     def _say_unread(self, text: bytes, since: float) -> list[SampleError]:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from edge_agent.daemon.fast_start.plan import find
+from edge_agent.daemon.fast_start.fingerprint import digest
+from edge_agent.daemon.fast_start.plan import FILE, find, forget
 from edge_agent.models.store.store import Store
 from tests.helpers.prepared_models import damage
 from tests.helpers.start_box import Box, expected, kept, network, numbers, own, planned, same
@@ -345,3 +346,23 @@ def test_a_version_that_is_not_there_yet_is_waited_for(
             assert said.code == 0, said.err
         assert same(start.found(model="numbers@2"), expected(2))
         assert same(start.found("q", model="numbers@3"), expected(3))
+
+
+def test_a_plan_that_cannot_be_removed_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that had become read-only ended the agent at the next `configure`."""
+    (tmp_path / FILE).mkdir()  # root may write whatever is not writable
+    forget(tmp_path)
+    assert f"{tmp_path / FILE}: cannot be removed: " in caplog.text
+
+
+def test_settings_that_are_no_file_any_more_are_not_waited_for(tmp_path: Path) -> None:
+    """At a SIGHUP a pipe in their place took even SIGTERM, and /dev/zero all memory."""
+    path = tmp_path / "config.toml"
+    missing = digest(str(path))
+    os.mkfifo(path)
+    assert digest(str(path)) == missing
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert digest(str(path)) == missing

@@ -13,10 +13,11 @@ import pytest
 from edge_agent.core.errors import ModelError, SampleError
 from edge_agent.core.types import Reading
 from edge_agent.inference.preprocess.windowing import Channels
+from edge_agent.inference.readings import value_names
 from edge_agent.models.manifest import InputSpec
 from edge_agent.sources.continuity import Continuity, Rows
 from edge_agent.sources.mqtt_topic import Payload
-from edge_agent.sources.serial_line import HEADERS, SerialLines
+from edge_agent.sources.serial_line import HEADERS, MAX_LINE, SerialLines
 from edge_agent.sources.source import open_source
 from edge_agent.sources.spec import parse_source
 from tests.helpers.small_models import plain
@@ -106,6 +107,25 @@ def test_victron_49357_labels_and_values(text: bytes, tmp_path: Path) -> None:
     assert np.concatenate([row.data for row in found]) == pytest.approx(
         np.array([[3.2, 1.0], [3.5, 1.0]])
     )
+
+
+def test_bytes_without_the_end_of_a_line_are_said(tmp_path: Path) -> None:
+    """As at a wrong baud rate; from the second 64 KiB on it ended in an index out of range."""
+    port = lines(tmp_path)
+    said = [
+        str(found)
+        for step in range(6)
+        for found in port.take(b"1" * (MAX_LINE - 1), 0, 10.0 * step)
+    ]
+    assert said[0] == f"a line of more than {MAX_LINE} bytes, expected numbers"
+    assert said[1].startswith("expected lines of numbers, found '1111")
+
+
+def test_a_reading_of_very_many_values_has_its_names_at_once() -> None:
+    """100,001 numbers in one message took a thread for minutes, while health said `ok`."""
+    names = value_names((), 100_001)
+    assert names[::100_000] == ("0", "100000")
+    assert value_names(("a", "b", "a"), 3) == ("a[0]", "b", "a[2]")
 
 
 def test_lines_of_json_name_their_channels(tmp_path: Path) -> None:

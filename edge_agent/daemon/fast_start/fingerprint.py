@@ -58,7 +58,8 @@ def stamp(path: str) -> list[int] | None:
 
 
 def _bytes(path: str | None) -> bytes:
+    """Read a regular file; anything else may never end, and is refused when it is read in full."""
     try:
-        return Path(path).read_bytes() if path else b""
+        return Path(path).read_bytes() if path and os.path.isfile(path) else b""  # noqa: PTH113
     except OSError:
         return b""

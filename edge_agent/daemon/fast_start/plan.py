@@ -158,8 +158,14 @@ def _seal(body: bytes) -> bytes:
 
 
 def forget(state: Path) -> None:
-    """Remove the plan, which is no longer valid."""
-    (state / FILE).unlink(missing_ok=True)
+    """Remove the plan, which is no longer valid; a disk that is read-only keeps it."""
+    try:
+        (state / FILE).unlink(missing_ok=True)
+    except OSError as problem:
+        log.warning(
+            "%s: cannot be removed: %s; the next start may begin as the last one did",
+            *(state / FILE, problem.strerror),
+        )
 
 
 def _state_folder(config: str | None) -> str:
