@@ -176,8 +176,9 @@ class ActiveModels:
         """
         catalog = self._catalog.now()
         problem: ModelError | None = None
-        folders = [catalog.find(name, version)]
-        for folder in folders if version else chain(folders, catalog.runnable(name)):
+        first = catalog.find(name, version)
+        others = (other for other in catalog.runnable(name) if other != first)
+        for folder in (first,) if version else chain((first,), others):
             try:
                 self.loader.verify(folder)
             except ModelError as found:
