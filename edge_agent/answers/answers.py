@@ -16,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ..config.settings import parse_route
@@ -35,6 +34,7 @@ from ..runtime.pipelines.runner import Runner
 from ..runtime.pipelines.sinks import RECENT_SECONDS
 from ..runtime.scheduler.requests import RequestQueue
 from ..serving.active import Serving
+from .credit import Credit
 from .errors import (
     RefusedError,
     StoppingError,
@@ -107,8 +107,7 @@ class Answers:
         """Guards everything below."""
         self._models: dict[str, _Asked] = {}
         self._open: set[Ticket] = set()
-        self._credit, self._credited = inf, clock()
-        """Number of questions allowed at once, and the time of that count."""
+        self._credit = Credit(clock)
         self._counts = dict.fromkeys(("asked", "answered", "failed", "refused"), 0)
         self._latency_ms: deque[float] = deque(maxlen=1000)
         self._seq = itertools.count()
@@ -169,7 +168,9 @@ class Answers:
                 raise StoppingError(STOPPING, DRAIN_SECONDS)
             if len(self._open) >= MOST:
                 raise RefusedError(FULL, 1.0)
-            self._take_credit()
+            rate = self._runner.settings.infer.per_s
+            if wait := self._credit.take(rate, max(1.0, rate)):
+                raise RefusedError(f"more than infer.per_s = {rate:g} requests a second", wait)
             self._counts["refused"] -= 1
             ticket = Ticket(model, version, self._clock())
             self._open.add(ticket)
@@ -188,16 +189,6 @@ class Answers:
         if size > self.most_bytes:
             most = self._runner.settings.infer.max_mb
             raise TooLargeError(f"larger than {most:g} MB, which infer.max_mb allows")
-
-    def _take_credit(self) -> None:
-        """Count a question against the rate limit; one second's worth may come at once."""
-        rate, now = self._runner.settings.infer.per_s, self._clock()
-        saved = self._credit + (now - self._credited) * rate
-        self._credit, self._credited = min(saved, max(1.0, rate)), now
-        if self._credit < 1.0:
-            wait = (1.0 - self._credit) / rate
-            raise RefusedError(f"more than infer.per_s = {rate:g} requests a second", wait)
-        self._credit -= 1.0
 
     def ask(self, ticket: Ticket, parse: Callable[[Any, Kind], Question]) -> None:
         """Submit a question; never waits."""

@@ -27,6 +27,7 @@ from ..core.types import Kind
 from ..inference.model import Model
 from ..mqtt import payloads
 from .answers import FULL, MOST, Answers
+from .credit import Credit
 from .errors import RefusedError, StoppingError, TooLargeError, UnknownModelError, unknown
 from .kserve import Inference, metadata
 from .openai_http import Piece, TextRequest, error, listed, speaks
@@ -36,6 +37,10 @@ from .ticket import Answer, Ticket
 Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
 HEAD_LENGTH = "inference-header-content-length"
+PROMPT = 100
+"""Refusals a second that are sent at once, and as many in a row."""
+PAUSE_SECONDS = 0.3
+"""What a refusal beyond those waits; less than any `Retry-After`."""
 
 
 def application(
@@ -75,6 +80,7 @@ class _Site:
         self._metrics = metrics
         self._reading = 0
         """Number of bodies being read that name their model, and so are not yet admitted."""
+        self._prompt = Credit(time.monotonic)
         model = "/v2/models/{model}"
         version = f"{model}/versions/{{version}}"
         routes = [
@@ -97,7 +103,11 @@ class _Site:
                 Route(f"{path}/ready", self._model_ready),
                 Route(f"{path}/infer", self._infer, methods=["POST"]),
             ]
-        handlers: Any = {HTTPException: _refused, AgentError: _failed}
+        handlers: Any = {
+            HTTPException: _refused,
+            AgentError: _failed,
+            RefusedError: self._busy,
+        }
         self.app = Starlette(routes=routes, exception_handlers=handlers)
 
     async def _predict(self, request: Request) -> Response:
@@ -157,6 +167,21 @@ class _Site:
         except BaseException as problem:
             answers.give_up(ticket, problem if isinstance(problem, AgentError) else None)
             raise
+
+    async def _busy(self, request: Request, problem: RefusedError) -> Response:
+        """Refuse a request: at once, or after a pause where very many are refused.
+
+        Callers that ask again at once would take the processor from frames and other callers.
+        """
+        stopping = isinstance(problem, StoppingError)
+        if not stopping and self._prompt.take(PROMPT, PROMPT):
+            pause = asyncio.ensure_future(asyncio.sleep(PAUSE_SECONDS))
+            if "expect" in request.headers:
+                await pause  # waiting for the caller to leave would invite the body
+            else:
+                with suppress(ClientDisconnect):
+                    await _kept(request, pause)
+        return await _failed(request, problem)
 
     # OpenAI's API
 
@@ -268,7 +293,7 @@ class _Site:
 
 
 async def _kept(request: Request, wanted: asyncio.Future[T]) -> T:
-    """Wait for something while the caller waits; the body must have been read.
+    """Wait for something while the caller waits; what is unread of the body is lost.
 
     Raises:
         ClientDisconnect: the caller has gone.

@@ -506,6 +506,42 @@ def test_a_stop_answers_what_is_under_way(
             ask.connect()
 
 
+def test_a_flood_of_callers_that_never_wait_is_refused_one_and_all_also_at_a_stop(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Refusals beyond a burst are paused: each is sent, none asks for a body or hinders a stop."""
+    infer = {"models": ["light"], "per_s": 0.001}
+    with running(broker, listen, agent, tmp_path, infer=infer) as (ask, _heard, process):
+        assert ask("/predict/light", GRAY).status == 200
+        callers = [ask.connect() for _ in range(200)]
+        gone = [ask.connect() for _ in range(20)]
+        for round_ in range(2):
+            for wire in callers:
+                wire.sendall(POST + SIZED)
+            for wire in gone:
+                wire.sendall(POST + SIZED)
+                wire.close()
+            gone = []
+            if round_:
+                invited = ask.connect()
+                invited.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+                callers.append(invited)
+                assert ask("/v2/health/live").status == 200  # all have been read now
+                process.signal(signal.SIGTERM)
+            for wire in callers:
+                said = b""
+                while not said.endswith(b"}"):
+                    part = wire.recv(65536)
+                    assert part, said
+                    said += part
+                assert said.startswith(b"HTTP/1.1 429"), said
+                assert b"\r\nretry-after: " in said
+        for wire in callers:
+            wire.close()
+        assert process.wait() == 0
+        assert "Traceback" not in process.words()
+
+
 def test_an_answer_does_not_wait_for_the_acknowledgment_of_its_head() -> None:
     """A connection sends what it is given at once: head and body are given one after the other."""
     endpoint = Endpoint("127.0.0.1", free_port())
