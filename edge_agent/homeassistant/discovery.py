@@ -217,6 +217,9 @@ def _rule(topic: str, name: str, *, lasts: bool) -> Component:
     mine = f"value_json.rule == {_text(name)}"
     more: Component = {}
     if lasts:
+        # What has waited out a broken connection comes after what is newer.
+        newer = "value_json.time >= this.attributes.get('time', '')"
+        mine = f"({mine} and (value_json.replayed is not defined or {newer}))"
         now = "'OFF' if value_json.state == 'end' else 'ON'"
         on = f"{{{{ ({now}) if {mine} else '' }}}}"
     else:

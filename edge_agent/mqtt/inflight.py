@@ -110,6 +110,38 @@ class Batch:
             yield InflightMessage(message, 0, self, index)
 
 
+class Series:
+    """The series of which a message may wait, so that the next one has to wait behind it."""
+
+    def __init__(self) -> None:
+        self.earlier = False
+        """Whether an earlier run may have left messages that are not looked at yet."""
+        self._waiting: set[str] = set()
+
+    def follows(self, message: Message) -> bool:
+        """Whether an older message of its series may wait.
+
+        A copy may be of a series of an earlier run; these are not known.
+        """
+        return bool(message.series) and (message.replayed or message.series in self._waiting)
+
+    def wait(self, message: Message) -> None:
+        """Record that a message waits, and the rest of its series with it."""
+        if message.closes:
+            self._waiting.discard(message.series)
+        elif message.series:
+            self._waiting.add(message.series)
+
+    def sent(self, message: Message) -> None:
+        """Record that a message is in flight: if it is the last one, nothing follows."""
+        if message.closes:
+            self._waiting.discard(message.series)
+
+    def clear(self) -> None:
+        """Record that no message waits or is in flight."""
+        self._waiting.clear()
+
+
 class Inflight:  # noqa: PLR0904 - one for each event of a message
     """All messages with spooled delivery that are not done. Callers hold the client's lock."""
 
@@ -129,6 +161,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         """Messages added since the start."""
         self.unreadable = False
         """Whether the disk cannot be read at present; messages in memory do not wait for it."""
+        self.series = Series()
         self._sent: dict[int, InflightMessage] = {}
         """Messages in flight, by message id on the present connection."""
         self._waiting: deque[InflightMessage] = deque()
@@ -150,6 +183,13 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         """Whether `take` can return a message now or once the disk is read."""
         return bool(self.loaded or self._waiting) or self.first_on_disk_only() is not None
 
+    def must_wait(self, message: Message) -> bool:
+        """Whether a message would overtake an older one of its series if it were published now.
+
+        So may a copy of one of an earlier run, whose series are not known here.
+        """
+        return self.series.follows(message) and (self.has_waiting or self.series.earlier)
+
     @property
     def waiting(self) -> int:
         """Number of messages that are not in flight."""
@@ -169,8 +209,10 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
 
     def enqueue(self, entry: InflightMessage) -> None:
         """Queue a message."""
-        entry.message.replayed = entry.message.replayed or self._interrupted
-        entry.message.encode_to_wait()
+        message = entry.message
+        message.replayed = message.replayed or self._interrupted or self.must_wait(message)
+        message.encode_to_wait()
+        self.series.wait(message)
         self._waiting.append(entry)
         self._waiting_bytes += entry.size
         if len(self._waiting) > ROOM:
@@ -193,7 +235,9 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         """
         if self.loaded:
             return self.loaded.popleft()
-        if self.first_on_disk_only() is not None:
+        first = self._waiting[0].message if self._waiting else None
+        held = self.series.earlier and first is not None and first.replayed and first.series
+        if held or self.first_on_disk_only() is not None:
             self.on_work()
             if not self.unreadable:
                 return None
@@ -218,6 +262,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
     def sent(self, mid: int, entry: InflightMessage) -> None:
         """Record that a message is in flight, under this message id."""
         entry.sent = True
+        self.series.sent(entry.message)
         self._sent[mid] = entry
         self._sent_bytes += entry.size
 
@@ -246,6 +291,8 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
             if entry.batch is not None:
                 entry.batch.unload(entry.index, counted=entry.message.counted)
         everything = (*self._sent.values(), *self.loaded, *self._waiting)
+        for entry in everything:
+            self.series.wait(entry.message)
         self._sent.clear()
         self.loaded.clear()
         self._sent_bytes = 0
@@ -283,6 +330,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
     def adopt(self, rows: Iterable[Row]) -> None:
         """Take over the messages of an earlier run, whose pipeline counts ended with it."""
         earlier = Channel("earlier", 1, lossless=False)
+        self.series.earlier = False
         for row in rows:
             self.batches[row.id] = Batch(row, earlier, COUNTED)
             earlier.pending += row.count
@@ -343,6 +391,8 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         entry.done, entry.sent = True, False
         entry.message.channel.pending -= 1
         self._left -= 1
+        if not self._left:
+            self.series.clear()
         if entry.batch is not None:
             entry.batch.finish(entry.index)
             self._remove_if_finished(entry.batch)

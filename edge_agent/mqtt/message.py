@@ -65,6 +65,10 @@ class Message:
     """Called when it is first passed to a connection, with whether it may be a copy. Must neither
     wait nor publish, because the client is locked."""
     event: bool = False
+    series: str = ""
+    """Messages of the same one are published in order; empty: a newer one may go first."""
+    closes: bool = False
+    """Whether it is the last of its series."""
     counted: bool = False
     """Whether it is counted in `channel.published`."""
     replayed: bool = False

@@ -177,7 +177,8 @@ class Outbox:
             # Messages that only waited for space go first; copies of an earlier connection wait.
             while self._has_room() and (older := self.inflight.take_unsent()) is not None:
                 self._publish_message(self.connection, older.message, older)
-        if self.connection is not None and self._has_room():
+        must_wait = self.inflight.must_wait(message) or not self._has_room()
+        if self.connection is not None and not must_wait:
             self.inflight.mark_overtaken()
             self._publish_message(self.connection, message, entry)
         else:

@@ -88,6 +88,7 @@ class SpoolWriter:
         """Why messages wait only in memory."""
         self._path = path
         self._inflight = inflight
+        inflight.series.earlier = path.exists()
         self._lock = lock
         self._most = most
         self._most_bytes = most_bytes
@@ -236,6 +237,7 @@ class SpoolWriter:
     def _report(self, problem: str) -> None:
         """Log a problem with the disk once; it stays in health."""
         self._retry_at = time.monotonic() + RETRY
+        self._inflight.series.earlier = False
         if problem != self.problem:
             log.warning("%s: messages for the broker wait in memory only", problem)
             with self._lock:
@@ -247,6 +249,7 @@ class SpoolWriter:
             for batch in list(self._inflight.batches.values()):
                 self._inflight.drop_batch(batch)
             self._inflight.finished_rows.clear()
+            self._inflight.series.earlier = False
         self._file.opened = self._file.unsynced = False
         before, self._file.damaged = self._file.damaged, time.monotonic()
         try:

@@ -252,12 +252,8 @@ class EventDispatcher:
         }
         for each in ended:
             place = each["pipeline"], each["rule"]
-            ongoing = self._journal.ongoing(*place)
-            # If the rule is true again, whatever it switched on must stay on, and a display of its
-            # latest state has seen the end last.
-            for again in ongoing:
-                self._send(again, 1, replayed=True)
-            if place in rules and not ongoing:
+            # If the rule is true again, whatever it switched on must stay on.
+            if place in rules and not self._journal.is_ongoing(*place):
                 self._act(rules[place].do, each)
         words = "%d events left by the last run are published again or ended"
         log.info(words, len(left) + len(ended))

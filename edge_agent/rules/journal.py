@@ -108,11 +108,11 @@ class Journal:
         self._fresh += [Entry(payload, math.inf) for payload in (*fresh, *ends)]
         return fresh, ends
 
-    def ongoing(self, pipeline: str, rule: str) -> list[Payload]:
-        """Return the latest message of each ongoing event of a rule."""
+    def is_ongoing(self, pipeline: str, rule: str) -> bool:
+        """Return whether an event of a rule is ongoing."""
         with self._known:
             latest = [payload for _, payload in self._open.values()]
-        return [each for each in latest if (each["pipeline"], each["rule"]) == (pipeline, rule)]
+        return any((each["pipeline"], each["rule"]) == (pipeline, rule) for each in latest)
 
     def add(
         self, events: Sequence[tuple[Payload, int]], totals: Totals | None = None

@@ -195,6 +195,9 @@ def test_none_is_lost_and_each_is_ended_over_a_broker_away_and_a_kill(
     begun = {e["event"] for e in events if e["state"] == "begin"}
     ended = {e["event"] for e in events if e["state"] == "end"}
     assert begun == ended
+    for name in begun:
+        states = [e["state"] for e in events if e["event"] == name]
+        assert (states[0], states[-1]) == ("begin", "end")
     first_hand = Counter(
         (e["event"], e["state"], e["time"]) for e in events if not e.get("replayed")
     )

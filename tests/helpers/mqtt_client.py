@@ -37,7 +37,14 @@ def make_client(
 
 
 def message(
-    channel: Channel, number: int, *, event: bool = False, on_published: Any = None, **more: Any
+    channel: Channel,
+    number: int,
+    *,
+    event: bool = False,
+    series: str = "",
+    closes: bool = False,
+    on_published: Any = None,
+    **more: Any,
 ) -> Message:
     """Make a result or event that consists of a number and *more*, and says when it is a copy."""
 
@@ -45,8 +52,8 @@ def message(
         marks = {"replayed": True} if replayed else {}
         return json.dumps({"n": number, **more, **marks}).encode()
 
-    word = "event" if event else "result"
-    return Message(channel, f"edge/box/{word}/{channel.name}", encode, on_published, event=event)
+    topic = f"edge/box/{'event' if event else 'result'}/{channel.name}"
+    return Message(channel, topic, encode, on_published, event=event, series=series, closes=closes)
 
 
 class RelayedClient:

@@ -11,6 +11,7 @@ from typing import Any
 
 import paho.mqtt.client as mqtt
 import pytest
+from jinja2 import Environment
 
 from edge_agent.config.rules import Line, Rule, Zone
 from edge_agent.config.settings import HomeAssistant, Pipeline, Settings
@@ -97,6 +98,38 @@ def test_an_events_picture_reaches_home_assistant(
     sensor = components["door_rule_seen"]
     assert sensor["json_attributes_topic"] == sensor["state_topic"] == "edge/box/event/door"
     assert 'if value_json.rule == "seen" else this.attributes' in sensor["json_attributes_template"]
+
+
+def test_a_rules_sensor_is_not_turned_by_what_comes_late() -> None:
+    """A begin that waited out a broken connection had switched it on again after its end.
+
+    And the end of an event that a killed agent had begun had switched off one of the next run.
+    """
+    rule = Rule(name="long", when="dwell", zone="yard", for_s=1.0)
+    zone = Zone(name="yard", polygon=YARD)
+    sensor = made(zones=(zone,), rules=(rule,))["components"]["door_rule_long"]
+    jinja = Environment()  # noqa: S701 - no HTML
+    shown: dict[str, Any] = {"state": "unknown", "attributes": {}}
+
+    def hear(event: str, state: str, time: str, **more: Any) -> str:
+        said = {"rule": "long", "event": event, "state": state, "time": time, **more}
+
+        def render(template: str) -> str:
+            return jinja.from_string(template).render(value_json=said, this=shown)
+
+        turned = render(sensor["value_template"])
+        shown["attributes"] = json.loads(render(sensor["json_attributes_template"]))
+        shown["state"] = {"ON": "on", "OFF": "off", "": shown["state"]}[turned]
+        return str(shown["state"])
+
+    assert hear("a", "end", "10:00:03") == "off"
+    assert hear("a", "begin", "10:00:01", replayed=True) == "off"
+    assert hear("a", "update", "10:00:02", replayed=True) == "off"
+    assert shown["attributes"]["state"] == "end"
+    assert hear("c", "begin", "10:00:05") == "on"
+    assert hear("b", "end", "10:00:04", replayed=True) == "on"
+    assert hear("c", "end", "10:00:06", replayed=True) == "off"
+    assert hear("d", "begin", "09:00:00") == "on"  # the clock was set back
 
 
 def entities(task: str, *, picture: bool, values: tuple[str, ...] = ()) -> dict[str, Any]:

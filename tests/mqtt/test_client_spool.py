@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edge_agent.mqtt.client import Channel
-from tests.helpers.mqtt_client import RelayedClient, arrived, wait_arrived
+from tests.helpers.mqtt_client import RelayedClient, arrived, message, wait_arrived
 from tests.helpers.small_disk import fill, small_disk
 from tests.helpers.support import CHECKOUT, PATIENCE, Listener, Mosquitto, Relay, wait_until
 
@@ -135,6 +135,58 @@ def test_live_results_go_ahead_of_what_waited(
     assert unmarked(heard) == list(range(400, 410))
     order = [result["n"] for result in heard]
     assert order.index(409) < order.index(399)
+
+
+def events(listener: Listener) -> list[int]:
+    """Give the numbers of the events that were heard."""
+    return [event["n"] for event in listener.on("edge/box/event/p")]
+
+
+def test_an_end_does_not_overtake_its_begin(
+    broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients
+) -> None:
+    """What follows an event that waits goes behind it; other events go ahead of both."""
+    listener = listen(broker.port)
+    relayed = relayed_clients()
+    channel = begin(relayed)
+    relayed.break_off()
+    relayed.send(channel, 0, event=True, series="door")
+    relayed.send(channel, *range(1, 400))
+    relayed.on_disk(400)
+    relayed.relay.open()
+    relayed.up()
+    relayed.send(channel, 400, event=True, series="door", closes=True)
+    relayed.send(channel, 401, event=True, series="gate")
+    relayed.send(channel, 402, event=True, series="gate", closes=True)
+    wait_settled(relayed)
+    listener.wait_for(lambda _: len(events(listener)) >= 4, "the events")
+    heard = listener.on("edge/box/event/p")
+    assert [each["n"] for each in heard if each["n"] in {0, 400}] == [0, 400]
+    assert marked(heard) == [0, 400]
+    assert unmarked(heard) == [401, 402]
+    assert [event["n"] for event in heard].index(401) < 3
+
+
+def test_the_end_of_an_event_of_an_earlier_run_does_not_overtake_its_begin(
+    broker: Mosquitto, listen: Listeners, relayed_clients: RelayedClients
+) -> None:
+    """Its begin lies on disk when the next run, which has not looked there yet, ends it."""
+    listener = listen(broker.port)
+    first = relayed_clients()
+    channel = begin(first)
+    first.break_off()
+    first.send(channel, 0, event=True, series="door")
+    first.on_disk(1)
+    first.close()
+    first.relay.open()
+    second = relayed_clients()
+    channel = begin(second)
+    end = message(channel, 1, event=True, series="door", closes=True)
+    end.replayed = True
+    second.client.publish_message(end)
+    listener.wait_for(lambda _: len(events(listener)) >= 2, "the events")
+    assert events(listener) == [0, 1]
+    wait_settled(second)
 
 
 def test_its_age_goes_on_while_it_waits(

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -35,7 +36,7 @@ class Desk:
     def send(self, channel: Channel, *numbers: int, event: bool = False, noise: int = 0) -> None:
         """Have messages wait, each with so many bytes that do not compress."""
         for number in numbers:
-            more = {"noise": os.urandom(noise).hex()} if noise else {}
+            more: dict[str, Any] = {"noise": os.urandom(noise).hex()} if noise else {}
             with self.lock:
                 entry = self.inflight.add(message(channel, number, event=event, **more))
                 self.inflight.enqueue(entry)

@@ -72,10 +72,16 @@ class MqttSink(Sink):
         return open_channel(qos=0), open_channel(qos=1)
 
     def event(self, event: Mapping[str, Any], qos: int, *, replayed: bool) -> None:
-        topic, encode = self._topics.event(event["pipeline"]), partial(_encode, event)
-        self._client.publish_message(
-            Message(self._events[qos], topic, encode, event=True, replayed=replayed)
+        message = Message(
+            self._events[qos],
+            self._topics.event(event["pipeline"]),
+            partial(_encode, event),
+            event=True,
+            series=event["event"],
+            closes=event["state"] in {"once", "end"},
+            replayed=replayed,
         )
+        self._client.publish_message(message)
 
     def answer(self, pipeline: str, answer: Mapping[str, Any]) -> None:
         topic, encode = self._topics.answer(pipeline), partial(_encode, answer)
