@@ -24,8 +24,6 @@ from .text import closest, label_trouble
 R = TypeVar("R")
 
 
-MOST_LABEL = 256
-"""Most characters of a label."""
 CLEARED = object()
 """The value of a null that clears an earlier value."""
 
@@ -56,8 +54,6 @@ def _label(value: object) -> str:
         raise ValueError(f"expected a text, found {shown(value)}")  # noqa: TRY004 - one fate
     label = _text(value)
     trouble = label_trouble(label)
-    if len(label) > MOST_LABEL:
-        trouble = f"has more than {MOST_LABEL} characters"
     if trouble is not None:
         raise ValueError(f"{shown(label)} {trouble}")
     return label

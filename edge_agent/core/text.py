@@ -13,6 +13,8 @@ from itertools import pairwise
 from urllib.parse import unquote
 
 HIDDEN = "***"
+MOST_LABEL = 256
+"""Most characters of a label, which every result may repeat."""
 
 
 def printable(text: str) -> str:
@@ -73,7 +75,19 @@ def label_trouble(text: str) -> str | None:
         return "holds half of a letter; write it as UTF-8"
     if re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", text):
         return "holds a control character"
+    return _length_trouble(text)
+
+
+def labels_trouble(labels: Iterable[str]) -> str | None:
+    """Return why one of a model's labels is too long, with its number, or None."""
+    for number, label in enumerate(labels, 1):
+        if (trouble := _length_trouble(label)) is not None:
+            return f"number {number} {trouble}"
     return None
+
+
+def _length_trouble(label: str) -> str | None:
+    return f"has more than {MOST_LABEL} characters" if len(label) > MOST_LABEL else None
 
 
 def one_line(text: str) -> str:

@@ -17,7 +17,7 @@ from ..core.errors import ModelError
 from ..core.files import path_inside, read_plain_file
 from ..core.frozen import record
 from ..core.names import NAME_RULE, READINGS, is_name, is_version
-from ..core.text import half_letter, label_trouble
+from ..core.text import half_letter, label_trouble, labels_trouble
 from . import decoders, drift
 from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
 from .edge_impulse import Mfe, Spectral, block_problems
@@ -484,6 +484,8 @@ def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:
         from .npz import read_npz
 
         labels = tuple(read_npz(gallery, str(gallery)))
+    if (trouble := labels_trouble(labels)) is not None:
+        raise ModelError(f"{where}: output.labels: {trouble}")
     usual, path = None, _of_variant(folder, drift.DRIFT, variant)
     if path.exists():
         data = _read(path_inside(folder, path.name, str(path)), drift.MAX_BYTES, "distributions")

@@ -108,6 +108,20 @@ def test_labels_are_bounded(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("place", ["labels.txt", "model.toml"])
+def test_a_label_of_a_megabyte_is_refused_before_results_repeat_it(
+    place: str, tmp_path: Path
+) -> None:
+    """Results of 8 MB came from a labels.txt with one such line."""
+    constant_outputs(tmp_path / "model.onnx", {"scores": np.zeros((1, 3), np.float32)})
+    names = ["a", "b", "x" * (2**20 - 8)] if place == "labels.txt" else ["a", "b", "x" * 257]
+    (tmp_path / "labels.txt").write_text("\n".join(names))
+    output = {"decoder": "softmax", "labels": names if place == "model.toml" else place}
+    write_manifest(tmp_path, "1", "classification", name="long", output=output)
+    with pytest.raises(ModelError, match=r"output\.labels: number 3 has more than 256 characters"):
+        load(tmp_path)
+
+
 # ONNX
 
 CHECK = """
