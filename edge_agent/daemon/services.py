@@ -124,14 +124,15 @@ def _versions(
     profile = inventory.match.profile
     push_status = PushStatus(runner.client, runner.topics, runner.settings.device_id)
     ledger = Ledger(store, catalog, push_status.publish, active.on_change)
+    identity = _device_identity(runner, inventory)
     deployer = Deployer(
         *(store, catalog, active, ledger),
         trial=lambda: runner.settings.trial,
+        check_trust=identity.check_trust,
         swap=profile.swap,
         memory_budget_mb=profile.memory_budget_mb,
     )
     client, packages = runner.client, runner.topics.packages
-    identity = _device_identity(runner, inventory)
     drawing = Drawing(packages, client.ask, client.leave, client.leave_node)
     transfers = Router(
         *(store, catalog, identity, ledger, drawing),

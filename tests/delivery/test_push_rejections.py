@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import platform
+import signal
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
@@ -473,6 +474,39 @@ def test_fresh_box_says_how_to_trust(
         end = box.listener.wait_state(box.topic("push", transfer), state="rejected")
         assert "unsigned" in end["why"]
         assert "trust.keys" in end["why"]
+    check_untouched(box)
+
+
+@pytest.mark.parametrize("signed", [True, False], ids=["key removed", "unsigned not allowed"])
+def test_what_is_no_longer_trusted_does_not_go_live(
+    signed: bool,
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+    tmp_path: Path,
+) -> None:
+    """A key that was withdrawn while its package was in shadow let that version go live."""
+    pub = trust(tmp_path / "trust.d")
+    box = start_box(
+        *(tmp_path, broker, listen(broker.port), agent, "edge-01"),
+        trust={"keys": [str(pub.parent)], "allow_unsigned": not signed},
+        trial={"shadow_frames": 120},
+    )
+    folder = model_folder(tmp_path / "new", "2")
+    package = plain_package(folder, "level", "2", key=SIGNER if signed else None)
+    with PlainSender(broker.port, "edge-01", package) as sender:
+        sender.offer()
+        sender.wait("shadow")
+        if signed:
+            pub.unlink()
+        else:
+            settings = box.agent.config
+            settings.write_text(settings.read_text().replace("unsigned = true", "unsigned = false"))
+            box.agent.signal(signal.SIGHUP)
+        end = sender.wait("live", "probation", "rejected")
+    assert end["state"] == "rejected", end
+    expected = "no key that this device trusts" if signed else "the package is unsigned"
+    assert expected in end["why"]
     check_untouched(box)
 
 

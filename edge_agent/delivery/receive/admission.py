@@ -40,6 +40,10 @@ class DeviceIdentity:
     credible: Callable[[], bool]
     """Whether its clock may be right; see `device.wall_clock`."""
 
+    def check_trust(self, header: bytes, signature: bytes | None) -> None:
+        """Raise ModelError unless a package is signed by a key trusted now, or need not be."""
+        verify_header(header, signature, self.trusted(), allow_unsigned=self.allow_unsigned())
+
 
 class Admission:
     """Refuses packages by raising ModelError, whose text is published to the sender."""
@@ -52,9 +56,7 @@ class Admission:
     def check(self, header_bytes: bytes, signature: bytes | None) -> PackageHeader | None:
         """Return the header of a package that is admitted; None: wait until the clock is set."""
         identity = self.identity
-        verify_header(
-            header_bytes, signature, identity.trusted(), allow_unsigned=identity.allow_unsigned()
-        )
+        identity.check_trust(header_bytes, signature)
         header = PackageHeader.parse(header_bytes)
         check_targets(
             header, device=identity.device, profile=identity.profile, groups=identity.groups()

@@ -95,6 +95,7 @@ class BlockReceiver:
         candidate = Candidate(
             header.name, header.version, transfer_id, phase="receiving", percent=0.0, began=began
         )
+        candidate.unsigned = signature is None
         transfer = Transfer(transfer_id, header_bytes, signature, header, candidate, began)
         transfer.drawing = drawing
         candidate.early_trial = self._expect(header)

@@ -268,7 +268,8 @@ class Router:
             self.admission.check_unsigned()
             self.admission.make_room(size)
             # Its name is only known when it is unpacked.
-            return Candidate("?", "0", transfer, partial(self._install_handmade, archive))
+            install_it = partial(self._install_handmade, archive)
+            return Candidate("?", "0", transfer, install_it, unsigned=True)
         header = self.admission.check(front.header, front.signature)
         if header is None:
             raise ModelError("the clock of this device is not set yet; use push, which waits")
@@ -284,7 +285,8 @@ class Router:
                 self.admission.store, front, header, blocks, members, self.admission.identity.here
             )
 
-        return Candidate(header.name, header.version, transfer, install)
+        unsigned = front.signature is None
+        return Candidate(header.name, header.version, transfer, install, unsigned=unsigned)
 
     def _install_handmade(self, archive: Archive) -> ModelFolder:
         """Install a tar without a header, whose name and version are only known then."""

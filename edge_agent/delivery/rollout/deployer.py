@@ -18,16 +18,16 @@ from typing import Any
 from ...config.settings import Trial
 from ...core.containment import contained
 from ...core.errors import AgentError, ModelError
-from ...core.files import fault
+from ...core.files import disk_errors, fault
 from ...core.flight_recorder import PreviousCrash
 from ...core.types import Kind
 from ...device.headroom import free_mb
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
-from ...models.packages.package import PackageHeader
+from ...models.packages.package import HEADER, SIGNATURE, PackageHeader
 from ...models.store.catalog import Catalog
 from ...models.store.pointers import same_version
-from ...models.store.store import Store
+from ...models.store.store import NOTES, Store
 from ...serving.active import ActiveModels, Exchange
 from ..trial.early_trial import EarlyTrial, begin_early
 from ..trial.live_frames import LiveFrames
@@ -59,14 +59,17 @@ class Deployer:
         ledger: Ledger,
         *,
         trial: Callable[[], Trial],
+        check_trust: Callable[[bytes, bytes | None], object],
         swap: str,
         memory_budget_mb: int,
     ) -> None:
         """Make the steps; nothing runs yet.
 
-        *trial* returns the device's bounds, which may be reloaded; *swap* is the profile's
-        "overlap" or "replace"; *memory_budget_mb* 0 means no limit.
+        *trial* returns the device's bounds, which may be reloaded; *check_trust* raises ModelError
+        unless a package's header and signature are trusted now; *swap* is the profile's "overlap"
+        or "replace"; *memory_budget_mb* 0 means no limit.
         """
+        self._check_trust = check_trust
         self._ledger = ledger
         self._queue: SimpleQueue[Candidate | None] = SimpleQueue()
         self._closing = threading.Event()
@@ -162,6 +165,7 @@ class Deployer:
                 )
             with self._swap.changing:
                 candidate.check_wanted(self._closing)
+                self._check_signature(candidate, folder)
                 self._swap.end_probation(candidate.name)
                 if replaces:
                     loaded, exchange = self._swap.replace(candidate, folder, bounds)
@@ -189,6 +193,14 @@ class Deployer:
         candidate.name, candidate.version = folder.manifest.name, folder.manifest.version
         candidate.on_installed()
         return folder
+
+    def _check_signature(self, candidate: Candidate, folder: ModelFolder) -> None:
+        """Raise ModelError if what came over MQTT is no longer trusted: its key was removed."""
+        with disk_errors(f"{candidate.id}: reading its signature"):
+            notes = folder.path / NOTES
+            signature = (notes / SIGNATURE).read_bytes() if (notes / SIGNATURE).exists() else None
+            if signature is not None or candidate.unsigned:
+                self._check_trust((notes / HEADER).read_bytes(), signature)
 
     def _serves_already(self, candidate: Candidate) -> bool:
         """Whether this version is live or on probation, as after a repeated push.

@@ -76,6 +76,8 @@ class Candidate:
     """The transfer it came in; None: it was made by hand."""
     install: Callable[[], ModelFolder] = _incomplete
     """Puts it into the store once its package is complete; raises ModelError."""
+    unsigned: bool = False
+    """Whether its package came over MQTT without a signature, which the settings must allow."""
     on_installed: Callable[[], object] = lambda: None
     """Called when it is in the store, or will not be."""
     on_state: Callable[[str, str | None], None] = lambda _state, _why: None
