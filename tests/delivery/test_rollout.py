@@ -261,6 +261,22 @@ def test_what_strangers_write_makes_no_device_do_anything(fleet: Fleet) -> None:
     assert fleet.roll("finish", done.id).returncode == 0
 
 
+def test_a_plan_that_names_another_version_than_its_package_is_rejected(fleet: Fleet) -> None:
+    """A plan made by hand reported a version as live that no device had."""
+    box = fleet.box("edge-01")
+    plan = fleet.plan(fleet.package("2", best=2), {"group": "lab"})
+    assert fleet.roll("start", str(plan)).returncode == 0
+    box.wait_live("2")
+    done = fleet.last_plan()
+    by_hand = replace(done, id="by-hand", version="9", state="running", created=iso(time.time_ns()))
+    fleet.listener.publish(
+        "edge/@rollout/by-hand", seal(by_hand, load_private(fleet.key)), retain=True
+    )
+    word = fleet.listener.wait_state(box.topic("rollout"), id="by-hand", state="rejected")
+    assert word["why"] == "the roll-out is of level@9, but its package is level@2; start a new one"
+    box.results_go_on("2")
+
+
 def test_who_leads_is_told_at_once_why_a_device_does_not_begin(fleet: Fleet) -> None:
     """With a key that no device trusts a wave waits for an hour; the reason comes at its begin."""
     fleet.box("edge-01")

@@ -288,7 +288,7 @@ class Rollouts:
                 if known.state == "waiting":
                     known.before, known.was = self._live(plan.name), self._health()
                     self._set(name, known, "receiving")
-                if self._transfers.draw(plan.transfer):
+                if self._transfers.draw(plan.transfer, plan.label):
                     self._due[name] = now + OFFER_SECONDS
 
     def _look_after(self, name: str, plan: Plan, known: Followed) -> None:

@@ -68,6 +68,8 @@ class Router:
         self._waiting: dict[str, tuple[bytes, bytes | None, Drawing | None]] = {}
         """Header, signature, and drawing of offers that wait for a credible clock."""
         self._clock_checked = 0.0
+        self._promised: dict[str, str] = {}
+        """By transfer: what a roll-out says that its package is."""
 
     def message(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
         """Handle a message under `in/`; return True if it is acknowledged later.
@@ -103,14 +105,25 @@ class Router:
 
     # For a roll-out
 
-    def draw(self, transfer: str) -> bool:
-        """Draw a package from the broker unless it is here; return whether it has yet to begin."""
+    def draw(self, transfer: str, model: str) -> bool:
+        """Draw a package from the broker unless it is here; return whether it has yet to begin.
+
+        It is rejected unless it is *model*, name@version, as its roll-out says.
+        """
+        self._promised[transfer] = model
         if transfer in self._blocks:
             self._blocks.answer_offer(transfer, self._drawing)
         elif self._ledger.by_transfer(transfer) is None:
             self._drawing.ask_offer(transfer)
             return True
         return False
+
+    def _check_promise(self, transfer: str, header: PackageHeader) -> None:
+        promised = self._promised.pop(transfer, header.id)
+        if promised != header.id:
+            raise ModelError(
+                f"the roll-out is of {promised}, but its package is {header.id}; start a new one"
+            )
 
     def suspend(self, transfer: str) -> None:
         """Stop drawing a package for now; received blocks stay."""
@@ -193,6 +206,8 @@ class Router:
             if header is None:
                 self._wait(transfer, (header_bytes, signature, drawing))
                 return
+            if drawing is not None:
+                self._check_promise(transfer, header)
             if self._answer_present(transfer, header):
                 return
             self._blocks.check_free()
