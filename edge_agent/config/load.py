@@ -54,9 +54,18 @@ def find_file(given: str | None) -> Path | None:
         except OSError as problem:
             raise UsageError(f"{path}: cannot be read: {problem.strerror}") from None
     if given is not None:
-        what = "is not a file" if Path(given).exists() else "no such settings file"
-        raise UsageError(f"{given}: {what}")
+        raise UsageError(f"{given}: {_why_no_file(Path(given))}")
     return None
+
+
+def _why_no_file(path: Path) -> str:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return "no such settings file"
+    except OSError as problem:  # such as links that lead in a circle
+        return f"cannot be read: {problem.strerror}"
+    return "is not a file"
 
 
 def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Settings:

@@ -67,6 +67,8 @@ def make_state_folder(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError:  # as below /proc
+        raise UsageError(f"state_dir: {folder}: no folder can be made there") from None
     except OSError as problem:
         raise UsageError(f"state_dir: {folder}: {problem.strerror}") from None
     if os.access(folder, os.W_OK | os.X_OK) or os.statvfs(folder).f_flag & os.ST_RDONLY:

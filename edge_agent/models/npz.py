@@ -37,7 +37,6 @@ def read_npz(path: Path, where: str) -> dict[str, Array]:
             arrays = {name: file[name] for name in file.files}
     except (
         OSError,
-        ValueError,
         EOFError,
         MemoryError,
         # Encrypted, or packed by a method that this Python lacks.
@@ -50,7 +49,9 @@ def read_npz(path: Path, where: str) -> dict[str, Array]:
         raise
     except Exception as problem:
         # NumPy has Python's parser read an array's header, whose errors are of many kinds.
-        raise ModelError(f"{where}: cannot be read: an array's header is damaged") from problem
+        pickled = "allow_pickle" in str(problem)
+        why = "it holds Python objects" if pickled else "an array's header is damaged"
+        raise ModelError(f"{where}: cannot be read: {why}") from problem
     for name, array in arrays.items():
         # NumPy returns a member that is not an array as bytes.
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":

@@ -5,6 +5,7 @@ Imported only when a broker refuses.
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from ..config.settings import Broker
@@ -71,6 +72,8 @@ def explain_unreachable(problem: BaseException, broker: Broker) -> str:
         hint = hang_up_hint(broker) if "ALERT" in alert else "; is this its port for TLS?"
         hint = "; it requires another TLS version" if "PROTOCOL_VERSION" in alert else hint
         return f"{alert.lower().replace('_', ' ')}{hint}"
+    if isinstance(problem, OSError) and problem.errno == errno.EINVAL:
+        return "no route leads there"  # the kernel's word for one that discards what is sent
     if isinstance(problem, OSError) and problem.strerror:
         reset = broker.address.tls and isinstance(problem, ConnectionResetError)
         return problem.strerror.lower() + ("; is this its port for TLS?" if reset else "")

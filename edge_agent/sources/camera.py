@@ -212,9 +212,11 @@ def _why_closed(problem: Exception, url: str, patience: float) -> str:
         case OSError(errno=errno.EIO) if url.lower().startswith("rtsp"):
             return f"nothing answers at {place}: is the name right, the camera on and reachable?"
         case av.error.InvalidDataError() | av.error.EOFError() | OSError(errno=errno.EIO):
-            return f"{place} answers, but not with a video stream; check the path"
+            pass
         case OSError():
             return unreachable(problem, url)
+        case av.error.ArgumentError():  # also from the kernel, for a route that discards
+            return f"no route leads to {place}, or it answers with no video stream; check both"
     return f"{place} answers, but not with a video stream; check the path"
 
 

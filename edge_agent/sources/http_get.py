@@ -6,6 +6,7 @@ Not with a library, because reads must end when the source is closed, and camera
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import re
 import secrets
@@ -71,7 +72,9 @@ def refusal(status: int, url: str) -> str:
 
 def unreachable(problem: OSError, url: str) -> str:
     """Return why there is no answer at a URL, with a fix."""
-    why = problem.strerror or str(problem)
+    # A route that discards what is sent is an invalid argument to the kernel.
+    nowhere = problem.errno == errno.EINVAL
+    why = "no route leads there" if nowhere else problem.strerror or str(problem)
     place = where(url)
     at = place if place == "there" else f"at {place}"
     return f"nothing answers {at}: {why}; is the camera on and reachable?"
@@ -106,8 +109,12 @@ def get(url: str, name: str) -> Answer:
             login = _authorization(user, parts, answer.headers.get("www-authenticate", ""))
         elif answer.status in {301, 302, 303, 307, 308} and "location" in answer.headers:
             address, login = urljoin(address, answer.headers["location"]), None
-            if urlsplit(address).scheme.lower() not in {"http", "https"}:
-                break
+            scheme = urlsplit(address).scheme.lower()
+            if scheme not in {"http", "https"}:
+                raise SourceError(
+                    f"{name}: {where(url)} redirects to {scheme[:20]}:, which is not followed from"
+                    " http; look up the stream's own address in the camera's manual"
+                )
         else:
             raise SourceError(f"{name}: {refusal(answer.status, url)}")
     raise SourceError(f"{name}: {where(url)} redirects in a loop; check the path")

@@ -309,7 +309,7 @@ def _npy_layout(file: BinaryIO, name: str, size: int) -> Layout:
             shape, column_major, dtype = npy.read_array_header_2_0(file)
         else:
             raise SourceError(f"{name}: .npy format {version} is not supported; save it again")
-    except (ValueError, OSError) as problem:
+    except OSError as problem:
         why = words(problem)
         raise SourceError(f"{name}: is not a .npy file that can be read: {why}") from None
     except Exception as problem:

@@ -226,6 +226,10 @@ def test_without_a_file_named_the_present_folders_is_found(
         find_file("nope.toml")
     with pytest.raises(UsageError, match="is not a file"):
         find_file(str(tmp_path))
+    Path("there").symlink_to("here")
+    Path("here").symlink_to("there")
+    with pytest.raises(UsageError, match="here: cannot be read: Too many levels of symbolic links"):
+        find_file("here")
 
 
 @pytest.mark.parametrize("command", ["run", "check"])

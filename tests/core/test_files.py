@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edge_agent.core.containment import words
-from edge_agent.core.errors import ModelError
-from edge_agent.core.files import drop_lock, take_lock
+from edge_agent.core.errors import ModelError, UsageError
+from edge_agent.core.files import drop_lock, make_state_folder, take_lock
 
 
 def test_a_lock_is_given_back_whoever_else_has_it_open(tmp_path: Path) -> None:
@@ -41,3 +41,11 @@ def test_errno_28_is_said_in_the_words_of_the_system() -> None:
         Path("/dev/full/x").read_bytes()
     assert words(raised.value) == "/dev/full/x: Not a directory"
     assert words(ModelError("face@1: is damaged")) == "face@1: is damaged"
+
+
+def test_a_state_folder_below_proc_is_refused_in_plain_words() -> None:
+    """It said that there is no such folder, as if the operator had to make one."""
+    with pytest.raises(
+        UsageError, match="state_dir: /proc/edge-agent: no folder can be made there"
+    ):
+        make_state_folder(Path("/proc/edge-agent"))

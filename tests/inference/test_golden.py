@@ -182,7 +182,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: np.save(path.open("wb"), PICTURE),
         "cannot be read",
     ),
-    "pickled": (pickled, "cannot be read: Object arrays cannot be loaded when allow_pickle=False"),
+    "pickled": (pickled, "cannot be read: it holds Python objects"),
     "no arrays inside": (renamed, "input/images: is not an array of numbers"),
     "damaged inside": (deflated, "cannot be read"),
     "a bomb": (bomb, "300 MiB of arrays, expected at most 256"),

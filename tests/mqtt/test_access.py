@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import getpass
 import importlib.util
 import os
@@ -768,3 +769,9 @@ def test_a_client_certificate_is_asked_for_where_the_broker_may_want_one(
     problem = ssl.SSLError()
     problem.reason = reason
     assert hint in explain_unreachable(problem, Broker(url="mqtts://box"))
+
+
+def test_a_broker_behind_a_route_that_discards_is_named_in_plain_words() -> None:
+    """The kernel calls that an invalid argument, and so did the agent."""
+    problem = OSError(errno.EINVAL, "Invalid argument")
+    assert explain_unreachable(problem, Broker(url="mqtt://box")) == "no route leads there"

@@ -569,6 +569,20 @@ def test_a_redirection_in_circles_ends(server: Server) -> None:
         opened(server.url)
 
 
+@pytest.mark.parametrize("address", ["file:///etc/passwd", "rtsp://127.0.0.1/stream"])
+def test_a_redirection_to_another_scheme_is_named(address: str, server: Server) -> None:
+    """It was called a loop."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(302)
+        request.send_header("Location", address)
+        request.end_headers()
+
+    server.answer = answer  # type: ignore[method-assign]
+    with pytest.raises(SourceError, match=f"redirects to {address.partition(':')[0]}:, which is"):
+        opened(server.url)
+
+
 def test_size_and_codec_change_in_mid_stream(server: Server, tmp_path: Path) -> None:
     """Each picture has its own size; another codec is a loss, after which it is read anew."""
     server.media = "video/mp2t"
