@@ -35,28 +35,26 @@ def read_npz(path: Path, where: str) -> dict[str, Array]:
             )
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (
-        OSError,
-        EOFError,
-        MemoryError,
-        # Encrypted, or packed by a method that this Python lacks.
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as problem:
-        raise ModelError(f"{where}: cannot be read: {words(problem)}") from None
     except AgentError:
         raise
     except Exception as problem:
-        # NumPy has Python's parser read an array's header, whose errors are of many kinds.
-        pickled = "allow_pickle" in str(problem)
-        why = "it holds Python objects" if pickled else "an array's header is damaged"
-        raise ModelError(f"{where}: cannot be read: {why}") from problem
+        raise ModelError(f"{where}: cannot be read: {_why(problem)}") from problem
     for name, array in arrays.items():
         # NumPy returns a member that is not an array as bytes.
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
             raise ModelError(f"{where}: {name}: is not an array of numbers")
     return arrays
+
+
+def _why(problem: Exception) -> str:
+    # A RuntimeError: encrypted, or packed by a method that this Python lacks.
+    told = (OSError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
+    if isinstance(problem, told) and not isinstance(problem, RecursionError):
+        return words(problem)
+    if "allow_pickle" in str(problem):
+        return "it holds Python objects"
+    # NumPy has Python's parser read an array's header, whose errors are of many kinds.
+    return "an array's header is damaged"
 
 
 def _check_listing(path: Path, where: str) -> None:
