@@ -88,8 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         calls = self._calls
-        idle = self.cycle is None or self.cycle.response_complete
-        if self._in_head and idle and self._deadline is None:
+        if self._in_head and self._idle and self._deadline is None:
             self._await(HEAD_SECONDS)
         self._unset_keepalive_if_required()
         try:
@@ -104,6 +103,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._loose = self._loose + len(data) if calls == self._calls else 0
         if self._head + self._loose > MOST_HEAD:
             self._refuse(431, "the head is too large")
+        elif self._in_head and self._idle and self._deadline is None:
+            # The body of a request answered before has ended, with nothing behind it.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    @property
+    def _idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
 
     def _parse(self, data: bytes) -> None:
         """Parse bytes; an offer of another protocol is ignored, as Java's client makes of HTTP/2.

@@ -419,6 +419,24 @@ def test_requests_that_nobody_waits_to_have_answered_are_refused_and_not_kept(
         assert "Traceback" not in process.words()
 
 
+def test_who_is_refused_before_his_body_is_read_does_not_keep_the_connection(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """The rest of a body that came after the answer left a connection that nothing ended."""
+    body = bytes(300_000)
+    length = b"Content-Length: %d\r\n\r\n" % len(body)
+    with running(broker, listen, agent, tmp_path) as (ask, _heard, _process):
+        for path in (b"/nothing", b"/predict/nothing", b"/v1/nothing"):
+            said = ask.raw(b"GET %b HTTP/1.1\r\nHost: x\r\n%b%b" % (path, length, body))
+            assert said.count(b"HTTP/1.1 ") == 1, said
+            assert said.startswith(b"HTTP/1.1 40"), said
+        with ask.connect() as wire:
+            wire.sendall(b"GET /nothing HTTP/1.1\r\nHost: x\r\n%b%b" % (length, body))
+            assert wire.recv(65536).startswith(b"HTTP/1.1 404")
+            wire.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            wait_until(lambda: b"HTTP/1.1 200" in wire.recv(65536), "the next answer")
+
+
 def resident(process: AgentProcess) -> int:
     """Give the memory of a process, bytes."""
     pages = Path(f"/proc/{process.process.pid}/statm").read_text().split()[1]
