@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.errors import SpoolDamagedError, SpoolError
+from ..core.containment import words
+from ..core.errors import SpoolDamagedError, SpoolError, thread_limit
 from .inflight import OVERDUE, Batch, Inflight, InflightMessage
 from .message import Channel, with_age
 
@@ -129,10 +130,22 @@ class SpoolWriter:
         """Wake the thread to look for work; the caller holds the lock."""
         if self._closing.is_set() or self._work.is_set():
             return
+        if self._thread is None and not self._start():
+            return
         self._work.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
-            self._thread.start()
+
+    def _start(self) -> bool:
+        """Start the thread; return False if the system allows none now: `tick` tries again."""
+        thread = threading.Thread(target=self._run, name="spool", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as problem:
+            if (limit := thread_limit(problem)) is None:
+                raise
+            self._report(f"{self._path}: {limit}")
+            return False
+        self._thread = thread
+        return True
 
     def close(self, patience: float = 2.0) -> None:
         """Save messages that are only in memory, and end the thread. Called without the lock."""
@@ -156,16 +169,13 @@ class SpoolWriter:
     def _run(self) -> None:
         # If the broker is back in a moment, this costs nothing.
         self._closing.wait(OVERDUE)
-        from .spool import Spool
-
-        self._spool = spool = Spool(self._path)
         while True:
             self._work.clear()
             last = self._closing.is_set()
-            self._process(spool, last=last)
+            self._process_if_possible(last=last)
             if last:
                 if self._more_work:
-                    self._process(spool, last=True)
+                    self._process_if_possible(last=True)
                 return
             woken = self._work.wait(self._timeout())
             # Collect first: if the broker is back in a moment, nothing is written.
@@ -180,6 +190,18 @@ class SpoolWriter:
         if self._file.unsynced:
             return SYNC
         return IDLE if self._file.opened else None
+
+    def _process_if_possible(self, *, last: bool) -> None:
+        """Do the work that is due; leave messages in memory while there is none to write them."""
+        try:
+            if self._spool is None:
+                from .spool import Spool
+
+                self._spool = Spool(self._path)
+            self._process(self._spool, last=last)
+        except (MemoryError, ImportError) as problem:  # ImportError: SQLite could not be loaded
+            why = words(problem) or "not enough memory"
+            self._report(f"{self._path}: cannot be written: {why}")
 
     def _process(self, spool: Spool, *, last: bool) -> None:
         """Do the work that is due; if the disk fails, leave messages in memory."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -386,3 +388,58 @@ def test_what_was_overtaken_goes_first_the_next_time(tmp_path: Path) -> None:
     world.publish_waiting()
     assert world.heard == [(0, number, True) for number in range(4)]
     world.finish()
+
+
+LIMITED = """
+import resource, sys, threading
+from pathlib import Path
+from edge_agent.mqtt.inflight import Inflight
+from edge_agent.mqtt.message import Channel
+from edge_agent.mqtt.spool_writer import SpoolWriter
+from tests.helpers.mqtt_client import message
+from tests.helpers.support import PATIENCE, wait_until
+
+path, lock, inflight = Path(sys.argv[1]), threading.Condition(), Inflight()
+writer = SpoolWriter(path, inflight, lock)
+inflight.on_work = writer.wake
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+
+def ticks(claim):
+    with lock:
+        writer.tick(adopt=False)
+    return claim()
+
+threading.stack_size(2**20)
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit(pages * resource.getpagesize() + int(sys.argv[2]))
+with lock:
+    inflight.enqueue(inflight.add(message(Channel("p", 1, lossless=False), 1)))
+wait_until(lambda: ticks(lambda: writer.problem), "a problem")
+print(writer.problem)
+limit(resource.RLIM_INFINITY)
+wait_until(lambda: ticks(lambda: not inflight.unsaved()), "it to be written")
+wait_until(lambda: writer.problem is None, "no more problem")
+writer.close(PATIENCE)
+"""
+
+
+@pytest.mark.parametrize("room", [0, 3 * 2**19], ids=["no thread", "no memory"])
+def test_where_memory_is_limited_messages_wait_for_it_and_nothing_ends(
+    room: int, tmp_path: Path
+) -> None:
+    """Under `ulimit -v` the agent ended with "spool died" as soon as the broker went away."""
+    path = tmp_path / "spool.db"
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(path), str(room)],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    why = "allows no further thread" if room == 0 else f"{path}: cannot be written: "
+    assert why in done.stdout
+    assert "Traceback" not in done.stderr
+    assert kept(path)[Kind.RESULT] == [1]
