@@ -311,6 +311,20 @@ def test_a_power_cut_within_probation_does_not_roll_a_good_model_back(
     assert read(one.state / "models" / "level").trial is None
 
 
+def test_what_is_added_during_an_interrupted_probation_is_tried_at_the_next_start(
+    box: Boxes, tmp_path: Path
+) -> None:
+    """It was tried one start later."""
+    one = on_probation(box, tmp_path)
+    assert one.agent.stop() == 0
+    added = model_folder(tmp_path / "added", "3", best=2)
+    done = run_cli("add", str(added), "--config", str(one.agent.config))
+    assert done.returncode == 0, done.stderr
+    assert started_again(one) == "level@2"
+    one.wait_live("3")
+    one.results_go_on("3")
+
+
 def test_crash_in_probation_rolls_back(box: Boxes, tmp_path: Path) -> None:
     """The version before comes back before the new one has seen another frame."""
     one = on_probation(box, tmp_path)

@@ -40,10 +40,7 @@ class Recovery:
             mark = self._swap.store.pointers(name).trial
             try:
                 if mark is None:
-                    # It is in the store but was never tried: from `add`, or just before a crash.
-                    versions = self._swap.store.versions(name)
-                    untried = [v for v in versions if not self._swap.store.accepted(name, v)]
-                    found += [self._stored(name, version) for version in untried[-1:]]
+                    found += self._untried(name)
                 elif mark.phase == ROLLED_BACK:
                     self._record_undone(name, mark.version, mark.why or "by an earlier run")
                 elif mark.phase != "probation":
@@ -52,10 +49,17 @@ class Recovery:
                     self._undo_crash(name, mark, why)
                 else:
                     self._add_interrupted(name, mark)
+                    found += self._untried(name)
             except ModelError as problem:
                 # The disk is full, but the models that serve can continue.
                 log.error("model %s: not recovered: %s", name, problem)  # noqa: TRY400 - one line, no traceback
         return found
+
+    def _untried(self, name: str) -> list[Candidate]:
+        """Return what is in the store but was never tried: from `add`, or just before a crash."""
+        versions = self._swap.store.versions(name)
+        untried = [v for v in versions if not self._swap.store.accepted(name, v)]
+        return [self._stored(name, version) for version in untried[-1:]]
 
     def _try_again(self, name: str, mark: Mark) -> list[Candidate]:
         """Restart a trial interrupted by the end of the agent, unless that happened too often."""
