@@ -31,6 +31,8 @@ from .site import Site, Viewer
 STATIC = Path(__file__).parent / "static"
 FRAME_SECONDS = 0.25
 """Least time between two messages to a browser."""
+WATCH_SECONDS = 0.2
+"""Time that showing another device takes at least: each has a thread and a connection."""
 MOST_REQUEST_BYTES = 64 * 1024
 MOST_CONNECTIONS = 256
 MOST_ID = 64
@@ -93,10 +95,11 @@ class Page:
                     if watching is not None:
                         watching.close()
                     watching = self._watch(viewer, asked["watch"])
+                    await asyncio.sleep(WATCH_SECONDS)
                 if "do" in asked:
                     self._do(viewer, asked)
-        except (WebSocketDisconnect, KeyError):
-            pass  # KeyError: it has sent bytes
+        except (WebSocketDisconnect, KeyError, RuntimeError):
+            pass  # KeyError: it has sent bytes; RuntimeError: closed while this did not listen
         finally:
             sending.cancel()
             if watching is not None:
@@ -133,6 +136,9 @@ class Page:
                 if frame:
                     await socket.send_text(json.dumps(frame, separators=(",", ":")))
                 await asyncio.sleep(FRAME_SECONDS)
+                if viewer.behind:
+                    await socket.close(1013, "too slow")
+                    return
                 frame = self._site.frame(viewer)
 
 

@@ -47,6 +47,8 @@ MOST_FIGURES = 240
 _FIGURES = 6
 MOST_WAITING = 2000
 """Most messages queued for a slow browser."""
+MOST_WAITING_BYTES = 4 * 2**20
+"""Most bytes of them, beyond which its connection is closed: the page connects again."""
 MOST_WORDS = 300
 ASK = 200
 """Number of retained topics requested at once."""
@@ -89,6 +91,10 @@ class Viewer:
     latest: dict[tuple[str, str], Says] = field(default_factory=dict)
     """Results and snapshots: only the newest for each pipeline."""
     waiting: deque[Says] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    size: int = 0
+    """Bytes of the messages since the last frame."""
+    behind: bool = False
+    """Whether these were too many, so that nothing is queued any more."""
 
 
 class Site:
@@ -159,9 +165,11 @@ class Site:
                 device.kept.pop((kind, about), None)
                 self._changed(name, device, [kind, about, None])
             else:
-                self._take_words(name, device, [kind, about, _body(message.payload)])
+                self._take_words(
+                    name, device, [kind, about, _body(message.payload)], len(message.payload)
+                )
 
-    def _take_words(self, name: str, device: Device, says: Says) -> None:
+    def _take_words(self, name: str, device: Device, says: Says, size: int) -> None:
         kind, about, body = says
         if (at := moment(body)) is not None:
             device.seen = max(device.seen, min(at, time.time()))
@@ -175,7 +183,7 @@ class Site:
             device.events.append(says)
         elif kind == "push":
             device.pushes.append([*says, time.time()])
-        self._changed(name, device, says)
+        self._changed(name, device, says, size)
 
     def _take_rollout(self, name: str, payload: bytes) -> None:
         with self._lock:
@@ -196,7 +204,7 @@ class Site:
                 self._picture_bytes -= len(self._pictures.popitem(last=False)[1])
         self._tell(name, says)
 
-    def _changed(self, name: str, device: Device, says: Says) -> None:
+    def _changed(self, name: str, device: Device, says: Says, size: int = 0) -> None:
         """Note that a device's row may have changed, and queue the message for its viewers."""
         if says[0] in {"status", "info", "health", "model", "source", "rollout"}:
             self._revision += 1
@@ -208,12 +216,17 @@ class Site:
                 self._gone[name] = self._revision
             else:
                 self._gone.pop(name, None)
-        self._tell(name, says)
+        self._tell(name, says, size)
 
-    def _tell(self, name: str, says: Says) -> None:
+    def _tell(self, name: str, says: Says, size: int = 0) -> None:
         for viewer in self._viewers:
-            if viewer.device == name:
-                if says[0] in {"result", "snapshot"}:
+            if viewer.device == name and not viewer.behind:
+                viewer.size += size
+                if viewer.size > MOST_WAITING_BYTES:
+                    viewer.behind = True
+                    viewer.waiting.clear()
+                    viewer.latest.clear()
+                elif says[0] in {"result", "snapshot"}:
                     viewer.latest[says[0], says[1]] = says
                 else:
                     viewer.waiting.append(says)
@@ -296,6 +309,7 @@ class Site:
                 frame["says"] = [*viewer.waiting, *viewer.latest.values()]
                 viewer.waiting.clear()
                 viewer.latest.clear()
+            viewer.size = 0
         return frame
 
     def _judge_again(self) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
+from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
 from tests.helpers.support import PATIENCE, Listener, Mosquitto, free_port
@@ -67,3 +71,48 @@ def test_what_the_broker_leaves_out_is_asked_for(
 
 def _is_whole(row: dict[str, Any]) -> bool:
     return bool(row["groups"] and row["models"] and row["state"] == "ok")
+
+
+def test_a_browser_that_reads_nothing_is_let_go(
+    broker: Mosquitto, listen: Callable[..., Listener], serve: Callable[..., str]
+) -> None:
+    """What was queued for it took up to 256 MB; the page connects again by itself."""
+    listener = listen(broker.port, "none")
+    url = serve("--broker", broker.url)
+    listener.publish("edge/box/status", '{"state": "online"}', retain=True)
+    where = url.replace("http", "ws") + "/live"
+    with connect(where, origin=url, max_size=None, max_queue=1) as browser:  # type: ignore[arg-type]
+        browser.send('{"watch": "box"}')
+        while json.loads(browser.recv(PATIENCE)).get("watch") != "box":
+            pass
+        for number in range(400):
+            listener.publish("edge/box/event/door", json.dumps({"n": number, "x": "x" * 120_000}))
+        with pytest.raises(ConnectionClosedError, match="too slow"):
+            list(iter(lambda: browser.recv(PATIENCE), ""))
+
+
+def test_many_devices_asked_for_at_once_do_not_block_the_page_for_others(
+    broker: Mosquitto, serve: Callable[..., str]
+) -> None:
+    """Each opened a thread and a connection to the broker before anybody else was answered."""
+    url = serve("--broker", broker.url)
+    where = url.replace("http", "ws") + "/live"
+    with connect(where, origin=url) as hasty, connect(where, origin=url) as other:  # type: ignore[arg-type]
+        server = Path(f"/proc/{_server_of(url)}/status")
+        for number in range(3000):
+            hasty.send(json.dumps({"watch": f"box-{number}"}))
+        other.send('{"watch": "box"}')
+        assert "hello" in json.loads(other.recv(PATIENCE))
+        threads = re.search(r"Threads:\s*(\d+)", server.read_text())
+        assert threads is not None
+        assert int(threads[1]) < 50
+
+
+def _server_of(url: str) -> int:
+    """Return the process that serves a page."""
+    port = urlsplit(url).port
+    return next(
+        child.pid
+        for child in psutil.Process().children()
+        if any(each.laddr.port == port for each in child.net_connections())
+    )
