@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -65,6 +65,8 @@ class Fleet:
         """Home Assistant's discovery payloads, by topic."""
         self.topics: dict[str, set[str]] = {}
         """All topics with a retained message, by device."""
+        self.odd: set[str] = set()
+        """Topics whose retained message no agent publishes, and which are left out."""
         self.gap = ""
         """Why devices may have been missed; empty: the look is complete."""
         self._left_at: dict[str, float] = {}
@@ -196,8 +198,11 @@ class Fleet:
             self.plans["/".join(levels)] = payload
             return
         self.topics.setdefault(device, set()).add(topic)
-        if (says := parse_object(payload)) is None:
+        says = parse_object(payload)
+        if says is None or not is_name(device) or not _is_ours(levels, says):
+            self.odd.add(topic)
             return
+        self.odd.discard(topic)
         match levels:
             case ["status"]:
                 self.status[device] = says
@@ -257,6 +262,21 @@ class Fleet:
     def named(self, target: str) -> list[str]:
         """List the devices that a target names: itself, or all members of its group."""
         return self.members(target[1:]) if target.startswith("@") else [target]
+
+
+def _is_ours(levels: Sequence[str], says: Mapping[str, Any]) -> bool:
+    """Whether an agent may have published this on a topic of its own."""
+    match levels:
+        case ["status"]:
+            return says.get("state") in {"online", "offline"}
+        case ["model", name]:
+            return "live" in says and says.get("name", name) == name
+    return True
+
+
+def odd_words(fleet: Fleet) -> str:
+    """Return a warning that messages of others lie on the topics of devices."""
+    return f"left out, as no agent publishes them: {some_of(sorted(fleet.odd))}"
 
 
 def look_filters(root: str, target: str | None, *kinds: str) -> list[str]:

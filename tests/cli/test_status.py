@@ -246,6 +246,27 @@ def test_what_others_publish_does_not_stop_it(health: dict[str, Any], device: Ma
     assert "\x1b" not in said.out
 
 
+def test_what_strangers_have_left_is_said_once_and_not_shown(device: Make) -> None:
+    """It was shown as devices that are offline, and as models."""
+    one = device("one")
+    one.healthy()
+    one.say("model/face", name="face", live="3", versions=["3"])
+    one.say("model/x", plan="mine")
+    one.say("model/y", name="face", live="9")
+    root = one.topic.partition("/")[0]
+    one.listener.publish(f"{root}/plans/status", '{"plan": "mine"}', retain=True)
+    one.listener.publish(f"{root}/a b/status", '{"state": "online"}', retain=True)
+    one.listener.publish(f"{root}/@rollout/mine", "mine", retain=True)
+    models = call_cli("models")
+    assert models.out.splitlines()[1:] == ["  face: live 3; has 3"]
+    left = ["a b/status", "one/model/x", "one/model/y", "plans/status"]
+    topics = ", ".join(f"{root}/{each}" for each in left)
+    assert models.error == f"edge-agent: left out, as no agent publishes them: {topics}"
+    status = call_cli("status")
+    assert status.out.splitlines()[:2] == ["1 device: 1 ok", "one  ok  up 1 h 59 min"]
+    assert "plans/status" in status.error
+
+
 def test_a_broker_without_devices_is_1(device: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody there is not well; nor is no broker."""
     del device

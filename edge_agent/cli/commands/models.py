@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from ...config.settings import Settings
 from ...core.errors import AgentError, UsageError
@@ -11,7 +12,7 @@ from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
 from ...mqtt.look import offline_since
 from ...mqtt.one_shot import OneShotClient
-from ..fleet import Fleet, absence, check_target, incomplete, look_filters
+from ..fleet import Fleet, absence, check_target, incomplete, look_filters, odd_words
 from ..options import Options, add_broker, broker_settings
 from ..terminal import printable_json
 
@@ -44,6 +45,8 @@ def main(options: Options) -> int:
     with OneShotClient(settings.broker, filters) as client:
         fleet = Fleet(client, root)
         fleet.look()
+    if fleet.odd:
+        print(printable(f"edge-agent: {odd_words(fleet)}"), file=sys.stderr)
     names = fleet.named(target) if target else sorted(fleet.status)
     if target and not any(name in fleet.status for name in names):
         raise AgentError(absence(fleet, target))

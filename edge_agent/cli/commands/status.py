@@ -15,7 +15,7 @@ from ...delivery.plan import read
 from ...mqtt.look import DeviceLook, PipelineLook, look_at, tables_in
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.topics import rollouts
-from ..fleet import Fleet, check_target, incomplete, look_filters, unknown
+from ..fleet import Fleet, check_target, incomplete, look_filters, odd_words, unknown
 from ..options import Options, add_broker, broker_settings
 from ..terminal import printable_json, say
 
@@ -55,6 +55,8 @@ def main(options: Options) -> int:
     names = fleet.named(target) if target else sorted(fleet.status)
     looks = [look_at(fleet.said(name)) for name in names if name in fleet.status]
     _find_lags(looks, fleet, by_group=bool(target and target.startswith("@")))
+    if fleet.odd:
+        print(printable(f"edge-agent: {odd_words(fleet)}"), file=sys.stderr)
     partial = fleet.gap and target not in fleet.status
     if partial:
         print(printable(f"edge-agent: {incomplete(fleet)}"), file=sys.stderr)
@@ -89,9 +91,11 @@ def _sum(looks: list[DeviceLook]) -> str:
 def _find_lags(looks: list[DeviceLook], fleet: Fleet, *, by_group: bool) -> None:
     """Note how devices lag behind roll-outs; with *by_group* also behind each other."""
     plans = []
-    for payload in fleet.plans.values():
+    for name, payload in fleet.plans.items():
         with suppress(MalformedError):
-            plans.append(read(payload, None))
+            plan = read(payload, None)
+            if plan.id == name:  # devices refuse others, too
+                plans.append(plan)
     newest: dict[str, str] = {}
     for look in looks if by_group else ():
         for name, version in _served(fleet, look.device).items():
