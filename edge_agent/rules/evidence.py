@@ -5,6 +5,7 @@ A clip consists of the camera's own packets from some seconds before the event t
 
 from __future__ import annotations
 
+import errno
 import heapq
 import logging
 import os
@@ -22,6 +23,7 @@ from ..core.errors import AgentError
 from ..core.logs import Latch
 from ..core.names import is_name
 from ..core.types import Array
+from ..device.pressure import disk_problems
 from ..mqtt import payloads
 from ..runtime.pipelines.draw import jpeg
 from ..sources.packet_ring import PACKETS, ClipWriter, PacketRing
@@ -273,6 +275,8 @@ class Clips:
         self._thread: threading.Thread | None = None
         self._failing = Latch()
         self._problem: str | None = None
+        self._full: Path | None = None
+        """The folder that had no space for the last clip."""
 
     def follow_settings(self) -> None:
         """Have sources keep packets if events of their pipelines need clips."""
@@ -325,6 +329,9 @@ class Clips:
 
     def problems(self) -> list[str]:
         """Return why clips are not kept, as texts for health."""
+        if self._full is not None and not disk_problems(self._full):
+            self._full = self._problem = None  # the next event may be long in coming
+            self._failing.begins(False)
         return [] if self._problem is None else [f"clips: {self._problem}"]
 
     def _run(self) -> None:
@@ -343,13 +350,15 @@ class Clips:
                     kept = each.folder / f"{each.event}{KEPT['clip']}"
                     each.part.replace(kept)
                     self._failing.begins(False)
-                    self._problem = None
+                    self._problem = self._full = None
                     keep_mb = self._settings().evidence.keep_mb
                     self.evidence.added(kept.stat().st_size, keep_mb)
                 elif over:
                     self._report(NO_PACKETS)
             except (AgentError, OSError) as problem:
-                self._report(str(getattr(problem, "strerror", None) or problem))
+                why = str(getattr(problem, "strerror", None) or problem)
+                self._full = each.folder if why == os.strerror(errno.ENOSPC) else None
+                self._report(why)
                 with suppress(OSError):
                     each.part.unlink(missing_ok=True)
                 over = True
@@ -376,7 +385,10 @@ class Clips:
         return time.monotonic() > recording.until + POLL_SECONDS
 
     def _report(self, problem: str) -> None:
-        """Log the first of a series of failures; it stays in health until a clip is kept."""
+        """Log the first of a series of failures.
+
+        It stays in health until a clip is kept, or a full disk has space again.
+        """
         self._problem = problem
         if self._failing.begins(True):
             log.warning("a clip of an event cannot be kept: %s", problem)

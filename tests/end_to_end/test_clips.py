@@ -291,6 +291,8 @@ def test_a_clip_that_finds_no_room_leaves_nothing_behind(
         heard.wait_state(f"{D}/source/belt", state="off")
         wait_until(lambda: [each.name for each in full.iterdir()] == ["others"], "no half a clip")
         filler.unlink()
+        # Not only once there is another event.
+        heard.wait_for(lambda _: (heard.last(f"{D}/health") or {})["state"] == "ok", "health")
         heard.publish(f"{D}/in/set/belt/enabled", "ON")
         assert packets(wait_kept(heard, box))
         assert box.stop() == 0
