@@ -125,14 +125,17 @@ class Evidence:
             self._pruning.join(seconds)
 
     def _prune_behind(self, keep_mb: int, share: float) -> bool:
-        """Begin removing the oldest evidence; return False if that is already in progress."""
+        """Begin removing the oldest evidence; return False if it is in progress or impossible."""
         if self._pruning is not None and self._pruning.is_alive():
             return False
-        self._added = 0
-        self._pruning = threading.Thread(
+        pruning = threading.Thread(
             target=self.prune, args=(keep_mb, share), name="evidence", daemon=True
         )
-        self._pruning.start()
+        try:
+            pruning.start()
+        except RuntimeError:  # the system allows no further thread: with the next picture
+            return False
+        self._added, self._pruning = 0, pruning
         return True
 
     def prune(self, keep_mb: int, share: float = 1.0) -> None:
@@ -315,11 +318,20 @@ class Clips:
         began = event.since - settings.evidence.before_s
         until = now + (after if event.state == "once" else MOST_SECONDS)
         folder = self.evidence.folder / event.pipeline
+        if self._thread is None and not self._start():
+            return
         with self._lock:
             self._recordings[event.id] = _Recording(event.id, folder, ring, began, until)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="clips", daemon=True)
-            self._thread.start()
+
+    def _start(self) -> bool:
+        thread = threading.Thread(target=self._run, name="clips", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._report("the system allows no further thread")
+            return False
+        self._thread = thread
+        return True
 
     def close(self, seconds: float) -> None:
         """End all clips with the packets so far."""

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import resource
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from edge_agent.config.rules import Rule
 from edge_agent.config.settings import Evidence as EvidenceSettings
-from edge_agent.rules.evidence import Evidence
+from edge_agent.config.settings import Pipeline, Settings
+from edge_agent.rules.event import Event
+from edge_agent.rules.evidence import Clips, Evidence
+from edge_agent.sources.packet_ring import PACKETS
 from tests.helpers.rule_engines import dispatcher_without_broker
+from tests.helpers.support import CHECKOUT, PATIENCE
 
 PICTURE = bytes(200_000)
 
@@ -27,6 +34,48 @@ def full_disk() -> Iterator[None]:
 def files(folder: Path) -> list[str]:
     """Name what is there."""
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+@contextmanager
+def without_threads() -> Iterator[None]:
+    """Have the system allow no further thread: it has no room for the stack of one."""
+    before = threading.stack_size(2**43)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def test_where_no_thread_is_allowed_pictures_are_kept_and_the_oldest_go_later(
+    tmp_path: Path,
+) -> None:
+    """The agent ended as soon as the limit was reached."""
+    evidence = Evidence(tmp_path)
+    with without_threads():
+        for number in range(8):
+            evidence.keep("p", f"e-{number}", PICTURE, 1)
+    assert len(files(tmp_path)) == 8
+    evidence.keep("p", "e-8", PICTURE, 1)
+    evidence.close(PATIENCE)
+    assert len(files(tmp_path)) <= 5
+
+
+def test_where_no_thread_is_allowed_a_clip_is_not_kept_and_that_is_said(tmp_path: Path) -> None:
+    """The agent ended at the first event."""
+    pipeline = Pipeline(
+        name="p",
+        source=f"file:{CHECKOUT}/models/media/conveyor.mp4",
+        model="m",
+        rules=(Rule(name="r", when="enter", clip=True),),
+    )
+    settings = Settings(pipelines=(pipeline,), evidence=EvidenceSettings(keep_mb=1))
+    clips = Clips(Evidence(tmp_path), lambda: settings)
+    clips.follow_settings()
+    with without_threads():
+        clips.take(Event("e-1", "r", "enter", "p", "once", 0, 0, 0, {}, clip=True))
+    assert clips.problems() == ["clips: the system allows no further thread"]
+    clips.close(PATIENCE)
+    PACKETS.want({})
 
 
 @pytest.mark.usefixtures("full_disk")

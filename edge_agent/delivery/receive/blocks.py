@@ -312,8 +312,9 @@ class Flusher:
         """Make all bytes given to *incoming* so far durable, then acknowledge *message*."""
         if self._thread is None:
             # If it dies, the excepthook ends the agent, as for every thread.
-            self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="flusher", daemon=True)
+            thread.start()
+            self._thread = thread  # not before: without a thread, the next block tries again
         self._queue.put((incoming, message))
 
     def wait(self) -> None:
