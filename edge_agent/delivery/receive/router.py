@@ -110,10 +110,10 @@ class Router:
 
         It is rejected unless it is *model*, name@version, as its roll-out says.
         """
-        self._promised[transfer] = model
         if transfer in self._blocks:
             self._blocks.answer_offer(transfer, self._drawing)
         elif self._ledger.by_transfer(transfer) is None:
+            self._promised[transfer] = model
             self._drawing.ask_offer(transfer)
             return True
         return False
@@ -128,12 +128,14 @@ class Router:
     def suspend(self, transfer: str) -> None:
         """Stop drawing a package for now; received blocks stay."""
         self._drawing.end(transfer)
+        self._promised.pop(transfer, None)
         self._waiting.pop(transfer, None)
         self._blocks.suspend(transfer)
 
     def abort(self, transfer: str) -> None:
         """Stop drawing a package, and remove its received blocks."""
         self._drawing.end(transfer)
+        self._promised.pop(transfer, None)
         self._waiting.pop(transfer, None)
         self._blocks.abort(transfer)
 
