@@ -31,6 +31,7 @@ from tests.helpers.cameras import MjpegServer, free_port
 from tests.helpers.push import endless, model_folder
 from tests.helpers.small_models import (
     brightness,
+    color_classifier,
     detector,
     encode_jpeg,
     loudness,
@@ -256,6 +257,23 @@ def test_what_can_hardly_be_right_is_said(kind: str, here: Path) -> None:
     assert (said.code, said.err) == (0, "")
     assert said.out.count("doubtful: ") == bool(doubt)
     assert f"doubtful: {doubt}" in said.out or not doubt
+
+
+@pytest.mark.parametrize(("colors", "doubtful"), [(1, True), (2, False)])
+def test_a_folder_of_one_class_only_is_doubtful(here: Path, colors: int, doubtful: bool) -> None:
+    """Numbers unlike those of its training had a classifier find the same in every picture.
+
+    Of a camera that is no wonder: a door is closed for days.
+    """
+    color_classifier(here / "color")
+    seen = [plain(0) for _ in range(12)]
+    for number, picture in enumerate(seen):
+        picture[..., number % colors] = 200
+    write_pictures(here / "pictures", seen)
+    said = call_cli("try", "pictures", "color")
+    assert (said.code, said.err) == (0, "")
+    words = "doubtful all 12 pictures are blue: if they show other things, too, the network is "
+    assert (words in said.out) == doubtful
 
 
 def saved(folder: Path, source: str) -> Path:

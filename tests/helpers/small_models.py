@@ -36,6 +36,19 @@ def brightness(folder: Path, version: str = "1", *, task: str = "regression") ->
     return write_manifest(folder, version, task, input=entries, output={"decoder": "raw"})
 
 
+def color_classifier(folder: Path, version: str = "1") -> Path:
+    """Make a model that tells which color a picture has most of."""
+    folder.mkdir(parents=True)
+    save_onnx(
+        folder / "model.onnx",
+        [node("ReduceMean", ["picture"], ["logits"], axes=[2, 3], keepdims=0)],
+        [("picture", "float32", (1, 3, 16, 16))],
+        [("logits", "float32", (1, 3))],
+    )
+    output = {"decoder": "logits", "labels": ["red", "green", "blue"]}
+    return write_manifest(folder, version, "classification", output=output)
+
+
 def wrapping(folder: Path, version: str = "1") -> Path:
     """Make a model whose bytes overflow in bright pictures, which OpenVINO computes in its own way.
 

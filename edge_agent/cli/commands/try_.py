@@ -22,7 +22,7 @@ from ...core.errors import (
 )
 from ...core.names import READINGS, is_name
 from ...core.text import counted, printable, span
-from ...core.types import Array, Outcome, Sample
+from ...core.types import Array, Classes, Outcome, Sample
 from ...inference.engines.registry import engine_words
 from ...inference.model import Model
 from ...models.describing import missing_labels
@@ -49,6 +49,8 @@ PLOT = Path("try.png")
 BENCH_SECONDS = 1.0
 SILENT_SECONDS = 2.0
 """Time without data from a live source after which that is reported."""
+MANY = 10
+"""Pictures of a folder that are hardly all of one class."""
 HANG_SECONDS = 30.0
 """Time beyond `--seconds` after which a model or source that does not return ends the command."""
 
@@ -298,6 +300,9 @@ class _Shown:
         # For a folder of pictures or a recording, every result gets a line.
         recorded = spec.scheme.name == "dir" or (spec.kind == "signal" and not spec.live)
         every = recorded and not spec.options["loop"]
+        self._bests: set[str] = set()
+        """The best classes of the pictures of a folder, which are expected to differ."""
+        self._differ = every and first.picture
         self.view = LiveView(title, [self._picture.note()], pipelines=["try"], every=every)
         self.view.trace = trace
         self.count = 0
@@ -321,6 +326,8 @@ class _Shown:
         if (doubt := self._model.stats.doubt) is not None and self._doubt is None:
             view.print(f"doubtful: {doubt}")
         self._doubt = self._doubt or doubt
+        if isinstance(outcome.findings, Classes):
+            self._bests.update(outcome.findings.labels[:1])
         view.result(payloads.result("try", "", "try", sample, outcome, age_ms))
         if view.trace is not None:
             view.trace.add(sample, outcome)
@@ -332,6 +339,12 @@ class _Shown:
         self._picture.write()
         for line in self.view.summary_lines():
             say(line)
+        if self._differ and self.count >= MANY and len(self._bests) == 1:
+            say(
+                f"doubtful all {self.count} pictures are {printable(self._bests.pop())}: if they "
+                "show other things, too, the network is given other numbers than in its training "
+                "(input.scale, input.mean, input.color)"
+            )
         if counts := self._tried.counts():
             say(f"counted  {counts}")
         if self._picture.written:
