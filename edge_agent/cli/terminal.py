@@ -287,6 +287,7 @@ def _words(payload: Mapping[str, Any]) -> dict[str, Any]:
     who = str(label or "something")
     if payload.get("track"):
         who += f" {payload['track']}"
+    who += _read(payload)
     words: dict[str, Any] = dict.fromkeys(("line", "direction", "channel", "count"))
     words |= {"value": 0, **payload, "who": who, "anomaly_score": ""}
     words["anomalous"] = label or "anomalous"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 WORDS = (
-    *("event", "rule", "pipeline", "device", "label", "zone", "line"),
+    *("event", "rule", "pipeline", "device", "label", "text", "zone", "line"),
     *("state", "score", "count", "value", "time"),
 )
 _ADDRESS = "expected http://host/path or http://host:8080/path"
@@ -38,6 +39,21 @@ def braces_trouble(topic: str) -> str | None:
 def fill(text: str, values: Mapping[str, object]) -> str:
     """Replace the words in braces by their values, or by "" if an event has none."""
     return _WORD.sub(lambda found: str(values.get(found[1], "")), text)
+
+
+def fill_payload(text: str, values: Mapping[str, object]) -> str:
+    """Replace the words in braces as `fill` does, in JSON so that it stays JSON.
+
+    A text that was read in a picture may hold quotes, which would end a string or add keys.
+    """
+    try:
+        is_json = isinstance(json.loads(_WORD.sub("0", text)), dict | list)
+    except ValueError:
+        is_json = False
+    if not is_json:
+        return fill(text, values)
+    escaped = {key: json.dumps(str(value), ensure_ascii=False) for key, value in values.items()}
+    return fill(text, {key: value[1:-1] for key, value in escaped.items()})
 
 
 def topic_trouble(topic: str, root: str) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from ..config.rules import Action
-from ..config.templates import fill, topic_trouble
+from ..config.templates import fill, fill_payload, topic_trouble
 from ..core.errors import WebError
 from ..core.frozen import record
 from ..core.text import redact
@@ -167,18 +167,16 @@ class Actions:
                 self._give_up(f"{redact(oldest.url)}: too many events wait for it", oldest.url)
             return
         told = {**payload.get("anomaly", {}), **payload}
-        label = str(payload.get("label", ""))
-        # One level of a topic.
-        safe = "".join("_" if c in "/+#" or not c.isprintable() else c for c in label)
-        values = {**told, "label": safe}
-        topic = fill(action.publish or "", values)
+        named = {key: _as_level(str(payload.get(key, ""))) for key in ("label", "text")}
+        topic = fill(action.publish or "", {**told, **named})
         why = topic_trouble(topic, self._root())
         if why is None and topic in self._read():
             why = f"{topic!r}: a source of this agent reads it, so this would loop forever"
         if why is not None:
             self._give_up(f"rule {payload['rule']}: publish: {why}", MESSAGES)
             return
-        text = fill(action.payload, told).encode() if action.payload else payloads.encode(payload)
+        body = action.payload
+        text = fill_payload(body, told).encode() if body else payloads.encode(payload)
         if len(self._messages) >= MOST:
             self._messages.popleft()
             self._give_up("publish: too many messages wait for the broker", MESSAGES)
@@ -240,3 +238,8 @@ class Actions:
         with self._changed:
             self.done += 1
             self._failing.pop(what, None)
+
+
+def _as_level(text: str) -> str:
+    """Return *text* as one level of a topic."""
+    return "".join("_" if c in "/+#" or not c.isprintable() else c for c in text)

@@ -162,6 +162,8 @@ class TrackedObjects:
         self._boxes = np.zeros((room, 4), np.float32)
         self._staged: dict[int, frozenset[str]] = {}
         """The latest labels found by second stages, by slot."""
+        self._texts: dict[int, str] = {}
+        """The latest text read in each, by slot."""
 
     def update(
         self,
@@ -197,6 +199,7 @@ class TrackedObjects:
             self._staged |= {
                 s: labels for s, labels in zip(slots.tolist(), also, strict=True) if labels
             }
+        self._read(found, at, slots)
         inside, rose, fell = occupancy.update(slots, placed, tracker, now, also)
         zones: list[tuple[str, ...]] | None = None
         if occupancy.names:
@@ -206,6 +209,14 @@ class TrackedObjects:
         numbers = np.where(slot_of >= 0, tracker.number[slot_of], 0)
         view = View(slots, placed, rose, fell, tracker.begun, tracker.ended)
         return replace(found, tracks=numbers, zones=None if zones is None else tuple(zones)), view
+
+    def _read(self, found: Detections, at: Slots, slots: Slots) -> None:
+        """Record the texts in the detections *at* (n,) of the objects in *slots* (n,)."""
+        for slot in self.tracker.begun.tolist():
+            self._texts.pop(slot, None)
+        if found.texts is not None:
+            texts = zip(slots.tolist(), at.tolist(), strict=True)
+            self._texts |= {slot: text for slot, i in texts if (text := found.texts[i])}
 
     def label(self, slot: int, wanted: Sequence[str] = ()) -> str:
         """Return the label that an object had most, among those wanted.
@@ -229,6 +240,8 @@ class TrackedObjects:
             "track": int(self.tracker.number[slot]),
             "box": [round(float(side), 1) for side in self._boxes[slot]],
         }
+        if slot in self._texts:
+            facts["text"] = self._texts[slot]
         if rule.zone is not None:
             facts["zone"] = rule.zone
         return facts
@@ -243,4 +256,5 @@ class TrackedObjects:
             self.occupancy.forget(slots)
         self.tracker.reset()
         self._staged.clear()
+        self._texts.clear()
         self.occupancy.changed = True

@@ -26,6 +26,10 @@ EVENT: dict[str, Any] = {
     ("keys", "words"),
     [
         ({"when": "enter", "state": "once"}, "r: person 7 entered yard (0.93)"),
+        (
+            {"when": "enter", "state": "once", "label": "plate", "text": "AB 12"},
+            "r: plate 7 'AB 12' entered yard (0.93)",
+        ),
         ({"when": "leave", "state": "once", "zone": None}, "r: person 7 is gone (0.93)"),
         (
             {"when": "cross", "state": "once", "line": "gate", "direction": "in"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -310,3 +311,14 @@ def test_empty_braces_are_text_in_a_payload_and_a_mistake_in_a_topic() -> None:
     assert trouble("{}") is None
     assert fill('{"of": {}, "is": "{label}"}', {"label": "face"}) == '{"of": {}, "is": "face"}'
     assert braces_trouble("a/{}") is not None
+
+
+def test_a_text_with_quotes_leaves_a_payload_of_json_whole() -> None:
+    """What somebody holds into a camera must not end a string and add keys."""
+    from edge_agent.config.templates import fill_payload
+
+    event = {"text": 'A", "open": "yes', "score": 0.9}
+    filled = fill_payload('{"plate": "{text}", "score": {score}}', event)
+    assert json.loads(filled) == {"plate": 'A", "open": "yes', "score": 0.9}
+    assert fill_payload("plate {text}", event) == 'plate A", "open": "yes'
+    assert fill_payload("{text}", event) == 'A", "open": "yes'

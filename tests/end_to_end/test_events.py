@@ -595,7 +595,8 @@ def test_a_label_cannot_lead_a_message_elsewhere() -> None:
     event = {"rule": "r", "label": "a/+#b", "state": "once"}
     acting.act(Action(publish="x/{label}"), event)
     acting.act(Action(publish="edge/box/{label}/command/restart"), {**event, "label": "in"})
-    assert sent == ["x/a___b"]
+    acting.act(Action(publish="plates/{text}"), {**event, "text": "AB/12"})
+    assert sent == ["x/a___b", "plates/AB_12"]
     assert acting.failed == 1
 
 

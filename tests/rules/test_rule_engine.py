@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edge_agent.core.types import Anomaly, Classes, Values
-from tests.helpers.rule_engines import Stage, box
+from tests.helpers.rule_engines import Stage, box, detections
 
 YARD = {"yard": [(0.3, 0.3), (1.0, 0.3), (1.0, 1.0), (0.3, 1.0)]}
 
@@ -306,3 +307,18 @@ def test_a_recording_in_which_nothing_moves_keeps_its_tracks() -> None:
     assert found.tracks is not None
     assert found.tracks.tolist() == [1]
     assert stage.told() == []
+
+
+def test_an_event_says_which_plate_was_read() -> None:
+    """The latest text of the object itself, and none for one in which nothing was read."""
+    stage = Stage(rules=[rule("enter"), {**rule("leave"), "name": "gone"}])
+    plates = detections([box(20, 50, label="plate"), box(70, 50, label="plate", score=0.8)])
+    for texts in (("", ""), ("AB 12", ""), ("AB 123", ""), ("", "")):
+        stage.give(replace(plates, texts=texts))
+    for _ in range(40):
+        stage.show()
+    told = [(each.rule, each.facts["track"], each.facts.get("text")) for each in stage.events]
+    assert told == [("r", 1, "AB 12"), ("r", 2, None), ("gone", 1, "AB 123"), ("gone", 2, None)]
+    for _ in range(3):
+        stage.show(box(20, 50, label="plate"))
+    assert "text" not in stage.events[-1].facts
