@@ -18,7 +18,7 @@ from ..core.text import printable
 from ..delivery.plan import read
 from ..delivery.sender import RETURN_SECONDS
 from ..mqtt.connection import ReceivedMessage, parse_object
-from ..mqtt.look import Said, offline_since
+from ..mqtt.look import Said, offline_since, tables_in, texts_in
 from ..mqtt.one_shot import OneShotClient
 
 LOOK_SECONDS = 1.5
@@ -230,6 +230,17 @@ class Fleet:
     def may_return(self, device: str) -> bool:
         """Whether a device has just gone offline: many are back within seconds."""
         return time.monotonic() - self._left_at.get(device, -math.inf) < RETURN_SECONDS
+
+    def present(self, device: str) -> tuple[set[str], set[str] | None] | None:
+        """Return the names of the pipelines and models that an online device has.
+
+        The models are None if it does not say; None: it has said nothing since it started.
+        """
+        info = self.info.get(device, {})
+        if not info or info.get("session") != self.status.get(device, {}).get("session"):
+            return None
+        pipelines = {str(each.get("name")) for each in tables_in(info.get("pipelines"))}
+        return pipelines, set(texts_in(info["has"])) if "has" in info else None
 
     def groups(self, device: str) -> list[str]:
         """List the groups that a device is a member of."""

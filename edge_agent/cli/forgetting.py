@@ -15,11 +15,14 @@ from ..mqtt.topics import Topics
 from .fleet import Fleet, incomplete
 
 
-def forget(settings: Settings, device: str, known: Collection[str] = ()) -> tuple[int, str]:
-    """Clear the retained topics of a device that is offline.
+def forget(settings: Settings, device: str, known: Collection[str] = ()) -> tuple[int, bool, str]:
+    """Clear the retained topics of a device; if it is online, those of what it does not have.
 
     Returns:
-        How many, and why there may be more; empty: that was all.
+        How many, whether it is online, and why there may be more; empty: that was all.
+
+    Raises:
+        AgentError: the device is online, and nothing can be cleared.
     """
     topics = Topics(settings.broker.topic_root, device)
     own = f"{topics.root}/{device}/"
@@ -30,13 +33,35 @@ def forget(settings: Settings, device: str, known: Collection[str] = ()) -> tupl
         fleet = Fleet(client, topics.root)
         fleet.look()
         if fleet.online(device):
-            raise AgentError(f"device {device} is online; it would say it all again")
-        # Messages that others have left in its inbox belong to them.
-        found = {t for t in fleet.topics.get(device, ()) if not t.startswith(f"{own}in/")}
-        found |= {t for t, says in fleet.discovery.items() if _is_of(says, topics.status)}
-        found |= set(known)
+            found = _left_over(fleet, topics)
+        else:
+            # Messages that others have left in its inbox belong to them.
+            found = {t for t in fleet.topics.get(device, ()) if not t.startswith(f"{own}in/")}
+            found |= {t for t, says in fleet.discovery.items() if _is_of(says, topics.status)}
+            found |= set(known)
         client.wait_published([client.publish(t, b"", retain=True) for t in sorted(found)])
-    return len(found), incomplete(fleet) if fleet.gap else ""
+    return len(found), fleet.online(device), incomplete(fleet) if fleet.gap else ""
+
+
+def _left_over(fleet: Fleet, topics: Topics) -> set[str]:
+    """Return the topics of pipelines and models that an online device does not have."""
+    had = fleet.present(topics.device)
+    if had is None:
+        raise AgentError(f"device {topics.device} is online, and has not yet said what it has")
+    pipelines, models = had
+    named = [(each, pipelines) for each in (topics.source, topics.pipeline, topics.count)]
+    own = {topic(name) for topic, names in named for name in (*names, "@device")}
+    prefixes = [topic("") for topic, _ in named]
+    if models is not None:
+        own |= {topics.model(name) for name in models}
+        prefixes.append(topics.model(""))
+    found = {t for t in fleet.topics.get(topics.device, ()) if t.startswith(tuple(prefixes))} - own
+    if not found:
+        raise AgentError(
+            f"device {topics.device} is online and has all pipelines and models that are retained "
+            "of it; it would say it all again"
+        )
+    return found
 
 
 def _is_of(says: dict[str, Any], status: str) -> bool:

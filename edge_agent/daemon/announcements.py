@@ -109,7 +109,8 @@ class Announcements:
         return installed()
 
     def _info(self) -> dict[str, Any]:
-        runner = self._runner
+        runner, topics = self._runner, self._model_topics
+        has = {} if topics is None else {"has": [each.rpartition("/")[2] for each in topics]}
         return {
             "schema": payloads.SCHEMA,
             "agent": __version__,
@@ -142,6 +143,7 @@ class Announcements:
                 }
                 for serving in runner.active.all()
             ],
+            **has,
             "subscriptions": sorted(
                 {p.spec.name for p in runner.pipelines.values() if p.spec.scheme.name == "mqtt"}
             ),

@@ -82,6 +82,38 @@ def test_models_forget_leaves_nothing_of_a_scrapped_box(
     assert kept(broker.port) == {other}
 
 
+def test_a_box_with_a_new_card_gets_rid_of_what_it_had_before(
+    tmp_path: Path, broker: Mosquitto, agent: Agents, settings: Callable[..., str]
+) -> None:
+    """Its present pipelines and models stay, also one that no pipeline runs, and its discovery."""
+    first, second = settings("box", broker.url), settings("box", broker.url).replace('"p"', '"q"')
+    listener = Listener(broker.port, "#")
+    live_and_die(listener, agent(first), "box")
+    brightness(tmp_path / "models" / "spare")
+    shutil.move(tmp_path / "models" / "light", tmp_path / "models" / "lamp")
+    manifest = tmp_path / "models" / "lamp" / "model.toml"
+    manifest.write_text(manifest.read_text().replace('"light"', '"lamp"'))
+    running = agent(second.replace('"light"', '"lamp"').replace('"state"', '"card"'))
+    listener.wait_state("edge/box/source/q", state="ended")
+    listener.wait_for(lambda heard: any(h.topic.endswith("model/lamp") for h in heard), "a model")
+    listener.catch_up()
+    by = ("--broker", broker.url)
+    shown = call_cli("models", *by).out
+    assert "  light: left over, `models --forget box` clears it" in shown
+    assert "  lamp: live 1" in shown
+    before = kept(broker.port)
+    done = call_cli("models", "--forget", "box", *by)
+    assert (
+        done.out == "box: 3 retained topics of pipelines and models that it does not have cleared\n"
+    )
+    gone = {"edge/box/source/p", "edge/box/pipeline/p", "edge/box/model/light"}
+    assert kept(broker.port) == before - gone
+    again = call_cli("models", "--forget", "box", *by)
+    assert (again.code, "it would say it all again" in again.error) == (1, True)
+    assert running.stop() == 0
+    listener.close()
+
+
 def test_uninstall_forget_needs_no_right_to_read(
     tmp_path: Path, agent: Agents, settings: Callable[..., str]
 ) -> None:

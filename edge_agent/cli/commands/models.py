@@ -26,7 +26,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--device", metavar="ID|@GROUP", help="only this device, or this group")
     parser.add_argument("--json", action="store_true", help="one JSON object per device")
-    parser.add_argument("--forget", metavar="ID", help="clear what a scrapped device left retained")
+    parser.add_argument(
+        "--forget",
+        metavar="ID",
+        help="clear what a scrapped device left retained; of an online one what it lacks",
+    )
     add_broker(parser)
 
 
@@ -59,8 +63,11 @@ def main(options: Options) -> int:
         about = fleet.info.get(name, {}).get("profile")
         profile = about.get("name", "?") if isinstance(about, dict) else "?"
         print(printable(f"{name}  {state}  profile {profile}"))
+        had = fleet.present(name) if fleet.online(name) else None
         for model, says in sorted(fleet.models.get(name, {}).items()):
-            print(printable(f"  {model}: {_line(says)}"))
+            gone = had is not None and had[1] is not None and model not in had[1]
+            line = f"left over, `models --forget {name}` clears it" if gone else _line(says)
+            print(printable(f"  {model}: {line}"))
     if fleet.gap:
         raise AgentError(incomplete(fleet))
     return 0
@@ -91,13 +98,14 @@ def _line(says: dict[str, object]) -> str:
 
 
 def _forget(settings: Settings, device: str) -> int:
-    """Clear the retained topics of a scrapped device."""
+    """Clear the retained topics of a scrapped device, or what an online one does not have."""
     from ..forgetting import forget
 
-    cleared, gap = forget(settings, device)
+    cleared, online, gap = forget(settings, device)
     if not cleared:
         raise AgentError(f"device {device} is unknown: nothing is retained of it")
-    print(f"{device}: {counted(cleared, 'retained topic')} cleared")
+    what = " of pipelines and models that it does not have" if online else ""
+    print(f"{device}: {counted(cleared, 'retained topic')}{what} cleared")
     if gap:
         raise AgentError(f"{gap}; run it again")
     return 0
