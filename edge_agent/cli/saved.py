@@ -150,9 +150,11 @@ def _rule(model: ModelFolder) -> Iterator[str]:
     task = model.manifest.task
     if task in BOXED:
         yield 'when = "count"               # any object; labels = ["…"]: one of these'
-    elif task in LABELED:
+    elif task in LABELED and (model.labels or task != "embedding"):
         label = tomli_w.dumps({"": model.labels[-1] if model.labels else "0"}).partition("= ")[2]
         yield from ['when = "class"', f"labels = [{label.rstrip()}]  # whichever of the model's"]
+        if task == "segmentation":
+            yield "above = 0.2                  # a fifth of the frame; else: the largest area"
     elif task == "anomaly":
         yield 'when = "anomaly"'
     elif task == "regression":

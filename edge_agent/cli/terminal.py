@@ -126,8 +126,9 @@ def _named(payload: Mapping[str, Any]) -> str | None:
         each = list(payload["areas"].items())[:6]
         return ", ".join(f"{name} {share:.0%}" for name, share in each) or "nothing found"
     if "match" in payload:
-        match = payload["match"]
-        return f"{match['label']} {match['similarity']:.2f}" if match else "no match"
+        match, vector = payload["match"], payload.get("vector")
+        unmatched = "no match" if vector is None else f"vector of {len(vector)} numbers"
+        return f"{match['label']} {match['similarity']:.2f}" if match else unmatched
     return None
 
 

@@ -387,7 +387,8 @@ class Match(Classes):
         return made
 
     def words(self) -> list[str]:
-        return Classes.words(self) or ["no match"]
+        unmatched = f"vector of {self.vector.size} numbers" if self.asked else "no match"
+        return Classes.words(self) or [unmatched]
 
 
 @record(quick=True, eq=False)

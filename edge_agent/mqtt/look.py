@@ -102,7 +102,7 @@ def look_at(said: Said) -> DeviceLook:
         # A source reports its loss at once, health only at its interval.
         broken = any(each.error for each in look.pipelines.values())
         look.state = "ok" if health.get("state") == "ok" and not broken else "degraded"
-        up = number_in(health.get("uptime_s")) or 0.0
+        up = (number_in(health.get("uptime_s")) or 0.0) + (age or 0.0)  # since its health, too
         look.words = "; ".join(look.why) or f"up {span(up)}"
     return look
 

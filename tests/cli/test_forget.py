@@ -85,11 +85,10 @@ def test_models_forget_leaves_nothing_of_a_scrapped_box(
 def test_a_box_with_a_new_card_gets_rid_of_what_it_had_before(
     tmp_path: Path, broker: Mosquitto, agent: Agents, settings: Callable[..., str]
 ) -> None:
-    """Its present pipelines and models stay, also one that no pipeline runs, and its discovery."""
+    """Its present pipelines and models stay, and its discovery."""
     first, second = settings("box", broker.url), settings("box", broker.url).replace('"p"', '"q"')
     listener = Listener(broker.port, "#")
     live_and_die(listener, agent(first), "box")
-    brightness(tmp_path / "models" / "spare")
     shutil.move(tmp_path / "models" / "light", tmp_path / "models" / "lamp")
     manifest = tmp_path / "models" / "lamp" / "model.toml"
     manifest.write_text(manifest.read_text().replace('"light"', '"lamp"'))

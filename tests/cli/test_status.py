@@ -115,6 +115,12 @@ def test_the_first_instants_have_a_dash_instead_of_a_rate(device: Make) -> None:
     assert looked(0)[1] == "  door  running  - a second, p99 40 ms, face"
 
 
+def test_an_agent_has_run_since_its_latest_health_too(device: Make) -> None:
+    """It said `up 0 s` of an agent that had run for nine."""
+    device("one").healthy(ago=12, uptime_s=3595)
+    assert looked(0)[0] == "one  ok  up 1 h"
+
+
 def test_learning_and_gaps_are_shown(device: Make) -> None:
     """While it learns nothing is anomalous, and gaps are readings that never came."""
     figures = {"fps": 5.0, "latency_ms": {"p99": 9.0}, "source": "running"}

@@ -334,6 +334,8 @@ def test_saved_settings_can_be_gone_on_from(here: Path) -> None:
         ("detection", 'decoder = "yolox"', "count"),
         ("classification", 'decoder = "softmax"\nlabels = ["a", "it\\"s"]', "class"),
         ("anomaly", 'decoder = "score"\nthreshold = 1', "anomaly"),
+        ("segmentation", 'decoder = "semantic"\nlabels = ["floor", "water"]', "class"),
+        ("embedding", 'decoder = "pooled"', None),
         ("regression", 'labels = ["level"]', "value"),
         ("raw", 'decoder = "raw"', None),
     ],
@@ -355,6 +357,8 @@ def test_saved_settings_hold_a_rule_that_suits_the_model(
     settings.write_text(bare)
     found = [each.when for each in load(settings, {}).pipelines[0].rules]
     assert found == ([rule] if rule else [])
+    # A share of the frame, not only the largest area, is what one asks of a segmentation.
+    assert ("\nabove = " in bare) == (task in {"segmentation", "regression"})
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edge_agent.cli.terminal import summary
 from edge_agent.config.settings import Pipeline
 from edge_agent.core.areas import Areas
 from edge_agent.core.errors import ModelError, SampleError
@@ -204,8 +205,10 @@ def test_a_picture_matches_the_label_that_is_most_like_it(tmp_path: Path) -> Non
 def test_a_vector_is_published_where_asked_or_nothing_else_is_there(tmp_path: Path) -> None:
     """Of length 1, so that vectors of results make a gallery."""
     path = folder(means(tmp_path / "m.onnx"), "embedding", "")
-    first = seen(path, plain(10, 30, 240)).as_json()
+    found = seen(path, plain(10, 30, 240))
+    first = found.as_json()
     assert first["match"] is None
+    assert found.words() == [summary(first)] == ["vector of 3 numbers"]
     assert np.linalg.norm(first["vector"]) == pytest.approx(1)
     np.savez(path / "gallery.npz", red=np.array(first["vector"]))
     folder(path / "m.onnx", "embedding", "threshold = 0.5\nvector = true")

@@ -507,6 +507,23 @@ def test_a_table(features: int, tmp_path: Path) -> None:
     assert f'channels = [0], window = {features}, layout = "flat-ct"' in how
 
 
+def test_a_window_whose_network_ends_in_softmax_is_classified(tmp_path: Path) -> None:
+    """Gestures from an IMU: the draft said raw, and asked what the network itself says."""
+    path = save_onnx(
+        tmp_path / "gesture.onnx",
+        [
+            node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=0),
+            node("Softmax", ["mean"], ["y"]),
+        ],
+        [("x", "float32", (None, 150, 8))],
+        [("y", "float32", (None, 8))],
+    )
+    made = draft(path)
+    assert (made.keys["task"], made.keys["output"]) == ("classification", {"decoder": "softmax"})
+    assert made.keys["input"]["window"] == 150
+    assert made.questions[0].startswith("output.labels")
+
+
 def test_a_draft_becomes_a_manifest(tmp_path: Path) -> None:
     """With its questions answered, the text is a manifest."""
     made = draft(network(tmp_path, {"output0": (1, 9, 126)}))

@@ -9,6 +9,7 @@ from ...core.text import counted, printable
 from ...core.types import TensorSpec
 from . import infer_layout
 from .facts import Draft, NetworkFacts
+from .guess_picture import LABELS
 
 WAKE_WORDS = "one of openWakeWord's chain of three networks"
 NO_CHAIN = (
@@ -156,6 +157,13 @@ def signal_draft(facts: NetworkFacts) -> Draft:
             assumed,
             questions=("output.threshold: above it a window is anomalous", *questions),
         )
+    if window and (count := _classes(facts)):
+        return Draft(
+            f"a classifier of {count} classes of windows",
+            {"task": "classification", "input": window, "output": {"decoder": "softmax"}},
+            (*assumed, "decoder: softmax (scores as they come), as the network ends in Softmax"),
+            (LABELS, *questions),
+        )
     family = "no network of one picture"
     shape = inputs[0].shape if len(inputs) == 1 and inputs[0].dtype in {"int32", "int64"} else ()
     if len(shape) == 2 and (shape[1] or _TOKENS) >= _TOKENS:
@@ -167,6 +175,15 @@ def signal_draft(facts: NetworkFacts) -> Draft:
         assumed,
         questions=("task and output.decoder: " + output_words(facts), *questions),
     )
+
+
+def _classes(facts: NetworkFacts) -> int:
+    """Return how many classes the only output has, if it ends in Softmax; else 0."""
+    (output, *others) = facts.outputs or (None,)
+    if output is None or others or facts.makers.get(output.name) not in {"Softmax", "SoftMax"}:
+        return 0
+    sizes = output.shape[1:]
+    return sizes[0] or 0 if len(sizes) == 1 and output.dtype.startswith("float") else 0
 
 
 def _states(facts: NetworkFacts) -> Iterator[str]:
