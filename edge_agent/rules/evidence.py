@@ -238,7 +238,10 @@ class Evidence:
 POLL_SECONDS = 0.5
 MOST_SECONDS = 300.0
 """Longest clip; of a longer event the beginning is kept."""
-NO_PACKETS = "its source has no packets to keep"
+NO_PACKETS = (
+    "its source has given no packets to keep; MJPEG and single JPEGs are none: read the camera's "
+    "rtsp:// stream"
+)
 MOST = 16
 """Most clips written at a time."""
 

@@ -15,7 +15,14 @@ from edge_agent.config.lint import lint_pipeline, lint_settings
 from edge_agent.config.rules import Action, Line, Rule, Zone
 from edge_agent.config.settings import Evidence, Pipeline, SecondStage, Settings
 from edge_agent.models.manifest import ModelFolder, load
-from tests.helpers.small_models import brightness, detector, plain, write_pictures
+from tests.helpers.cameras import MjpegServer
+from tests.helpers.small_models import (
+    brightness,
+    detector,
+    encode_jpeg,
+    plain,
+    write_pictures,
+)
 from tests.helpers.support import (
     AgentProcess,
     Listener,
@@ -103,6 +110,21 @@ def test_clips_that_nothing_may_be_kept_of_are_said() -> None:
     (line,) = lint_settings(settings)
     assert line.startswith("pipeline door: rules[r].clip keeps nothing: evidence.keep_mb is 0")
     assert list(lint_settings(replace(settings, evidence=Evidence(keep_mb=1)))) == []
+
+
+def test_clips_of_a_camera_that_sends_mjpeg_are_said(tmp_path: Path, broker: Mosquitto) -> None:
+    """Its device was degraded from the first event on, and nothing had said so before."""
+    brightness(tmp_path / "models" / "light")
+    rule = {"name": "r", "when": "value", "value": "light", "above": 1, "clip": True}
+    with MjpegServer([encode_jpeg(plain(1))]) as camera:
+        pipeline = {"name": "door", "source": camera.url(), "model": "light", "rules": [rule]}
+        config = tmp_path / "edge-agent.toml"
+        more = {"models_dirs": ["models"], "evidence": {"keep_mb": 30}}
+        config.write_text(agent_settings("box", broker.url, [pipeline], **more))
+        said = call_cli("check", "--config", str(config))
+    (line,) = (each for each in said.out.splitlines() if "].clip" in each)
+    assert "rules[r].clip keeps nothing" in line
+    assert "rtsp://" in line
 
 
 def test_rules_on_what_is_no_camera_are_said(face: ModelFolder) -> None:

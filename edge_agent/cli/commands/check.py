@@ -187,7 +187,9 @@ class _PipelineCheck:
                 open_source(spec, SourceContext(topics=topics)).close()
             return f"{spec.redacted}, subscribed; whether anything is published is not waited for"
         context = SourceContext(decode=self._pipeline.decoding(self._device.settings.decode))
-        useless, reading = self._first_reading(context, open_source(spec, context))
+        opened = open_source(spec, context)
+        self._note_clips(opened)
+        useless, reading = self._first_reading(context, opened)
         if reading is None:
             if useless:
                 raise useless[0]
@@ -220,6 +222,18 @@ class _PipelineCheck:
                 self._report.line("note", self._subject, f"{words} and input.stats")
         size = " by ".join(map(str, reading.data.shape[1:])) or "1"
         return f"{spec.redacted}, readings of {size} value{'' if size == '1' else 's'}"
+
+    def _note_clips(self, opened: Source) -> None:
+        """Say that clips are asked of a camera whose pictures make none."""
+        if self._spec.scheme.name not in {"http", "https"}:
+            return
+        from ...rules.evidence import NO_PACKETS
+        from ...sources.http_camera import HttpCamera
+
+        rules = [rule.name for rule in self._pipeline.rules if rule.clip]
+        if rules and isinstance(opened, HttpCamera):
+            text = f"rules[{', '.join(rules)}].clip keeps nothing: {NO_PACKETS}"
+            self._report.line("note", self._subject, text)
 
     def _first_reading(
         self, context: SourceContext, opened: Source
