@@ -31,6 +31,7 @@ from ..core.types import (
     Timing,
 )
 from ..models.decoders import BOXED
+from ..models.files.steps import step_between, with_steps
 from ..models.manifest import MANIFEST, Manifest, ModelFolder
 from .decode.decoder import Decoder, build_decoder
 from .engines.engine import Engine, EngineChoice, check_inputs
@@ -466,13 +467,8 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
     Raises:
         ModelError: manifest and network do not fit each other.
     """
-    ends = (*engine.inputs, *engine.outputs)
-    # Floats have no quantization steps, so the file need not be read again.
-    if folder.network.suffix == ".tflite" and any("int" in end.dtype for end in ends):
-        from ..models.files.check_onnx import inspect
-        from ..models.files.tflite_metadata import in_steps
-
-        folder = replace(folder, manifest=in_steps(folder.manifest, inspect(folder.network)))
+    told = folder.manifest.input
+    folder = with_steps(folder, engine.inputs, engine.outputs)
     try:
         spec, inputs = folder.manifest.input, engine.inputs
         outputs = result_outputs(spec, engine)
@@ -481,7 +477,8 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
             inputs, outputs = batch.first(inputs), batch.results(outputs)
         prepare = build_preprocessor(spec, inputs, kind, engine.fold, folder=folder.path)
         decode = build_decoder(
-            folder.manifest, folder.labels, inputs, outputs, prepare.size, folder.gallery
+            *(folder.manifest, folder.labels, inputs, outputs, prepare.size, folder.gallery),
+            step=step_between(told, folder.manifest.input),
         )
         if batch is not None:
             prepare, decode = Repeating(prepare, batch), decoding_first(decode, batch)

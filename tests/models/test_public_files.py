@@ -365,3 +365,37 @@ def test_numbers_in_steps_of_different_sizes_are_refused(tmp_path: Path) -> None
     made = folder(tmp_path / "m.tflite", "regression", 'decoder = "raw"', window)
     with pytest.raises(ModelError, match="steps of different sizes"):
         load_model(load(made), [EngineChoice("openvino")], "signal")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_mlperf_tiny_an_int8_autoencoder_has_the_scores_of_its_floats(
+    tmp_path: Path, engine: str
+) -> None:
+    """By the recipe of the float model a normal machine was an anomaly of 236, without a word.
+
+    The steps stand at both ends of its graph, though an ONNX file has no field for them.
+    """
+    steps = [("in_by", 0.5, "f4"), ("in_at", 9, "i1"), ("by", 0.25, "f4"), ("at", 3, "i1")]
+    ends = {name: np.array(number, kind) for name, number, kind in steps}
+    save_onnx(
+        tmp_path / "m.onnx",
+        [
+            node("Reshape", ["x", "rows"], ["flat"]),
+            node("DequantizeLinear", ["flat", "in_by", "in_at"], ["floats"]),
+            node("Add", ["floats", "one"], ["more"]),
+            node("QuantizeLinear", ["more", "by", "at"], ["y"]),
+        ],
+        [("x", "int8", (1, 2, 2))],
+        [("y", "int8", (1, 4))],
+        {**ends, "rows": np.array([1, 4]), "one": np.array(1, "f4")},
+    )
+    window = 'window = 2\nlayout = "tc"'
+    made = folder(
+        tmp_path / "m.onnx", "anomaly", 'decoder = "reconstruction"\nthreshold = 2', window
+    )
+    model = load_model(load(made), [EngineChoice(engine)], "signal")
+    rows = np.array([[1, 2], [-3, 4]], np.float32)
+    found = model.infer(Sample(rows, 0, 0, 0.0, picture=False)).findings
+    model.engine.close()
+    assert isinstance(found, Anomaly)
+    assert found.score == pytest.approx(1.0, abs=0.01)

@@ -85,6 +85,9 @@ class Network:
     """Width and height of the picture in the input; None if it takes no picture."""
     gallery: Path | None = None
     """File of labeled vectors, if there is one."""
+    step: float = 1.0
+    """An integer of the input in units of `input.scale` as the model's maker gave it; 1: it is a
+    float, or `scale` is of integers."""
 
     def picture_size(self) -> tuple[int, int]:
         """Return the width and height of the picture in the input, which a detector needs.
@@ -342,6 +345,8 @@ def build_decoder(
     outputs: tuple[TensorSpec, ...],
     size: tuple[int, int] | None,
     gallery: Path | None = None,
+    *,
+    step: float = 1.0,
 ) -> Decoder:
     """Build the decoder that a manifest names, after checking that it fits the network.
 
@@ -352,11 +357,12 @@ def build_decoder(
         outputs: the network's outputs; sizes may still be open.
         size: width and height of the picture in the input; None if it takes no picture.
         gallery: file of labeled vectors, if there is one.
+        step: see `Network`.
 
     Raises:
         ModelError: manifest and network do not fit each other; says expected and found.
     """
-    network = Network(manifest, labels, inputs, outputs, size, gallery)
+    network = Network(manifest, labels, inputs, outputs, size, gallery, step)
     module, _, function = DECODERS[manifest.decoder].function.rpartition(".")
     decoder: Decoder = getattr(import_module(module, __package__), function)(network)
     return decoder

@@ -133,6 +133,7 @@ def reconstruction(network: Network) -> Decoder:
     output = _find_output(network, fed)
     total = prod(size or 1 for size in fed.shape)
     scale, offset = _units(network, total)
+    step = np.float32(network.step)
     above = network.manifest.output.label_above
     source_units = "float" not in output.spec.dtype or "float" not in fed.dtype
 
@@ -144,7 +145,7 @@ def reconstruction(network: Network) -> Decoder:
                 f"output {output.spec.name}: expected {len(given)} numbers as input {fed.name} "
                 f"has, found {len(made)}"
             )
-        apart = given + offset - made / scale if source_units else given - made
+        apart = (given + offset - made / scale) * step if source_units else given - made
         score = float(np.dot(apart, apart)) / len(apart)
         if not np.isfinite(score):
             raise SampleError(

@@ -50,6 +50,8 @@ class NetworkFacts:
     """By role of decoder ssd: the outputs of TensorFlow Lite's detection post-processing."""
 
 
+MOST_INTEGER_SCALE = 16
+"""Greatest divisor of pixels for an input of integers; floats are divided by 1, or 50 and more."""
 # Operators that only reshape, retype, or rescale the output of the one before them.
 NEUTRAL = frozenset(
     {

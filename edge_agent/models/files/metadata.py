@@ -16,7 +16,7 @@ from ...core.names import safe_name
 from ..manifest import Manifest, parse
 from . import guess, huggingface, model_api, tflite_metadata, ultralytics
 from .check_onnx import inspect
-from .facts import Draft, NetworkFacts
+from .facts import MOST_INTEGER_SCALE, Draft, NetworkFacts
 
 
 def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest, list[str]]:
@@ -92,7 +92,7 @@ def _check_levels(manifest: Manifest, facts: NetworkFacts, where: str) -> None:
     largest = max(map(abs, [scales] if isinstance(scales, int | float) else scales), default=1)
     if manifest.input.is_signal or len(taken) != 1 or taken[0].name in facts.steps:
         return
-    if largest <= tflite_metadata.MOST_INTEGER_SCALE:
+    if largest <= MOST_INTEGER_SCALE:
         return
     raise ModelError(
         f"{where}: input {taken[0]} takes integers, but of pixels divided by {largest:g}, as they "

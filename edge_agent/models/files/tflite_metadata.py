@@ -19,7 +19,7 @@ from ...core.errors import ModelError
 from ...core.types import TensorSpec
 from ..manifest import MAX_LABEL_BYTES, MAX_LABELS, InputSpec, Manifest
 from . import infer_layout
-from .facts import Draft, NetworkFacts
+from .facts import MOST_INTEGER_SCALE, Draft, NetworkFacts
 from .flatbuffer import Table
 from .guess import draft_of
 from .protobuf import DamagedError
@@ -36,8 +36,6 @@ _NORMALIZATION = 1
 _IMAGE = 2
 _GRAY = 2
 
-MOST_INTEGER_SCALE = 16
-"""Greatest divisor of pixels for an input of integers; floats are divided by 1, or 50 and more."""
 _OUTSIDE = 5
 """Steps by which normalized values may exceed the range of integers: two percent, from rounding."""
 
@@ -283,7 +281,8 @@ def in_steps(manifest: Manifest, facts: NetworkFacts) -> Manifest:
 
     Mean and scale of floats become those of the integers that the input takes; if they do not fit
     its step, pixels fill its range. The output's scale and zero point are the file's if the
-    manifest gives none.
+    manifest gives none. Of an ONNX file, mean and scale of a window that are given are those of
+    integers already.
 
     Raises:
         ModelError: numbers by name are in steps of different sizes.
@@ -312,6 +311,8 @@ def _window_in_steps(given: InputSpec, facts: NetworkFacts) -> InputSpec:
     free = [spec for spec in facts.inputs if spec.name not in given.given]
     taken = [spec for spec in free if given.tensor in {None, spec.name}]
     if len(taken) != 1 or "int" not in taken[0].dtype or taken[0].name not in facts.steps:
+        return given
+    if facts.kind == "onnx" and (given.mean, given.scale) != ((), ()):
         return given
     size, zero = facts.steps[taken[0].name]
     numbers = [each if isinstance(each, tuple) else (each,) for each in (given.mean, given.scale)]

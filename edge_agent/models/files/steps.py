@@ -1,0 +1,53 @@
+"""When the quantization steps in a network's file say what its integers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ...core.types import TensorSpec
+from ..manifest import InputSpec, ModelFolder
+from .facts import MOST_INTEGER_SCALE
+
+_BYTES = frozenset({"int8", "uint8"})
+
+
+def with_steps(
+    folder: ModelFolder, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]
+) -> ModelFolder:
+    """Return a model whose manifest has the steps that its file states, where they matter.
+
+    Raises:
+        ModelError: see `tflite_metadata.in_steps`.
+    """
+    if not _matter(folder, {one.dtype for one in inputs}, {one.dtype for one in outputs}):
+        return folder  # the file need not be read again
+    from .check_onnx import inspect
+    from .tflite_metadata import in_steps
+
+    return replace(folder, manifest=in_steps(folder.manifest, inspect(folder.network)))
+
+
+def step_between(told: InputSpec, used: InputSpec) -> float:
+    """Return how many units of the manifest's `scale` an integer's step is; 1: it was no step."""
+    (before, *_), (after, *_) = _scales(told), _scales(used)
+    return after / before if before else 1.0
+
+
+def _scales(given: InputSpec) -> Sequence[float]:
+    return (given.scale,) if isinstance(given.scale, int | float) else given.scale or (1.0,)
+
+
+def _matter(folder: ModelFolder, takes: set[str], gives: set[str]) -> bool:
+    """Whether a network has integers; of an ONNX file, only where the manifest is of floats."""
+    if folder.network.suffix == ".tflite":
+        return any("int" in dtype for dtype in takes | gives)
+    given, output = folder.manifest.input, folder.manifest.output
+    gives_floats = (output.scale, output.zero_point) == (1, 0)
+    if given.is_signal:
+        takes_floats = (given.mean, given.scale) == ((), ())
+    else:
+        takes_floats = max(map(abs, _scales(given))) > MOST_INTEGER_SCALE
+    return folder.network.suffix == ".onnx" and (
+        (bool(_BYTES & gives) and gives_floats) or (bool(_BYTES & takes) and takes_floats)
+    )
