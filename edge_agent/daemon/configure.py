@@ -21,11 +21,12 @@ from ..core.parameters import Flag, Kind, Text, shown
 from ..core.threads import ShutdownQueue
 from ..mqtt import payloads
 from ..mqtt.requests import Command, Later, Requests
-from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.pipelines.runner import Runner
 
 if TYPE_CHECKING:
     from ..config.overrides import Before
+    from ..inference.model import Model
+    from ..runtime.scheduler.queue import Account, FrameQueue
     from .reload import SettingsReload
 
 log = logging.getLogger(__name__)
@@ -56,8 +57,8 @@ class _Probation:
     patch: Patch
     persist: bool
     before: Before
-    expected: Mapping[str, int]
-    """The pipelines that must give results, each with its number of motionless frames."""
+    expected: Mapping[str, tuple[FrameQueue[Model], Account]]
+    """The pipelines that must give results, each with its queue and account before."""
     began: float
     """When it began, monotonic seconds, like the next."""
     until: float
@@ -212,7 +213,7 @@ class Configuration:
             self._reload.change(settings, patch.touched)
         self.tick()
 
-    def _expected(self, patch: Patch) -> dict[str, int]:
+    def _expected(self, patch: Patch) -> dict[str, tuple[FrameQueue[Model], Account]]:
         """Return the changed pipelines that should give results during the probation."""
         span = self._runner.settings.trial.probation_s
         since = time.monotonic() - span
@@ -224,7 +225,7 @@ class Configuration:
             rate = change.get("rate", pipeline.settings.rate)
             slow = isinstance(rate, int | float) and rate * span < 1
             if pipeline.state == "running" and pipeline.stream.latest >= since and not slow:
-                found[name] = _still(pipeline)
+                found[name] = pipeline.queue, pipeline.queue.account.copy()
         return found
 
     def tick(self) -> None:
@@ -237,15 +238,32 @@ class Configuration:
         if not silent:
             self._pass(probation)
         elif now >= probation.until:
-            self._return(probation, silent)
+            missing = [name for name in silent if not self._is_quiet(name, probation)]
+            if missing:
+                self._return(probation, missing)
+            else:
+                self._pass(probation)
+
+    def _is_quiet(self, name: str, probation: _Probation) -> bool:
+        """Whether a source is open and has given nothing since, as a sensor that reports seldom.
+
+        The patch may be well then, unless it has changed the source.
+        """
+        pipeline, change = self._runner.pipelines.get(name), probation.patch.changes.get(name)
+        if pipeline is None or change is None or "source" in change:
+            return False
+        queue, before = probation.expected[name]
+        known = before.captured if pipeline.queue is queue else 0
+        return pipeline.state == "running" and pipeline.queue.account.captured == known
 
     def _gives(self, name: str, probation: _Probation) -> bool:
         """Whether a pipeline has given a result for a frame captured since, or is idle."""
         pipeline = self._runner.pipelines.get(name)
         if pipeline is None or not pipeline.settings.enabled:
             return True  # removed from the file meanwhile, or switched off
-        still = _still(pipeline)
-        at_rest = pipeline.served and still > 0 and still != probation.expected[name]
+        _, before = probation.expected[name]
+        still = pipeline.queue.account.dropped["still"]  # motionless frames show that it works
+        at_rest = pipeline.served and still > 0 and still != before.dropped["still"]
         return at_rest or pipeline.stream.latest >= probation.began
 
     def _pass(self, probation: _Probation) -> None:
@@ -304,8 +322,3 @@ def _outcome(outcome: str, pipelines: Sequence[str], why: str | None) -> dict[st
     """Return the outcome of a patch as published."""
     told = {"outcome": outcome, "pipelines": [*pipelines], "time": payloads.iso(time.time_ns())}
     return told if why is None else {**told, "why": why}
-
-
-def _still(pipeline: Pipeline) -> int:
-    """Return how many frames were dropped as motionless, which shows that a pipeline works."""
-    return pipeline.queue.account.dropped["still"]

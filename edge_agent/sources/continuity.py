@@ -19,6 +19,9 @@ from ..core.types import Array, Reading
 
 USUAL = 3
 """A silence of this many usual intervals is a gap."""
+IRREGULAR = 1.5
+"""If a tenth of the intervals are this many times the median, the longest one is still usual: the
+device reports now and then."""
 LEARNED = 4
 """Number of intervals needed to know the usual one."""
 ARRIVAL_SECONDS = 0.5
@@ -203,12 +206,19 @@ class Continuity:
         """Usual seconds between rows; 0: not known yet."""
         return median(self._per_row) if self._per_row else 0.0
 
+    @property
+    def _usual_step(self) -> float:
+        """Usual seconds between times."""
+        steps = sorted(self._steps)
+        often, usual = steps[int(0.9 * (len(steps) - 1))], median(steps)
+        return steps[-1] if often > IRREGULAR * usual else usual
+
     def _too_long(self, passed: float, count: int, least: float) -> bool:
         """Whether *passed*, the seconds until the last of *count* new rows, includes a gap."""
         silence = passed - (count - 1) * self._usual_row
         limit = self._gap_s
         if limit is None and len(self._steps) >= LEARNED:
-            limit = max(USUAL * median(self._steps), least)
+            limit = max(USUAL * self._usual_step, least)
         gap = limit is not None and silence > limit
         if not gap:
             self._steps.append(passed)

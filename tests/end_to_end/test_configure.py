@@ -199,6 +199,24 @@ def test_what_stops_results_is_taken_back_by_itself(device: Device) -> None:
     device.heard.wait_for(lambda _: json.loads(kept.read_text()) == {}, "it to be said but once")
 
 
+def test_a_rule_on_a_sensor_that_reports_seldom_is_kept(
+    broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """A silence of its source had taken every change of it back."""
+    fridge = {"name": "fridge", "source": "mqtt:home/fridge", "model": "readings"}
+    heard = listen(broker.port)
+    trial, remote = {"probation_s": 2.0}, {"may": ["rules"]}
+    agent(agent_settings("box", broker.url, [fridge], trial=trial, remote=remote))
+    heard.wait_state(f"{D}/source/fridge", state="running")
+    heard.publish("home/fridge", json.dumps({"temperature": 9.5}))
+    heard.wait_for(lambda _: heard.on(f"{D}/result/fridge"), "a reading")
+    warm = {"name": "warm", "when": "value", "value": "temperature", "above": 8, "below": 7}
+    body = {"id": "seldom", "pipelines": {"fridge": {"rules": [warm]}}}
+    heard.publish(f"{D}/in/command/configure", json.dumps(body))
+    heard.wait_state(f"{D}/reply/seldom", ok=True)
+    assert len(heard.on(f"{D}/result/fridge")) == 1
+
+
 def test_what_is_set_amid_a_probation_is_not_lost_by_its_end(device: Device) -> None:
     """A change that was answered as done had gone with the patch; so had a pipeline's rest."""
     bad = {"door": {"source": "v4l2:/dev/video99", "labels": ["person"]}}

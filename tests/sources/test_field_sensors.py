@@ -61,6 +61,22 @@ def test_openmqttgateway_1533_uptime_is_no_time(said: float) -> None:
         Continuity(None).judge(rows_at(said, time.time(), 1.0))
 
 
+def test_zigbee2mqtt_a_sensor_that_reports_now_and_then_has_no_gaps() -> None:
+    """An eighth of its intervals were gaps, so that `for_s` of ten minutes hardly ever came.
+
+    A long silence is one nevertheless, as the sensor may have been away.
+    """
+    continuity, since, gaps = Continuity(None), 1e6, []
+    pauses = np.random.default_rng(3).exponential(2.0, 200)
+    for pause in (*pauses, 60.0):
+        since += pause
+        reading = continuity.judge(Rows(np.ones((1, 1), np.float32), int(since * 1e9), since))
+        assert reading is not None
+        gaps.append(reading.gap)
+    assert not any(gaps[20:200])
+    assert gaps[200]
+
+
 @pytest.mark.parametrize(("unit", "pause"), [(1.0, 0.2), (1.0, 0.05), (0.001, 0.0002)])
 def test_tasmota_6068_times_of_whole_seconds(unit: float, pause: float) -> None:
     """Unlike readings of one time are all kept, in their order; the same one twice is one."""
