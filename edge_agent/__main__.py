@@ -10,6 +10,7 @@ import time
 def main() -> int:
     """Run the command line; return the exit status."""
     _mind_signals(sys.argv[1:])
+    _mind_streams()
     try:
         time.time()
     except OverflowError:
@@ -73,6 +74,21 @@ def _mind_signals(arguments: list[str]) -> None:
     for number in (_signal.SIGTERM, _signal.SIGINT):
         _signal.signal(number, lambda *_: os._exit(0))
     _signal.signal(_signal.SIGHUP, _signal.SIG_IGN)
+
+
+def _mind_streams() -> None:
+    """Open what is closed of the standard streams on nothing.
+
+    Otherwise the next files to be opened get their descriptors, and what is written there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def _end_at_once(_number: int, _frame: object) -> None:

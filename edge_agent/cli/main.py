@@ -89,6 +89,8 @@ GROUPS = (
     ),
 )
 """The commands as listed by `edge-agent --help`."""
+LEAST_COLUMNS = 20
+"""Fewest columns that help is laid out for."""
 EXAMPLES = (
     "edge-agent demo --seconds 20                    see it at work",
     "edge-agent try /dev/video0 yolov8n.onnx         your camera, your model",
@@ -98,6 +100,12 @@ EXAMPLES = (
 COMMANDS = tuple(command for _, commands in GROUPS for command in commands)
 
 
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    # A serial console may say that it has no columns, for which there is no layout.
+    width = max(LEAST_COLUMNS, shutil.get_terminal_size().columns - 2)
+    return argparse.RawDescriptionHelpFormatter(prog, width=width)
+
+
 class CommandParser(argparse.ArgumentParser):
     """A parser that gets the arguments from the command's module when they are needed.
 
@@ -105,7 +113,7 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, module: str | None = None, **options: Any) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("formatter_class", _formatter)
         super().__init__(*args, **options)
         self._module = module
         self._mixing = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.push import model_folder
-from tests.helpers.support import PATIENCE, Listener, Mosquitto, call_cli
+from tests.helpers.support import (
+    CHECKOUT,
+    PATIENCE,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    call_cli,
+)
 
 NOBODY = "mqtt://127.0.0.1:1"
 
@@ -95,3 +103,71 @@ def test_ctrl_c_while_the_program_is_imported_is_one_line(module: str) -> None:
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "edge-agent: interrupted\n"
+
+
+CLOSED = 'exec "$@" <&- >&- 2>&-'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["describe", "models/parts-inspection"], 0),
+        (["status", "--json"], 1),
+        (["models", "--json"], 1),
+        (["check"], 2),  # no settings
+    ],
+)
+def test_commands_whose_streams_are_closed_end_as_otherwise(
+    arguments: list[str], status: int
+) -> None:
+    """Cron jobs and daemons close them: "'NoneType' object has no attribute 'isatty'"."""
+    command = [sys.executable, "-m", "edge_agent", *arguments]
+    environ = {**os.environ, "EDGE_AGENT_BROKER__URL": NOBODY}
+    done = subprocess.run(
+        ["sh", "-c", CLOSED, "sh", *command],
+        env=environ,
+        cwd=CHECKOUT,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == status
+
+
+def test_an_agent_whose_streams_are_closed_puts_nothing_in_their_place(
+    broker: Mosquitto, listen: Callable[..., Listener], tmp_path: Path
+) -> None:
+    """A library's words on descriptor 2 went into the file that tells what a crash is blamed on."""
+    config = tmp_path / "agent.toml"
+    config.write_text(agent_settings("box", broker.url, [], state_dir=str(tmp_path / "state")))
+    heard = listen(broker.port)
+    command = [sys.executable, "-m", "edge_agent", "run", "--config", str(config)]
+    running = subprocess.Popen(["sh", "-c", CLOSED, "sh", *command], cwd=CHECKOUT)
+    try:
+        heard.wait_state("edge/box/status", state="online")
+        streams = [Path(f"/proc/{running.pid}/fd/{number}").readlink() for number in range(3)]
+        assert streams == [Path(os.devnull)] * 3
+    finally:
+        running.terminate()
+        assert running.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "2"])
+def test_help_for_a_console_without_columns_is_laid_out(columns: str) -> None:
+    """A serial console may say that it has one column: "invalid width 0 (must be > 0)"."""
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_agent", "push", "--help"],
+        env={**os.environ, "COLUMNS": columns},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage:" in done.stdout
+
+
+def test_a_key_without_a_name_is_one_line() -> None:
+    """An unset variable in a script: "PosixPath('.') has an empty name"."""
+    said = call_cli("keygen", "")
+    assert (said.code, said.out) == (2, "")
+    assert said.err == "edge-agent: FILE: names no file; such as push.key\n"

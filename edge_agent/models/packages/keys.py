@@ -38,6 +38,8 @@ def generate_key(path: Path) -> Path:
     Raises:
         UsageError: one of the two exists, or cannot be written. Neither is overwritten.
     """
+    if not path.name:
+        raise UsageError("FILE: names no file; such as push.key")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
