@@ -147,7 +147,8 @@ _SOME = {"type": "string", "minLength": 1}
 LABEL = Kind(_label, _SOME)
 FLAG = Kind(_flag, {"type": "boolean"})
 Text = Annotated[str, Kind(_text, _SOME)]
-Name = Annotated[str, Kind(_name, {"type": "string", "pattern": f"^{NAME}$"})]
+NAMED = Kind(_name, {"type": "string", "pattern": f"^{NAME}$"})
+Name = Annotated[str, NAMED]
 Version = Annotated[str, Kind(_version, _SOME)]
 Flag = Annotated[bool, FLAG]
 

@@ -336,7 +336,13 @@ def _row(name: str, device: Device, plans: Rollouts) -> dict[str, Any]:
     running = [each for each in look.pipelines.values() if each.enabled and look.state != "offline"]
     odd = [kind for (kind, _), body in device.kept.items() if "odd" in body]
     words = f"{look.words}; cannot be read: {', '.join(odd)}" if odd else look.words
-    models = [_model(about, body) for (kind, about), body in device.kept.items() if kind == "model"]
+    has = texts_in(info["has"]) if "has" in info else None
+    models = [
+        _model(about, body)
+        for (kind, about), body in device.kept.items()
+        # The broker may keep others, of an earlier state folder.
+        if kind == "model" and (has is None or about in has)
+    ]
     says = device.kept.get(("rollout", ""), {})
     groups = [text[:64] for text in texts_in(info.get("groups"))[:20]]
     device.row = {

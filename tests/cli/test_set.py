@@ -50,6 +50,27 @@ def test_a_group_is_set_and_each_device_answers(
     listener.wait_state("edge/edge-02/pipeline/gate", enabled="ON")
 
 
+def test_the_mode_of_a_device_is_set_by_hand(
+    tmp_path: Path, broker: Mosquitto, agent: Agents, listen: Listeners
+) -> None:
+    """Only `mosquitto_pub` could, and `@device` was no name."""
+    listener = listen(broker.port)
+    start_box(tmp_path, broker, listener, agent, "edge-01", pipelines=[])
+    to = ("--device", "edge-01", "--broker", broker.url)
+    said = call_cli("set", "@device", "mode=night", *to)
+    assert (said.code, said.out) == (0, 'edge-01: @device: mode "night"\n')
+    assert "no rule names this mode" in said.err
+    listener.wait_state("edge/edge-01/pipeline/@device", mode="night")
+    assert call_cli("set", "@device", "mode=null", *to).out == "edge-01: @device: mode null\n"
+    listener.wait_state("edge/edge-01/pipeline/@device", mode=None)
+    for wrong in ("mode=a b", "rate=5", "mode"):
+        assert call_cli("set", "@device", wrong, *to).code == 2
+    for body in ({"pipeline": "door", "mode": "x"}, {"pipeline": "@device", "rate": 1}):
+        listener.publish("edge/edge-01/in/command/set", json.dumps({"id": "r", **body}))
+        wrong_ = listener.wait_state("edge/edge-01/reply/r", ok=False)
+        assert "mode is what can be set of @device" in wrong_["error"]
+
+
 def test_a_device_that_went_offline_is_not_waited_for(broker: Mosquitto, listen: Listeners) -> None:
     """It is named, long before the command's time is over."""
     listener = listen(broker.port)

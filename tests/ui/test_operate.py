@@ -235,6 +235,38 @@ def test_a_roll_out_is_watched_and_paused(
         assert [each.split()[0] for each in dialogs] == ["Pause", "Abort"]
 
 
+def test_a_mode_is_set_and_what_a_device_no_longer_has_is_not_shown(
+    page: Page, shared_broker: Mosquitto, listen: Callable[..., Listener], serve: Callable[..., str]
+) -> None:
+    """The mode was shown as a pipeline that is off, beside pipelines of an earlier state folder."""
+    listener = listen(shared_broker.port, "edge/moody/#")
+
+    def say(topic: str, **body: object) -> None:
+        listener.publish(f"edge/moody/{topic}", json.dumps({"schema": 1, **body}), retain=True)
+
+    say("status", state="online", session="s", reason="started")
+    say("info", session="s", pipelines=[{"name": "door", "source": "dir:p"}], has=["face"])
+    for name in ("door", "gone"):
+        say(f"pipeline/{name}", enabled="ON", threshold=0.5)
+    for name in ("face", "left"):
+        say(f"model/{name}", name=name, live="1", versions=["1"])
+    say("pipeline/@device", mode="day")
+    page.goto(f"{serve('--broker', shared_broker.url, '--operate')}/#/device/moody")
+    page.get_by_text("mode day").wait_for()
+    group = page.get_by_role("group")
+    group.filter(has_text="door").wait_for()
+    page.locator(".card", has_text="face").wait_for()
+    assert not page.locator(".card", has_text="left").count()
+    assert group.filter(visible=True).count() == 2
+    mode = page.get_by_label("mode", exact=True)
+    assert mode.input_value() == "day"
+    mode.fill("night")
+    mode.press("Enter")
+    asked = listener.wait_state("edge/moody/in/command/set", mode="night")
+    assert asked["pipeline"] == "@device"
+    assert serious(page) == []
+
+
 def test_a_page_that_is_read_only_sends_nothing(
     page: Page, shared_broker: Mosquitto, listen: Callable[..., Listener], serve: Callable[..., str]
 ) -> None:

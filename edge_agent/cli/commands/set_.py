@@ -9,6 +9,7 @@ from typing import Any
 from ...config.settable import SETTABLE, read_bare
 from ...core.errors import RequestError, UsageError
 from ...core.names import NAME_RULE, is_name
+from ...runtime.pipelines.device_mode import DEVICE
 from ..asking import add_target, ask
 from ..options import Options
 
@@ -17,12 +18,13 @@ EXAMPLES = (
     "edge-agent set door enabled=OFF --device @lab --persist",
     "edge-agent set door labels=person,car --device edge-01",
     "edge-agent set door threshold=null --persist --device edge-01  take it back",
+    f"edge-agent set {DEVICE} mode=night --device edge-01  the mode in which rules hold",
 )
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("pipeline", metavar="PIPELINE")
+    parser.add_argument("pipeline", metavar="PIPELINE", help=f"or {DEVICE}, whose mode can be set")
     parser.add_argument(
         "changes", metavar="KEY=VALUE", nargs="+", help=f"KEY: {', '.join(SETTABLE)}"
     )
@@ -32,9 +34,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: Options) -> int:
     """Ask every online device; 0 if it was set on all of them, 1 if not on one."""
-    if not is_name(options.pipeline):
+    if options.pipeline != DEVICE and not is_name(options.pipeline):
         raise UsageError(f"PIPELINE: {options.pipeline!r} is not a name ({NAME_RULE})")
-    changes = dict(map(_read, options.changes))
+    changes = dict(map(_read_mode if options.pipeline == DEVICE else _read, options.changes))
     persist = {"persist": True} if options.persist else {}
 
     def done(result: Any) -> str:
@@ -59,3 +61,13 @@ def _read(text: str) -> tuple[str, Any]:
     except ValueError as problem:
         raise UsageError(f"{key}: {problem}") from None
     return key, read
+
+
+def _read_mode(text: str) -> tuple[str, str | None]:
+    """Parse mode=NAME."""
+    key, _, mode = text.partition("=")
+    if key != "mode":
+        raise UsageError(f"{key!r} cannot be set of {DEVICE}; what can: mode")
+    if not is_name(mode):
+        raise UsageError(f"mode: {mode!r} is not a name ({NAME_RULE})")
+    return key, None if mode == "null" else mode

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from ...config.settable import SETTABLE, read_bare
 from ...core.errors import RequestError
 from ...core.frozen import record
-from ...core.parameters import CLEARED, Flag, Text, clearable, parse
+from ...core.parameters import CLEARED, NAMED, Flag, Text, clearable, parse
 from ...models.decoders import threshold_trouble
 from ...mqtt.requests import Command
 from .device_mode import DEVICE, modes_of
@@ -19,7 +19,7 @@ from .runner import Runner
 
 @record
 class Set:
-    """Change a pipeline until the next start, or with `persist` permanently."""
+    """Change a pipeline until the next start, or with `persist` permanently; or the mode."""
 
     pipeline: Text
     enabled: Annotated[bool, clearable(SETTABLE["enabled"])] | None = None
@@ -29,6 +29,8 @@ class Set:
     thresholds: Annotated[Mapping[str, float], clearable(SETTABLE["thresholds"])] | None = None
     min_box: Annotated[tuple[int, ...], clearable(SETTABLE["min_box"])] | None = None
     masks: Annotated[tuple[Any, ...], clearable(SETTABLE["masks"])] | None = None
+    mode: Annotated[str, clearable(NAMED)] | None = None
+    """Of the device, in place of a pipeline; always permanent."""
     persist: Flag = False
 
     @property
@@ -59,6 +61,8 @@ class PipelineCommands:
 
     def set(self, request: Set) -> Mapping[str, Any]:
         """Change a pipeline while it runs; return its settable keys with their values."""
+        if request.pipeline == DEVICE or request.mode is not None:
+            return self._set_mode(request)
         pipeline = find_pipeline(self._runner, request.pipeline)
         changes = request.changes
         back = [key for key in SETTABLE if getattr(request, key) is CLEARED]
@@ -97,6 +101,15 @@ class PipelineCommands:
         # Earlier doubts have already been logged.
         doubts = [line for line in pipeline.doubts() if line.startswith(tuple(changes))]
         return {**done, "warnings": doubts} if doubts else done
+
+    def _set_mode(self, request: Set) -> Mapping[str, Any]:
+        """Set the mode of the device; return it."""
+        others = [key for key in SETTABLE if getattr(request, key) is not None]
+        if request.pipeline != DEVICE or request.mode is None or others:
+            raise RequestError(f"mode is what can be set of {DEVICE}, and of nothing else")
+        mode = "null" if request.mode is CLEARED else request.mode
+        warnings = self.set_bare(DEVICE, "mode", mode.encode())
+        return {"pipeline": DEVICE, "mode": self._runner.common.mode.current, **warnings}
 
     def set_bare(self, name: str, key: str, payload: bytes) -> Mapping[str, Any]:
         """Set one key of a pipeline, or of the device, to a bare value."""

@@ -27,6 +27,8 @@ class DeviceMode:
         self._known: tuple[str | None] | None = None
         self._kept = True
         """Whether it is on disk."""
+        self._was_set = False
+        """Whether it was set in this run; one that was cleared must not stay published."""
 
     @property
     def current(self) -> str | None:
@@ -38,8 +40,8 @@ class DeviceMode:
         return known[0]
 
     def is_used(self, settings: Settings) -> bool:
-        """Whether a mode is set or a rule lists one."""
-        return self.current is not None or bool(modes_of(settings))
+        """Whether a mode is set or was, or a rule lists one."""
+        return self._was_set or self.current is not None or bool(modes_of(settings))
 
     def set_bare(self, key: str, payload: bytes) -> bool:
         """Set the mode from a bare value, as phones and switches send it; `null` clears it.
@@ -58,7 +60,7 @@ class DeviceMode:
             raise RequestError(f"mode: {shown(mode)} is not a name ({NAME_RULE})")
         if mode == self.current and self._kept:
             return True
-        self._known = (mode,)
+        self._known, self._was_set = (mode,), True
         self._kept = self._file is not None and self._file.save(mode)
         return self._kept
 

@@ -96,7 +96,7 @@ export class DeviceView {
       case "info":
       case "status":
         this.kept[kind] = body ?? {};
-        this.dirty.add("head").add("pipelines");
+        this.dirty.add("head").add("pipelines").add("models");
         break;
       case "source":
       case "model":
@@ -106,6 +106,8 @@ export class DeviceView {
         break;
       case "pipeline":
         this.operate?.pipeline(name, body);
+        if (name === "@device") this.mode = body?.mode;
+        this.dirty.add("head").add("pipelines");
         break;
       case "config":
         this.configured(body);
@@ -320,7 +322,7 @@ export class DeviceView {
     const facts = object(info.facts);
     const words = row ? row.words : "This broker knows of no such device (any more).";
     const engines = Object.entries(object(info.engines)).map(([name, version]) => `${name} ${clean(version)}`);
-    const about = [facts.board || facts.cpu, facts.arch, facts.os, object(info.profile).name && `profile ${object(info.profile).name}`, info.agent && `agent ${info.agent}`, ...engines, ...list(info.groups).map((group) => `@${clean(group)}`)];
+    const about = [facts.board || facts.cpu, facts.arch, facts.os, object(info.profile).name && `profile ${object(info.profile).name}`, info.agent && `agent ${info.agent}`, this.mode && `mode ${this.mode}`, ...engines, ...list(info.groups).map((group) => `@${clean(group)}`)];
     this.head.replaceChildren(
       h("h1", {}, this.name),
       h("p", {}, state(row?.state ?? "unknown"), " ", h("span", {}, words), row ? h("span", { class: "quiet" }, ` · last seen ${ago(row.seen)}`) : ""),
@@ -332,6 +334,7 @@ export class DeviceView {
     const figures = object(this.kept.health.pipelines);
     const serving = new Map(list(this.kept.info.models).map((each) => [object(each).name, object(each)]));
     const rows = list(this.kept.info.pipelines).map(object).filter((each) => typeof each.name === "string");
+    this.operate?.present(rows.map(({ name }) => name));
     if (this.operate) this.takes.replaceChildren(...rows.filter(({ source }) => !SENSORS.test(source)).slice(0, 20).map(({ name }) => this.operate.snapshot(name)));
     this.pipelines.replaceChildren(
       ...rows.slice(0, 100).map(({ name, source, model }) => {
@@ -357,9 +360,12 @@ export class DeviceView {
   }
 
   render_models() {
-    this.noModel.hidden = Object.keys(this.kept.model).length > 0;
+    // The broker may keep others, of an earlier state folder.
+    const { has } = this.kept.info;
+    const models = Object.entries(this.kept.model).filter(([name]) => !Array.isArray(has) || has.includes(name));
+    this.noModel.hidden = models.length > 0;
     this.models.replaceChildren(
-      ...Object.entries(this.kept.model).map(([name, body]) => {
+      ...models.map(([name, body]) => {
         const last = object(body.last);
         const candidate = object(body.candidate);
         const lines = [["live", body.live ?? "none"], ["before", body.previous], ["has", list(body.versions).join(", ")], ["engine", body.engine],

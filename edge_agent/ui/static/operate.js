@@ -59,8 +59,26 @@ export class Operate {
     this.say(body.ok ? [`${asked.words}: done`, ...warnings].join("; ") : `${asked.words}: refused: ${clean(body.error)}`);
   }
 
+  // The mode of the device, told where there is one or a rule names one.
+  mode(body) {
+    if (!this.modes) {
+      const input = h("input", { id: "set-mode", placeholder: "none", maxlength: 64 });
+      input.addEventListener("change", () => this.ask("set", { pipeline: "@device", mode: input.value.trim() || null }, `mode ${clean(input.value.trim() || "none")}`));
+      this.modes = { input, group: h("fieldset", {}, h("legend", {}, "the device"), h("label", { for: "set-mode" }, "mode"), input) };
+      this.settings.prepend(this.modes.group);
+    }
+    this.modes.group.hidden = !body;
+    if (document.activeElement !== this.modes.input) this.modes.input.value = clean(object(body).mode);
+  }
+
+  // Show the settings of these pipelines alone; the broker may keep others, of an earlier state folder.
+  present(names) {
+    for (const [name, { group }] of this.fields) group.hidden = !names.includes(name);
+  }
+
   // What can be set of a pipeline, as it holds.
   pipeline(name, body) {
+    if (name === "@device") return this.mode(body);
     if (!body) {
       this.fields.get(name)?.group.remove();
       this.fields.delete(name);
