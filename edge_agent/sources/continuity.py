@@ -7,6 +7,7 @@ counted; a silence that is too long is a gap.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -53,6 +54,8 @@ class Rows:
     rate_hz: float | None = None
     gap: bool = False
     """Whether the device itself reports that something is missing before them."""
+    flaw: Callable[[int, int], SampleError] | None = None
+    """For rows with missing numbers (NaN): returns why, by row and column."""
 
 
 @dataclass(slots=True)
@@ -113,6 +116,7 @@ class Continuity:
             times=times,
             rate_hz=rows.rate_hz,
             gap=gap,
+            flaw=rows.flaw,
         )
 
     def _by_arrival(self, rows: Rows) -> tuple[Array, NDArray[np.int64], bool]:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,8 @@ class Payload:
     def read(self, payload: bytes) -> tuple[Array, tuple[str, ...], NDArray[np.int64] | None]:
         """Return rows (n, channels), the names of the channels, and the sender's times, ns.
 
+        Named fields that a message does not hold are NaN; it must hold one of them.
+
         Raises:
             SampleError: the payload is not as expected; the text has both.
         """
@@ -81,16 +84,19 @@ class Payload:
         )
         if not names:
             raise SampleError(f"expected an object that holds numbers, found {_shown(value)}")
-        columns = [_column(_from_text(_at(value, name)), name) for name in names]
-        counts = {len(column) for column in columns}
+        columns = [_column_at(value, name) for name in names]
+        counts = {len(column) for column in columns if column is not None}
+        if not counts:
+            _column(_at(value, names[0]), names[0])  # raises why there is none
         if len(counts) > 1:
             raise SampleError(f"expected as many values of each field, found {sorted(counts)}")
+        missing = np.full(counts.pop(), np.nan)
         times = None
         if self.time is not None:
             said = _at(value, self.time)
             each = said if isinstance(said, list) else [said]
             times = np.array([_time_ns(one, self.time) for one in each], np.int64)
-        rows = np.stack(columns, axis=1)
+        rows = np.stack([missing if each is None else each for each in columns], axis=1)
         if times is not None and len(times) not in {1, len(rows)}:
             wanted = "1 time" if len(rows) == 1 else f"1 or {len(rows)} times"
             raise SampleError(f"{self.time}: expected {wanted}, found {len(times)}")
@@ -146,7 +152,8 @@ class TopicMessages:
             except SampleError as problem:
                 found.append(problem)
             else:
-                found.append(Rows(data, time_ns, since, columns, times))
+                flaw = partial(_flaw, columns) if np.isnan(data).any() else None
+                found.append(Rows(data, time_ns, since, columns, times, flaw=flaw))
         return found
 
     def close(self) -> None:
@@ -197,6 +204,21 @@ def _column(value: Any, name: str) -> Array:
     if rows.shape[0] > 1 and rows.shape[1] > 1:
         raise SampleError(f"{name}: expected one channel, found rows of {rows.shape[1]}")
     return rows.reshape(-1)
+
+
+def _column_at(value: Mapping[str, Any], path: str) -> Array | None:
+    """Return the values of a field; None if it is missing or null."""
+    try:
+        found = _at(value, path)
+    except SampleError:
+        return None
+    return None if found is None else _column(_from_text(found), path)
+
+
+def _flaw(columns: tuple[str, ...], row: int, column: int) -> SampleError:
+    """Return the error for a model that takes a field which a message does not hold."""
+    del row
+    return SampleError(f"expected a field {columns[column]}, which the message does not hold")
 
 
 def _at(value: Mapping[str, Any], path: str) -> Any:

@@ -126,18 +126,22 @@ def test_any_sensor_gives_its_values_by_the_names_of_its_channels(
         {"name": "line", "source": f"serial:{os.ttyname(theirs)}", "model": "readings"},
         {"name": "file", "source": f"csv:{table}", "model": "readings"},
         {"name": "bare", "source": "mqtt:plant/bare", "model": "readings"},
+        {"name": "plug", "source": "mqtt:plant/plug?field=e.power,e.volt", "model": "readings"},
     ]
     heard = listen(broker.port)
     running = agent(agent_settings("box", broker.url, pipelines))
-    for name in ("line", "bare"):
+    for name in ("line", "bare", "plug"):
         heard.wait_state(f"edge/box/source/{name}", state="running")
     os.write(line, b"half\nax,ay\n1,2\n3,4.25\n")
     heard.publish("plant/bare", "21.5")
     heard.publish("plant/bare", "[1, 2]")
+    heard.publish("plant/plug", '{"e": {"power": 150, "volt": 230}}')
+    heard.publish("plant/plug", '{"e": {"power": 50, "volt": null}}')
     for name, values in {
         "line": [{"ax": 1.0, "ay": 2.0}, {"ax": 3.0, "ay": 4.25}],
         "file": [{"flow[1]": 1.5, "flow[2]": 2.0}, {"flow[1]": 2.5, "flow[2]": 3.0, "level": 7.0}],
         "bare": [{"value": 21.5}, {"0": 1.0, "1": 2.0}],
+        "plug": [{"e.power": 150.0, "e.volt": 230.0}, {"e.power": 50.0}],
     }.items():
         found = on(heard, f"edge/box/result/{name}", 2)
         assert [each["values"] for each in found] == values

@@ -230,6 +230,15 @@ def test_a_part_inside_that_does_not_fit_the_rest(key: str, tmp_path: Path) -> N
     assert key in made.questions[0]
 
 
+def test_what_an_unknown_ir_has_inside_is_not_asked_for_again(tmp_path: Path) -> None:
+    """Who answered as asked, with the usual mean and scale, divided twice."""
+    path = converted(
+        tmp_path, network(tmp_path, {"angle": (1, 1)}), {"scale_values": "[255.0]"}, 11
+    )
+    (asked,) = (each for each in draft(path).questions if each.startswith("input.color"))
+    assert "has put scale_values inside, which is not to be done again" in asked
+
+
 def converted(folder: Path, path: Path, record: Mapping[str, str], version: int) -> Path:
     """Make an IR with its converter's record, as IR 10 and as OpenVINO 2023 have it."""
     xml = to_ir(path, folder / "net.xml")

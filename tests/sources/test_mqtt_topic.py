@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from edge_agent.core.errors import SampleError
@@ -55,6 +56,19 @@ def test_a_field_is_one_of_the_values_of_an_array() -> None:
     for path in ("v.3", "v.-1", "v.x", "v.0.0", "v." + "1" * 5000):
         with pytest.raises(SampleError, match=f"expected a field {path}, found"):
             Payload((path,)).read(message)
+
+
+def test_a_message_without_one_of_the_fields_still_gives_the_others() -> None:
+    """A plug that reports its power alone was not heard, and its event went on."""
+    payload = Payload(("e.power", "e.voltage"))
+    for message in (b'{"e": {"power": 50}}', b'{"e": {"power": 50, "voltage": null}}'):
+        rows, names, _ = payload.read(message)
+        assert names == ("e.power", "e.voltage")
+        assert rows[0, 0] == 50
+        assert np.isnan(rows[0, 1])
+    for message, words in ((b'{"e": {}}', "a field e.power"), (b'{"e": {"power": null}}', "null")):
+        with pytest.raises(SampleError, match=words):
+            payload.read(message)
 
 
 def test_a_reading_has_one_time() -> None:

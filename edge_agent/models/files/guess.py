@@ -19,7 +19,7 @@ from ...core.types import TensorSpec
 from . import infer_layout
 from .facts import Draft, NetworkFacts
 from .guess_exports import finished, heads, scrfd, unread
-from .guess_picture import CHANCES, COLORS, LABELS, RESIZE, Picture, detector
+from .guess_picture import CHANCES, COLORS, LABELS, RESIZE, Picture, detector, inside_of
 from .guess_signals import (
     ROWS,
     SOUND,
@@ -63,6 +63,17 @@ def draft_of(facts: NetworkFacts) -> Draft:
     Returns:
         The draft, which is complete if it has no questions.
     """
+    draft, inside = _draft_of(facts), inside_of(facts)
+    if not inside or COLORS not in draft.questions:
+        return draft
+    asked = (
+        f"input.color, input.mean and input.scale: its converter has put {' and '.join(inside)} "
+        "inside, which is not to be done again; of the rest what it was trained with"
+    )
+    return replace(draft, questions=tuple(asked if q == COLORS else q for q in draft.questions))
+
+
+def _draft_of(facts: NetworkFacts) -> Draft:
     unusual = unusual_draft(facts) or row_draft(facts) if facts.outputs else signal_draft(facts)
     if unusual is not None:
         return unusual

@@ -79,7 +79,7 @@ def detector(
 
     *words*, if given, say how pictures are prepared, whatever the IR does itself.
     """
-    inside = [] if words else _inside(picture.facts)
+    inside = [] if words else inside_of(picture.facts)
     assumed = [f"family: {family}, by the output {', '.join(map(str, picture.facts.outputs))}"]
     if inside:
         names = " and ".join(inside)
@@ -104,7 +104,7 @@ def detector(
     return Draft(family, made, tuple(assumed), left)
 
 
-def _inside(facts: NetworkFacts) -> list[str]:
+def inside_of(facts: NetworkFacts) -> list[str]:
     """List the pixel preprocessing that the converter built into an IR."""
     said = facts.metadata
     return [
