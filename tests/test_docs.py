@@ -51,6 +51,7 @@ from tests.helpers.support import (
     free_port,
     needs_assets,
     run_cli,
+    wait_until,
 )
 from tests.helpers.tiny_networks import node, save_onnx
 from tests.mqtt.test_access import write_passwords
@@ -676,7 +677,10 @@ def _make_stranger(work: Path) -> None:
 # The access list
 
 
-USERS = ("edge-01", "edge-02", "viewer", "watcher", "operator", "configurer", "deployer", "janitor")
+USERS = (
+    *("edge-01", "edge-02", "viewer", "watcher", "operator", "guard", "configurer", "deployer"),
+    "janitor",
+)
 
 
 @dataclass(frozen=True)
@@ -983,6 +987,41 @@ def test_each_role_can_do_its_work(box: Box) -> None:
     assert box.process.stop() == 0
     forgotten = run_cli("models", "--forget", "edge-01", "--broker", guarded.url("janitor"))
     assert forgotten.returncode == 0, forgotten.stderr
+
+
+def test_a_kept_clip_is_fetched_under_the_access_list(
+    guarded: Guarded, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """No line let a device publish clips, and it was said not to have answered."""
+    seen = {"name": "seen", "when": "enter", "clip": True, "picture": "frame"}
+    belt = {
+        "name": "belt",
+        "source": f"file:{CHECKOUT}/models/media/conveyor.mp4?loop=1",
+        "model": "parts-inspection",
+        "rate": 5,
+        "rules": [seen],
+    }
+    evidence = {"keep_mb": 50, "before_s": 1.0, "after_s": 0.5}
+    agent(agent_settings("edge-01", guarded.url("edge-01"), [belt], evidence=evidence))
+    by = ("--device", "edge-01", "--broker", guarded.url("guard"))
+    event = ""
+
+    def kept() -> bool:
+        nonlocal event
+        listed = run_cli("evidence", "list", "--json", *by).stdout.splitlines()
+        clips = [each for each in map(json.loads, listed) if each["kind"] == "clip"]
+        event = clips[0]["event"] if clips else ""
+        return bool(event)
+
+    listen(guarded.open_port).wait_state("edge/edge-01/event/belt", state="once")
+    wait_until(kept, "a clip")
+    done = run_cli("evidence", "get", event, "-o", str(tmp_path / "out"), *by)
+    assert done.returncode == 0, done.stderr
+    assert {each.suffix for each in (tmp_path / "out").iterdir()} == {".jpg", ".mp4"}
+    blind = (*by[:-1], guarded.url("operator"), "--timeout", "3")
+    refused = run_cli("evidence", "get", event, "-o", str(tmp_path / "none"), *blind)
+    assert refused.returncode == 1
+    assert "has answered, but nothing came on edge/edge-01/" in refused.stderr
 
 
 def test_a_push_without_the_right_comes_to_nothing(box: Box) -> None:

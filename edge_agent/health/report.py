@@ -322,7 +322,10 @@ def _broker_problems(counters: Counters) -> list[str]:
     elif counters.problem is not None:
         reasons.append(f"broker: {counters.problem}")
     elif counters.unauthorized:
-        reasons.append("broker: refuses some of the messages of this device (see its access list)")
+        reasons.append(
+            "broker: refuses some of the messages of this device, the first on "
+            f"{counters.forbidden} (see its access list)"
+        )
     if counters.disk_problem is not None:
         reasons.append(f"spool: {counters.disk_problem}; until then what waits is in memory only")
     return reasons

@@ -70,6 +70,8 @@ class Counters:
     refused: int
     lost: int
     unauthorized: int
+    forbidden: str
+    """The topic of the first message that the broker refused; empty: none."""
     waiting: int
     problem: str | None
     dropped: int
@@ -320,6 +322,7 @@ class Client:
                 outbox.refused,
                 outbox.lost,
                 outbox.unauthorized,
+                outbox.forbidden,
                 outbox.waiting,
                 self._problem
                 or self._subscribing.problem

@@ -39,8 +39,9 @@ OPEN_BARRIERS = 4
 class _Flight:
     """State of the present connection, which ends with it."""
 
-    awaited: dict[int, float] = field(default_factory=dict)
-    """When each QoS 1 message without an acknowledgment was published, monotonic seconds, by id."""
+    awaited: dict[int, tuple[float, str]] = field(default_factory=dict)
+    """When each QoS 1 message without an acknowledgment was published, monotonic seconds, and its
+    topic, by id."""
     acknowledged: float = 0.0
     """When the latest message with an acknowledgment was published."""
     heard_at: float = 0.0
@@ -65,6 +66,8 @@ class Outbox:
         """Messages not published: too large, or too many in flight."""
         self.unauthorized = 0
         """Messages refused by the broker."""
+        self.forbidden = ""
+        """The topic of the first of them."""
         self.replayed = 0
         """Messages published as possible copies."""
         self._lost = 0
@@ -94,7 +97,8 @@ class Outbox:
         """
         flight, now = self._flight, time.monotonic()
         since = min(now, self._barrier.open_since)
-        if (oldest := next(iter(flight.awaited.values()), None)) is not None:
+        if (first := next(iter(flight.awaited.values()), None)) is not None:
+            oldest, _ = first
             lost = oldest < flight.acknowledged
             since = min(since, oldest if lost else max(oldest, flight.heard_at))
         return now - since
@@ -237,8 +241,10 @@ class Outbox:
     def published(self, mid: int, refusal: Refusal | None) -> None:
         """Record that a QoS 1 message was acknowledged."""
         published = self._flight.awaited.pop(mid, None)
+        topic = "an unknown topic"
         if published is not None:
-            self._flight.acknowledged = max(self._flight.acknowledged, published)
+            since, topic = published
+            self._flight.acknowledged = max(self._flight.acknowledged, since)
             self._flight.heard_at = time.monotonic()
         if not self._flight.awaited and self.connection is not None:
             self.connection.hear_published(wanted=False)
@@ -250,8 +256,10 @@ class Outbox:
         elif refusal is not None:
             self.unauthorized += 1
             if self.unauthorized == 1:
+                self.forbidden = topic
                 log.warning(
-                    "broker: refused a message of this device: %s (see its access list)",
+                    "broker: refused a message of this device on %s: %s (see its access list)",
+                    topic,
                     refusal.reason,
                 )
 
@@ -273,7 +281,7 @@ class Outbox:
         if not self._flight.awaited:
             connection.hear_published(wanted=True)
         receipt = connection.publish(topic, payload, qos, **options)
-        self._flight.awaited[receipt.mid] = time.monotonic()
+        self._flight.awaited[receipt.mid] = time.monotonic(), topic
         return receipt
 
     def _publish_message(

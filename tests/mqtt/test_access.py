@@ -747,7 +747,8 @@ def test_an_access_list_that_refuses_us_shows_in_health(
     url = f"mqtt://127.0.0.1:{guarded.port}"
     running = agent(agent_settings("box", url, [pipeline], models_dirs=models, broker=entries))
     health = listener.wait_state(f"{D}/health", state="degraded")
-    assert any("refuses some of the messages of this device" in why for why in health["why"])
+    (said,) = (why for why in health["why"] if "refuses some of the messages" in why)
+    assert f"the first on {D}/" in said
     assert "see its access list" in running.words()
     is_served(listener)
     assert running.stop() == 0

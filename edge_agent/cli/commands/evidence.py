@@ -190,6 +190,13 @@ class _Device:
                 said = heard.body["result"]
             elif heard.body is not None:
                 raise AgentError(f"device {self._device}: {heard.body.get('error')}")
+        if said is not None:
+            topic = next(name for name in topics(said) if name not in came)
+            raise AgentError(
+                f"device {self._device} has answered, but nothing came on {topic} within "
+                f"{self._timeout:.0f} s; does the broker's access list let it publish there, and "
+                "this user read it?"
+            )
         raise AgentError(f"device {self._device} has not answered within {self._timeout:.0f} s")
 
 
