@@ -9,9 +9,8 @@ from typing import Any
 from ..config.load import load
 from ..config.settings import Settings
 from ..core.errors import AgentError
-from ..homeassistant.discovery import object_id
 from ..mqtt.one_shot import OneShotClient
-from ..mqtt.topics import Topics
+from ..mqtt.topics import Topics, object_id
 from .fleet import Fleet, incomplete
 
 

@@ -11,10 +11,11 @@ from ..core.names import READINGS
 from ..core.state_file import StateFile
 from ..device.thermal import Thermometer
 from ..models.decoders import SCORED
+from ..mqtt.topics import object_id
 from ..runtime.pipelines.device_mode import modes_of
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.pipelines.runner import Runner
-from .discovery import PipelineView, object_id, payload
+from .discovery import PipelineView, payload
 
 if TYPE_CHECKING:
     from ..inference.model import Model

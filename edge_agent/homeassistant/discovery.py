@@ -16,7 +16,7 @@ from ..config.rule_kinds import kind_of
 from ..config.rules import CombinedRule
 from ..config.settings import Pipeline
 from ..core.frozen import record
-from ..mqtt.topics import Topics
+from ..mqtt.topics import Topics, identifier
 
 MOST_LABELS = 20
 """Most labels of a zone or line: a model may have a thousand."""
@@ -82,20 +82,6 @@ def payload(
             for platform, key, title, keys in entities
         },
     }
-
-
-def identifier(topics: Topics) -> str:
-    """Return the name of this device in Home Assistant."""
-    return f"edge-agent_{topics.device}"
-
-
-def object_id(topics: Topics) -> str:
-    """Return this device's level in the discovery topic; Home Assistant ignores dotted ones."""
-    name = identifier(topics)
-    safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-    if safe == name:
-        return name
-    return f"{safe}_{hashlib.sha256(topics.device.encode()).hexdigest()[:8]}"
 
 
 def _prefix(pipeline: str) -> str:

@@ -29,6 +29,7 @@ from .outbox import BARRIER_SECONDS, Outbox
 from .retained import Retained
 from .subscribing import Subscribing
 from .subscriptions import Feeds
+from .topics import Topics
 
 if TYPE_CHECKING:
     import ssl
@@ -118,7 +119,9 @@ class Client:
         self._spool, self._spool_s = spool, broker.spool_s
         self._lock = threading.Condition()
         """Guards the outbox and everything in it, including the connection."""
-        self.retained = Retained(self.publish_retained, ledger)
+        self.retained = Retained(
+            self.publish_retained, ledger, Topics(*status_topic.rsplit("/", 2)[:2])
+        )
         self.feeds = Feeds()
         """Foreign topics that are read as sensors."""
         self.feeds.on_open, self.feeds.on_close = self._read, lambda topic: self.leave([topic])

@@ -8,6 +8,7 @@ Independent of payloads. Only `status`, the last will, belongs to the client.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.state_file import StateFile
+from .topics import Topics, object_id
+
+log = logging.getLogger(__name__)
 
 _FORGOTTEN = "earlier retained topics, which stay on the broker,"
 
@@ -25,12 +29,15 @@ Current = Callable[[], Iterable[str] | None]
 class Retained:
     """Publishes and clears retained topics; may be called by any thread."""
 
-    def __init__(self, send: Callable[[str, bytes], None], ledger: Path | None) -> None:
+    def __init__(
+        self, send: Callable[[str, bytes], None], ledger: Path | None, topics: Topics
+    ) -> None:
         """Set up without reading the ledger; without one the topics are forgotten at the end.
 
-        *send* publishes at QoS 1; an empty payload clears the topic.
+        *send* publishes at QoS 1; an empty payload clears the topic. *topics* are the device's.
         """
         self._send = send
+        self._topics = topics
         self._file = None if ledger is None else StateFile(ledger, _FORGOTTEN)
         self._lock = threading.Lock()
         """Guards the payloads; not held during a write of the ledger, which may take long."""
@@ -66,7 +73,7 @@ class Retained:
         """Clear the topics of this run or an earlier one that no longer exist."""
         with self._clearing:
             if self._ledger is None:
-                self._ledger = (self._file and self._file.read(_parse)) or set()
+                self._ledger = self._read()
             now: set[str] = set()
             for prefix, current in self._prefixes.items():
                 topics = current()
@@ -82,6 +89,29 @@ class Retained:
                 with self._lock:
                     self._published.pop(topic, None)
                     self._send(topic, b"")
+
+    def _read(self) -> set[str]:
+        """Return the topics in the ledger, without those of another device.
+
+        A state folder may have been copied for a second device, while the first is still there.
+        """
+        found: set[str] = (self._file and self._file.read(_parse)) or set()
+        others = sorted(topic for topic in found if not self._is_own(topic))
+        if others and self._file is not None:
+            log.warning(
+                "the state folder is another device's: what that has retained stays (%d topics, "
+                "such as %s); if there is no such device any more, `edge-agent models --forget` "
+                "clears it",
+                len(others),
+                others[0],
+            )
+            found.difference_update(others)
+            self._file.save(sorted(found))
+        return found
+
+    def _is_own(self, topic: str) -> bool:
+        device, level = ["", *topic.split("/")][-3:-1]
+        return device == self._topics.device or level == object_id(self._topics)
 
 
 _MOST = 65_535

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from ..core.frozen import record
@@ -87,3 +88,19 @@ def packages(root: str) -> str:
 def rollouts(root: str) -> str:
     """Return the parent topic of the retained roll-outs."""
     return f"{root}/@rollout"
+
+
+def identifier(topics: Topics) -> str:
+    """Return the name of this device in Home Assistant."""
+    return f"edge-agent_{topics.device}"
+
+
+def object_id(topics: Topics) -> str:
+    """Return this device's level in the discovery topic; Home Assistant ignores dotted ones."""
+    name = identifier(topics)
+    safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    if safe == name:
+        return name
+    import hashlib  # rarely needed
+
+    return f"{safe}_{hashlib.sha256(topics.device.encode()).hexdigest()[:8]}"

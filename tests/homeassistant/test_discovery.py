@@ -18,11 +18,11 @@ from edge_agent.config.settings import HomeAssistant, Pipeline, Settings
 from edge_agent.core.threads import ShutdownQueue
 from edge_agent.core.timeline import Timeline
 from edge_agent.homeassistant.announcer import Announcer
-from edge_agent.homeassistant.discovery import PipelineView, object_id, payload
+from edge_agent.homeassistant.discovery import PipelineView, payload
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import load_model
 from edge_agent.models.manifest import load
-from edge_agent.mqtt.topics import Topics
+from edge_agent.mqtt.topics import Topics, object_id
 from edge_agent.runtime.pipelines.runner import Runner
 from tests.helpers.small_models import detector, plain, write_clip
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings

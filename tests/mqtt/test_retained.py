@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.mqtt.retained import Retained
+from edge_agent.mqtt.topics import Topics
 
 MODEL = "edge/box/model/"
 DISCOVERY = "homeassistant/device/edge-agent_box/"
@@ -37,7 +38,7 @@ def sent() -> Sent:
 
 def retained(sent: Sent, ledger: Path | None = None, **current: Iterable[str] | None) -> Retained:
     """Make an owner with the topics that there are of models, and of discovery."""
-    made = Retained(sent, ledger)
+    made = Retained(sent, ledger, Topics("edge", "box"))
     if "models" in current:
         made.register(MODEL, lambda: current["models"])
     if "discovery" in current:
@@ -97,6 +98,25 @@ def test_topics_are_remembered_over_a_restart(sent: Sent, tmp_path: Path) -> Non
     retained(sent, ledger, models=[f"{MODEL}b"]).clear_gone()
     assert sorted(sent.take()) == [(f"{MODEL}a", b""), (f"{DISCOVERY}config", b"")]
     assert json.loads(ledger.read_text()) == [f"{MODEL}b"]
+
+
+def test_a_copied_state_folder_leaves_the_other_device_alone(
+    sent: Sent, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A card that was cloned for a second box cleared all of the first, discovery included."""
+    ledger = tmp_path / "announced.json"
+    left = [f"{MODEL}a", f"{DISCOVERY}config"]
+    retained(sent, ledger, models=left[:1], discovery=left[1:]).clear_gone()
+    clone = Retained(sent, ledger, Topics("edge", "box.2"))
+    model = "edge/box.2/model/a"
+    clone.register("edge/box.2/model/", lambda: [model])
+    clone.clear_gone()
+    assert sent.take() == []
+    assert json.loads(ledger.read_text()) == [model]
+    (said,) = caplog.messages
+    assert "such as edge/box/model/a" in said
+    Retained(sent, ledger, Topics("other", "box.2")).clear_gone()
+    assert sent.take() == [(model, b"")], "of its own below another root"
 
 
 def test_nothing_is_cleared_that_is_not_known_yet(sent: Sent, tmp_path: Path) -> None:
