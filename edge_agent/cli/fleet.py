@@ -279,7 +279,7 @@ def _is_ours(levels: Sequence[str], says: Mapping[str, Any]) -> bool:
     """Whether an agent may have published this on a topic of its own."""
     match levels:
         case ["status"]:
-            return says.get("state") in {"online", "offline"}
+            return says.get("state") in ("online", "offline")
         case ["model", name]:
             return "live" in says and says.get("name", name) == name
     return True

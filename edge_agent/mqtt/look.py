@@ -183,4 +183,9 @@ def texts_in(value: object) -> list[str]:
 
 def number_in(value: object) -> float | None:
     """Return *value* if it is a finite number, or else None."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None  # JSON's integers may have any size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,11 @@ from ..core.errors import BrokerError
 from ..mqtt.connection import ReceivedMessage
 from ..mqtt.one_shot import OneShotClient
 
+log = logging.getLogger(__name__)
+
 IDLE_SECONDS = 0.5
+MOST_ODD = 100
+"""Most topics whose messages are logged as left out."""
 ASK_SECONDS = 1.0
 """Interval between requests for retained messages that a broker may have left out."""
 MOST_PAUSE_SECONDS = 0.5
@@ -45,6 +50,8 @@ class Reader:
         self._take = take
         self._told = told
         self._missing = missing
+        self._odd: set[str] = set()
+        """Topics of messages that were left out, each logged once."""
         self._closing = threading.Event()
         self._client: OneShotClient | None = None
         threading.Thread(target=self._run, name="reader", daemon=True).start()
@@ -77,12 +84,21 @@ class Reader:
                 self._told(str(problem))
                 self._closing.wait(backoff.pause())
 
+    def _take_whole(self, message: ReceivedMessage) -> None:
+        """Hand over a message; one that nobody has foreseen ends no thread."""
+        try:
+            self._take(message)
+        except Exception:  # noqa: BLE001 - anybody may have published it
+            if message.topic not in self._odd and len(self._odd) < MOST_ODD:
+                self._odd.add(message.topic)
+                log.warning("%s: left out, as no agent publishes such a message", message.topic)
+
     def _read(self, client: OneShotClient) -> None:
         refused, due = "", time.monotonic() + ASK_SECONDS
         while not self._closing.is_set():
             message = client.next(IDLE_SECONDS)
             if message is not None:
-                self._take(message)
+                self._take_whole(message)
             if time.monotonic() > due:
                 # A broker may leave out retained messages if there are many at once.
                 if missing := self._missing():

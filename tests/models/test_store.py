@@ -478,6 +478,16 @@ def test_damaged_notes_cost_blocks_only(store: Store, tmp_path: Path) -> None:
         assert incoming.fill(stored_versions(store)) == 0
 
 
+def test_a_folder_in_the_place_of_a_note_does_not_end_the_agent(store: Store) -> None:
+    """It did so at every start."""
+    put_in(store, "1")
+    note = store.models / "face" / "1" / NOTES / "package.json"
+    note.unlink()
+    note.mkdir()
+    assert store.transfer("face", "1") is None
+    stored_versions(store)
+
+
 # --- room
 
 

@@ -139,13 +139,13 @@ class Store:
             )
 
     def transfer(self, name: str, version: str) -> str | None:
-        """Return the transfer that a version came in, or would have; None: no such version."""
+        """Return the transfer that a version came in, or would have; None: it cannot be told."""
         from ..packages.package import HEADER, transfer_id  # not needed for the first result
 
         path = self.path(name, version)
         try:
             return transfer_id((path / NOTES / HEADER).read_bytes()) if path else None
-        except FileNotFoundError:
+        except OSError:  # gone, or damaged; what serves is checked elsewhere
             return None
 
     # --- putting versions in and taking them out
