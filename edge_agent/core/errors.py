@@ -46,6 +46,12 @@ class EngineError(AgentError):
     """An engine or device that cannot load or run a model."""
 
 
+class Unfit(str):
+    """Why an engine cannot load a network on a processor at all, which nobody can mend."""
+
+    __slots__ = ()
+
+
 class BarredError(EngineError):
     """A model that has crashed the agent too often to be loaded again."""
 

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..core.errors import Unfit
 from ..core.text import counted
 from ..device import headroom, pressure
 from ..device.resources import ROOT
@@ -308,8 +309,9 @@ def _serving_problems(serving: Serving) -> list[str]:
         return [f"model {reference}: {serving.problem}"]
     if serving.stands_in is not None:
         return [f"model {serving.stands_in}"]
-    if serving.passed and model is not None:
-        return [f"model {reference}: on {model.engine.label}, because {serving.passed[0]}"]
+    faults = [why for why in serving.passed if not isinstance(why, Unfit)]
+    if faults and model is not None:
+        return [f"model {reference}: on {model.engine.label}, because {faults[0]}"]
     if model is not None and model.stats.doubt is not None:
         return [f"model {reference}: {model.stats.doubt}"]
     return []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..config.settings import Arm
 from ..core.callbacks import Callbacks
 from ..core.containment import contained
-from ..core.errors import AgentError, BarredError, ModelError
+from ..core.errors import AgentError, BarredError, ModelError, Unfit
 from ..core.frozen import record
 from ..core.names import version_key
 from ..core.types import Kind, Outcome, Sample
@@ -241,7 +241,8 @@ class ActiveModels:
                 if stands_in is not None:
                     log.warning("model %s", stands_in)
                 for reason in passed:
-                    log.warning("model %s: passed over %s", serving.reference, reason)
+                    level = logging.INFO if isinstance(reason, Unfit) else logging.WARNING
+                    log.log(level, "model %s: passed over %s", serving.reference, reason)
                 told = serving.reference, model.id, engine_words(model.engine.label)
                 log.info("model %s is live as %s on %s", *told)
         self.on_change()

@@ -23,7 +23,7 @@ from ..inference.prepared.artifact import Artifact
 from ..inference.prepared.engine import accepts_batches
 from .active import ActiveModels, Serving
 from .challenger import POLL_SECONDS, Challenge, Challenger, Notes, log_decision, name_of
-from .loader import ModelLoader
+from .loader import ModelLoader, reason
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,8 @@ class EngineUpgrade:
         except EngineError as problem:
             if model.loaded_quickly:
                 # It should have served from the start.
-                serving.passed = [*serving.passed, str(problem)]
+                serving.passed = [*serving.passed, reason(model.id, choice, problem)]
+                self._challenger.active.on_change()
             raise
 
     def _preferred(self, model: Model) -> list[EngineChoice]:

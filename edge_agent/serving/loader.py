@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..config.settings import Settings
 from ..core.bundled import bundled
 from ..core.containment import contained
-from ..core.errors import EngineError, ModelError
+from ..core.errors import EngineError, ModelError, Unfit
 from ..core.files import make_state_folder
 from ..core.types import Kind
 from ..inference.prepared.artifact import ArtifactError
@@ -19,6 +19,7 @@ from .choice import DeviceEngines, EngineCandidate
 from .open import Forms, open_prepared, open_streamed
 
 if TYPE_CHECKING:
+    from ..inference.engines.engine import EngineChoice
     from ..inference.model import Model
     from ..inference.prepared.artifact import Artifact
     from ..models.manifest import ModelFolder
@@ -81,7 +82,7 @@ class ModelLoader:
                     if candidate.why:
                         log.info("model %s: not %s: %s", name, candidate.way, problem)
                     else:
-                        passed.append(str(problem).removeprefix(f"{name}: no engine can run it: "))
+                        passed.append(reason(name, candidate.choice, problem))
                     continue
                 break
             else:
@@ -159,3 +160,9 @@ class ModelLoader:
         choices = self.engines.choices_for(folder)
         own = next((one for one in choices if one.place == choice.place), choice)
         return open_prepared(folder, choice, form, kind, threads=own.threads)
+
+
+def reason(name: str, choice: EngineChoice, problem: EngineError) -> str:
+    """Return why an engine is passed over that has not loaded the model *name*."""
+    why = str(problem).removeprefix(f"{name}: no engine can run it: ")
+    return Unfit(why) if choice.place[1] == "CPU" else why

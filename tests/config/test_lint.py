@@ -32,7 +32,7 @@ from tests.helpers.support import (
     free_port,
     wait_until,
 )
-from tests.helpers.tiny_networks import to_ir
+from tests.helpers.tiny_networks import node, save_onnx, to_ir
 
 FACE = [(0, 0.9, 0.1, 0.1, 0.9, 0.9)]
 
@@ -171,6 +171,43 @@ def numbers(tmp_path: Path) -> Path:
     manifest = folder / "model.toml"
     manifest.write_text(manifest.read_text().replace("model.onnx", "model.xml"))
     return folder
+
+
+def test_silero_vad_a_network_that_one_engine_cannot_load_is_well_on_the_other(
+    tmp_path: Path,
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+) -> None:
+    """Its device was degraded for ever; the reason, which nobody can mend, is in `passed_over`."""
+    folder = brightness(tmp_path / "models" / "light")
+    save_onnx(
+        folder / "model.onnx",
+        [
+            node("ReduceMean", ["picture"], ["gray"], axes=[1], keepdims=0),
+            node("Det", ["gray"], ["light"]),  # OpenVINO has none (2026.4)
+        ],
+        [("picture", "float32", (1, 3, 16, 16))],
+        [("light", "float32", (1,))],
+    )
+    source = write_pictures(tmp_path / "pictures", [plain(90)])
+    pipeline = {"name": "door", "source": f"{source}?loop=1&rate=5", "model": "light"}
+    models = [str(tmp_path / "models")]
+    options = {"engine": "auto", "profile": "intel-cpu-vnni", "health": {"interval_s": 0.5}}
+    listener = listen(broker.port)
+    agent(agent_settings("box", broker.url, [pipeline], models_dirs=models, **options))
+    state = listener.wait_for(
+        lambda all_: next(
+            (h.json for h in all_ if h.topic == "edge/box/model/light" and "passed_over" in h.json),
+            None,
+        ),
+        "the reason",
+    )
+    assert state["engine"].startswith("onnxruntime:CPU")
+    assert state["passed_over"][0].startswith("openvino:CPU: ")
+    before = len(listener.on("edge/box/health"))
+    listener.wait_for(lambda _: len(listener.on("edge/box/health")) > before + 1, "health")
+    assert listener.on("edge/box/health")[-1].get("why", []) == []
 
 
 def test_ir_on_a_profile_without_openvino_is_said(
