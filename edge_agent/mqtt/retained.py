@@ -110,7 +110,7 @@ class Retained:
         return found
 
     def _is_own(self, topic: str) -> bool:
-        device, level = ["", *topic.split("/")][-3:-1]
+        device, level = ["", "", *topic.split("/")][-3:-1]
         return device == self._topics.device or level == object_id(self._topics)
 
 

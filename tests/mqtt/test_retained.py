@@ -119,6 +119,17 @@ def test_a_copied_state_folder_leaves_the_other_device_alone(
     assert sent.take() == [(model, b"")], "of its own below another root"
 
 
+@pytest.mark.parametrize("topic", ["x", "x/y", "/"])
+def test_a_topic_of_nobody_in_the_file_is_left_alone(
+    sent: Sent, tmp_path: Path, topic: str
+) -> None:
+    """It belongs to no device."""
+    ledger = tmp_path / "announced.json"
+    ledger.write_text(json.dumps([topic]))
+    retained(sent, ledger).clear_gone()
+    assert sent.take() == []
+
+
 def test_nothing_is_cleared_that_is_not_known_yet(sent: Sent, tmp_path: Path) -> None:
     """Under a prefix whose topics are not known yet all stays; under others it does not."""
     ledger = tmp_path / "announced.json"
