@@ -140,7 +140,7 @@ def _make(options: Options, picture: Path | None, progress: Progress) -> int:
                 "more samples, or allow more"
             )
         publish(report, out)
-    say(f"{out}: written; edge-agent push {out} --device ID sends it")
+    say(f"{out}: written; edge-agent push {out} --device ID --key FILE sends it")
     return 0
 
 
