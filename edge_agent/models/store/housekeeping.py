@@ -212,7 +212,7 @@ def _useless(path: Path, installed: Collection[str], now: float) -> str | None:
     """Return why a transfer need not be kept, or None if it may be resumed."""
     try:
         header = (path / HEADER).read_bytes()
-    except (FileNotFoundError, IsADirectoryError):
+    except OSError:
         return "not a transfer"
     if TRANSFER.fullmatch(path.name) is None or transfer_id(header) != path.name:
         return "not a transfer"
