@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.helpers.small_disk import small_disk
 from tests.helpers.small_models import brightness, decode_picture
 from tests.helpers.support import (
     CHECKOUT,
+    PATIENCE,
     AgentProcess,
     Listener,
     Mosquitto,
@@ -322,3 +325,42 @@ def test_all_clips_of_a_device_are_exported(
     clips = {path.name.removeprefix("belt-") for path in out.glob("*.mp4")}
     assert clips >= {path.name for path in sorted(folder.glob("[!.]*.mp4"))[:6]}
     assert box.stop() == 0
+
+
+KEPT = {"pipeline": "door", "event": "e-1", "kind": "picture", "bytes": 3, "time": "2026"}
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"kept": [{**KEPT, "pipeline": "../escaped"}]},
+        {"kept": [{**KEPT, "event": "/tmp/escaped"}]},  # noqa: S108 - nothing is written there
+        {"kept": [{**KEPT, "kind": "x"}]},
+        {"kept": ["door"]},
+        {"kept": None},
+        [],
+    ],
+)
+def test_a_device_cannot_name_the_files_of_its_evidence(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener], result: object
+) -> None:
+    """A hostile one had a picture of its choice written outside the folder that was named."""
+    heard = listen(broker.port, "edge/#")
+    heard.publish("edge/bad/status", json.dumps({"state": "online"}), retain=True)
+    out = tmp_path / "in" / "out"
+    command = ["evidence", "export", "--device", "bad", "--broker", broker.url, "-o", str(out)]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "edge_agent", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    asked = heard.wait_for(
+        lambda all_: next((h.json for h in all_ if h.topic.endswith("/evidence")), None), "it"
+    )
+    reply = {"id": asked["id"], "ok": True, "result": result}
+    heard.publish(f"edge/bad/reply/{asked['id']}", json.dumps(reply))
+    said, error = running.communicate(timeout=PATIENCE)
+    assert (running.returncode, said) == (1, "")
+    assert error == ("edge-agent: device bad has answered as no agent does; nothing is taken\n")
+    assert not list(tmp_path.rglob("*.jpg"))

@@ -31,6 +31,8 @@ SUFFIXES = {"picture": ".jpg", "clip": ".mp4"}
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 WINDOW = 32
 """Blocks of a clip that are requested at a time."""
+MOST_BLOCKS = 2**16
+"""Most blocks of a clip, of 32 KiB each."""
 
 Kept = Mapping[str, Any]
 """An item of evidence: pipeline, event, kind, bytes, time."""
@@ -135,8 +137,13 @@ class _Device:
     def kept(self, pipeline: str | None, since: float) -> list[Kept]:
         """Return the kept evidence, the latest first."""
         body = {"since": since, **({} if pipeline is None else {"pipeline": pipeline})}
-        kept: list[Kept] = self._ask("evidence", body)[0]["kept"]
+        kept = self._ask("evidence", body)[0].get("kept")
+        if not isinstance(kept, list) or not all(map(_is_kept, kept)):
+            raise self._odd()
         return kept
+
+    def _odd(self) -> AgentError:
+        return AgentError(f"device {self._device} has answered as no agent does; nothing is taken")
 
     def read(self, kept: Kept) -> bytes:
         """Return a picture or clip.
@@ -153,15 +160,20 @@ class _Device:
             first = len(blocks)
 
             def window(said: Kept, first: int = first) -> list[str]:
-                return [f"{topic}/{n}" for n in range(first, min(first + WINDOW, said["blocks"]))]
+                count = said.get("blocks")
+                if not isinstance(count, int) or not 0 < count <= MOST_BLOCKS:
+                    raise self._odd()
+                return [f"{topic}/{n}" for n in range(first, min(first + WINDOW, count))]
 
             body = {"event": event, "first": first, "count": WINDOW}
             said, came = self._ask("fetch", body, window)
+            if not came:
+                raise self._odd()
             blocks |= came
             if len(blocks) >= said["blocks"]:
                 break
         data = b"".join(blocks[f"{topic}/{number}"] for number in range(said["blocks"]))
-        if hashlib.sha256(data).hexdigest() != said["sha256"]:
+        if hashlib.sha256(data).hexdigest() != said.get("sha256"):
             raise AgentError(f"device {self._device}: the clip of {event} came damaged; try again")
         return data
 
@@ -186,8 +198,10 @@ class _Device:
                 continue
             if heard.topic != self._reply:
                 came[heard.topic] = heard.payload
-            elif heard.body is not None and heard.body.get("ok"):
-                said = heard.body["result"]
+            elif heard.body is not None and heard.body.get("ok") is True:
+                said = heard.body.get("result")
+                if not isinstance(said, dict):
+                    raise self._odd()
             elif heard.body is not None:
                 raise AgentError(f"device {self._device}: {heard.body.get('error')}")
         if said is not None:
@@ -198,6 +212,17 @@ class _Device:
                 "this user read it?"
             )
         raise AgentError(f"device {self._device} has not answered within {self._timeout:.0f} s")
+
+
+def _is_kept(each: object) -> bool:
+    """Whether an entry of a device's list is as an agent gives it; its names become a file's."""
+    return (
+        isinstance(each, dict)
+        and all(is_name(str(each.get(key, ""))) for key in ("pipeline", "event"))
+        and each.get("kind") in list(SUFFIXES)
+        and isinstance(each.get("time"), str)
+        and isinstance(each.get("bytes"), int)
+    )
 
 
 def _moment(text: str) -> float:
