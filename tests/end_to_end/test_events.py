@@ -365,6 +365,7 @@ def test_a_stop_posts_the_ends_too(
     do = [{"http": server.url, "on": "begin"}, {"http": server.url, "on": "end"}]
     running = agent(yard.settings(broker.url, {**PERSON, "do": do}))
     wait_events(heard, lambda events: events)
+    wait_until(lambda: len(server.bodies) == 1, "the begin to be posted")
     assert running.stop() == 0
     assert [each["state"] for each in server.bodies] == ["begin", "end"]
     assert server.bodies[1]["why"] == "stopped"

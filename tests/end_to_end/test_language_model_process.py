@@ -154,7 +154,7 @@ def test_a_killed_process_costs_its_answers_and_the_next_question_starts_another
 
 def test_a_stop_of_the_service_lets_an_answer_end(talk: Talk) -> None:
     """Systemd signals all processes of a service at once."""
-    rest, child = talk.begin(500), talk.child
+    rest, child = talk.begin(150), talk.child
     for pid in (child.pid, talk.running.process.pid):
         os.kill(pid, signal.SIGTERM)
     assert [piece.choices[0].finish_reason for piece in rest][-1] == "length"

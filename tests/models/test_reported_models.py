@@ -476,7 +476,7 @@ def bring_in(path: Path) -> None:
         (SOFTMAX, None, "has no metadata .* it is what each pixel is: segmentation, which leaves"),
         (SOFTMAX, metadata(None), r"say nothing of its outputs \(no subgraph_metadata\)"),
         ([Tensor("x", (1, 64), 2), Tensor("y", (1, 2))], None, "takes the numbers of tokens"),
-        ([Tensor("x", (1, 33), 9), Tensor("y", (1, 2))], None, "is no network of one picture"),
+        ([Tensor("x", (1, 33), 9), Tensor("y", (1, 2))], None, "a classifier of 2 classes of win"),
     ],
 )
 def test_task_library_a_bare_tflite_is_told_its_family_and_where_a_draft_is(

@@ -136,7 +136,8 @@ def _detector(
 def draft_with_labels(network: Path, facts: NetworkFacts) -> Draft:
     """Guess a network like `draft_of`; a signal network with labels in its metadata classifies."""
     draft = draft_of(facts)
-    signal = draft.keys.get("task") == "raw" and "window" in draft.keys.get("input", ())
+    task = draft.keys.get("task")
+    signal = task in {"raw", "classification"} and "window" in draft.keys.get("input", ())
     if facts.kind != "tflite" or not signal:
         return draft
     try:
@@ -148,14 +149,14 @@ def draft_with_labels(network: Path, facts: NetworkFacts) -> Draft:
         output, made = _output(facts.outputs[0], labels, facts, str(network))
     except (DamagedError, ModelError):
         return draft  # the error that comes with a draft says what its metadata lack
-    left = draft.questions[1:]
+    left = draft.questions[1:]  # without that for the task, or for the labels
     if output["decoder"] == "logits":
         left = ("output.decoder: softmax where its outputs are chances already", *left)
     return replace(
         draft,
         family="a classifier of signals, by the labels in its metadata",
         keys={**draft.keys, "task": "classification", "output": output},
-        assumed=(*draft.assumed, made),
+        assumed=(*(line for line in draft.assumed if not line.startswith("decoder")), made),
         questions=left,
     )
 
