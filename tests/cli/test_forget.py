@@ -52,6 +52,9 @@ def live_and_die(listener: Listener, running: AgentProcess, device: str) -> None
     listener.wait_for(
         lambda heard: any(h.topic.startswith("homeassistant/") for h in heard), "its discovery"
     )
+    listener.wait_for(
+        lambda heard: any(h.topic == f"edge/{device}/model/light" for h in heard), "its model"
+    )
     assert running.stop() == 0
 
 

@@ -18,7 +18,7 @@ EXAMPLES = (
     "edge-agent set door enabled=OFF --device @lab --persist",
     "edge-agent set door labels=person,car --device edge-01",
     "edge-agent set door threshold=null --persist --device edge-01  take it back",
-    f"edge-agent set {DEVICE} mode=night --device edge-01  the mode in which rules hold",
+    f"edge-agent set {DEVICE} mode=night --device edge-01  the mode of rules",
 )
 
 
