@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from onnx import TensorProto, helper
 
 from edge_agent.core.areas import Areas
 from edge_agent.core.errors import ModelError, SampleError
@@ -16,6 +17,7 @@ from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.golden import check_golden
 from edge_agent.inference.model import load_model
 from edge_agent.models.describing import describe
+from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.manifest import load
 from edge_agent.tools.golden_cases import write_golden
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
@@ -399,3 +401,20 @@ def test_mlperf_tiny_an_int8_autoencoder_has_the_scores_of_its_floats(
     model.engine.close()
     assert isinstance(found, Anomaly)
     assert found.score == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_step_that_is_a_text_is_none(tmp_path: Path) -> None:
+    """It may stand in any file, and no engine takes it; it was an error of Python's."""
+    steps = [
+        TensorProto(name="by", data_type=TensorProto.STRING, string_data=[b"0.5"]),
+        helper.make_tensor("at", TensorProto.INT8, [], [0]),
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("QuantizeLinear", ["x", "by", "at"], ["y"])],
+        "text",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.INT8, [1])],
+        steps,
+    )
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    assert inspect(tmp_path / "m.onnx").steps == {}

@@ -134,6 +134,7 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
         _check_tensor(tensor, network, files, data) for tensor in _tensors(model, nodes)
     )
     constants = {tensor.name for tensor in graph.initializer}
+    quantized = any(node.op_type in _QUANTIZED for node in nodes)
     only_numbers(model)
     made_by = {
         name: (str(node.op_type), _followed(node)) for node in graph.node for name in node.output
@@ -149,8 +150,8 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
         nodes=len(nodes),
         operators=operators,
         weight_bytes=weight_bytes,
-        quantized=any(node.op_type in _QUANTIZED for node in nodes),
-        steps=steps_of(graph),
+        quantized=quantized,
+        steps=steps_of(graph) if quantized else {},
         classes=classes,
     )
 

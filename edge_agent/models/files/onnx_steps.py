@@ -81,6 +81,8 @@ def _number(tensor: TensorProto | None) -> float | None:
     """Return the only number of a constant; None: it has another type or count."""
     if tensor is None or prod(tensor.dims) != 1:
         return None
+    if tensor.data_type not in DTYPES:  # a text
+        return None
     form = _FORMATS.get(DTYPES[tensor.data_type][0])
     if form is None:
         return None
