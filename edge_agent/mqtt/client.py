@@ -25,7 +25,7 @@ from ..core.logs import ANSWER, Latch
 from .connecting import Reconnect
 from .connection import ALL, Connection, Hooks, ReceivedMessage, Refusal, Will, is_acknowledged
 from .message import Channel, Message
-from .outbox import BARRIER_SECONDS, Outbox
+from .outbox import BARRIER_SECONDS, Answered, Outbox
 from .retained import Retained
 from .subscribing import Subscribing
 from .subscriptions import Feeds
@@ -170,14 +170,16 @@ class Client:
         qos: int = 0,
         retain: bool = False,
         about: Mapping[str, str] | None = None,
+        answered: Answered | None = None,
     ) -> bool:
         """Publish now or never; return whether there is a connection.
 
-        *about* are user properties, which need MQTT 5.
+        *about* are user properties, which need MQTT 5. *answered* is called once if there is a
+        connection and *qos* is 1.
         """
         with self._lock:
             self._process_events()
-            self._outbox.publish(topic, payload, qos, retain=retain, about=about)
+            self._outbox.publish(topic, payload, qos, retain=retain, about=about, answered=answered)
             return self.connected
 
     def publish_retained(self, topic: str, payload: bytes) -> None:

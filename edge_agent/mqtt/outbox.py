@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -33,6 +33,11 @@ BARRIER_SECONDS = 0.25
 """Longest time between barriers while results are published."""
 OPEN_BARRIERS = 4
 """Most unanswered barriers."""
+BROKEN = "the connection broke before the broker acknowledged it"
+
+Answered = Callable[[str | None], object]
+"""Called once with None when the broker has a message, or with the reason why it has not. Must
+neither wait nor publish, because the client is locked."""
 
 
 @dataclass(slots=True)
@@ -48,8 +53,9 @@ class _Flight:
     """When the last acknowledgment came."""
     unwritten: deque[Any] = field(default_factory=deque)
     """Receipts of QoS 0, starting with the first not known to be written to the socket."""
-    foreign: set[int] = field(default_factory=set)
-    """Message ids of replies on topics that requesters have chosen."""
+    answered: dict[int, Answered] = field(default_factory=dict)
+    """What to call with the answer to a QoS 1 message, by id; a refusal of others is a problem of
+    this device."""
     too_large: set[str] = field(default_factory=set)
     """Topics of messages that were too large for the connection, logged once each."""
 
@@ -113,18 +119,31 @@ class Outbox:
         *,
         retain: bool = False,
         about: Mapping[str, str] | None = None,
+        answered: Answered | None = None,
     ) -> None:
-        """Publish now or never; *about*: user properties."""
+        """Publish now or never.
+
+        *about* are user properties; *answered* is called if there is a connection and *qos* is 1.
+        """
         connection = self.connection
         # Retained QoS 1 state is small, rare, and must not be missing: it has no limit.
         bounded = not (retain and qos)
-        if connection is None or self._too_large(connection, topic, len(payload)):
+        why = None
+        if connection is None:
             return
-        if bounded and self._too_many():
+        if self._too_large(connection, topic, len(payload)):
+            why = f"{len(payload)} bytes are more than the broker accepts"
+        elif bounded and self._too_many():
+            why = "too many messages are in flight to the broker"
+        elif retain and not payload and not connection.abilities.retain:
+            why = "the broker keeps no retained messages, so there is none to clear"
+        else:
+            receipt = self._pass(connection, topic, payload, qos, retain=retain, about=about)
+            if qos and answered is not None:
+                self._flight.answered[receipt.mid] = answered
             return
-        if retain and not payload and not connection.abilities.retain:
-            return  # the broker keeps nothing to clear
-        self._pass(connection, topic, payload, qos, retain=retain, about=about)
+        if qos and answered is not None:
+            answered(why)
 
     def publish_retained(self, topic: str, payload: bytes) -> None:
         """Publish retained, again over every new connection; an empty payload clears the topic."""
@@ -145,7 +164,7 @@ class Outbox:
         elif not self._too_large(connection, topic, len(payload) + len(correlation or b"")):
             receipt = self._pass(connection, topic, payload, 1, correlation=correlation)
             if foreign:
-                self._flight.foreign.add(receipt.mid)
+                self._flight.answered[receipt.mid] = _log_refusal
 
     def publish_message(self, message: Message) -> None:
         """Publish a result or event with its channel's delivery."""
@@ -235,6 +254,9 @@ class Outbox:
     def disconnected(self) -> None:
         """Keep messages in flight for the next connection."""
         self.connection = None
+        unanswered, self._flight.answered = self._flight.answered, {}
+        for answered in reversed(unanswered.values()):  # each may be put back before the others
+            answered(BROKEN)
         self._barrier.reset()
         self.inflight.disconnected()
 
@@ -249,10 +271,10 @@ class Outbox:
         if not self._flight.awaited and self.connection is not None:
             self.connection.hear_published(wanted=False)
         self.inflight.acknowledged(mid)
-        foreign = mid in self._flight.foreign
-        self._flight.foreign.discard(mid)
-        if refusal is not None and foreign:
-            log.debug("broker: refused a reply on a response topic: %s", refusal.reason)
+        answered = self._flight.answered.pop(mid, None)
+        if answered is not None:
+            why = "" if refusal is None else refusal.reason
+            answered(f"the broker refuses it: {why} (see its access list)" if why else None)
         elif refusal is not None:
             self.unauthorized += 1
             if self.unauthorized == 1:
@@ -345,6 +367,11 @@ class Outbox:
             return False
         self.refused += 1
         return True
+
+
+def _log_refusal(why: str | None) -> None:
+    if why is not None:
+        log.debug("broker: no reply on a response topic: %s", why)
 
 
 class Barrier:

@@ -11,8 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from ..config.rules import Action
@@ -22,6 +23,7 @@ from ..core.frozen import record
 from ..core.text import redact
 from ..core.web import exchange
 from ..mqtt import payloads
+from ..mqtt.outbox import BROKEN, Answered
 
 T = TypeVar("T")
 
@@ -104,7 +106,7 @@ PAUSE_SECONDS = 1.0
 MESSAGES = "messages"
 """The kind of all messages; each URL is a separate kind."""
 MESSAGE_SECONDS = 60.0
-"""How long a message waits for a connection."""
+"""How long a message of QoS 1 waits for a connection."""
 
 
 @record
@@ -118,6 +120,26 @@ class _Post:
         return urlsplit(self.url).netloc
 
 
+@record
+class _Message:
+    since: float
+    """When it was accepted, monotonic seconds."""
+    topic: str
+    data: bytes
+    action: Action
+    again: bool = False
+    """Whether a connection has broken with it: some brokers answer what they refuse so."""
+
+
+class Publish(Protocol):
+    """`Client.publish`."""
+
+    def __call__(
+        self, topic: str, payload: bytes, /, *, qos: int, retain: bool, answered: Answered
+    ) -> bool:
+        """Publish; return whether there is a connection."""
+
+
 class Actions:
     """Carries out actions. One thread calls `run`; any may call the rest."""
 
@@ -125,24 +147,23 @@ class Actions:
 
     def __init__(
         self,
-        publish: Callable[[str, bytes, int, bool], bool],
+        publish: Publish,
         root: Callable[[], str],
         read: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """Start without actions.
 
-        *publish* takes topic, payload, QoS and whether to retain it, and returns False without a
-        connection. *read* returns the topics that sources of this agent read: messages published
-        there would come back as readings.
+        *read* returns the topics that sources of this agent read: messages published there would
+        come back as readings.
         """
         self.done = 0
         self.failed = 0
-        """Number given up after all tries, or because the queue was full."""
+        """Number given up after all tries, refused, or dropped because the queue was full."""
         self._publish = publish
         self._root = root
         self._read = read
         self._posts = SideBySide(self._try, lambda post: post.server, MOST)
-        self._messages: deque[tuple[float, str, bytes, Action]] = deque()
+        self._messages: deque[_Message] = deque()
         self._changed = threading.Lock()
         self._failing: dict[str, str] = {}
         """Why the last one was given up, until one succeeds, by URL or `MESSAGES`; latest last."""
@@ -180,20 +201,38 @@ class Actions:
         if len(self._messages) >= MOST:
             self._messages.popleft()
             self._give_up("publish: too many messages wait for the broker", MESSAGES)
-        self._messages.append((time.monotonic(), topic, text, action))
+        self._messages.append(_Message(time.monotonic(), topic, text, action))
         self.flush()
 
     def flush(self) -> None:
         """Publish waiting messages if there is a connection."""
         while self._messages:
-            since, topic, data, action = self._messages[0]
-            if self._publish(topic, data, action.qos, action.retain):
-                self._succeed(MESSAGES)
-            elif action.qos and time.monotonic() - since < MESSAGE_SECONDS:
+            message = self._messages.popleft()
+            action = message.action
+            connected = self._publish(
+                message.topic,
+                message.data,
+                qos=action.qos,
+                retain=action.retain,
+                answered=partial(self._answered, message),
+            )
+            if not connected and action.qos and not _is_late(message):
+                self._messages.appendleft(message)
                 return
-            else:
-                self._give_up(f"publish {topic}: the broker was away", MESSAGES)
-            self._messages.popleft()
+            if not connected:
+                self._give_up(f"publish {message.topic}: the broker was away", MESSAGES)
+            elif not action.qos:  # it is never answered
+                self._succeed(MESSAGES)
+
+    # Called by any thread, with the client locked
+
+    def _answered(self, message: _Message, why: str | None) -> None:
+        if why is None:
+            self._succeed(MESSAGES)
+        elif why == BROKEN and not message.again:
+            self._messages.appendleft(replace(message, again=True))  # as QoS 1 does, maybe a copy
+        else:
+            self._give_up(f"publish {message.topic}: {why}", MESSAGES)
 
     # Called by the thread, and by those of single posts
 
@@ -238,6 +277,10 @@ class Actions:
         with self._changed:
             self.done += 1
             self._failing.pop(what, None)
+
+
+def _is_late(message: _Message) -> bool:
+    return time.monotonic() - message.since >= MESSAGE_SECONDS
 
 
 def _as_level(text: str) -> str:

@@ -127,7 +127,7 @@ class EventDispatcher:
         since 1970, may be right.
         """
         self.actions = Actions(
-            lambda topic, data, qos, retain: client.publish(topic, data, qos=qos, retain=retain),
+            client.publish,
             lambda: topics.root,
             client.feeds.topics,
         )

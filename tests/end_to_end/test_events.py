@@ -498,7 +498,7 @@ def test_a_hanging_server_is_given_up_after_its_tries() -> None:
             client.close()
 
     threading.Thread(target=drip, daemon=True).start()
-    acting = Actions(lambda *_: True, lambda: "edge")
+    acting = Actions(lambda *_, **__: True, lambda: "edge")
     limits = module.HTTP_SECONDS, module.PAUSE_SECONDS
     module.HTTP_SECONDS, module.PAUSE_SECONDS = 0.3, 0.0
     thread = threading.Thread(target=acting.run)
@@ -533,7 +533,7 @@ def test_a_hanging_server_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch
             self.send_response(204)
             self.end_headers()
 
-    acting = Actions(lambda *_: True, lambda: "edge")
+    acting = Actions(lambda *_, **__: True, lambda: "edge")
     threads = [threading.Thread(target=acting.run)]
     with socket.create_server(("127.0.0.1", 0)) as deaf, HTTPServer(("127.0.0.1", 0), Hook) as hook:
         threads.append(threading.Thread(target=hook.serve_forever))
@@ -570,7 +570,7 @@ def test_what_waits_too_long_is_named_without_its_secrets() -> None:
     from edge_agent.config.rules import Action
     from edge_agent.rules.actions import MOST, Actions
 
-    acting = Actions(lambda *_: True, lambda: "edge")
+    acting = Actions(lambda *_, **__: True, lambda: "edge")
     url = "https://user:word@hooks.example/T024BE7LD/x8Zq3LmN0pRt5vWy?key=q"
     acting.act(Action(http=url), {"rule": "r"})
     for _ in range(MOST):
@@ -588,7 +588,7 @@ def test_a_label_cannot_lead_a_message_elsewhere() -> None:
 
     sent: list[str] = []
 
-    def publish(topic: str, _data: bytes, _qos: int, _retain: bool) -> bool:
+    def publish(topic: str, _data: bytes, **_: object) -> bool:
         sent.append(topic)
         return True
 
@@ -608,7 +608,7 @@ def test_what_a_source_reads_is_not_published_on() -> None:
 
     sent: list[str] = []
 
-    def publish(topic: str, _data: bytes, _qos: int, _retain: bool) -> bool:
+    def publish(topic: str, _data: bytes, **_: object) -> bool:
         sent.append(topic)
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ import pytest
 
 from edge_agent.cli import fleet as looks
 from edge_agent.cli.fleet import Fleet
+from edge_agent.config.rules import Action
 from edge_agent.config.settings import Broker
 from edge_agent.mqtt import client as client_module
 from edge_agent.mqtt import paho_client, subscribing
@@ -29,6 +31,7 @@ from edge_agent.mqtt.connection import (
 )
 from edge_agent.mqtt.one_shot import OneShotClient
 from edge_agent.mqtt.paho_client import MOST_PACKET, largest_packet, session_options
+from edge_agent.rules.actions import MESSAGES, Actions
 from tests.helpers.mqtt_client import STATUS, make_client, message
 from tests.helpers.support import PATIENCE, Listener, Mosquitto, Relay, run_cli, wait_until
 
@@ -390,7 +393,7 @@ def test_a_small_packet_size_is_said_once_for_a_topic(
     # What a requester wants back counts as well: each such reply had cost the connection.
     client.publish_reply("callers/me", b"{}", bytes(1950), foreign=True)
     client.publish_reply("callers/me", b"{}", bytes(1900), foreign=True)
-    wait_until(lambda: not client._outbox._flight.foreign, "the reply that fits")
+    wait_until(lambda: not client._outbox._flight.answered, "the reply that fits")
     broker.stop()
     assert client.counters().refused == 6
     lines = [r.message for r in caplog.records if "not published" in r.message]
@@ -409,7 +412,7 @@ def test_a_refused_reply_is_no_problem_of_the_device(
     client.publish_reply("callers/me", b"{}", foreign=True)
     wait_until(lambda: client.counters().waiting == 0, "nothing to wait")
     client.publish_reply("edge/box/reply/a", b"{}")
-    wait_until(lambda: not client._outbox._flight.foreign, "the refusal")
+    wait_until(lambda: not client._outbox._flight.answered, "the refusal")
     assert client.counters().unauthorized == 0
     client.publish_reply("forbidden/too", b"{}")
     wait_until(lambda: client.counters().unauthorized == 1, "a refusal that counts")
@@ -493,3 +496,67 @@ def test_a_node_that_takes_less_than_another_did_is_not_stayed_with(
     assert "keeps no retained messages" not in caplog.text
     one.stop()
     other.stop()
+
+
+def act(client: Client, *topics: str) -> Actions:
+    """Return actions that have each published a message of QoS 1."""
+    acting = Actions(client.publish, lambda: "edge")
+    for topic in topics:
+        acting.act(Action(publish=topic, payload="ON", qos=1), {"rule": "r", "state": "begin"})
+    return acting
+
+
+def test_an_action_that_the_broker_refuses_is_not_done(
+    tmp_path: Path, run: Callable[[Client], Client]
+) -> None:
+    """An access list without the siren's topic: the count of actions had said done."""
+    rights = tmp_path / "rights"
+    rights.write_text("topic readwrite edge/#\ntopic readwrite plant/#\n")
+    broker = Mosquitto(tmp_path / "broker", f"acl_file {rights}\nmax_packet_size 2000\n")
+    client = run(make_client(broker.url))
+    wait_until(lambda: client.connected, "a connection")
+    acting = act(client, "siren/set", "plant/lamp")
+
+    def is_lit() -> bool:
+        acting.flush()  # mosquitto 2.0.11 sometimes ends the connection as well
+        return acting.done == 1
+
+    wait_until(is_lit, "the lamp")
+    assert acting.failed == 1
+    acting = act(client, "siren/set")
+    wait_until(lambda: acting.failed == 1, "the refusal")
+    wait_until(lambda: client.connected, "a connection")
+    assert acting.problem({MESSAGES}) == (
+        "publish siren/set: the broker refuses it: Not authorized (see its access list)"
+    )
+    large = Action(publish="plant/lamp", payload="x" * 3000, qos=1)
+    acting.act(large, {"rule": "r", "state": "begin"})
+    assert (acting.done, acting.failed) == (0, 2)
+    assert "more than the broker accepts" in (acting.problem({MESSAGES}) or "")
+    assert client.counters().unauthorized == 0
+    broker.stop()
+
+
+def test_actions_of_a_broken_connection_are_published_again_in_order(
+    tmp_path: Path, run: Callable[[Client], Client]
+) -> None:
+    """A broker that died with them had counted as one that has them."""
+    broker = Mosquitto(tmp_path / "broker")
+    client = run(make_client(broker.url))
+    wait_until(lambda: client.connected, "a connection")
+    assert broker.process is not None
+    broker.process.send_signal(signal.SIGSTOP)
+    acting = act(client, "plant/lamp", "plant/siren", "plant/door")
+    broker.stop(signal.SIGKILL)
+    wait_until(lambda: not client.connected, "the connection to break")
+    broker.start()
+    listener = Listener(broker.port, "plant/#")
+    wait_until(lambda: client.connected, "the next connection")
+    acting.flush()
+    wait_until(lambda: acting.done == 3, "the acknowledgments")
+    listener.wait_for(lambda heard: len(heard) == 3, "the messages")
+    heard = [message.topic for message in listener.heard]
+    listener.close()
+    broker.stop()
+    assert heard == ["plant/lamp", "plant/siren", "plant/door"]
+    assert acting.failed == 0
