@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import signal
 import stat
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from .errors import AgentError, ModelError, UsageError
 
+log = logging.getLogger(__name__)
+
 FAULT_VARIABLE = "EDGE_AGENT_FAULT"
+LOCK_SECONDS = 5.0
+"""After so long, waiting for a lock is logged."""
+LOCK_PAUSE = 0.01
 _hits = 0
 
 
@@ -66,7 +74,8 @@ def make_state_folder(folder: Path) -> None:
         UsageError: it cannot be created, or this user may not write to it.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        # As systemd makes it for the unit: what cameras saw and who may lock it is nobody else's.
+        folder.mkdir(0o750, parents=True, exist_ok=True)
     except FileNotFoundError:  # as below /proc
         raise UsageError(f"state_dir: {folder}: no folder can be made there") from None
     except OSError as problem:
@@ -306,18 +315,37 @@ def take_lock(path: Path, *, wait: bool = False, like: Path | None = None) -> in
     Raises:
         BlockingIOError: another process holds it, and *wait* is False.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO does not block
     if like is not None and not path.exists():
         flags |= os.O_CREAT
-    descriptor = os.open(path, flags, 0o644)
+    descriptor = os.open(path, flags, 0o600)  # whoever may read it could hold it forever
     try:
         if flags & os.O_CREAT and like is not None:
             copy_owner(path, like)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        elif like is not None:  # made by an earlier version
+            with suppress(OSError):
+                os.fchmod(descriptor, 0o600)
+        _lock(descriptor, path, wait=wait)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _lock(descriptor: int, path: Path, *, wait: bool) -> None:
+    late = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise
+            if time.monotonic() > late:
+                log.warning("%s: another process has locked it; waiting until it ends", path)
+                late = inf
+            time.sleep(LOCK_PAUSE)
+        else:
+            return
 
 
 def drop_lock(descriptor: int) -> None:

@@ -24,7 +24,7 @@ _MOST_DIGITS = 20
 """Most digits of an integer that the agent itself writes, including its sign."""
 
 
-def read_own(text: bytes) -> Any:
+def read_own(text: bytes | str) -> Any:
     """Parse JSON that this agent has written: only finite numbers and 64-bit integers.
 
     Raises:
@@ -47,15 +47,17 @@ def _refuse(digits: str) -> NoReturn:
     raise ValueError(f"{digits[:30]} is no finite number of 64 bits")
 
 
-def read_json(text: bytes | str) -> Any:
-    """Parse JSON, and refuse values that could not be written again.
+def read_json(text: bytes | str, *, finite: bool = False) -> Any:
+    """Parse JSON, and refuse strings that could not be written again.
+
+    *finite*: and numbers that no other reader takes, NaN and infinite ones.
 
     Raises:
         HalfLetterError: a string or key in it has a lone surrogate.
         ValueError: it is not JSON.
         RecursionError: it is nested too deeply.
     """
-    content = json.loads(text)
+    content = read_own(text) if finite else json.loads(text)
     # Without an escape, only non-ASCII bytes can encode one: messages that arrive many times a
     # second are not searched.
     escaped = "\\" in text if isinstance(text, str) else b"\\" in text

@@ -121,7 +121,7 @@ _HARMLESS = (
 _WORD = r"[^\W_]+"
 # Where the kind of character changes within a word: aB, a1, A1, 1a.
 _SWITCH = r"(?<=[a-z])(?=[A-Z0-9])|(?<=[A-Z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])"
-_URL = r"(?i)\b(?!file:)[a-z][a-z0-9+.-]*://[^\s'\"<>]*[^\s'\"<>,.:;)]"
+_URL = r"(?i)\b(?!file:)[a-z][a-z0-9+.-]{0,40}://[^\s'\"<>]*[^\s'\"<>,.:;)]"
 
 
 def redact(url: str) -> str:

@@ -48,6 +48,16 @@ class Repeatable:
     """Digest of verb and body."""
 
 
+@record
+class _Done:
+    """A command that was carried out."""
+
+    command: Repeatable
+    reply: dict[str, Any]
+    at: float
+    """When it was sent, monotonic seconds: a clock that jumps ahead and back makes nothing old."""
+
+
 class CommandMemory:
     """The commands of the last minute and their replies. For use by one thread."""
 
@@ -57,6 +67,7 @@ class CommandMemory:
         *,
         credible: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Read the commands that the last run remembered.
 
@@ -66,8 +77,9 @@ class CommandMemory:
         self._path = path
         self._credible = credible
         self._clock = clock
-        self._changed: OrderedDict[str, tuple[Repeatable, dict[str, Any]]] = OrderedDict()
-        self._others: OrderedDict[str, tuple[Repeatable, dict[str, Any]]] = OrderedDict()
+        self._monotonic = monotonic
+        self._changed: OrderedDict[str, _Done] = OrderedDict()
+        self._others: OrderedDict[str, _Done] = OrderedDict()
         self._unidentified: deque[float] = deque()
         """When those without `id` or `time` came in the last MAX_AGE_SECONDS, monotonic seconds."""
         self._lines = 0
@@ -114,13 +126,12 @@ class CommandMemory:
         self._forget_old()
         known = self._changed.get(asked.id) or self._others.get(asked.id)
         if known is not None:
-            before, reply = known
-            if before.digest != asked.digest:
+            if known.command.digest != asked.digest:
                 raise RequestError(
                     f"id: {asked.id} was given to another command within the last "
                     f"{MAX_AGE_SECONDS:.0f} s; use a new one"
                 )
-            return reply
+            return known.reply
         if len(self._changed) >= MOST:
             raise _too_many()
         return None
@@ -141,11 +152,11 @@ class CommandMemory:
     def add(self, done: Repeatable, reply: dict[str, Any], *, durable: bool) -> None:
         """Remember a reply; *durable*: over restarts, if the disk can be written."""
         if not durable:
-            self._others[done.id] = (done, reply)
+            self._others[done.id] = self._done(done, reply)
             while len(self._others) > MOST_UNCHANGING:
                 self._others.popitem(last=False)
             return
-        self._changed[done.id] = (done, reply)
+        self._changed[done.id] = self._done(done, reply)
         try:
             self._write(done, reply)
         except OSError as problem:
@@ -165,18 +176,18 @@ class CommandMemory:
             while len(self._changed) >= MOST:
                 self._changed.popitem(last=False)
             return
-        now = self._clock()
+        since = self._monotonic() - MAX_AGE_SECONDS
         for replies in (self._changed, self._others):
-            for request in [
-                request
-                for request, (done, _) in replies.items()
-                if now - done.sent > MAX_AGE_SECONDS
-            ]:
+            for request in [request for request, done in replies.items() if done.at < since]:
                 del replies[request]
+
+    def _done(self, command: Repeatable, reply: dict[str, Any]) -> _Done:
+        ahead = min(command.sent - self._clock(), MAX_AGE_SECONDS)  # the clock may be unset
+        return _Done(command, reply, self._monotonic() + ahead)
 
     def _write(self, done: Repeatable, reply: Mapping[str, Any]) -> None:
         if self._lines == 0 or self._lines >= 2 * len(self._changed) + SLACK:
-            content = b"".join(_line(*entry) for entry in self._changed.values())
+            content = b"".join(_line(done.command, done.reply) for done in self._changed.values())
             replace_file(self._path, content)
             self._lines = len(self._changed)
             return
@@ -196,7 +207,7 @@ class CommandMemory:
             try:
                 request, sent, digest, reply = read_own(line)
                 done = Repeatable(str(request), float(sent), str(digest))
-                self._changed[done.id] = (done, {**reply, "id": done.id})
+                self._changed[done.id] = self._done(done, {**reply, "id": done.id})
             except DAMAGED:
                 continue  # the last line, cut off by a power cut
 

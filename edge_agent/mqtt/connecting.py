@@ -18,7 +18,7 @@ from ..core.backoff import Backoff
 from ..core.errors import BrokerError
 from ..core.frozen import record
 from . import paho_client
-from .connection import ALL, TAKEN_OVER, Abilities, Connection, Hooks, Node, Will
+from .connection import ALL, TAKEN_OVER, UNSPECIFIED, Abilities, Connection, Hooks, Node, Will
 from .paho_client import CONNECT_TIMEOUT, Where, make_client, tls_context
 
 if TYPE_CHECKING:
@@ -403,9 +403,10 @@ class Reconnect:
             return max(pause, TAKEN_OVER_PAUSE)
         if self._short_lived >= SHORT_LIVED:
             # Older brokers, such as mosquitto 2.0.11, disconnect the older client without a reason.
+            guess = "; does another box use this device_id?"
             self._on_problem(
                 f"connection to {connection.node.address} lost again and again: "
-                f"{connection.reason}; does another box use this device_id?"
+                f"{connection.reason}{guess if connection.code == UNSPECIFIED else ''}"
             )
         else:
             self._on_problem(f"connection to {connection.node.address} lost: {connection.reason}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.frozen import record
 from ..core.json_text import read_json
 from . import paho_client
-from .paho_client import acknowledge_now, code_of
+from .paho_client import acknowledge_now, code_of, limit_inflight
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client
@@ -53,10 +53,10 @@ class ReceivedMessage:
         return parse_object(self.payload)
 
 
-def parse_object(payload: bytes) -> dict[str, Any] | None:
+def parse_object(payload: bytes, *, finite: bool = False) -> dict[str, Any] | None:
     """Parse a JSON object from an untrusted sender; None if `read_json` refuses it."""
     try:
-        body = read_json(payload)
+        body = read_json(payload, finite=finite)
     except (ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None
@@ -262,6 +262,7 @@ class Connection:
                 bool(getattr(properties, "RetainAvailable", 1)),
             )
         self.max_packet = getattr(properties, "MaximumPacketSize", None)
+        limit_inflight(self._client, getattr(properties, "ReceiveMaximum", None))
         self.answered.set()
         acknowledge_now(self._client)
 

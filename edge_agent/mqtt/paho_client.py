@@ -204,6 +204,17 @@ def send_at_once(_client: Any, _userdata: Any, wire: Any) -> None:
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
+def limit_inflight(client: Client, most: int | None) -> None:
+    """Have at most so many messages of QoS 1 unacknowledged, as the broker's CONNACK says.
+
+    paho ignores its receive maximum (MQTT 5, 3.2.2.3.3), and lets its own limit be changed only
+    while there is no connection; nothing is in flight yet.
+    """
+    if most is not None:
+        own = client.max_inflight_messages
+        client._max_inflight_messages = min(most, own)  # noqa: SLF001 - see above
+
+
 def acknowledge_now(client: Client) -> None:
     """Set TCP_QUICKACK so that the kernel acknowledges the bytes just read at once.
 

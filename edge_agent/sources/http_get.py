@@ -24,6 +24,8 @@ PORTS: Mapping[str, int] = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443}
 SECONDS = 5.0
 """Time limit for connecting, and for the head of the answer."""
 MAX_HEAD = 16 * 1024
+_CHUNK = re.compile(rb"(?:\r\n)?([0-9a-fA-F]{1,15})(?![0-9a-fA-F])[^\r\n]*\r\n")
+"""The line before a chunk, which begins with its size."""
 REDIRECTS = 5
 TICK = 0.25
 """Seconds between a reader's checks whether to stop."""
@@ -181,17 +183,22 @@ def body(answer: Answer, closing: threading.Event, silence: float) -> Iterator[b
     if "chunked" not in answer.headers.get("transfer-encoding", "").lower():
         yield from pieces
         return
-    held = b""
+    held, left = b"", 0
     for piece in pieces:
         held += piece
-        while (found := re.match(rb"(?:\r\n)?([0-9a-fA-F]+)[^\r\n]*\r\n", held)) is not None:
-            size = int(found[1], 16)
-            if size == 0:
-                return
-            if len(held) < found.end() + size:
+        while held:
+            if left:  # not kept until it is whole: a server may say any size
+                yield held[:left]
+                held, left = held[left:], max(0, left - len(held))
+                continue
+            found = _CHUNK.match(held)
+            if found is None and len(held) > MAX_HEAD:
+                raise ConnectionError("chunks without sizes")
+            if found is None:
                 break
-            yield held[found.end() : found.end() + size]
-            held = held[found.end() + size :]
+            left, held = int(found[1], 16), held[found.end() :]
+            if left == 0:
+                return
 
 
 def _pieces(answer: Answer, closing: threading.Event, silence: float) -> Iterator[bytes]:
@@ -272,7 +279,7 @@ def _authorization(user: SplitResult, parts: SplitResult, challenges: str) -> st
     fields = next((each for each in reversed(offers) if each.lower().startswith("digest ")), "")
     given = {
         key.lower(): quoted or plain
-        for key, quoted, plain in re.findall(r'(\w+)=(?:"([^"]*)"|([^\s,]+))', fields)
+        for key, quoted, plain in re.findall(r'\b(\w+)=(?:"([^"]*)"|([^\s,]+))', fields)
     }
     if "nonce" not in given:
         return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()

@@ -35,7 +35,7 @@ MAX_BYTES = 1024 * 1024
 LATEST_NS = 2**63
 """Greatest time of a 64-bit clock, nanoseconds since 1970: in 2262."""
 _PLACE = re.compile("[0-9]{1,9}")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LARGEST = float(np.finfo(np.float32).max)
 
 

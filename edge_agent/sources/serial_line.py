@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_LINE = 64 * 1024
 """Most bytes of a line; a longer one is not a reading."""
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LABELED = re.compile(r"([^\W\d][\w /%°.-]*?)\s*[:=]\s*([+-]?[0-9.][0-9.eE+-]*)")
 """`t:3.2` or `h = 1.0`, like the format of Arduino's serial plotter."""
 HEADERS = 10

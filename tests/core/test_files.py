@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from edge_agent.core.containment import words
 from edge_agent.core.errors import ModelError, UsageError
 from edge_agent.core.files import drop_lock, make_state_folder, take_lock
+from tests.helpers.support import PATIENCE, wait_until
 
 
 def test_a_lock_is_given_back_whoever_else_has_it_open(tmp_path: Path) -> None:
@@ -26,6 +28,30 @@ def test_a_lock_is_given_back_whoever_else_has_it_open(tmp_path: Path) -> None:
         drop_lock(take_lock(tmp_path))
     finally:
         child.communicate(b"\n")
+
+
+def test_waiting_for_a_lock_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user of the box held it: the start had hung without a word."""
+    monkeypatch.setattr("edge_agent.core.files.LOCK_SECONDS", 0.0)
+    path = tmp_path / "store.lock"
+    drop_lock(take_lock(path, like=tmp_path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    held = take_lock(path)
+    waiting = threading.Thread(target=lambda: drop_lock(take_lock(path, wait=True)))
+    waiting.start()
+    wait_until(lambda: bool(caplog.messages), "the words")
+    drop_lock(held)
+    waiting.join(PATIENCE)
+    assert not waiting.is_alive()
+    assert caplog.messages == [f"{path}: another process has locked it; waiting until it ends"]
+
+
+def test_a_state_folder_is_closed_to_others(tmp_path: Path) -> None:
+    """It has pictures of events, and files that anybody who may read them can lock."""
+    make_state_folder(tmp_path / "state")
+    assert (tmp_path / "state").stat().st_mode & 0o007 == 0
 
 
 def test_errno_28_is_said_in_the_words_of_the_system() -> None:

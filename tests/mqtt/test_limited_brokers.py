@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from queue import SimpleQueue
+from select import select
 
 import pytest
 
@@ -560,3 +561,65 @@ def test_actions_of_a_broken_connection_are_published_again_in_order(
     broker.stop()
     assert heard == ["plant/lamp", "plant/siren", "plant/door"]
     assert acting.failed == 0
+
+
+class CountingBroker(ScriptedBroker):
+    """Takes a few unacknowledged messages, and acknowledges once no more come."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.violations = 0
+        self.taken = 0
+        super().__init__(b"")
+
+    def _talk(self, wire: socket.socket) -> None:
+        owed: list[bytes] = []
+        while True:
+            if owed and not select([wire], [], [], 0.02)[0]:
+                for packet_id in owed:
+                    wire.sendall(b"\x40\x02" + packet_id)
+                self.taken += len(owed)
+                owed.clear()
+            first, body = _packet(wire)
+            match first >> 4:
+                case 1:
+                    wire.sendall(b"\x20\x06\x00\x00\x03\x21" + self._most.to_bytes(2, "big"))
+                case 3 if first & 6:
+                    topic = int.from_bytes(body[:2], "big")
+                    owed.append(body[2 + topic : 4 + topic])
+                    if len(owed) > self._most:
+                        self.violations += 1
+                        wire.sendall(b"\xe0\x02\x93\x00")
+                        return
+                case 8:
+                    wire.sendall(b"\x90\x04" + body[:2] + b"\x00\x01")
+                case 12:
+                    wire.sendall(b"\xd0\x00")
+
+
+def _packet(wire: socket.socket) -> tuple[int, bytes]:
+    """Read a packet; return its first byte and its body."""
+
+    def read(count: int) -> bytes:
+        data = wire.recv(count, socket.MSG_WAITALL) if count else b""
+        if len(data) < count:
+            raise ConnectionError
+        return data
+
+    first = read(1)[0]
+    return first, read(_length(read))
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_no_more_is_in_flight_than_the_broker_says_to_receive(
+    most: int, run: Callable[[Client], Client]
+) -> None:
+    """A broker with a small receive maximum ended each connection: nothing ever arrived."""
+    broker = CountingBroker(most)
+    client = run(make_client(broker.url))
+    channel = client.open_channel("belt", qos=1, lossless=False)
+    for number in range(30):
+        client.publish_message(message(channel, number))
+    wait_until(lambda: bool(broker.violations) or broker.taken > 30, "the results and the status")
+    broker.close()
+    assert (broker.violations, broker.connections) == (0, 1)

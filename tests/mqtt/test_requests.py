@@ -55,6 +55,8 @@ class Device:
         self.delivered: list[tuple[str, ...]] = []
         self.memory = folder / "commands.jsonl"
         self.now = 1_800_000_000.0
+        self.jump = 0.0
+        """By how much the clock is wrong."""
         self.credible = True
 
     def handle(self, *messages: tuple[str, bytes]) -> Requests:
@@ -64,7 +66,12 @@ class Device:
             self.client,
             TOPICS,
             self.subscriptions,
-            CommandMemory(self.memory, credible=lambda: self.credible, clock=lambda: self.now),
+            CommandMemory(
+                self.memory,
+                credible=lambda: self.credible,
+                clock=lambda: self.now + self.jump,
+                monotonic=lambda: self.now,
+            ),
             commands=COMMANDS,
             deliveries=self._deliver,
         )
@@ -73,6 +80,15 @@ class Device:
         self.inbox.put(None)
         requests.run()
         return requests
+
+    def handle_over_jumps(self, *messages: tuple[float, tuple[str, bytes]]) -> None:
+        """Handle messages in one run, each with the clock wrong by so much."""
+        requests = self.handle()
+        for jump, (topic, payload) in messages:
+            self.jump = jump
+            self.inbox.put(ReceivedMessage(topic, payload, retained=False))
+            self.inbox.put(None)
+            requests.run()
 
     def _deliver(self, levels: tuple[str, ...], _message: ReceivedMessage) -> bool:
         self.delivered.append(levels)
@@ -185,6 +201,15 @@ def test_no_more_than_a_minute_is_remembered(device: Device) -> None:
     late = ask(id="late", time=device.time(MAX_AGE_SECONDS + 1), name="one")
     device.handle(late)
     assert device.replies[-1]["error"] == "expired: sent 61 s ago, taken for 60 s"
+
+
+def test_a_clock_that_jumps_ahead_and_back_makes_no_command_repeat(device: Device) -> None:
+    """A bad time server for some seconds, and a command in them: what was done was forgotten."""
+    day = 24 * 3600.0
+    first = ask(id="a", time=device.time(), name="one")
+    amid = ask(id="b", time=device.time(-day), name="one")
+    device.handle_over_jumps((0.0, first), (day, amid), (0.0, first))
+    assert [reply.get("repeated", False) for reply in device.replies] == [False, False, True]
 
 
 def test_a_time_ahead_of_the_clock_is_refused(device: Device) -> None:

@@ -378,6 +378,7 @@ class Server:
         self.pause = 0.02
         self.again = True
         self.chunked = False
+        self.framed = True
         self.asked = 0
         server = self
 
@@ -408,7 +409,7 @@ class Server:
                 if self.over.wait(self.pause if number else 0):
                     return
                 piece = self.pieces[number % len(self.pieces)]
-                if self.chunked:
+                if self.chunked and self.framed:
                     piece = b"%x\r\n%b\r\n" % (len(piece), piece)
                 request.wfile.write(piece)
                 number += 1
@@ -467,6 +468,14 @@ def test_mjpeg_as_cameras_send_it(form: str, chunked: bool, server: Server) -> N
     server.chunked = chunked
     pictures = take(opened(server.url), 5)
     assert all(seen(picture) == UPRIGHT for picture in pictures)
+
+
+def test_a_chunk_without_end_is_read_as_it_comes(server: Server) -> None:
+    """A camera, or who says to be one, filled the memory with the chunk that it had announced."""
+    server.media, piece = FORMS["mixed"]
+    server.chunked, server.framed = True, False
+    server.pieces = [b"7fffffffffffff\r\n" + piece, *[piece] * 20]
+    assert all(seen(picture) == UPRIGHT for picture in take(opened(server.url), 5))
 
 
 @pytest.mark.parametrize("media", [None, "text/plain", "application/octet-stream", "video/mpeg"])

@@ -172,6 +172,14 @@ def test_digits_of_other_scripts_are_no_numbers_of_a_serial_port(line: str, tmp_
     assert wrong.endswith(f"found {line!r}")
 
 
+@pytest.mark.parametrize("line", ["1" * 60_000 + "x", "t" + " " * 60_000 + "x"])
+def test_a_long_line_of_noise_is_refused_at_once(line: str, tmp_path: Path) -> None:
+    """Trying each division of it took minutes, in which no pipeline had a result."""
+    said = lines(tmp_path).take(f"t:1\nt:1\n{line}\nt:1\n".encode(), 0, 0.0)
+    assert [len(each.data) for each in said if isinstance(each, Rows)] == [2, 1]
+    assert sum(isinstance(each, SampleError) for each in said) == 1
+
+
 @pytest.mark.parametrize("text", [b"\xff\xf8", b"1;2\n", b"t:3.2C\n"])
 def test_a_slow_device_whose_bytes_make_no_reading_is_said_within_10_s(
     text: bytes, tmp_path: Path

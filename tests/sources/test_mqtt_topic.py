@@ -21,6 +21,13 @@ def test_a_number_that_no_float_holds_is_refused(text: str) -> None:
         Payload(("v",) if text.startswith("{") else ()).read(text.encode())
 
 
+@pytest.mark.parametrize("text", ["1" * 1_000_000 + "x", "1." + "0" * 1_000_000 + "x"])
+def test_a_long_text_of_digits_is_refused_at_once(text: str) -> None:
+    """Its digits were divided in all ways: a message of 900 kB stopped the agent for hours."""
+    with pytest.raises(SampleError, match="expected numbers, found"):
+        Payload(("v",)).read(f'{{"v": "{text}"}}'.encode())
+
+
 @pytest.mark.parametrize(
     "when",
     [

@@ -150,6 +150,7 @@ def test_whatever_is_published_is_text(
         b"\x00" * 300,
         b'{"rule": "' + LONG.encode() + b'"}',
         b"[1, 2]",
+        b'{"a": 1e999, "b": NaN}',  # no JSON that a browser reads: nothing else was shown then
     ]
     for event in events:
         say("press-1", f"event/{IMAGE}", event)
@@ -161,6 +162,7 @@ def test_whatever_is_published_is_text(
     say("press-1", "answer/door", {"event": IMAGE, "server": SCRIPT, "text": TURNED})
     page.locator(".answer", has_text=f"{SCRIPT}: {ESCAPED}").wait_for()
     page.get_by_text("a message of 1000012 bytes is no JSON object").wait_for()
+    page.get_by_text("a message of 22 bytes is no JSON object").wait_for()
     page.get_by_text("bytes is no JPEG that can be shown").wait_for()
     page.locator(".log li", has_text=IMAGE).wait_for()
     page.locator(".u-legend", has_text=IMAGE).wait_for()

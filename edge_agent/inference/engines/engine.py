@@ -36,10 +36,10 @@ _LOCATIONS = (
 _PREFIXES = (
     r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |Load model from .*? failed:\s*"
     r"|^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?"
-    r"|^(NotFound|RuntimeError): |^-- |\S*/onnxruntime/core/\S+ .*?\) "
+    r"|^(NotFound|RuntimeError): |^-- |(?<!\S)\S*/onnxruntime/core/\S+ .*?\) "
 )
 _FAILED_NODE = r"Non-zero status code returned while running (\w+) node\. Name:'([^']*)'"
-_LIBRARIES = r"[^\s\"']*/([^\s\"'/]+\.so\b)"
+_LIBRARIES = r"(?<![^\s\"'])[^\s\"']*/([^\s\"'/]+\.so\b)"
 
 
 @storable
