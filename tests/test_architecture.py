@@ -64,7 +64,7 @@ HOMES: Mapping[str, str] = {
     ),
     "openvino": (
         "inference.engines inference.prepared.ov_engine bench.common.start_script "
-        "bench.pipeline.plain tools.wake_word"
+        "bench.pipeline.plain tools.wake_word tools.micro_wake_word tools.micro_frontend"
     ),
     "onnxruntime": "inference.engines inference.prepared tools bench",
     "onnx": "models.files inference.folding inference.prepared.compile tools",
@@ -97,7 +97,7 @@ HOMES: Mapping[str, str] = {
     "starlette": "ui answers.http_app bench.infer.plain_server",
     "torch": "tools.pytorch_model",
     "uvicorn": "core.web_server answers.http_protocol ui.http_protocol bench.infer.plain_server",
-    "ai_edge_litert": "tools.conversion_worker tools.wake_word",
+    "ai_edge_litert": "tools.conversion_worker tools.wake_word tools.micro_wake_word",
 }
 
 # What is imported by another name than it is installed by, or comes with something installed.

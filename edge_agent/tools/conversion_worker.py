@@ -29,6 +29,7 @@ from .pytorch_file import EXPORT
 from .wake_word import WakeWordModel
 
 if TYPE_CHECKING:
+    from .micro_wake_word import MicroWakeWordModel
     from .pytorch_model import PyTorchModel
 
 LABELS = "labels.txt"
@@ -57,7 +58,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
         raise ModelError(f"{problem}; an exported program may do: {again}") from problem
     network = folder / original.file
     if network.suffix == ".onnx":
-        _tidy(network, original)
+        _tidy(network, original.metadata)
     facts = inspect(network)
     if len(facts.inputs) != len(original.examples):
         raise ModelError(
@@ -91,11 +92,15 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
 
 def _load(
     path: Path, kind: str, inputs: list[TensorSpec]
-) -> TfliteModel | WakeWordModel | PyTorchModel:
+) -> TfliteModel | WakeWordModel | MicroWakeWordModel | PyTorchModel:
     if kind == "tflite":
         return TfliteModel(path)
     if kind == "wake-word":
         return WakeWordModel(path)
+    if kind == "micro-wake-word":
+        from .micro_wake_word import MicroWakeWordModel
+
+        return MicroWakeWordModel(path)
     from .pytorch_model import load_source
 
     return load_source(path, "script" if kind == "script" else "exported", inputs)
@@ -116,7 +121,7 @@ def _step(what: str, work: Any) -> Any:
         ) from problem
 
 
-def _tidy(network: Path, original: TfliteModel | WakeWordModel | PyTorchModel) -> None:
+def _tidy(network: Path, metadata: Mapping[str, str]) -> None:
     """Remove the exporter's notes (paths of its author) from a network, and add ours."""
     import onnx
 
@@ -135,7 +140,7 @@ def _tidy(network: Path, original: TfliteModel | WakeWordModel | PyTorchModel) -
         for node in function.node:
             node.ClearField("metadata_props")
             node.ClearField("doc_string")
-    for key, text in original.metadata.items():
+    for key, text in metadata.items():
         model.metadata_props.add(key=key, value=text)
     onnx.save(model, network)
 

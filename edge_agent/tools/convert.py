@@ -25,7 +25,7 @@ from ..models.manifest import GOLDEN, load
 from .evaluation import Progress
 from .golden_cases import CASES, clearest, try_folder, write_golden
 from .pytorch_file import recognize
-from .wake_word import is_wake_word
+from .wake_word import is_micro_wake_word, is_wake_word
 
 TOLERANCE = 1e-3
 """Greatest relative L2 distance of an output from the original's: other kernels sum in another
@@ -128,6 +128,8 @@ def _kind(path: Path) -> str:
             "and quantize make of it"
         )
     if path.is_file() and path.suffix == ".tflite":
+        if is_micro_wake_word(path):
+            return "micro-wake-word"
         check_network(path)
         return "tflite"
     if path.is_file() and path.suffix not in PYTORCH and (hint := hint_of(path)):
@@ -137,7 +139,7 @@ def _kind(path: Path) -> str:
 
 def _check_installed(kind: str) -> None:
     """Check that the library that runs the original is installed."""
-    lite = kind in {"tflite", "wake-word"}
+    lite = kind in {"tflite", "wake-word", "micro-wake-word"}
     wanted = ("ai_edge_litert",) if lite else ("torch", "onnxscript")
     missing = [name for name in wanted if find_spec(name) is None]
     if missing:

@@ -6,6 +6,7 @@ last 76 of these, and the chance of the wake word from the last embeddings.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,16 @@ import numpy as np
 
 from ..core.types import Array, TensorSpec
 from ..models.files.check_onnx import inspect
+from ..models.files.flatbuffer import Table
+from ..models.files.protobuf import DamagedError
 
 PARTS = ("melspectrogram", "embedding_model")
 """Names, without suffix, of the two networks that all wake words share."""
 SAMPLES, FRAMES, BINS, STEP, WIDTH = 1760, 76, 32, 8, 96
 """Samples of a window, frames of an embedding, their mel bands, how many of them are new, numbers
 of an embedding."""
+_VARIABLE, _BANDS = 142, 40
+"""Operator of a TensorFlow Lite network's variable; features that microWakeWord's take."""
 
 
 def is_wake_word(path: Path) -> bool:
@@ -29,6 +34,20 @@ def is_wake_word(path: Path) -> bool:
         return False
     facts = inspect(path)
     return [one.shape[2:] for one in facts.inputs] == [(WIDTH,)] and len(facts.outputs) == 1
+
+
+def is_micro_wake_word(path: Path) -> bool:
+    """Whether a .tflite is microWakeWord's: it has variables, and takes features of a sound."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            model = Table.root(data)
+            codes = {max(one.number(0, "<b"), one.number(3, "<i")) for one in model.tables(1)}
+            graph = model.tables(2)[0]
+            tensors = graph.tables(0)
+            taken = [tensors[place].numbers(0, "<i")[2:] for place in graph.numbers(1, "<i")]
+    except (DamagedError, IndexError, ValueError):
+        return False
+    return _VARIABLE in codes and taken == [(_BANDS,)]
 
 
 class WakeWordModel:

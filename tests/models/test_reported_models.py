@@ -417,7 +417,10 @@ def test_tflite_micro_scales_along_an_axis_that_is_not_there_are_no_damage(tmp_p
 
 @pytest.mark.parametrize(
     ("operator", "why"),
-    [(129, "CALL_ONCE is refused.* between calls.*openWakeWord's"), (25, "found 2; export one")],
+    [
+        (129, "CALL_ONCE is refused.* between calls.*microWakeWord's, `edge-agent convert"),
+        (25, "found 2; export one"),
+    ],
 )
 def test_microwakeword_graphs_beside_the_first_are_refused_with_the_way_out(
     tmp_path: Path, operator: int, why: str

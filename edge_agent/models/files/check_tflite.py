@@ -258,8 +258,8 @@ def _code(table: Table, network: Path) -> int:
         raise ModelError(
             f"{network}: operator {_REFUSED.get(code, f'number {code}')} is refused: graphs within "
             "a graph, and operators that keep a state between calls, are not supported; export a "
-            "network that streams for whole windows; for wake words, take openWakeWord's in place "
-            "of microWakeWord's, whose features of a sound are not computed here"
+            "network that streams for whole windows; of microWakeWord's, `edge-agent convert "
+            f"{network} -o FOLDER` makes one whose state goes from window to window"
         )
     if code < 0:
         raise DamagedError("an operator has no kind")

@@ -125,7 +125,7 @@ def row_draft(facts: NetworkFacts) -> Draft | None:
 def signal_draft(facts: NetworkFacts) -> Draft:
     """Draft a network that takes no picture."""
     inputs, outputs = facts.inputs, facts.outputs
-    if (speech := _silero(facts) or _wake_word(facts)) is not None:
+    if (speech := _silero(facts) or _wake_word(facts) or _micro(facts)) is not None:
         return speech
     window, assumed = _window(facts)
     if not window:
@@ -248,6 +248,31 @@ def _wake_word(facts: NetworkFacts) -> Draft | None:
             "family: openWakeWord, by the names of its inputs and outputs",
             "window: 1280 samples at 16 kHz with 480 before them, as its own code has it",
             "threshold: 0.5, as its own code has it",
+        ),
+    )
+
+
+def _micro(facts: NetworkFacts) -> Draft | None:
+    """Draft what `convert` makes of a network of microWakeWord, and says in its metadata."""
+    word, cutoff, hop = (
+        facts.metadata.get(f"micro_wake_word {key}", "") for key in ("word", "cutoff", "hop")
+    )
+    windows = [one.shape[-1] for one in facts.inputs if one.name == "samples"]
+    try:
+        input_: dict[str, Any] = {"channels": [0], "window": windows[0], "hop": int(hop)}
+        output = {"decoder": "score", "threshold": float(cutoff), "label_above": printable(word)}
+    except (ValueError, IndexError):
+        return None
+    input_ |= {"rate_hz": 16000, "layout": "flat-tc", "scale": 1 / 32768, "tensor": "samples"}
+    names = [one.name for one in facts.inputs if one.name != "samples"]
+    input_["state"] = {name: f"{name}_next" for name in names}
+    return Draft(
+        "microWakeWord",
+        {"task": "anomaly", "input": input_, "output": output},
+        (
+            "family: microWakeWord, by its metadata",
+            f"window: {hop} new samples at 16 kHz after what they overlap, as its own code has it",
+            f"threshold: {cutoff}, the probability_cutoff of its JSON file",
         ),
     )
 
