@@ -4,8 +4,7 @@
 
 Runs in the exporters' environment. SSDs that end in TFLite_Detection_PostProcess; Teachable
 Machine's zip, unpacked, as its own snippet for Python reads it; Edge Impulse's integer classifier
-and FOMO's cells (edge-impulse-sdk/classifier/ei_fill_result_struct.h). microWakeWord's network,
-which keeps its state inside, is to be refused.
+and FOMO's cells (edge-impulse-sdk/classifier/ei_fill_result_struct.h).
 """
 
 from __future__ import annotations
@@ -205,20 +204,10 @@ def facts(name: str, iou: float | None, most: int, least: float = 0.0) -> dict[s
     }
 
 
-def wake_word(shop: Workshop) -> None:
-    """Build a network that keeps its state in a variable, to be refused."""
-    name = "microwakeword"
-    (shop.scrap / name).mkdir(exist_ok=True)
-    tensors = [Tensor("x", (1, 3, 40)), Tensor("state", (1,), variable=True), Tensor("y", (1, 1))]
-    path = save_tflite(shop.scrap / name / "model.tflite", tensors, [(142, 111, (), (1,))])
-    said = facts(name, None, 5) | {"note": "to be refused", "refused": True}
-    shop.add(name, [path], "model.tflite", {}, **said)
-
-
 def main() -> None:
     """Build all."""
     shop = Workshop(Path(sys.argv[1]))
-    builders: list[Callable[[Workshop], None]] = [ssds, teachable, edge_impulse, wake_word]
+    builders: list[Callable[[Workshop], None]] = [ssds, teachable, edge_impulse]
     for each in builders:
         each(shop)
 

@@ -1,4 +1,4 @@
-"""Parity cases of wake words, beside openWakeWord's own code.
+"""Parity cases of wake words, beside openWakeWord's and microWakeWord's own code.
 
     python build_wake_words.py FOLDER
 
@@ -6,25 +6,35 @@ Runs in the exporters' environment. Its networks are those that pyopen-wakeword 
 expected are the scores of openWakeWord's own features and of the word's network, both run by
 LiteRT, for each 80 ms of a sound that is noise with tones. Its code would begin with features of
 random noise; here it begins with those of silence, as the agent does.
+
+microWakeWord's features and networks are those of pymicro-wakeword, and LiteRT runs them, with
+their variables; the library in that package rounds otherwise than LiteRT does. The sound is no
+word, and its probability would be 0 all the time: a network's last bias is raised until it is not.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
+import flatbuffers
 import numpy as np
 from ai_edge_litert import interpreter
+from ai_edge_litert import schema_py_generated as schema
+from pymicro_wakeword import MicroWakeWordFeatures
 from workshop import Workshop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from edge_agent.tools.micro_wake_word import MicroWakeWordModel
 from edge_agent.tools.wake_word import PARTS, WakeWordModel
 
 WORDS = ("alexa", "hey_rhasspy", "okay_nabu")
+MICRO_WORDS = ("alexa", "hey_jarvis", "hey_mycroft", "okay_nabu")
 RATE, STEP, SECONDS = 16000, 1280, 12
 """Samples a second and a step, and the length of the sound."""
 
@@ -85,6 +95,69 @@ def build(shop: Workshop, features: Any, models: Path, word: str) -> None:
     shop.add(place.name, files, "model.xml", expected, note="", **facts)
 
 
+def raised(content: bytes, more: float) -> bytes:
+    """Return a network of microWakeWord whose last bias is higher."""
+    model = schema.ModelT.InitFromPackedBuf(content, 0)
+    graph = model.subgraphs[0]
+    codes = [max(one.builtinCode, one.deprecatedBuiltinCode) for one in model.operatorCodes]
+    last = next(
+        one
+        for one in reversed(graph.operators)
+        if codes[one.opcodeIndex] == schema.BuiltinOperator.FULLY_CONNECTED
+    )
+    bias = graph.tensors[last.inputs[2]]
+    held = np.array(model.buffers[bias.buffer].data).view(np.int32)
+    held = held + round(more / bias.quantization.scale[0])
+    model.buffers[bias.buffer].data = held.astype(np.int32).view(np.uint8)
+    builder = flatbuffers.Builder(0)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def own_means(content: bytes, heard: Any, averaged: int) -> list[float]:
+    """Return the means of the probabilities of a network that keeps its state, one for each run."""
+    network = interpreter.Interpreter(model_content=content)
+    network.allocate_tensors()
+    (taken,), (made,) = network.get_input_details(), network.get_output_details()
+    (step, zero), (chance, nothing) = taken["quantization"], made["quantization"]
+    frames, chances, means = [], [0.0] * averaged, []
+    for one in MicroWakeWordFeatures().process_streaming(heard.tobytes()):
+        frames.append(one[0])
+        if len(frames) == taken["shape"][1]:
+            steps = np.round(np.concatenate(frames) / step + zero)
+            network.set_tensor(taken["index"], np.clip(steps, -128, 127).astype(np.int8)[None])
+            network.invoke()
+            found = (network.get_tensor(made["index"]).item() - nothing) * chance
+            frames, chances = [], [*chances[1:], found]
+            means.append(sum(chances) / averaged)
+    return means
+
+
+def build_micro(shop: Workshop, models: Path, word: str) -> None:
+    """Write the case of a word of microWakeWord."""
+    place = shop.scrap / f"micro-wake-word-{word}"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    path = place / f"{word}.tflite"
+    shutil.copy(models / f"{word}.json", place)
+    micro = json.loads((models / f"{word}.json").read_text(encoding="utf-8"))["micro"]
+    heard, more, means = sound(), 0, [0.0]
+    while np.mean(means) < 0.3:
+        path.write_bytes(raised((models / path.name).read_bytes(), more))
+        means = own_means(path.read_bytes(), heard, micro["sliding_window_size"])
+        more += 1
+    MicroWakeWordModel(path).save(place)
+    expected = {
+        str(number): [{"label": "anomaly", "score": mean}] for number, mean in enumerate(means)
+    }
+    np.savetxt(place / "sound.csv", heard / 32768, fmt="%.9f")
+    facts = {"family": "microwakeword", "exporter": "pymicro-wakeword 2.5", "precision": "INT8"}
+    facts |= {"rows": "sound.csv", "threshold": micro["probability_cutoff"]}
+    facts |= {"iou": None, "most": 1, "numbers": True}
+    files = [place / name for name in ("model.xml", "model.bin", "sound.csv")]
+    shop.add(place.name, files, "model.xml", expected, note="", **facts)
+
+
 def main() -> None:
     """Build all."""
     shop = Workshop(Path(sys.argv[1]))
@@ -94,6 +167,11 @@ def main() -> None:
     features = own_code()
     for word in WORDS:
         build(shop, features, Path(found.origin).parent / "models", word)
+    found = importlib.util.find_spec("pymicro_wakeword")
+    assert found is not None
+    assert found.origin is not None
+    for word in MICRO_WORDS:
+        build_micro(shop, Path(found.origin).parent / "models", word)
 
 
 if __name__ == "__main__":
