@@ -34,6 +34,9 @@ EXAMPLES: Mapping[str, Any] = {
     "publish": "siren/set",
     "http": "http://127.0.0.1:9000/hook",
     "prompt": "What is the {label} doing?",
+    "ca_file": "/etc/edge-agent/ca.pem",
+    "cert_file": "/etc/edge-agent/device.pem",
+    "key_file": "/etc/edge-agent/device.key",
 }
 """Example values by key, for keys without a default."""
 _BOUNDS = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to"}

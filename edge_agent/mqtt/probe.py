@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 
 from ..config.settings import Broker
@@ -20,7 +21,9 @@ def retained_trouble(broker: Broker, topic: str) -> str:
     Raises:
         BrokerError: the broker cannot be reached, or refuses the message.
     """
-    mark = uuid.uuid4().hex.encode()
+    # A reply to whoever reads them all.
+    said = {"schema": 1, "id": topic.rpartition("/")[2], "ok": True}
+    mark = json.dumps({**said, "result": {"mark": uuid.uuid4().hex}}).encode()
     with OneShotClient(broker, [topic]) as client:
         try:
             client.publish(topic, mark, retain=True)

@@ -190,6 +190,8 @@ def test_the_example_of_all_settings_has_all_settings() -> None:
     lines = [line[1:] for line in said.out.splitlines() if re.match(r"#(\w+ =|\[)", line)]
     every = tomllib.loads("\n".join(lines))
     assert problems(every, "settings") == []
+    for key in ("ca_file", "cert_file", "key_file"):
+        assert every["broker"][key].startswith("/"), "no file has an empty name"
     document = printed("settings")
 
     def check(table: Any, schema: Any) -> None:
@@ -203,6 +205,20 @@ def test_the_example_of_all_settings_has_all_settings() -> None:
     check(every, document)
     kinds = document["$defs"]["Rule"]["properties"]["when"]["description"]
     assert re.findall(r"\w+", kinds.replace(" or ", " ")) == [*RULE_KINDS]
+
+
+def test_what_check_says_on_the_broker_is_as_its_schema(
+    broker: Mosquitto, listen: Callable[..., Listener], tmp_path: Path
+) -> None:
+    """Whoever reads all replies found a bare text among them."""
+    listener = listen(broker.port, "edge/#")
+    (tmp_path / "box.toml").write_text(agent_settings("box", broker.url, []))
+    assert "broker: mqtt://" in call_cli("check", "--config", str(tmp_path / "box.toml")).out
+    listener.catch_up()
+    replies = [each.payload for each in listener.heard if "/reply/" in each.topic]
+    bodies = [json.loads(payload) for payload in replies if payload]
+    assert bodies
+    assert [words for body in bodies for words in problems(body, "reply")] == []
 
 
 @pytest.mark.parametrize(

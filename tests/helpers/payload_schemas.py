@@ -36,10 +36,9 @@ def checks(kind: str) -> Draft202012Validator | None:
 def wrong_messages(listener: Listener) -> Iterator[str]:
     """Yield what is wrong with what was heard of agents, and was not said by the listener."""
     for heard in listener.heard:
-        root, device, kind, name, *_ = [*heard.topic.split("/"), "", "", ""]
+        root, device, kind, *_ = [*heard.topic.split("/"), "", ""]
         check = checks(kind)
         own = (heard.topic, heard.payload) in listener.said
-        own |= name.startswith("edge-agent-check-")
         if root != "edge" or device.startswith("@") or check is None or own or not heard.payload:
             continue
         if not isinstance(body := _json(heard.payload), dict):
