@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from .. import __version__
 from .main import CommandParser, parser
 
 
@@ -34,7 +35,10 @@ def main() -> None:
     load(whole)
     for shell in ("bash", "zsh", "fish"):
         (folder / shell).write_text(shtab.complete(whole, shell), encoding="utf-8")
-    (folder / "man").write_text(f"{Manpage(whole)}\n", encoding="utf-8")
+    page = Manpage(whole)
+    page.description = whole.description  # without it, `whatis` and `apropos` do not find it
+    page.manual, page.source = "User Commands", f"{whole.prog} {__version__}"
+    (folder / "man").write_text(f"{page}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

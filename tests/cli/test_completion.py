@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,13 @@ def test_all_commands_and_their_options_are_there(form: str, made: Path) -> None
     assert [command.name for command in COMMANDS if command.name not in text] == []
     for word in ("asyncapi", "password-file", "resume"):
         assert word in text
+
+
+def test_apropos_finds_the_man_page(made: Path) -> None:
+    """It says in one line what the program is; without that, no index takes it in."""
+    text = (made / "man").read_text().replace("\\-", "-")
+    name = text.partition(".SH NAME\n")[2].splitlines()[0]
+    assert re.fullmatch(r"edge-agent - .*models.*\.", name), name
 
 
 @pytest.mark.parametrize(
