@@ -18,6 +18,7 @@ from ..runtime.pipelines.runner import Runner
 from .discovery import PipelineView, payload
 
 if TYPE_CHECKING:
+    from ..config.settings import Pipeline as PipelineSettings
     from ..inference.model import Model
 
 
@@ -94,14 +95,16 @@ def _view(pipeline: Pipeline) -> PipelineView:
         pipeline.spec.kind == "picture",
         all(model.manifest.task in SCORED for model in models),
         models[0].manifest.task if models else "",
-        _values(models[0]) if models else (),
+        _values(models[0], pipeline.settings) if models else (),
     )
 
 
-def _values(model: Model) -> tuple[str, ...]:
+def _values(model: Model, settings: PipelineSettings) -> tuple[str, ...]:
     """Return the names of a regression's numbers in results."""
     if model.id == READINGS:
-        return model.folder.labels
+        # Named ones do not wait for the first reading, whose result would come before the entity.
+        named = (*settings.units, *(r.value or "" for r in settings.rules if r.when == "value"))
+        return tuple(dict.fromkeys((*model.folder.labels, *named)))
     if model.manifest.task != "regression":
         return ()
     names: list[str] = []

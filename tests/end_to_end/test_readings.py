@@ -114,6 +114,16 @@ def test_what_a_sensor_says_is_published_judged_and_shown(
     assert "Traceback" not in running.words()
 
 
+def test_a_value_that_the_settings_name_is_an_entity_before_it_comes(
+    broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """It came with the first reading, and missed that: unknown for the hour until the next."""
+    heard = listen(broker.port, "#")
+    agent(agent_settings("box", broker.url, [fridge()], homeassistant={"enabled": True}))
+    shown = heard.wait_for(lambda _: heard.last(DISCOVERY), "discovery")["components"]
+    assert shown["fridge_value:temperature"]["unit_of_measurement"] == "°C"
+
+
 def test_any_sensor_gives_its_values_by_the_names_of_its_channels(
     tmp_path: Path, broker: Mosquitto, listen: Listeners, agent: Agents
 ) -> None:
