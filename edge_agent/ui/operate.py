@@ -30,6 +30,10 @@ PACKED = b"package.json\0"
 """How a package begins that `edge-agent pack` has made: it is signed already, or is not to be."""
 ROLLOUT_VERBS = frozenset({"pause", "abort"})
 SHOWN = {"picture": (".jpg", "image/jpeg"), "clip": (".mp4", "video/mp4")}
+NOT_KEPT = (
+    "it is not kept: a clip is written evidence.after_s after the end of its event, and the "
+    "oldest are deleted when evidence.keep_mb is full"
+)
 
 
 class Operator:
@@ -106,7 +110,7 @@ class Operator:
             status, said, why = await _ran("evidence", *words, "--device", device, *self._reach)
             files = list(folder.glob(f"*{suffix}")) if suffix else []
             if status or (suffix and not files):
-                return PlainTextResponse(why or "it is kept no more", 502)
+                return PlainTextResponse(why or NOT_KEPT, 502)
             data = files[0].read_bytes() if suffix else b"[%b]" % b",".join(said.splitlines())
         return Response(data, media_type=media)
 

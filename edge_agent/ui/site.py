@@ -126,7 +126,9 @@ class Site:
     def told(self, problem: str) -> None:
         """Note a problem of the connection; "" means that there is none."""
         with self._lock:
-            self._told = (printable(problem)[:MOST_WORDS], time.time())
+            words, (before, since) = printable(problem)[:MOST_WORDS], self._told
+            # It is away since the first of its problems, whatever comes after that.
+            self._told = (words, since if words and before else time.time())
             self._asked.clear()
 
     def missing(self) -> list[str]:

@@ -160,6 +160,8 @@ def _set_and_draw(page: Page, listener: Listener) -> None:
     while not entered.locator("video").count():
         entered.get_by_role("button", name="Clip").click()
         page.get_by_role("status").filter(has_text="asked").wait_for(state="hidden")
+        said = page.locator(".notice").text_content() or ""
+        assert not said or "a clip is written evidence.after_s after" in said
     page.set_viewport_size({"width": 320, "height": 640})
     assert page.evaluate("document.documentElement.scrollWidth") == 320, "on a phone"
     page.set_viewport_size({"width": 1280, "height": 720})
@@ -265,6 +267,34 @@ def test_a_mode_is_set_and_what_a_device_no_longer_has_is_not_shown(
     asked = listener.wait_state("edge/moody/in/command/set", mode="night")
     assert asked["pipeline"] == "@device"
     assert serious(page) == []
+
+
+def test_what_is_over_keeps_its_score_and_a_sensor_has_no_threshold(
+    page: Page, shared_broker: Mosquitto, listen: Callable[..., Listener], serve: Callable[..., str]
+) -> None:
+    """An end told of "lit, score 0.00"; of readings a threshold was offered that did nothing."""
+    listener = listen(shared_broker.port, "edge/lamp/#")
+
+    def say(topic: str, *, retain: bool = True, **body: object) -> None:
+        listener.publish(f"edge/lamp/{topic}", json.dumps({"schema": 1, **body}), retain=retain)
+
+    pipelines = [
+        {"name": "door", "source": "dir:p", "model": "face"},
+        {"name": "room", "source": "mqtt:room", "model": "readings"},
+    ]
+    say("status", state="online", session="s", reason="started")
+    say("info", session="s", pipelines=pipelines, has=["face"])
+    for name in ("door", "room"):
+        say(f"pipeline/{name}", enabled="ON", threshold=None)
+    page.goto(f"{serve('--broker', shared_broker.url, '--operate')}/#/device/lamp")
+    page.get_by_role("group", name="door").get_by_label("threshold").wait_for()
+    page.get_by_role("group", name="room").get_by_label("results a second").wait_for()
+    page.get_by_role("group", name="room").get_by_label("threshold").wait_for(state="hidden")
+
+    flash = {"event": "e-1", "rule": "flash", "when": "class", "label": "lit", "began": "2026"}
+    for state, score in (("begin", 0.98), ("end", 0.0)):
+        say("event/door", retain=False, **flash, state=state, score=score)
+    page.locator(".events li", has_text="flash end").filter(has_text="score 0.98").wait_for()
 
 
 def test_a_page_that_is_read_only_sends_nothing(

@@ -88,11 +88,25 @@ def test_two_devices_are_seen_through_a_loss_of_the_broker(
     assert serious(page) == []
 
     broker.stop(signal.SIGKILL)
-    page.get_by_role("alert").filter(has_text="Broker: ").wait_for()
+    _see_that_it_is_away(page)
     broker.start()
     page.get_by_role("alert").wait_for(state="hidden")
     shown = page.locator(".shots figcaption").text_content() or ""
     expect(page.locator(".shots figcaption")).not_to_have_text(shown)
+
+
+def _see_that_it_is_away(page: Page) -> None:
+    """Read since when, which stays, wherever the page is scrolled to."""
+    said = page.get_by_role("alert")
+    said.filter(has_text="Broker: ").wait_for()
+    since = (said.text_content() or "").partition(" as of ")[2]
+    said.filter(has_text="cannot be reached").wait_for()
+    assert (said.text_content() or "").partition(" as of ")[2] == since != ""
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    assert page.evaluate("scrollY") > 0
+    place = said.bounding_box()
+    assert place is not None
+    assert place["y"] >= 0
 
 
 def test_whatever_is_published_is_text(

@@ -247,8 +247,11 @@ export class DeviceView {
       if (this.events.size > 2 * MOST_EVENTS) this.events.delete(this.events.keys().next().value);
     }
     entry.body = body;
+    // What made it an event, not what was seen when it was over.
+    if (body.state !== "end") entry.score = body.score;
     const facts = [body.label, body.track && `track ${body.track}`, body.zone && `zone ${body.zone}`, body.line && `line ${body.line} ${body.direction ?? ""}`];
-    for (const key of ["count", "value", "score", "seconds"]) if (typeof body[key] === "number") facts.push(`${key === "value" ? clean(body.name ?? key, 80) : key} ${number(body[key], key === "count" ? 0 : 2)}${key === "value" && body.unit ? ` ${clean(body.unit, 20)}` : ""}`);
+    const numbers = { count: body.count, value: body.value, score: entry.score ?? body.score, seconds: body.seconds };
+    for (const [key, figure] of Object.entries(numbers)) if (typeof figure === "number") facts.push(`${key === "value" ? clean(body.name ?? key, 80) : key} ${number(figure, key === "count" ? 0 : 2)}${key === "value" && body.unit ? ` ${clean(body.unit, 20)}` : ""}`);
     const { score, threshold } = object(body.anomaly);
     if (typeof score === "number") facts.push(`score ${number(score, 2)}${typeof threshold === "number" ? ` of ${number(threshold, 2)}` : ""}`);
     if (body.state === "end" && body.why) facts.push(body.why);
@@ -334,7 +337,7 @@ export class DeviceView {
     const figures = object(this.kept.health.pipelines);
     const serving = new Map(list(this.kept.info.models).map((each) => [object(each).name, object(each)]));
     const rows = list(this.kept.info.pipelines).map(object).filter((each) => typeof each.name === "string");
-    this.operate?.present(rows.map(({ name }) => name));
+    this.operate?.present(new Map(rows.map(({ name, model }) => [name, model])));
     if (this.operate) this.takes.replaceChildren(...rows.filter(({ source }) => !SENSORS.test(source)).slice(0, 20).map(({ name }) => this.operate.snapshot(name)));
     this.pipelines.replaceChildren(
       ...rows.slice(0, 100).map(({ name, source, model }) => {

@@ -3,6 +3,7 @@
 import { clean, h, list, object, put } from "./dom.js";
 
 const ANSWER_SECONDS = { configure: 150, activate: 90, rollback: 90 };
+const DONE_SECONDS = 20;
 const BLOCK = 512;
 
 export class Operate {
@@ -32,12 +33,15 @@ export class Operate {
   }
 
   close() {
+    clearTimeout(this.fading);
     for (const { timer } of this.waiting.values()) clearTimeout(timer);
   }
 
-  say(words) {
+  say(words, seconds = 0) {
+    clearTimeout(this.fading);
     this.notice.hidden = !words;
     put(this.notice, words);
+    if (seconds) this.fading = setTimeout(() => this.say(""), seconds * 1000);
   }
 
   ask(verb, body, words, done = () => {}) {
@@ -56,7 +60,8 @@ export class Operate {
     this.waiting.delete(id);
     const warnings = list(object(body.result).warnings).map((each) => clean(each));
     if (body.ok) asked.done();
-    this.say(body.ok ? [`${asked.words}: done`, ...warnings].join("; ") : `${asked.words}: refused: ${clean(body.error)}`);
+    if (!body.ok) this.say(`${asked.words}: refused: ${clean(body.error)}`);
+    else this.say([`${asked.words}: done`, ...warnings].join("; "), warnings.length ? 0 : DONE_SECONDS);
   }
 
   // The mode of the device, told where there is one or a rule names one.
@@ -72,8 +77,12 @@ export class Operate {
   }
 
   // Show the settings of these pipelines alone; the broker may keep others, of an earlier state folder.
-  present(names) {
-    for (const [name, { group }] of this.fields) group.hidden = !names.includes(name);
+  // models: by pipeline; without one there is no threshold.
+  present(models) {
+    for (const [name, { group, bound }] of this.fields) {
+      group.hidden = !models.has(name);
+      bound.hidden = models.get(name) === "readings";
+    }
   }
 
   // What can be set of a pipeline, as it holds.
@@ -96,8 +105,8 @@ export class Operate {
         return input;
       };
       field = { enabled, threshold: numeric("threshold", "any"), rate: numeric("rate", "any") };
-      field.group = h("fieldset", {}, h("legend", {}, name), h("label", { for: `${key}-on` }, enabled, " on"),
-        h("label", { for: `${key}-threshold` }, "threshold"), field.threshold, h("label", { for: `${key}-rate` }, "results a second"), field.rate);
+      field.bound = h("span", {}, h("label", { for: `${key}-threshold` }, "threshold"), field.threshold);
+      field.group = h("fieldset", {}, h("legend", {}, name), h("label", { for: `${key}-on` }, enabled, " on"), field.bound, h("label", { for: `${key}-rate` }, "results a second"), field.rate);
       this.fields.set(name, field);
       this.settings.append(field.group);
     }
