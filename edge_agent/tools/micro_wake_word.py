@@ -8,6 +8,7 @@ mean on its word is heard. All of that becomes one network of samples.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,8 @@ from .micro_frontend import BANDS, FRAME, RATE, UNIT, features
 
 _MOST_AVERAGED = 1000
 _AGAIN = "take what microWakeWord's training calls stream_state_internal_quant"
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, struct.error)
+"""Errors of LiteRT's classes, which do not check a file."""
 
 
 class MicroWakeWordModel:
@@ -36,9 +39,12 @@ class MicroWakeWordModel:
 
     def __init__(self, path: Path) -> None:
         self._said = _read(path)
-        self._content = _with_states(path)
-        self._network = Interpreter(model_content=self._content)
-        self._network.allocate_tensors()
+        try:
+            self._content = _with_states(path)
+            self._network = Interpreter(model_content=self._content)
+            self._network.allocate_tensors()
+        except _DAMAGE as problem:
+            raise ModelError(f"{path}: LiteRT cannot load it, it is damaged; {_AGAIN}") from problem
         self._taken = self._network.get_input_details()
         self._made = self._network.get_output_details()
         kinds = [one["dtype"] for one in (*self._taken, *self._made[1:])]

@@ -79,12 +79,13 @@ class _Graph:
         return handle
 
 
-def save_word(path: Path, *, begin: int = -128, said: Any = SAID) -> Path:
+def save_word(path: Path, *, begin: int = -128, lost: int = 0, said: Any = SAID) -> Path:
     """Save a network of three frames and of the two before.
 
     Args:
         path: the .tflite file; the JSON file is written beside it.
         begin: what the variable begins with; -128 stands for 0.
+        lost: how many of its weights are missing.
         said: the content of the JSON file.
 
     """
@@ -108,7 +109,7 @@ def save_word(path: Path, *, begin: int = -128, said: Any = SAID) -> Path:
     main.add("ASSIGN_VARIABLE", [handle, after], [], "AssignVariable")
     flat, shape = main.tensor([1, 200]), main.tensor([2], "INT32", [1, 200])
     main.add("RESHAPE", [whole, shape], [flat], "Reshape")
-    factors = np.random.default_rng(4).integers(-90, 90, (1, 200))
+    factors = np.random.default_rng(4).integers(-90, 90, 200 - lost)
     weights = main.tensor([1, 200], values=factors, scale=0.001, zero=0)
     bias = main.tensor([1], "INT32", [0], scale=0.0001, zero=0)
     sums, chance = main.tensor([1, 1], zero=0), main.tensor([1, 1], scale=1 / 256)

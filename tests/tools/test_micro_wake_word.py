@@ -104,19 +104,20 @@ def test_okay_nabu_is_one_network_of_samples_that_hears_what_its_own_code_does(
 
 @needs_litert
 @pytest.mark.parametrize(
-    ("said", "begin", "why"),
+    ("said", "begin", "lost", "why"),
     [
-        (None, -128, "hey_box.json is missing, .* put it beside it"),
-        ({"wake_word": "hey box"}, -128, "hey_box.json: expected wake_word, and in micro prob"),
-        ({**SAID, "micro": {**SAID["micro"], "probability_cutoff": 97}}, -128, "cutoff in 0..1"),
-        (SAID, 3, "does not begin with 0; take what .* calls stream_state_internal_quant"),
+        (None, -128, 0, "hey_box.json is missing, .* put it beside it"),
+        ({"wake_word": "hey box"}, -128, 0, "hey_box.json: expected wake_word, and in micro prob"),
+        ({**SAID, "micro": {**SAID["micro"], "probability_cutoff": 97}}, -128, 0, "cutoff in 0..1"),
+        (SAID, -128, 90, "LiteRT cannot load it, it is damaged; take what"),
+        (SAID, 3, 0, "does not begin with 0; take what .* calls stream_state_internal_quant"),
     ],
 )
 def test_a_wake_word_without_what_decides_is_told_what_is_missing(
-    tmp_path: Path, said: Any, begin: int, why: str
+    tmp_path: Path, said: Any, begin: int, lost: int, why: str
 ) -> None:
     """The cutoff is in no network; what begins otherwise than with 0 would be wrong at first."""
-    path = save_word(tmp_path / "hey_box.tflite", begin=begin, said=said)
+    path = save_word(tmp_path / "hey_box.tflite", begin=begin, lost=lost, said=said)
     if said is None:
         path.with_suffix(".json").unlink()
     done = call_cli("convert", str(path), "-o", str(tmp_path / "made"))
