@@ -142,6 +142,8 @@ class SettingsReload:
                     return
                 runner.add(after[name]).start(runner.threads)
                 log.info("pipeline %s is new or changed", name, extra=ANSWER)
+            # In the order of the settings: a replaced one has come last.
+            runner.pipelines = {name: runner.pipelines[name] for name in after}
             runner.lazy(wanted=self.lazy)
 
     def _load(self) -> None:

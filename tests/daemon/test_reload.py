@@ -96,6 +96,27 @@ def test_what_a_reload_brings_is_no_first_result_of_the_start(
     assert not any("cold_start" in said for said in listener.on(f"{D}/model/light"))
 
 
+def test_a_changed_pipeline_keeps_its_place(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    pipeline: dict[str, Any],
+    models: list[str],
+) -> None:
+    """Whoever changed one from a list, as on the page, saw it jump to the end."""
+    listener = listen(broker.port)
+    second = {**pipeline, "name": "q"}
+    running = agent(agent_settings("box", broker.url, [pipeline, second], models_dirs=models))
+    wait_results(listener)
+    reload(running, pipelines=[{**pipeline, "qos": 1}, second])
+
+    def listed(_: Any) -> list[str] | None:
+        told = (listener.last(f"{D}/info") or {}).get("pipelines", [])
+        return [each["name"] for each in told] if any(each["qos"] for each in told) else None
+
+    assert listener.wait_for(listed, "the change") == ["p", "q"]
+
+
 def test_a_start_is_measured_once(
     broker: Mosquitto,
     listen: Listeners,
