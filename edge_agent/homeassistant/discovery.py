@@ -228,7 +228,10 @@ def _over_pipelines(
         yield "binary_sensor", f"rule:{rule.name}", rule.name, sensor
     if modes:
         setting = _setting(topics, "@device", "mode")
-        yield "select", "mode", "Mode", {**setting, "options": list(modes)}
+        # Home Assistant would go on showing the mode before one that no rule names.
+        mode = f"value_json.mode if value_json.mode in {json.dumps(list(modes))} else 'None'"
+        keys = {"value_template": f"{{{{ {mode} }}}}", "options": list(modes)}
+        yield "select", "mode", "Mode", {**setting, **keys}
 
 
 def _answers(topics: Topics, view: PipelineView) -> Iterator[Entity]:

@@ -132,6 +132,16 @@ def test_a_rules_sensor_is_not_turned_by_what_comes_late() -> None:
     assert hear("d", "begin", "09:00:00") == "on"  # the clock was set back
 
 
+def test_a_mode_that_no_rule_names_is_shown_as_none() -> None:
+    """The mode before it went on being shown, as if its rules held."""
+    found = payload(
+        Topics("edge", "box"), "1", {}, [], [], temperature=False, modes=["day", "night"]
+    )
+    template = Environment().from_string(found["components"]["mode"]["value_template"])  # noqa: S701 - no HTML
+    shown = [template.render(value_json={"mode": each}) for each in ("night", "away", None)]
+    assert shown == ["night", "None", "None"]
+
+
 def entities(task: str, *, picture: bool, values: tuple[str, ...] = ()) -> dict[str, Any]:
     """Make the entities of a pipeline whose model is of a task."""
     settings = Pipeline(name="door", source="dir:.", model="m")
