@@ -15,7 +15,7 @@ from ..mqtt.topics import object_id
 from ..runtime.pipelines.device_mode import modes_of
 from ..runtime.pipelines.pipeline import Pipeline
 from ..runtime.pipelines.runner import Runner
-from .discovery import PipelineView, payload
+from .discovery import PipelineView, payload, values_key
 
 if TYPE_CHECKING:
     from ..config.settings import Pipeline as PipelineSettings
@@ -56,9 +56,13 @@ class Announcer:
         if self._known is None:
             self._known = self._file.read(dict) or {}
         # A merely omitted entity would stay: it must be listed without content, and always,
-        # because it is unknown when Home Assistant reads it.
+        # because it is unknown when Home Assistant reads it. But what a sensor has said before
+        # may come again: removed, it would come back without the user's name, area and cards.
+        pipelines = [each.settings for each in list(self._runner.pipelines.values())]
+        stay = tuple(values_key(each.name) for each in pipelines if each.has_no_model)
         for key, platform in self._known.items():
-            components.setdefault(key, {"platform": platform})
+            if not key.startswith(stay):
+                components.setdefault(key, {"platform": platform})
         retained.publish(self._topic(wanted.prefix), made)
         if not now.items() <= self._known.items():
             self._known |= now

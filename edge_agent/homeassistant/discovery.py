@@ -94,6 +94,11 @@ def _prefix(pipeline: str) -> str:
     return f"{pipeline}:" if doubtful else f"{pipeline}_"
 
 
+def values_key(pipeline: str) -> str:
+    """Return how the keys of the entities of a pipeline's values begin."""
+    return f"{_prefix(pipeline)}value:"
+
+
 def _of_device(topics: Topics, *, temperature: bool) -> Iterator[Entity]:
     """Yield the entities of the device itself."""
     restart = {

@@ -114,14 +114,29 @@ def test_what_a_sensor_says_is_published_judged_and_shown(
     assert "Traceback" not in running.words()
 
 
-def test_a_value_that_the_settings_name_is_an_entity_before_it_comes(
+def test_values_are_entities_before_they_come_and_over_a_restart(
     broker: Mosquitto, listen: Listeners, agent: Agents
 ) -> None:
     """It came with the first reading, and missed that: unknown for the hour until the next."""
     heard = listen(broker.port, "#")
-    agent(agent_settings("box", broker.url, [fridge()], homeassistant={"enabled": True}))
-    shown = heard.wait_for(lambda _: heard.last(DISCOVERY), "discovery")["components"]
-    assert shown["fridge_value:temperature"]["unit_of_measurement"] == "°C"
+    running = agent(agent_settings("box", broker.url, [fridge()], homeassistant={"enabled": True}))
+
+    def shown(_: Any = None) -> dict[str, Any]:
+        components: dict[str, Any] = (heard.last(DISCOVERY) or {}).get("components", {})
+        return components
+
+    heard.wait_for(shown, "discovery")
+    assert shown()["fridge_value:temperature"]["unit_of_measurement"] == "°C"
+
+    # One that has come and is not named is not removed by a restart, with all that hangs on it.
+    heard.wait_state("edge/box/source/fridge", state="running")
+    heard.publish("plant/fridge", json.dumps({"battery": 97, "t": time.time()}))
+    heard.wait_for(lambda _: "fridge_value:battery" in shown(), "the battery")
+    running.stop()
+    heard.heard.clear()
+    running.restart()
+    heard.wait_for(shown, "discovery")
+    assert "fridge_value:battery" not in shown(), "listed without content it would be removed"
 
 
 def test_any_sensor_gives_its_values_by_the_names_of_its_channels(
