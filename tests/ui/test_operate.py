@@ -19,6 +19,7 @@ from edge_agent.config.settings import Remote
 from edge_agent.mqtt.payloads import iso
 from tests.helpers.boxes import Boxes
 from tests.helpers.push import QUICK, model_folder, plain_package
+from tests.helpers.small_models import encode_jpeg, plain
 from tests.helpers.support import (
     CHECKOUT,
     PATIENCE,
@@ -295,6 +296,37 @@ def test_what_is_over_keeps_its_score_and_a_sensor_has_no_threshold(
     for state, score in (("begin", 0.98), ("end", 0.0)):
         say("event/door", retain=False, **flash, state=state, score=score)
     page.locator(".events li", has_text="flash end").filter(has_text="score 0.98").wait_for()
+
+
+def test_a_shape_that_was_added_can_be_taken_back(
+    page: Page, shared_broker: Mosquitto, listen: Callable[..., Listener], serve: Callable[..., str]
+) -> None:
+    """One that the device refused stayed for ever, and whatever was sent with it was refused."""
+    listener = listen(shared_broker.port, "edge/drawn/#")
+    status = {"schema": 1, "state": "online", "session": "s", "reason": "started"}
+    listener.publish("edge/drawn/status", json.dumps(status), retain=True)
+    page.goto(f"{serve('--broker', shared_broker.url)}/#/device/drawn")
+    page.get_by_role("heading", name="drawn", exact=True).wait_for()
+    while not page.locator("figure").count():  # snapshots are read while somebody looks
+        listener.publish("edge/drawn/snapshot/door", encode_jpeg(plain(90)))
+    shot = page.locator("figure")
+    shot.get_by_role("button", name="Draw zones, lines, masks").click()
+    area, text = shot.get_by_role("application"), shot.get_by_label("TOML of what was drawn")
+    for name in ("good", "bow"):
+        shot.get_by_label("Name").fill(name)
+        for x, y in ((10, 10), (40, 40), (40, 10), (10, 40)):
+            area.click(position={"x": x, "y": y})
+        shot.get_by_role("button", name="Add").click()
+    assert text.input_value().count("name =") == 2
+    back = shot.get_by_role("button", name="Take back")
+    back.click()
+    shot.get_by_text("bow was taken back; 4 points.").wait_for()
+    assert [each.split('"')[1] for each in re.findall("name = .*", text.input_value())] == ["good"]
+    assert shot.get_by_label("Name").input_value() == "bow"
+    for _ in range(5):  # its points, and the other one
+        back.click()
+    shot.get_by_text("good was taken back; 4 points.").wait_for()
+    assert text.is_hidden()
 
 
 def test_a_page_that_is_read_only_sends_nothing(

@@ -24,7 +24,7 @@ export class Drawing {
     this.shapes = [];
     this.cursor = [0.5, 0.5];
     this.svg = document.createElementNS(NS, "svg");
-    for (const [name, value] of Object.entries({ viewBox: "0 0 1 1", preserveAspectRatio: "none", tabindex: "0", role: "application", "aria-label": "Drawing area: arrow keys move, Enter sets a point, Backspace takes one back" })) this.svg.setAttribute(name, value);
+    for (const [name, value] of Object.entries({ viewBox: "0 0 1 1", preserveAspectRatio: "none", tabindex: "0", role: "application", "aria-label": "Drawing area: arrow keys move, Enter sets a point, Backspace takes one back, then a shape" })) this.svg.setAttribute(name, value);
     this.svg.addEventListener("click", (event) => this.clicked(event));
     this.svg.addEventListener("keydown", (event) => this.pressed(event));
     this.kind = h("select", { "aria-label": "What to draw" }, ["zone", "line", "mask"].map((kind) => h("option", { value: kind }, kind)));
@@ -41,7 +41,7 @@ export class Drawing {
     this.sending = button("Send to the device", () => this.send());
     this.held = h("div", { class: "buttons" });
     this.panel = h("div", { class: "drawing", hidden: true },
-      h("div", { class: "buttons" }, this.kind, this.name, button("Take a point back", () => this.back())),
+      h("div", { class: "buttons" }, this.kind, this.name, button("Take back", () => this.back())),
       h("div", { class: "buttons" }, this.rule, this.amount, this.ruled, button("Add", () => this.add())), this.words, this.text, h("div", { class: "buttons" }, this.copy, this.sending), this.held);
     this.toggle = h("button", { type: "button", "aria-expanded": "false", onclick: () => this.open() }, "Draw zones, lines, masks");
     this.frame = h("div", { class: "frame" }, image, this.svg);
@@ -98,8 +98,17 @@ export class Drawing {
     this.show();
   }
 
+  // Take back a point, or without one the shape that was added last, whose points can be set anew.
   back() {
-    this.points.pop();
+    if (!this.points.pop()) {
+      const last = this.shapes.pop();
+      if (!last) return;
+      this.points = last.points;
+      this.kind.value = last.kind;
+      this.name.value = last.name;
+      this.choices();
+      put(this.words, `${last.kind === "mask" ? "The mask" : last.name} was taken back; ${this.points.length} points.`);
+    }
     this.show();
   }
 
