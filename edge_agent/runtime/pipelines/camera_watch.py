@@ -6,6 +6,8 @@ cause no reports.
 
 from __future__ import annotations
 
+from math import ceil
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +37,6 @@ BLURRED = 0.15
 (0.19 at a very low bit rate), the highest in pictures blurred by 3 pixels of 640 is 0.16."""
 CONTRAST = 10.0
 """Curvature of cells below which sharpness is not checked."""
-CURVES = 4 * 255 + 1
-"""Numbers that a second difference of bytes may have."""
 EDGE, EDGES, CELLS = 4.0, 0.1, 200
 """Level difference between cells at an edge; least share of edges, and least cells, in a view."""
 TURNED, BACK = 0.3, 0.4
@@ -108,7 +108,7 @@ class CameraWatch:
         if flat:  # fog, paint, a cloth; or a picture that never had content
             return "blurred" if self._known >= LEARN_LOOKS else ""
         contrast = _curvature(cells)
-        if cells.size >= CELLS and contrast > CONTRAST and _curvature(gray) < BLURRED * contrast:
+        if cells.size >= CELLS and contrast > CONTRAST and not _is_sharp(gray, contrast):
             return "blurred"
         return "turned" if self._is_turned(cells) else ""
 
@@ -144,15 +144,17 @@ def _smaller(gray: NDArray[np.float32], by: int) -> NDArray[np.float32]:
     return cv2.resize(gray, size, interpolation=cv2.INTER_AREA).astype(np.float32, copy=False)
 
 
-def _curvature(gray: Array) -> float:
+def _curvature(cells: NDArray[np.float32]) -> float:
     """Return the 99th percentile of the absolute second differences."""
-    rank = gray.size - 1 - gray.size // 100
-    if gray.dtype == np.uint8:  # whole numbers are counted, which is faster than to sort them
-        found = np.abs(cv2.Laplacian(gray, cv2.CV_16S)).view(np.uint16)
-        counts = cv2.calcHist([found], [0], None, [CURVES], [0, CURVES]).cumsum()
-        return float(np.searchsorted(counts, rank, side="right"))
-    found = np.abs(cv2.Laplacian(gray, cv2.CV_32F)).ravel()
+    found = np.abs(cv2.Laplacian(cells, cv2.CV_32F)).ravel()
+    rank = found.size - 1 - found.size // 100
     return float(np.partition(found, rank)[rank])
+
+
+def _is_sharp(gray: Array, contrast: float) -> bool:
+    """Whether that of pixels is great enough beside *contrast*, that of cells; without sorting."""
+    found = np.abs(cv2.Laplacian(gray, cv2.CV_16S))
+    return int(np.count_nonzero(found >= ceil(BLURRED * contrast))) > gray.size // 100
 
 
 def _normal(values: Array) -> NDArray[np.float32]:
