@@ -510,9 +510,8 @@ def test_too_much_memory_while_it_arrives_says_nothing(tmp_path: Path) -> None:
     """A child that is ended for its memory while the model arrives is followed by a fresh one."""
     process, model, arrive = following(tmp_path, FRAME, memory_mb=1)
     arrive(2**40)
-    wait(lambda: process.ended, "the end")
-    assert process.why is not None
-    assert "takes more than the 1 MB" in process.why
+    wait(lambda: process.why is not None, "the reason")  # it may not have ended yet
+    assert "takes more than the 1 MB" in (process.why or "")
     verdict = run_trial(model, [ORT], "picture", process=process, **HOW)
     assert verdict.passed, verdict.why
     assert verdict.streamed == ""

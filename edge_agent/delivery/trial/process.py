@@ -99,7 +99,9 @@ class TrialProcess:
         self._frame = frame
         self._unsent: bytes | None = None
         self._libraries_mb: tuple[float, float] | None = None
-        """Memory that it takes without a model: in total, and without mapped files."""
+        """Memory that it takes without a model: in total, and without mapped files; None: it is
+        loading libraries, which do not count."""
+        self._judges = False
         self._stderr = b""
         self._verdict: Verdict | None = None
         self.wish: tuple[int, int] | None = None
@@ -141,6 +143,7 @@ class TrialProcess:
         """Ask it to judge a model, and return its verdict; arguments as for `run_trial`."""
         mapped = question["forms"] is not None
         deadline = time.monotonic() + timeout_s
+        self._judges, self._libraries_mb = True, None
         self._limits = _Limits(memory_mb, not mapped, deadline, timeout_s, stopped)
         self._send(**question)
         self._ended.wait()
@@ -216,7 +219,8 @@ class TrialProcess:
                 return
             if "libraries_mb" in message:
                 resident, own = message["libraries_mb"]
-                self._libraries_mb = float(resident), float(own)
+                if message["judges"] == self._judges:  # else it will load more
+                    self._libraries_mb = float(resident), float(own)
             elif "wish" in message:
                 start, stop = message["wish"]
                 self.wish = (int(start), int(stop))
@@ -300,7 +304,7 @@ def run_trial(
     if forms is not None:
         timeout_s += PREPARE_SECONDS
         memory_mb += CHECK_MB
-    if process is None or (process.ended and process.why is not None):
+    if process is None or process.why is not None:
         # A child killed while the model arrived says nothing about the complete model.
         process = TrialProcess([choice.engine for choice in choices], memory_mb, frame)
     return process.judge(question, timeout_s=timeout_s, memory_mb=memory_mb, stopped=stopped)

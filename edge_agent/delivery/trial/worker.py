@@ -110,7 +110,7 @@ def main() -> None:
     engines = channel.questions.get()["engines"]
     _load_libraries(engines[:1])
     libraries = _memory_mb()
-    channel.send(libraries_mb=libraries)
+    channel.send(libraries_mb=libraries, judges=False)
     question = channel.questions.get()
     followed: Followed | None = None
     if "choice" in question:
@@ -131,7 +131,8 @@ def main() -> None:
     library = "prepared.compile.cache" if question["forms"] else "model"
     import_module(f"edge_agent.inference.{library}")
     parts = zip(libraries, _memory_mb(), before, strict=True)
-    channel.send(libraries_mb=[sooner + now - then for sooner, now, then in parts])
+    mine = [sooner + now - then for sooner, now, then in parts]
+    channel.send(libraries_mb=mine, judges=True)
     try:
         with contained("its trial", ModelError):
             verdict = judge(question, followed, lambda specs: channel.frame(memory, specs))
