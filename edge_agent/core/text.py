@@ -14,6 +14,8 @@ from urllib.parse import unquote
 
 HIDDEN = "***"
 MOST_LABEL = 256
+MOST = 4000
+"""Most characters of a message: others may choose what it quotes."""
 """Most characters of a label, which every result may repeat."""
 
 
@@ -91,8 +93,9 @@ def _length_trouble(label: str) -> str | None:
 
 
 def one_line(text: str) -> str:
-    """Make a message safe for one line: apply `printable` and `redact_urls`."""
-    return printable(redact_urls(text))
+    """Make a message safe for one line: hide secrets, escape, and cut what is longer than MOST."""
+    text = redact_urls(text)
+    return printable(text if len(text) <= MOST else text[: MOST - 1] + "…")
 
 
 PLAIN = {"…": "...", "·": "-", "×": "x", "≤": "<=", "≥": ">=", "→": "->", "±": "+/-"}

@@ -24,6 +24,14 @@ def test_any_text_is_harmless(text: str) -> None:
         assert shown == text
 
 
+@pytest.mark.parametrize("text", ["://" + "a." * 400_000, "http://h/" + "Aa1." * 200_000])
+def test_a_long_text_of_others_is_shown_in_part_and_at_once(text: str) -> None:
+    """Searching URLs in the name of a tensor took an hour, in which the agent did nothing else."""
+    shown = one_line(text)
+    assert len(shown) <= 4000
+    assert shown.endswith("…")
+
+
 def test_every_order_to_a_terminal_is_escaped() -> None:
     """Of all characters no control, no separator of lines and no mark of direction stays."""
     shown = printable("".join(map(chr, range(sys.maxunicode + 1))))
