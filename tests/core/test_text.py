@@ -24,7 +24,7 @@ def test_any_text_is_harmless(text: str) -> None:
         assert shown == text
 
 
-@pytest.mark.parametrize("text", ["://" + "a." * 400_000, "http://h/" + "Aa1." * 200_000])
+@pytest.mark.parametrize("text", ["://" + "a." * 400_000, "http://h/" + "a/" * 400_000])
 def test_a_long_text_of_others_is_shown_in_part_and_at_once(text: str) -> None:
     """Searching URLs in the name of a tensor took an hour, in which the agent did nothing else."""
     shown = one_line(text)
