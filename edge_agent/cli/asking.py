@@ -18,6 +18,8 @@ from .fleet import Fleet, check_target, look_filters, online_targets
 from .options import Options, add_broker, broker_settings, positive
 
 TICK_SECONDS = 0.5
+MOST_PENDING_SECONDS = 3600.0
+"""Longest probation that is waited for: any member of a group may claim one."""
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -95,24 +97,32 @@ def _await(
         if (left := deadline - time.monotonic()) <= 0:
             break
         heard = client.next(min(left, TICK_SECONDS))
-        if heard is None or heard.body is None:
+        if heard is None:
             continue
         fleet.take(heard.topic, heard.payload)
-        pending = heard.body.get("pending")
-        if isinstance(pending, dict) and not heard.retained:
-            span = pending.get("probation_s")
-            more = timeout + (span if isinstance(span, int | float) else 0.0)
-            deadline = max(deadline, time.monotonic() + more)
+        if not heard.retained and _config_of(heard.topic) in waiting:
+            pending = (heard.said("config") or {}).get("pending", {})
+            span = min(pending.get("probation_s", 0.0), MOST_PENDING_SECONDS)
+            deadline = max(deadline, time.monotonic() + (timeout + span if pending else 0.0))
         device = heard.topic.removesuffix(topic).rpartition("/")[2]
         if not heard.topic.endswith(topic) or device not in waiting:
             continue
+        said = heard.said("reply")
+        if said is None:
+            continue
         waiting.remove(device)
-        result = heard.body.get("result")
-        if not heard.body.get("ok") or not isinstance(result, dict):
-            failed[device] = f": {heard.body.get('error')}"
+        result = said.get("result")
+        if not said.get("ok") or result is None:
+            failed[device] = f": {said.get('error')}"
             continue
         print(printable(f"{device}: {done(result)}"), flush=True)
         warnings = result.get("warnings")
         for warning in warnings if isinstance(warnings, list) else ():
             print(printable(f"{device}: warning: {warning}"), file=sys.stderr)
     return failed | dict.fromkeys(sorted(waiting), "")
+
+
+def _config_of(topic: str) -> str | None:
+    """Return the device whose `config` topic this is."""
+    above, _, kind = topic.rpartition("/")
+    return above.rpartition("/")[2] if kind == "config" else None

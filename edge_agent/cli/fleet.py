@@ -13,11 +13,12 @@ from contextlib import suppress
 from typing import Any
 
 from ..core.errors import AgentError, MalformedError, UsageError
-from ..core.names import NAME_RULE, is_name
+from ..core.names import NAME_RULE, is_name, is_version
 from ..core.text import printable
 from ..delivery.plan import read
 from ..delivery.sender import RETURN_SECONDS
 from ..mqtt.connection import ReceivedMessage, parse_object
+from ..mqtt.declared import is_as_declared
 from ..mqtt.look import Said, offline_since, tables_in, texts_in
 from ..mqtt.one_shot import OneShotClient
 
@@ -277,11 +278,16 @@ class Fleet:
 
 def _is_ours(levels: Sequence[str], says: Mapping[str, Any]) -> bool:
     """Whether an agent may have published this on a topic of its own."""
+    kinds = (kind.partition("/")[0] for kind in KINDS)
+    if levels[0] in kinds and not is_as_declared(levels[0], says):
+        return False
     match levels:
         case ["status"]:
-            return says.get("state") in ("online", "offline")
+            return says.get("state") in {"online", "offline"}
         case ["model", name]:
-            return "live" in says and says.get("name", name) == name
+            versions = says.get("versions", [])
+            mine = "live" in says and says.get("name", name) == name
+            return mine and all(map(is_version, versions))
     return True
 
 

@@ -6,9 +6,7 @@ generated from the records that parse the data.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from importlib.resources import files
 from typing import Any
 
 from .. import __version__
@@ -23,6 +21,7 @@ from ..daemon.commands import Ping, Restart
 from ..daemon.configure import Configure
 from ..daemon.event_commands import Fetch, ListEvidence, Picture, Reset
 from ..delivery.rollout.commands import Activate, Delete, Rollback
+from ..mqtt import declared
 from ..runtime.pipelines.commands import Set, Snapshot
 from ..runtime.pipelines.device_mode import DEVICE
 
@@ -98,8 +97,7 @@ _CHECKED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 def schemas() -> dict[str, Any]:
     """Return the schema of each kind, and all schemas that they refer to, by name."""
-    written = json.loads(files("edge_agent.mqtt").joinpath("payloads.json").read_text("utf-8"))
-    found: dict[str, Any] = written["$defs"]
+    found = dict(declared.schemas())
     settings = json_schema(Settings, "#/$defs/{model}")
     found |= settings.pop("$defs") | {"settings": settings}
     for name, keys in _CHECKED.items():

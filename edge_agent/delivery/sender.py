@@ -205,13 +205,12 @@ class Sender:
         if len(levels) != 3 or levels[1] != "push" or levels[2] != self._package.transfer:
             return
         device = levels[0]
+        status = heard.said("push") or {}
         try:
-            status = heard.body or {}
             state = str(status["state"])
-            percent = float(status.get("percent") or 0.0)
             asked = {} if status.get("drawn") is True else status
             parts, blocks = numbers_in(asked.get("list")), numbers_in(asked.get("need"))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError):
             return
         progress = self.progress.get(device)
         if progress is None:
@@ -221,7 +220,7 @@ class Sender:
         progress.already |= progress.state == "offered" and state in {"live", "probation"}
         progress.state, progress.heard_at = state, time.monotonic()
         progress.lost_at = None
-        progress.percent = percent
+        progress.percent = float(status.get("percent", 0.0))
         progress.why = status.get("why")
         # Earlier details are kept: a device that gets the offer again reports fewer.
         progress.details = {**progress.details, **status}

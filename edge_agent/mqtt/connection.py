@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.frozen import record
 from ..core.json_text import read_json
 from . import paho_client
+from .declared import is_as_declared
 from .paho_client import acknowledge_now, code_of, limit_inflight
 
 if TYPE_CHECKING:
@@ -52,11 +53,16 @@ class ReceivedMessage:
         """The JSON object in the payload, or None if it is not one."""
         return parse_object(self.payload)
 
+    def said(self, kind: str) -> dict[str, Any] | None:
+        """Return what an agent says in a message of a kind; None: no agent publishes this."""
+        body = self.body
+        return body if body is not None and is_as_declared(kind, body) else None
 
-def parse_object(payload: bytes, *, finite: bool = False) -> dict[str, Any] | None:
+
+def parse_object(payload: bytes) -> dict[str, Any] | None:
     """Parse a JSON object from an untrusted sender; None if `read_json` refuses it."""
     try:
-        body = read_json(payload, finite=finite)
+        body = read_json(payload, finite=True)
     except (ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None

@@ -395,7 +395,7 @@ def _sum(numbers: Iterable[float | None]) -> float | None:
 
 def _body(data: bytes) -> dict[str, Any]:
     """Return the JSON object in a payload, or one that describes a payload of another kind."""
-    body = parse_object(data, finite=True) if len(data) <= MOST_BYTES else None
+    body = parse_object(data) if len(data) <= MOST_BYTES else None
     return _odd(data, "is no JSON object that can be shown") if body is None else body
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edge_agent.core.names import safe_name
@@ -24,6 +25,7 @@ from tests.helpers.support import (
     free_port,
     run_cli,
 )
+from tests.helpers.tiny_networks import constant_outputs
 
 
 def iso(ago: float) -> str:
@@ -249,8 +251,55 @@ def test_what_others_publish_does_not_stop_it(health: dict[str, Any], device: Ma
     one.say("info", pipelines=[3, {}, {"name": "door", "model": {}}], models={}, groups=7)
     one.say("source/door", state=[], error={"a": 1})
     said = call_cli("status")
-    assert said.err == ""
+    assert said.error.startswith("edge-agent: left out, as no agent publishes them: ")
+    assert "/info" in said.error
     assert "\x1b" not in said.out
+
+
+HUGE = 10**400
+HOSTILE: list[tuple[str, dict[str, Any]]] = [
+    ("model/face", {"live": "1", "last": {"shadow": {"compared": 5, "agreement": float("inf")}}}),
+    ("model/face", {"live": "1", "last": {"shadow": {"compared": HUGE, "agreement": 0.5}}}),
+    *(("model/face", {"live": "1", "versions": odd}) for odd in (5, ["x"], [None], ["1e5"])),
+    ("rollout", {"id": "r", "state": []}),
+    ("rollout", {"id": "r", "state": "live", "agreement": {"a": 1}}),
+    ("source/door", {"state": ["running"], "time": 7}),
+    ("health", {"state": "ok", "pipelines": {"door": {"fps": HUGE}}}),
+    ("info", {"groups": [["lab"]], "session": {}}),
+    ("status", {"state": {"online": 1}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "payload"), HOSTILE)
+def test_one_hostile_device_ends_no_command_about_the_others(
+    kind: str, payload: dict[str, Any], device: Make
+) -> None:
+    """What it may retain is left out and named; each of these had ended some command."""
+    good = device("good", groups=["lab"])
+    good.healthy()
+    good.say("model/face", name="face", live="3", previous=None, versions=["3"])
+    evil = device("evil", groups=["lab"])
+    evil.say(kind, **payload)
+    topic = f"{evil.topic}/{kind}"
+    told = [call_cli("status"), call_cli("models"), call_cli("rollout", "status")]
+    assert ["good  ok" in told[0].out, "face: live 3" in told[1].out] == [True, True]
+    assert any(topic in each.err for each in told)
+
+
+METADATA = {"task": "classify", "names": "{0: 'good', 1: 'bad'}", "imgsz": "[32, 32]"}
+
+
+def test_one_device_does_not_use_up_the_versions_of_all(device: Make, tmp_path: Path) -> None:
+    """A push to a group without a version of its own goes one above the highest there is."""
+    for name, versions in (("one", ["3", "4"]), ("two", ["2"]), ("evil", ["999999998"])):
+        box = device(name, groups=["lab"])
+        box.say("model/scores", name="scores", live=None, previous=None, versions=versions)
+    network = tmp_path / "scores.onnx"
+    constant_outputs(network, {"out": np.array([[0.1, 0.9]], np.float32)}, metadata=METADATA)
+    said = call_cli("push", str(network), "--device", "@lab", "--timeout", "1")
+    assert said.error.startswith(
+        "edge-agent: scores: device evil says that it has version 999999998, all others at most 4"
+    )
 
 
 def test_what_strangers_have_left_is_said_once_and_not_shown(device: Make) -> None:

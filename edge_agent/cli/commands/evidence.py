@@ -198,12 +198,12 @@ class _Device:
                 continue
             if heard.topic != self._reply:
                 came[heard.topic] = heard.payload
-            elif heard.body is not None and heard.body.get("ok") is True:
-                said = heard.body.get("result")
-                if not isinstance(said, dict):
-                    raise self._odd()
-            elif heard.body is not None:
-                raise AgentError(f"device {self._device}: {heard.body.get('error')}")
+            elif (reply := heard.said("reply")) is None or not {"result", "error"} & reply.keys():
+                raise self._odd()
+            elif "error" in reply:
+                raise AgentError(f"device {self._device}: {reply['error']}")
+            else:
+                said = reply["result"]
         if said is not None:
             topic = next(name for name in topics(said) if name not in came)
             raise AgentError(
@@ -218,9 +218,9 @@ def _is_kept(each: object) -> bool:
     """Whether an entry of a device's list is as an agent gives it; its names become a file's."""
     return (
         isinstance(each, dict)
-        and all(is_name(str(each.get(key, ""))) for key in ("pipeline", "event"))
-        and each.get("kind") in list(SUFFIXES)
-        and isinstance(each.get("time"), str)
+        and all(isinstance(each.get(key), str) for key in ("pipeline", "event", "kind", "time"))
+        and all(is_name(each[key]) for key in ("pipeline", "event"))
+        and each["kind"] in SUFFIXES
         and isinstance(each.get("bytes"), int)
     )
 

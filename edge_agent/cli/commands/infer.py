@@ -19,6 +19,7 @@ from ...core.errors import AgentError, BrokerError, SampleError, UsageError
 from ...core.names import NAME_RULE, is_name
 from ...core.text import printable, redact
 from ...mqtt.connection import parse_object
+from ...mqtt.look import texts_in
 from ...mqtt.one_shot import OneShotClient
 from ...sources.spec import guess_source, parse_source
 from ..fleet import Fleet, look_filters, online_targets
@@ -65,13 +66,17 @@ def main(options: Options) -> int:
     question = _question(options.file)
     ask = _over_mqtt if options.url is None else _over_http
     answer = ask(settings, question, options)
-    for warning in answer.get("warnings", ()):
+    for warning in texts_in(answer.get("warnings")):
         print(printable(f"edge-agent: {warning}"), file=sys.stderr)
     if options.json:
         print(printable_json(answer))
         return 0
-    took = answer.get("timing", {}).get("infer_ms", 0.0)
-    print(printable(f"{summary(answer)} · {answer.get('model')} · {took:.1f} ms"))
+    try:
+        took = answer.get("timing", {}).get("infer_ms", 0.0)
+        line = f"{summary(answer)} · {answer.get('model')} · {took:.1f} ms"
+    except (KeyError, TypeError, ValueError, AttributeError):
+        line = printable_json(answer)  # another version's, or another program's
+    print(printable(line))
     return 0
 
 

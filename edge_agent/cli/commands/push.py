@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 RECONNECT_SECONDS = 0.5
 RETAINED_SECONDS = 3600
 """How long an MQTT 5 broker keeps a package for a group if its sender is gone."""
+MOST_AHEAD = 1000
+"""By how much the highest version of one device may exceed those of all others."""
 
 
 EXAMPLES = (
@@ -172,13 +174,23 @@ def _check(folder: ModelFolder) -> None:
 
 
 def _next(fleet: Fleet, devices: list[str], name: str) -> str:
-    """Return the highest version of a model that the devices know, plus 1."""
-    known = [
-        str(version)
-        for device in devices
-        for version in fleet.models.get(device, {}).get(name, {}).get("versions", [])
-    ]
-    return str(max(version_key(version)[0] for version in known) + 1) if known else "1"
+    """Return the highest version of a model that the devices know, plus 1.
+
+    Raises:
+        AgentError: one device alone is far ahead: with its version all would have used up theirs.
+    """
+    known = {}
+    for device in devices:
+        versions = fleet.models.get(device, {}).get(name, {}).get("versions", [])
+        if versions:
+            known[device] = max(version_key(version)[0] for version in versions)
+    *_, (before, _), (highest, ahead) = [(0, "")] * 2 + sorted((v, d) for d, v in known.items())
+    if len(known) > 1 and highest - before > MOST_AHEAD:
+        raise AgentError(
+            f"{name}: device {ahead} says that it has version {highest}, all others at most "
+            f"{before}; push a folder, whose manifest states the version, or leave {ahead} out"
+        )
+    return str(highest + 1)
 
 
 def _send(
