@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
 from ..core.errors import AgentError, ModelError, RequestError, SampleError
+from ..core.names import is_local
 from ..core.text import one_line
 from ..core.types import Kind
 from ..inference.model import Model
@@ -51,26 +52,35 @@ def application(
 
 
 class _Guard:
-    """Rejects requests without the token, if one is set."""
+    """Rejects requests without the token; without one, those that a web page has a browser send.
+
+    A page of anywhere that is open on this machine could ask here without it, and read the answers
+    under a name of its own that it has made lead to this address.
+    """
 
     def __init__(self, app: ASGIApp, token: Callable[[], str]) -> None:
         self._app = app
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wanted = self._token()
+        headers, wanted = dict(scope["headers"]), self._token()
+        host = headers.get(b"host", b"").decode("latin-1")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        status, why, more = 403, "", {"Connection": "close"}
         if wanted:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            scheme, _, shown = given.partition(b" ")
+            scheme, _, shown = headers.get(b"authorization", b"").partition(b" ")
             known = hmac.compare_digest(shown.strip(), wanted.encode())
             if scheme.lower() != b"bearer" or not known:
-                refusal = JSONResponse(
-                    _wrong(scope["path"], 401, "a token is needed: Authorization: Bearer …"),
-                    401,
-                    {"WWW-Authenticate": "Bearer", "Connection": "close"},
-                )
-                await refusal(scope, receive, send)
-                return
+                status, why = 401, "a token is needed: Authorization: Bearer …"
+                more["WWW-Authenticate"] = "Bearer"
+        elif origin and origin.partition("://")[2] != host:
+            why = "the request comes from a web page of elsewhere; for those set http.token"
+        elif "." in host and not is_local(host) and (scope.get("server") or ("", None))[1]:
+            why = f"{host!r} is not this machine; ask localhost, or set http.token"
+        if why:
+            refusal = JSONResponse(_wrong(scope["path"], status, why), status, more)
+            await refusal(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
 

@@ -27,6 +27,12 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 """Names of this machine that other machines cannot reach."""
 
 
+def is_local(host: str) -> bool:
+    """Whether a `Host` header names this machine: "localhost:8000", "[::1]", "127.0.0.2"."""
+    name = re.sub(r":\d+$", "", host).strip("[]")
+    return name.lower() in LOOPBACK or re.fullmatch(r"127(\.\d{1,3}){3}", name) is not None
+
+
 def is_name(text: str) -> bool:
     """Whether *text* may name a device, group, pipeline, model, transfer or request."""
     return _NAME.fullmatch(text) is not None

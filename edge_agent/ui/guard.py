@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import re
 import secrets
 
 from starlette.datastructures import MutableHeaders
@@ -12,7 +11,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.names import LOOPBACK
+from ..core.names import is_local
 
 COOKIE = "edge-agent-ui"
 MOST_SESSIONS = 100
@@ -84,7 +83,7 @@ class Guard:
     def _refusal(self, request: HTTPConnection) -> str:
         """Return why a request is refused; "": it is allowed."""
         host, path = request.headers.get("host", ""), request.scope["path"]
-        if self._loopback and re.sub(r":\d+$", "", host).strip("[]") not in LOOPBACK:
+        if self._loopback and not is_local(host):
             return "this page answers to localhost only"
         reads = request.scope.get("method") in {"GET", "HEAD"}  # a WebSocket has none
         if not reads and request.headers.get("origin", "").partition("://")[2] != host:

@@ -112,7 +112,9 @@ class Flood:
         self.port = free_port()
         with av.open(str(CLIP)) as container:
             body = encode_jpeg(next(container.decode(video=0)).to_ndarray(format="bgr24"))
-        head = f"POST /predict/{MODEL.name} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        head = (
+            f"POST /predict/{MODEL.name} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
+        )
         self.request = f"{head}\r\n\r\n".encode() + body
 
     def asked(self, callers: int, seconds: float, swap: Path | None = None) -> Counter[Any]:

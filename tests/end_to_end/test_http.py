@@ -285,7 +285,7 @@ WRONG: dict[str, tuple[str, bytes | dict[str, Any] | None, int]] = {
     ),
     "too large": ("/predict/light", GRAY + b"0" * 2**20, 413),
 }
-POST = b"POST /predict/light HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /predict/light HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 POST_LAST = POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
 OFFER = b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
@@ -364,11 +364,11 @@ def test_an_offer_of_another_protocol_hides_no_body(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:
     """Not in a second request, and not in pieces: a body never becomes a request of its own."""
-    hidden = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+    hidden = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
     body = b"Content-Length: %d\r\n\r\n%b" % (len(hidden), hidden)
     head, rest = POST + OFFER[:30], OFFER[30:] + body
     with running(broker, listen, agent, tmp_path) as (ask, _heard, _process), ask.connect() as wire:
-        wire.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n" + head)
+        wire.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n" + head)
         found = b""
         while not found.endswith(b'{"live":true}'):  # then the piece of the next head is read, too
             found += wire.recv(65536)
@@ -402,8 +402,8 @@ def test_requests_that_nobody_waits_to_have_answered_are_refused_and_not_kept(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:
     """A stranger without the token sent 2000 in a row on each of 150 connections: gigabytes."""
-    row = b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n"
-    last = b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    row = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with running(broker, listen, agent, tmp_path) as (ask, _heard, process):
         assert ask.raw(row * 16 + last).count(b"HTTP/1.1 200") == 17
         before = resident(process)
@@ -427,13 +427,13 @@ def test_who_is_refused_before_his_body_is_read_does_not_keep_the_connection(
     length = b"Content-Length: %d\r\n\r\n" % len(body)
     with running(broker, listen, agent, tmp_path) as (ask, _heard, _process):
         for path in (b"/nothing", b"/predict/nothing", b"/v1/nothing"):
-            said = ask.raw(b"GET %b HTTP/1.1\r\nHost: x\r\n%b%b" % (path, length, body))
+            said = ask.raw(b"GET %b HTTP/1.1\r\nHost: localhost\r\n%b%b" % (path, length, body))
             assert said.count(b"HTTP/1.1 ") == 1, said
             assert said.startswith(b"HTTP/1.1 40"), said
         with ask.connect() as wire:
-            wire.sendall(b"GET /nothing HTTP/1.1\r\nHost: x\r\n%b%b" % (length, body))
+            wire.sendall(b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n%b%b" % (length, body))
             assert wire.recv(65536).startswith(b"HTTP/1.1 404")
-            wire.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            wire.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             wait_until(lambda: b"HTTP/1.1 200" in wire.recv(65536), "the next answer")
 
 
@@ -467,6 +467,25 @@ def test_a_socket_with_a_token_refuses_who_has_none_and_what_is_too_much(
         assert path.stat().st_mode & 0o777 == 0o660
         assert "geheim" not in process.words()
     assert not path.exists()
+
+
+def test_a_web_page_of_elsewhere_asks_and_reads_nothing(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """A page that is open on this machine could ask in the name of its user, without a token."""
+    with running(broker, listen, agent, tmp_path) as (ask, _heard, _process):
+        page = {"Origin": "http://page.example", "Content-Type": "text/plain"}
+        said = ask("/predict/light", GRAY, **page)
+        assert (said.status, "a web page of elsewhere" in said.json["error"]) == (403, True)
+        assert ask("/predict/light", GRAY, Origin="http://localhost").status == 200
+        # Its own name made to lead here: then the browser lets it read the answers.
+        for path in ("/metrics", "/v2/models/light", "/v1/models"):
+            head = (
+                f"GET {path} HTTP/1.1\r\nHost: page.example\r\nConnection: close\r\n\r\n".encode()
+            )
+            assert ask.raw(head).startswith(b"HTTP/1.1 403 ")
+            local = head.replace(b"page.example", b"127.0.0.1:8000")
+            assert ask.raw(local).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_swap_loses_no_request(
