@@ -40,6 +40,8 @@ QUEUE = 1000
 """Number of messages that a default mosquitto queues for a slower client."""
 MANY = 8
 """With more devices, they are counted instead of named."""
+MOST_BYTES = 2**20
+"""Largest message of a device on one of these topics."""
 BATCH = 200
 """Number of exact topics requested at once."""
 
@@ -169,7 +171,7 @@ class Fleet:
         quiet, most = now + LOOK_SECONDS * pace, now + MOST_SECONDS
         while (left := min(quiet, most) - time.monotonic()) > 0:
             heard = self._client.next(left)
-            if heard is None and self._client.unanswered:
+            if heard is None and (self._client.unanswered or self._client.receives):
                 quiet = time.monotonic() + QUIET_SECONDS * pace
                 continue
             if heard is None:
@@ -199,7 +201,7 @@ class Fleet:
             self.plans["/".join(levels)] = payload
             return
         self.topics.setdefault(device, set()).add(topic)
-        says = parse_object(payload)
+        says = parse_object(payload) if len(payload) <= MOST_BYTES else None
         if says is None or not is_name(device) or not _is_ours(levels, says):
             self.odd.add(topic)
             return

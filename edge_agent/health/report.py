@@ -326,7 +326,7 @@ def _broker_problems(counters: Counters) -> list[str]:
     elif counters.unauthorized:
         reasons.append(
             "broker: refuses some of the messages of this device, the first on "
-            f"{counters.forbidden} (see its access list)"
+            f"{counters.forbidden}"
         )
     if counters.disk_problem is not None:
         reasons.append(f"spool: {counters.disk_problem}; until then what waits is in memory only")

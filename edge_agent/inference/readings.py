@@ -6,6 +6,7 @@ path as frames. Nothing is loaded, and the models that serve are not affected.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -78,10 +79,12 @@ class Readings(Model):
     def __init__(self, spec: InputSpec, on_names: Callbacks) -> None:
         """Start with no names known; *on_names* is called when they change."""
         super().__init__(folder_of(spec), EngineChoice(""), _NoEngine(), _AsTheyAre(), _decode)
-        self._channels: tuple[tuple[str, ...], int] = ((), 0)
-        """Names and number of the channels in the last reading."""
-        self._named: tuple[str, ...] = ()
-        """The names of their values."""
+        self._last: tuple[tuple[tuple[str, ...], int], tuple[str, ...]] = (((), 0), ())
+        """Names and number of the channels in the last reading, and the names of their values.
+
+        Replaced as a whole: several lanes read it.
+        """
+        self._naming = threading.Lock()
         self._on_names = on_names
 
     def windower(self, columns: tuple[str, ...]) -> Windower:
@@ -104,16 +107,23 @@ class Readings(Model):
 
     def _names(self, columns: tuple[str, ...], count: int) -> tuple[str, ...]:
         """Return the names of the values of *count* channels, all different."""
-        if (columns, count) != self._channels:
-            self._channels = columns, count
-            stats = self.manifest.input.stats
-            self._named = value_names(columns, count, () if stats is None else stats.of)
+        channels, names = self._last
+        if channels == (columns, count):
+            return names
+        stats = self.manifest.input.stats
+        names = value_names(columns, count, () if stats is None else stats.of)
+        with self._naming:
             known = self.folder.labels
-            new = [name for name in self._named if name not in known]
+            before = set(known)
+            new = [name for name in names if name not in before]
             if new and len(known) < MOST_NAMES:
                 self.folder = replace(self.folder, labels=(*known, *new)[:MOST_NAMES])
-                self._on_names()
-        return self._named
+            else:
+                new = []
+            self._last = (columns, count), names
+        if new:
+            self._on_names()
+        return names
 
 
 def folder_of(spec: InputSpec, names: tuple[str, ...] = ()) -> ModelFolder:

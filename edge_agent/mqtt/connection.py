@@ -46,7 +46,7 @@ class ReceivedMessage:
     """Acknowledges it to the broker; to be called once its effect is durable."""
     qos: int = 0
     too_large: int = 0
-    """Its bytes, where they were too many: the payload was not kept."""
+    """Its bytes, where they were too many: the payload is only the beginning."""
 
     @property
     def body(self) -> dict[str, Any] | None:
@@ -248,6 +248,11 @@ class Connection:
         self._closed = True
         paho_client.detach(self._client)
 
+    @property
+    def receives(self) -> bool:
+        """Whether a message has come in part: more may follow it."""
+        return paho_client.receives(self._client)
+
     def give_up(self, reason: str) -> None:
         """Treat the connection as lost because the broker misbehaves, and close it."""
         if not self.gone.is_set():
@@ -290,17 +295,16 @@ class Connection:
         except UnicodeDecodeError:
             # As an unknown topic: it is handled as malformed, and acknowledged.
             topic = repr(message._topic)  # noqa: SLF001 - there is no other way to it
-        too_large = paho_client.left_out(client)
         self._hooks.message(
             ReceivedMessage(
                 topic,
-                b"" if too_large else message.payload,
+                message.payload,
                 bool(message.retain),
                 getattr(properties, "ResponseTopic", None),
                 getattr(properties, "CorrelationData", None),
                 (lambda: client.ack(mid, qos)) if self._manual_ack else (lambda: None),
                 qos,
-                too_large,
+                paho_client.left_out(client),
             )
         )
         acknowledge_now(client)

@@ -266,12 +266,15 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         self._sent[mid] = entry
         self._sent_bytes += entry.size
 
-    def acknowledged(self, mid: int) -> None:
-        """Record that a message id is acknowledged; ids of other messages are ignored."""
+    def acknowledged(self, mid: int, *, refused: bool = False) -> None:
+        """Record that a message id is acknowledged, or *refused*, which counts as lost.
+
+        Ids of other messages are ignored.
+        """
         entry = self._sent.pop(mid, None)
         if entry is not None:
             self._sent_bytes -= entry.size
-            self._finish(entry)
+            (self.drop if refused else self._finish)(entry)
 
     def drop(self, entry: InflightMessage) -> None:
         """Count a message as lost."""

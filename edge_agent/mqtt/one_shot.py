@@ -49,7 +49,7 @@ class OneShotClient:
         self.refused = ""
         """Why the broker refused a subscription; "": it has not."""
         self._asked = self._answered = 0
-        """Numbers of subscriptions asked for and answered."""
+        """Numbers of subscriptions and barriers asked for and answered."""
         self._connection = self._connect()
 
     def _connect(self, avoid: Where | None = None) -> Connection:
@@ -57,7 +57,10 @@ class OneShotClient:
             self._broker,
             f"edge-agent-cli-{uuid.uuid4().hex[:12]}",
             hooks=Hooks(
-                message=self._received.put, published=self._published, subscribed=self._subscribed
+                message=self._received.put,
+                published=self._published,
+                subscribed=self._subscribed,
+                unsubscribed=self._passed,
             ),
             avoid=avoid,
         )
@@ -68,8 +71,13 @@ class OneShotClient:
 
     def _subscribe(self, connection: Connection, filters: list[str]) -> None:
         if filters:
-            self._asked += 1  # first, because the answer may arrive before this returns
+            self._asked += 2  # first, because the answer may arrive before this returns
             connection.subscribe(filters)
+            # Answered after the retained messages are sent, see `outbox.Barrier`.
+            connection.unsubscribe(f"edge-agent-cli/{uuid.uuid4().hex}")
+
+    def _passed(self, _connection: Connection, _mid: int) -> None:
+        self._answered += 1
 
     def _subscribed(
         self, _connection: Connection, _mid: int, refusals: tuple[Refusal | None, ...]
@@ -132,8 +140,13 @@ class OneShotClient:
 
     @property
     def unanswered(self) -> bool:
-        """Whether a subscription is still unanswered, so that retained messages may follow."""
+        """Whether a subscription or its barrier is, so that retained messages may follow."""
         return self._answered < self._asked
+
+    @property
+    def receives(self) -> bool:
+        """Whether a message has come in part: more may follow it."""
+        return self._connection.receives
 
     def publish(
         self,

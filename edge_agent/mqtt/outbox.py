@@ -16,6 +16,7 @@ from math import inf
 from typing import Any
 
 from .connection import Connection, Refusal, is_acknowledged
+from .diagnose import NOT_AUTHORIZED
 from .inflight import Inflight, InflightMessage
 from .message import CREDIT, Channel, Message
 
@@ -33,6 +34,7 @@ BARRIER_SECONDS = 0.25
 """Longest time between barriers while results are published."""
 OPEN_BARRIERS = 4
 """Most unanswered barriers."""
+QUOTA_EXCEEDED = 0x97
 BROKEN = "the connection broke before the broker acknowledged it"
 
 Answered = Callable[[str | None], object]
@@ -73,7 +75,7 @@ class Outbox:
         self.unauthorized = 0
         """Messages refused by the broker."""
         self.forbidden = ""
-        """The topic of the first of them."""
+        """The topic of the first of them, and why."""
         self.replayed = 0
         """Messages published as possible copies."""
         self._lost = 0
@@ -261,7 +263,11 @@ class Outbox:
         self.inflight.disconnected()
 
     def published(self, mid: int, refusal: Refusal | None) -> None:
-        """Record that a QoS 1 message was acknowledged."""
+        """Record that a QoS 1 message was acknowledged, or refused."""
+        if refusal is not None and refusal.code == QUOTA_EXCEEDED and self.connection is not None:
+            # For the moment: with the connection given up, all that is in flight waits.
+            self.connection.give_up(f"it refuses messages for the moment: {refusal.reason}")
+            return
         published = self._flight.awaited.pop(mid, None)
         topic = "an unknown topic"
         if published is not None:
@@ -270,20 +276,15 @@ class Outbox:
             self._flight.heard_at = time.monotonic()
         if not self._flight.awaited and self.connection is not None:
             self.connection.hear_published(wanted=False)
-        self.inflight.acknowledged(mid)
+        self.inflight.acknowledged(mid, refused=refusal is not None)
         answered = self._flight.answered.pop(mid, None)
         if answered is not None:
-            why = "" if refusal is None else refusal.reason
-            answered(f"the broker refuses it: {why} (see its access list)" if why else None)
+            answered(None if refusal is None else f"the broker refuses it: {_reason(refusal)}")
         elif refusal is not None:
             self.unauthorized += 1
             if self.unauthorized == 1:
-                self.forbidden = topic
-                log.warning(
-                    "broker: refused a message of this device on %s: %s (see its access list)",
-                    topic,
-                    refusal.reason,
-                )
+                self.forbidden = f"{topic}: {_reason(refusal)}"
+                log.warning("broker: refused a message of this device on %s", self.forbidden)
 
     def unsubscribed(self, mid: int) -> None:
         """Record the answer to a barrier."""
@@ -367,6 +368,11 @@ class Outbox:
             return False
         self.refused += 1
         return True
+
+
+def _reason(refusal: Refusal) -> str:
+    hint = " (see its access list)" if refusal.code == NOT_AUTHORIZED else ""
+    return f"{refusal.reason}{hint}"
 
 
 def _log_refusal(why: str | None) -> None:

@@ -36,6 +36,10 @@ COMMAND_RECEIVE_MAXIMUM = 65535
 """The same for a command: mosquitto drops messages beyond this and its queue of 1000."""
 MOST_PACKET = 256 * 2**20 - 1
 """Largest possible message, bytes."""
+COMMAND_PACKET = 16 * 2**20
+"""Largest message for a command: what devices say, pictures, blocks."""
+MOST_PROPERTIES = 16 * 1024
+"""Bytes of a message's MQTT 5 properties: more are not read."""
 BEGINNING = 128 * 1024
 """Bytes that are kept of a packet which is too large."""
 READ_AT_ONCE = 2**20
@@ -102,8 +106,9 @@ def make_client(
     if tls is not None:
         client.tls_set_context(tls)
     client.connect_timeout = CONNECT_TIMEOUT
-    if session:
-        _bound(client, largest_packet())
+    _bound(client, largest_packet() if session else COMMAND_PACKET)
+    if protocol == 5:
+        _bound_properties(client)
     # paho itself uses the first address that TCP reaches, even if the broker there hangs. TLS still
     # compares the name with the certificate.
     vars(client)["_create_socket_connection"] = lambda: _open(where)
@@ -132,6 +137,41 @@ def _bound(client: Client, most: int) -> None:
         return receive(min(size, READ_AT_ONCE))
 
     vars(client)["_sock_recv"] = bounded
+
+
+def _bound_properties(client: Client) -> None:
+    """Read a message with too many properties without any.
+
+    paho takes a time that grows with their square, and holds the interpreter meanwhile: a message
+    with 1 MB of user properties, which brokers pass on, stopped the process for a minute.
+    """
+    handle = client._handle_publish  # noqa: SLF001
+
+    def bounded() -> Any:
+        found = vars(client)["_in_packet"]
+        packet, qos = found["packet"], found["command"] >> 1 & 3
+        at = 2 + int.from_bytes(packet[:2], "big") + (2 if qos else 0)
+        size = shift = 0
+        for digit in packet[at : at + 4]:
+            at += 1
+            size |= (digit & 0x7F) << shift
+            shift += 7
+            if digit < 0x80:
+                break
+        if size > MOST_PROPERTIES:
+            log.warning(
+                "broker: a message came with %d bytes of properties; they are ignored", size
+            )
+            begin = 2 + int.from_bytes(packet[:2], "big") + (2 if qos else 0)
+            packet[begin : at + size] = b"\0"
+        return handle()
+
+    vars(client)["_handle_publish"] = bounded
+
+
+def receives(client: Client) -> bool:
+    """Whether a packet has come in part."""
+    return bool(vars(client)["_in_packet"]["command"])
 
 
 def left_out(client: Client) -> int:
@@ -195,7 +235,7 @@ def detach(client: Client) -> None:
     """
     client.on_connect = client.on_disconnect = client.on_message = None
     client.on_publish = client.on_unsubscribe = client.on_subscribe = None
-    for ours in ("loop_forever", "_sock_recv"):
+    for ours in ("loop_forever", "_sock_recv", "_handle_publish"):
         vars(client).pop(ours, None)
 
 
@@ -252,9 +292,9 @@ def largest_packet(root: Path = ROOT) -> int:
 def session_options(*, keep: bool) -> dict[str, Any]:
     """Return the session options of an MQTT 5 CONNECT; *keep*: it outlives the connection."""
     limits = {"ReceiveMaximum": RECEIVE_MAXIMUM if keep else COMMAND_RECEIVE_MAXIMUM}
+    limits["MaximumPacketSize"] = largest_packet() if keep else COMMAND_PACKET
     if keep:
         limits["SessionExpiryInterval"] = SESSION_EXPIRY
-        limits["MaximumPacketSize"] = largest_packet()
     return {"clean_start": not keep, "properties": properties("CONNECT", **limits)}
 
 

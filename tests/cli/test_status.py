@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from edge_agent.core.names import safe_name
 from edge_agent.mqtt import payloads
 from tests.helpers.push import start_box
 from tests.helpers.support import (
+    PATIENCE,
     AgentProcess,
     Called,
     Listener,
@@ -284,6 +288,67 @@ def test_one_hostile_device_ends_no_command_about_the_others(
     told = [call_cli("status"), call_cli("models"), call_cli("rollout", "status")]
     assert ["good  ok" in told[0].out, "face: live 3" in told[1].out] == [True, True]
     assert any(topic in each.err for each in told)
+
+
+def publish_odd(url: str, topic: str, properties: bytes, payload: bytes) -> None:
+    """Retain a message with properties that no client makes."""
+
+    def text(data: bytes) -> bytes:
+        return len(data).to_bytes(2, "big") + data
+
+    def packet(first: int, body: bytes) -> bytes:
+        return bytes([first]) + _variable(len(body)) + body
+
+    where = urlsplit(url)
+    with socket.create_connection((where.hostname, where.port), PATIENCE) as wire:
+        wire.sendall(packet(0x10, text(b"MQTT") + b"\x05\x02\x00\x3c\x00" + text(b"odd")))
+        assert wire.recv(1) == b"\x20"
+        body = text(topic.encode()) + b"\x00\x05" + _variable(len(properties)) + properties
+        wire.sendall(packet(0x33, body + payload))
+        wire.sendall(b"\xe0\x00")
+        while wire.recv(4096):
+            pass
+
+
+def _variable(number: int) -> bytes:
+    """Write an integer of variable length."""
+    digits = [number >> shift & 0x7F for shift in (0, 7, 14, 21)]
+    while len(digits) > 1 and not digits[-1]:
+        digits.pop()
+    return bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+
+
+@pytest.mark.parametrize("protocol", ["5", "4"])
+def test_a_message_of_no_sensible_size_hides_no_other(
+    protocol: str, device: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 MB of one device took 3 GB of every command, and what came behind them was not seen."""
+    for name in ("one", "two", "zed"):
+        device(name).healthy()
+    evil = device("evil")
+    payload = b'{"state": "online", "x": [' + b"[]," * (7 * 2**20) + b"[]]}"
+    evil.listener.publish(f"{evil.topic}/info", payload, retain=True)
+    monkeypatch.setenv("EDGE_AGENT_BROKER__PROTOCOL", protocol)
+    told = call_cli("status")
+    assert [f"{name}  ok" in told.out for name in ("one", "two", "zed")] == [True] * 3
+    # Over MQTT 5 the broker is asked to leave it out.
+    assert (f"left out, as no agent publishes them: {evil.topic}/info" in told.err) == (
+        protocol == "4"
+    )
+
+
+def test_a_message_with_very_many_properties_hides_no_other(device: Make) -> None:
+    """Their reading took a time that grew with their square: a minute for 1 MB, in any client."""
+    one, evil = device("one"), device("evil")
+    one.healthy()
+    said = {"schema": 1, "state": "online", "reason": "started", "session": "s", "time": iso(9)}
+    properties = b"\x26\x00\x01a\x00\x01b" * 150_000
+    url = os.environ["EDGE_AGENT_BROKER__URL"]
+    publish_odd(url, f"{evil.topic}/status", properties, json.dumps(said).encode())
+    told = call_cli("status")
+    assert "one  ok" in told.out
+    assert "evil  unknown  online" in told.out
+    assert "came with 1050000 bytes of properties; they are ignored" in told.err
 
 
 METADATA = {"task": "classify", "names": "{0: 'good', 1: 'bad'}", "imgsz": "[32, 32]"}

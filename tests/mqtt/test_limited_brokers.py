@@ -100,6 +100,8 @@ class ScriptedBroker:
                     if grant is not None:
                         suback = b"\x90\x04" + body[:2] + bytes([0, grant])
                         wire.sendall(suback + self._said)
+                case 10:
+                    wire.sendall(b"\xb0\x04" + body[:2] + b"\x00\x11")
                 case 12:
                     wire.sendall(b"\xd0\x00")
 
@@ -623,3 +625,65 @@ def test_no_more_is_in_flight_than_the_broker_says_to_receive(
     wait_until(lambda: bool(broker.violations) or broker.taken > 30, "the results and the status")
     broker.close()
     assert (broker.violations, broker.connections) == (0, 1)
+
+
+class RefusingBroker(ScriptedBroker):
+    """Answers results of QoS 1 with one reason code on its first connection, then takes them."""
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+        self.refused: list[bytes] = []
+        self.taken: list[bytes] = []
+        super().__init__(b"")
+
+    def _talk(self, wire: socket.socket) -> None:
+        while True:
+            first, body = _packet(wire)
+            match first >> 4:
+                case 1:
+                    wire.sendall(CONNECTED)
+                case 3 if first & 6:
+                    at = 2 + int.from_bytes(body[:2], "big")
+                    refuses = b"/result/" in body[:at] and self.connections == 1
+                    (self.refused if refuses else self.taken).append(body[at + 3 :])
+                    code = self._code if refuses else 0
+                    wire.sendall(b"\x40\x04" + body[at : at + 2] + bytes([code, 0]))
+                case 8:
+                    wire.sendall(b"\x90\x04" + body[:2] + b"\x00\x01")
+                case 10:
+                    wire.sendall(b"\xb0\x04" + body[:2] + b"\x00\x11")
+                case 12:
+                    wire.sendall(b"\xd0\x00")
+
+
+def test_what_a_broker_refuses_for_the_moment_is_published_again(
+    run: Callable[[Client], Client],
+) -> None:
+    """Over its quota, it had lost events and results that nothing counted."""
+    broker = RefusingBroker(0x97)
+    client = run(make_client(broker.url))
+    channel = client.open_channel("belt", qos=1, lossless=False)
+    wait_until(lambda: client.connected, "a connection")
+    for number in range(5):
+        client.publish_message(message(channel, number))
+    wait_until(lambda: channel.pending == 0, "the acknowledgments")
+    broker.close()
+    numbers = [json.loads(body)["n"] for body in broker.taken if b'"n"' in body]
+    assert broker.refused
+    assert numbers == [0, 1, 2, 3, 4]
+    assert (broker.connections, channel.lost) == (2, 0)
+    assert client.counters().unauthorized == 0
+
+
+def test_what_a_broker_refuses_for_good_is_counted_as_lost(run: Callable[[Client], Client]) -> None:
+    """And the reason is the broker's own, not an access list that has nothing to do with it."""
+    broker = RefusingBroker(0x80)
+    client = run(make_client(broker.url))
+    channel = client.open_channel("belt", qos=1, lossless=False)
+    wait_until(lambda: client.connected, "a connection")
+    client.publish_message(message(channel, 0))
+    wait_until(lambda: channel.pending == 0, "the refusal")
+    broker.close()
+    counters = client.counters()
+    assert (channel.lost, counters.lost, counters.unauthorized) == (1, 1, 1)
+    assert counters.forbidden == "edge/box/result/belt: Unspecified error"
