@@ -177,7 +177,7 @@ class Fleet:
             if heard is None:
                 return collected
             if not (only_new and heard.retained and self._knows(heard.topic)):
-                self.take(heard.topic, heard.payload)
+                self.take(heard.topic, heard.payload or b"?" * bool(heard.too_large))
             # Messages published meanwhile do not prolong it.
             if heard.retained:
                 collected.append(heard)

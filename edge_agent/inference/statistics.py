@@ -29,6 +29,8 @@ _NO_SCORE = (
     "(input.scale, input.mean), output.decoder is of another model, or its scores were lost when "
     "it was quantized (export it in floats)"
 )
+_MANY = 1000
+"""Results of one class that are worth a word; a scene that stays the same is no fault."""
 _GRADED: frozenset[Task] = (BOXED - {"text"}) | {"classification"}
 _PADDED = frozenset({"ssd", "yolo-e2e"})
 """Decoders of networks that fill up what they have found with zeros."""
@@ -54,6 +56,8 @@ class Statistics:
         self.doubt: str | None = None
         """Why its results are probably wrong; None: no reason to think so."""
         self._plausible, self._odd, self._dark = False, 0, 0
+        self._alike: list[tuple[str, float]] | None = []
+        """The best class of each result as long as it is always the same one; None: it is not."""
         self.first_at: float | None = None
         """Monotonic time when its first inference on a frame ended."""
         self.used_at = time.monotonic()
@@ -88,6 +92,25 @@ class Statistics:
             self._plausible = bool((sides >= _LEAST_SIDE).all(axis=1).any() and inside.best_score)
             self._odd += len(found)
             self.doubt = _NO_BOX if self._odd >= _FEW and not self._plausible else None
+
+    def one_class(self, found: Findings) -> str | None:
+        """Return what to say once of a model that has found one class only; else None."""
+        alike = self._alike  # several lanes come here
+        if alike is None or not isinstance(found, Classes):
+            return None
+        alike.append((found.labels[0], found.scores[0]) if found.labels else ("", 0.0))
+        (label, _), (latest, _) = alike[0], alike[-1]
+        if latest == label and len(alike) < _MANY:
+            return None
+        self._alike = None
+        if latest != label or not label:
+            return None
+        scores = [score for _, score in alike]
+        return (
+            f"finds {label} in each of its first {_MANY} results, with scores from "
+            f"{min(scores):.3g} to {max(scores):.3g}; if what it is shown has changed, compare "
+            "input.scale, input.mean and input.color with its training"
+        )
 
     @property
     def unseen(self) -> bool:

@@ -46,7 +46,7 @@ class ReceivedMessage:
     """Acknowledges it to the broker; to be called once its effect is durable."""
     qos: int = 0
     too_large: int = 0
-    """Its bytes, where they were too many: the payload is only the beginning."""
+    """Its bytes, where they were too many: the payload was not kept."""
 
     @property
     def body(self) -> dict[str, Any] | None:
@@ -295,16 +295,17 @@ class Connection:
         except UnicodeDecodeError:
             # As an unknown topic: it is handled as malformed, and acknowledged.
             topic = repr(message._topic)  # noqa: SLF001 - there is no other way to it
+        too_large = paho_client.left_out(client)
         self._hooks.message(
             ReceivedMessage(
                 topic,
-                message.payload,
+                b"" if too_large else message.payload,
                 bool(message.retain),
                 getattr(properties, "ResponseTopic", None),
                 getattr(properties, "CorrelationData", None),
                 (lambda: client.ack(mid, qos)) if self._manual_ack else (lambda: None),
                 qos,
-                paho_client.left_out(client),
+                too_large,
             )
         )
         acknowledge_now(client)

@@ -163,7 +163,7 @@ class Site:
                 device.seen = time.time()
             if kind in {"snapshot", "picture"}:
                 self._take_picture(name, kind, about, message.payload)
-            elif kind in RETAINED and not message.payload:
+            elif kind in RETAINED and not (message.payload or message.too_large):
                 device.kept.pop((kind, about), None)
                 self._changed(name, device, [kind, about, None])
             else:

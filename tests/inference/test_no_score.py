@@ -14,6 +14,7 @@ from edge_agent.core.types import Sample
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import load_model
 from edge_agent.models.manifest import load
+from tests.helpers.small_models import color_classifier
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -108,3 +109,23 @@ def test_a_quantized_network_may_see_nothing_for_a_while(tmp_path: Path) -> None
     )
     assert said_of(tmp_path, "yolov8", "detection", 9) is None
     assert said_of(tmp_path, "yolov8", "detection", 40) is not None
+
+
+@pytest.mark.parametrize("varied", [False, True])
+def test_a_classifier_that_only_ever_finds_one_class_is_said_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, varied: bool
+) -> None:
+    """A door that stays closed is no fault: it is a word in the log, with the keys to compare."""
+    caplog.set_level("INFO")
+    model = load_model(
+        load(color_classifier(tmp_path / "m")), [EngineChoice("onnxruntime")], "picture"
+    )
+    red, green = (np.full((16, 16, 3), color, np.uint8) for color in ((0, 0, 9), (0, 9, 0)))
+    for number in range(2100):
+        model.infer(Sample(green if varied and number == 900 else red, number, 0, 0.0))
+    model.close()
+    said = [message for message in caplog.messages if "in each of its first" in message]
+    assert model.stats.doubt is None
+    assert len(said) == (0 if varied else 1)
+    assert all("finds red in each of its first 1000 results" in each for each in said)
+    assert all("input.scale" in each for each in said)
