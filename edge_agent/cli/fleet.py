@@ -18,7 +18,7 @@ from ..core.text import printable
 from ..delivery.plan import read
 from ..delivery.sender import RETURN_SECONDS
 from ..mqtt.connection import ReceivedMessage, parse_object
-from ..mqtt.declared import is_as_declared
+from ..mqtt.declared import as_declared
 from ..mqtt.look import Said, offline_since, tables_in, texts_in
 from ..mqtt.one_shot import OneShotClient
 
@@ -69,7 +69,7 @@ class Fleet:
         self.topics: dict[str, set[str]] = {}
         """All topics with a retained message, by device."""
         self.odd: set[str] = set()
-        """Topics whose retained message no agent publishes, and which are left out."""
+        """Topics whose retained message no agent publishes, and which are left out, or in part."""
         self.gap = ""
         """Why devices may have been missed; empty: the look is complete."""
         self._left_at: dict[str, float] = {}
@@ -201,11 +201,14 @@ class Fleet:
             self.plans["/".join(levels)] = payload
             return
         self.topics.setdefault(device, set()).add(topic)
-        says = parse_object(payload) if len(payload) <= MOST_BYTES else None
+        body = parse_object(payload) if len(payload) <= MOST_BYTES else None
+        says = body
+        if body is not None and levels[0] in (kind.partition("/")[0] for kind in KINDS):
+            says = as_declared(levels[0], body)
+        (self.odd.discard if says == body else self.odd.add)(topic)
         if says is None or not is_name(device) or not _is_ours(levels, says):
             self.odd.add(topic)
             return
-        self.odd.discard(topic)
         match levels:
             case ["status"]:
                 self.status[device] = says
@@ -280,9 +283,6 @@ class Fleet:
 
 def _is_ours(levels: Sequence[str], says: Mapping[str, Any]) -> bool:
     """Whether an agent may have published this on a topic of its own."""
-    kinds = (kind.partition("/")[0] for kind in KINDS)
-    if levels[0] in kinds and not is_as_declared(levels[0], says):
-        return False
     match levels:
         case ["status"]:
             return says.get("state") in {"online", "offline"}
@@ -295,7 +295,7 @@ def _is_ours(levels: Sequence[str], says: Mapping[str, Any]) -> bool:
 
 def odd_words(fleet: Fleet) -> str:
     """Return a warning that messages of others lie on the topics of devices."""
-    return f"left out, as no agent publishes them: {some_of(sorted(fleet.odd))}"
+    return f"left out, whole or in part, as no agent publishes them: {some_of(sorted(fleet.odd))}"
 
 
 def look_filters(root: str, target: str | None, *kinds: str) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.frozen import record
 from ..core.json_text import read_json
 from . import paho_client
-from .declared import is_as_declared
+from .declared import as_declared
 from .paho_client import acknowledge_now, code_of, limit_inflight
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ class ReceivedMessage:
         return parse_object(self.payload)
 
     def said(self, kind: str) -> dict[str, Any] | None:
-        """Return what an agent says in a message of a kind; None: no agent publishes this."""
+        """Return what an agent may say in a message of a kind; None: it is no JSON object."""
         body = self.body
-        return body if body is not None and is_as_declared(kind, body) else None
+        return None if body is None else as_declared(kind, body)
 
 
 def parse_object(payload: bytes) -> dict[str, Any] | None:

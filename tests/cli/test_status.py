@@ -255,7 +255,9 @@ def test_what_others_publish_does_not_stop_it(health: dict[str, Any], device: Ma
     one.say("info", pipelines=[3, {}, {"name": "door", "model": {}}], models={}, groups=7)
     one.say("source/door", state=[], error={"a": 1})
     said = call_cli("status")
-    assert said.error.startswith("edge-agent: left out, as no agent publishes them: ")
+    assert said.error.startswith(
+        "edge-agent: left out, whole or in part, as no agent publishes them: "
+    )
     assert "/info" in said.error
     assert "\x1b" not in said.out
 
@@ -332,9 +334,9 @@ def test_a_message_of_no_sensible_size_hides_no_other(
     told = call_cli("status")
     assert [f"{name}  ok" in told.out for name in ("one", "two", "zed")] == [True] * 3
     # Over MQTT 5 the broker is asked to leave it out.
-    assert (f"left out, as no agent publishes them: {evil.topic}/info" in told.err) == (
-        protocol == "4"
-    )
+    assert (
+        f"left out, whole or in part, as no agent publishes them: {evil.topic}/info" in told.err
+    ) == (protocol == "4")
 
 
 def test_a_message_with_very_many_properties_hides_no_other(device: Make) -> None:
@@ -383,7 +385,10 @@ def test_what_strangers_have_left_is_said_once_and_not_shown(device: Make) -> No
     assert models.out.splitlines()[1:] == ["  face: live 3; has 3"]
     left = ["a b/status", "odd/status", "one/model/x", "one/model/y", "plans/status"]
     topics = ", ".join(f"{root}/{each}" for each in left)
-    assert models.error == f"edge-agent: left out, as no agent publishes them: {topics}"
+    assert (
+        models.error
+        == f"edge-agent: left out, whole or in part, as no agent publishes them: {topics}"
+    )
     status = call_cli("status")
     assert status.out.splitlines()[:2] == ["1 device: 1 ok", "one  ok  up 1 h 59 min"]
     assert "plans/status" in status.error
