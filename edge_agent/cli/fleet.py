@@ -203,7 +203,7 @@ class Fleet:
         self.topics.setdefault(device, set()).add(topic)
         body = parse_object(payload) if len(payload) <= MOST_BYTES else None
         says = body
-        if body is not None and levels[0] in (kind.partition("/")[0] for kind in KINDS):
+        if body is not None and levels and levels[0] in {kind.split("/")[0] for kind in KINDS}:
             says = as_declared(levels[0], body)
         (self.odd.discard if says == body else self.odd.add)(topic)
         if says is None or not is_name(device) or not _is_ours(levels, says):

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 HIDDEN = "***"
 MOST_LABEL = 256
-MOST = 4000
+MOST = 32 * 1024
 """Most characters of a message: others may choose what it quotes."""
 """Most characters of a label, which every result may repeat."""
 

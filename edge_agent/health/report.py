@@ -5,6 +5,7 @@ It reads the counters of other modules, and itself keeps only earlier values for
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -27,6 +28,8 @@ from ..runtime.pipelines.sinks import RECENT_SECONDS
 from ..runtime.scheduler.board import Account, Board
 from ..serving.active import Serving
 from .throughput import Throughput
+
+log = logging.getLogger(__name__)
 
 CAMERA: Mapping[str, str] = {
     "dark": "dark: nothing is seen in its picture",
@@ -180,7 +183,9 @@ class Health:
             reasons.append(
                 f"clock: shows {shown} and has not been set; times are not to be trusted"
             )
-        reasons += [why for serving in self._servings() for why in _serving_problems(serving)]
+        for serving in self._servings():
+            reasons += _serving_problems(serving)
+            _log_remark(serving)
         now = self._clock()
         pipelines = self._pipelines()
         reasons += [why for each in pipelines for why in self._pipeline_problems(each, now)]
@@ -315,6 +320,13 @@ def _serving_problems(serving: Serving) -> list[str]:
     if model is not None and model.stats.doubt is not None:
         return [f"model {reference}: {model.stats.doubt}"]
     return []
+
+
+def _log_remark(serving: Serving) -> None:
+    model = serving.model
+    if model is not None and model.stats.remark is not None and len(model.folder.labels) > 1:
+        log.info("%s: %s", model.id, model.stats.remark)
+        model.stats.remark = None
 
 
 def _broker_problems(counters: Counters) -> list[str]:

@@ -288,8 +288,6 @@ class Model:
             if prepared.placement is not None:
                 found = found.moved(prepared)
             self.stats.look(decoded, found)
-            if len(self.folder.labels) > 1 and (words := self.stats.one_class(decoded)):
-                log.info("%s: %s", self.id, words)
             if self.stats.unseen and decoded.best_score == 0:
                 every = partial(self._decode, outputs, prepared.tensors, 0.0)
                 self.stats.look_at_all(every, outputs, self.folder)

@@ -58,6 +58,8 @@ class Statistics:
         self._plausible, self._odd, self._dark = False, 0, 0
         self._alike: list[tuple[str, float]] | None = []
         """The best class of each result as long as it is always the same one; None: it is not."""
+        self.remark: str | None = None
+        """What may be said once of its results, though they need not be wrong."""
         self.first_at: float | None = None
         """Monotonic time when its first inference on a frame ended."""
         self.used_at = time.monotonic()
@@ -79,6 +81,8 @@ class Statistics:
         """Check that findings are plausible; *inside* are those that lie in the frame."""
         if not isinstance(found, Detections | Classes):
             return
+        if isinstance(found, Classes):
+            self._look_at_class(found)
         if found.best_score > 0:
             self._dark, self.doubt = -1, None if self.doubt == _NO_SCORE else self.doubt
         if found.best_score > _MOST_SCORE:
@@ -93,20 +97,19 @@ class Statistics:
             self._odd += len(found)
             self.doubt = _NO_BOX if self._odd >= _FEW and not self._plausible else None
 
-    def one_class(self, found: Findings) -> str | None:
-        """Return what to say once of a model that has found one class only; else None."""
+    def _look_at_class(self, found: Classes) -> None:
         alike = self._alike  # several lanes come here
-        if alike is None or not isinstance(found, Classes):
-            return None
+        if alike is None:
+            return
         alike.append((found.labels[0], found.scores[0]) if found.labels else ("", 0.0))
         (label, _), (latest, _) = alike[0], alike[-1]
         if latest == label and len(alike) < _MANY:
-            return None
+            return
         self._alike = None
         if latest != label or not label:
-            return None
+            return
         scores = [score for _, score in alike]
-        return (
+        self.remark = (
             f"finds {label} in each of its first {_MANY} results, with scores from "
             f"{min(scores):.3g} to {max(scores):.3g}; if what it is shown has changed, compare "
             "input.scale, input.mean and input.color with its training"

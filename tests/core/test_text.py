@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_agent.core.errors import AgentError, ModelError
-from edge_agent.core.text import counted, naming, one_line, printable, redact, redact_urls
+from edge_agent.core.text import MOST, counted, naming, one_line, printable, redact, redact_urls
 
 
 @given(st.text(st.characters(codec=None)))
@@ -28,7 +28,7 @@ def test_any_text_is_harmless(text: str) -> None:
 def test_a_long_text_of_others_is_shown_in_part_and_at_once(text: str) -> None:
     """Searching URLs in the name of a tensor took an hour, in which the agent did nothing else."""
     shown = one_line(text)
-    assert len(shown) <= 4000
+    assert len(shown) == MOST
     assert shown.endswith("…")
 
 
