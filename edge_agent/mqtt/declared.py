@@ -15,7 +15,7 @@ from typing import Any
 
 _MOST = 2**63
 _ODD = object()
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
+_TYPES: Mapping[str, type] = {
     "object": dict,
     "array": list,
     "string": str,

@@ -150,7 +150,7 @@ def _bound_properties(client: Client) -> None:
     def bounded() -> Any:
         found = vars(client)["_in_packet"]
         packet, qos = found["packet"], found["command"] >> 1 & 3
-        at = 2 + int.from_bytes(packet[:2], "big") + (2 if qos else 0)
+        begin = at = 2 + int.from_bytes(packet[:2], "big") + (2 if qos else 0)
         size = shift = 0
         for digit in packet[at : at + 4]:
             at += 1
@@ -162,7 +162,6 @@ def _bound_properties(client: Client) -> None:
             log.warning(
                 "broker: a message came with %d bytes of properties; they are ignored", size
             )
-            begin = 2 + int.from_bytes(packet[:2], "big") + (2 if qos else 0)
             packet[begin : at + size] = b"\0"
         return handle()
 
