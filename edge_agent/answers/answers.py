@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from ..runtime.pipelines.runner import Runner
 from ..runtime.pipelines.sinks import RECENT_SECONDS
 from ..runtime.scheduler.requests import RequestQueue
 from ..serving.active import Serving
+from .asked import Asked
 from .credit import Credit
 from .errors import (
     RefusedError,
@@ -67,27 +68,6 @@ FULL = f"{MOST} questions are being answered; ask again later"
 NO_ROOM = f"{ROOM} rows or texts of questions wait to be inferred; ask again later"
 
 
-@dataclass(slots=True, eq=False)
-class _Asked:
-    """A model that may be asked questions."""
-
-    name: str
-    route: str
-    """The versions asked, in the form of a pipeline's `model`."""
-    of: str
-    """The model or route as named in the settings."""
-    kind: Kind = "picture"
-    queue: RequestQueue[Model] | GeneratorProcess | None = None
-    problem: AgentError | None = None
-    """Why it could not be opened."""
-    lost: tuple[float, str] | None = None
-    """When the process of a language model last ended by itself, and why."""
-    latest: Model | None = None
-    """The model that served last; even when closed, it shows which input is accepted."""
-    waiting: list[Callable[[], None]] = field(default_factory=list)
-    """Callbacks for when it is open or has failed to open; while any are listed, it is opening."""
-
-
 class Answers:
     """Answers questions. Any thread may ask; nothing is started or loaded before one does."""
 
@@ -102,10 +82,10 @@ class Answers:
         self._runner = runner
         self.catalog = catalog
         self._clock = clock
-        self._workers = Workers("infer", runner.threads)
+        self._workers = Workers("infer", runner.threads, self.behind)
         self._lock = threading.Lock()
         """Guards everything below."""
-        self._models: dict[str, _Asked] = {}
+        self._models: dict[str, Asked] = {}
         self._open: set[Ticket] = set()
         self._credit = Credit(clock)
         self._counts = dict.fromkeys(("asked", "answered", "failed", "refused"), 0)
@@ -130,6 +110,10 @@ class Answers:
             text.partition(",")[0].partition("@")[0].strip(): text
             for text in self._runner.settings.infer.models
         }
+
+    def behind(self) -> bool:
+        """Whether frames have priority over questions for the processor, too."""
+        return bool(self._runner.pipelines)
 
     def settings_changed(self) -> None:
         """Forget models that may no longer be asked, or whose split has changed."""
@@ -192,7 +176,7 @@ class Answers:
 
     def ask(self, ticket: Ticket, parse: Callable[[Any, Kind], Question]) -> None:
         """Submit a question; never waits."""
-        self._when_open(ticket.model, ticket.version, partial(self._put, ticket, parse))
+        self._when_open(ticket.model, ticket.version, partial(self._begin, ticket, parse))
 
     def look(self, model: str, version: str | None) -> Future[tuple[Model, list[str]]]:
         """Load a model if necessary; return one of its versions, and the names of all."""
@@ -200,7 +184,7 @@ class Answers:
             raise UnknownModelError(unknown(model, self.names))
         future: Future[tuple[Model, list[str]]] = Future()
 
-        def done(asked: _Asked) -> None:
+        def done(asked: Asked) -> None:
             try:
                 found, servings = self._serving(asked)
                 if isinstance(found, GeneratorProcess):
@@ -216,14 +200,14 @@ class Answers:
         self._when_open(model, version, done)
         return future
 
-    def _when_open(self, model: str, version: str | None, work: Callable[[_Asked], None]) -> None:
+    def _when_open(self, model: str, version: str | None, work: Callable[[Asked], None]) -> None:
         """Have a worker do something once the model is loaded, or loading has failed."""
         with self._lock:
             of = self._routes().get(model, model)
             # A version of several has its own queue; a live one uses the common queue.
             pinned = {arm.version for arm in parse_route(of)} if "," in of else set()
             route = f"{model}@{version}" if version in pinned else of
-            asked = self._models.setdefault(route, _Asked(model, route, of))
+            asked = self._models.setdefault(route, Asked(model, route, of))
             if asked.queue is not None:
                 self._workers.do(partial(work, asked))
                 return
@@ -233,7 +217,7 @@ class Answers:
         # Not in a worker, so that other models can be asked meanwhile.
         self._runner.threads.spawn("loader", partial(self._load, asked))
 
-    def _load(self, asked: _Asked) -> None:
+    def _load(self, asked: Asked) -> None:
         """Open the queue of a model, and load what is not loaded yet."""
         queue = None
         try:
@@ -249,7 +233,7 @@ class Answers:
         for work in waiting:
             self._workers.do(work)
 
-    def _opened(self, asked: _Asked) -> RequestQueue[Model] | GeneratorProcess:
+    def _opened(self, asked: Asked) -> RequestQueue[Model] | GeneratorProcess:
         from ..inference.fit import kind_of
         from ..models.describing import inspect_network
 
@@ -275,17 +259,24 @@ class Answers:
             priority=settings.infer.priority,
         )
 
-    def _find(self, asked: _Asked) -> ModelFolder:
+    def _find(self, asked: Asked) -> ModelFolder:
         version = asked.route.partition(":")[0].partition("@")[2]
         return self._runner.active.find(asked.name, version or None)
 
-    def _lost(self, asked: _Asked, why: str) -> None:
+    def _lost(self, asked: Asked, why: str) -> None:
         """Note that a language model's process has ended; the next question starts another."""
         log.error("model %s", why)
         with self._lock:
             asked.queue, asked.lost = None, (self._clock(), why)
 
-    def _put(self, ticket: Ticket, parse: Callable[[Any, Kind], Question], asked: _Asked) -> None:
+    def _begin(self, ticket: Ticket, parse: Callable[[Any, Kind], Question], asked: Asked) -> None:
+        put = partial(self._put, ticket, parse, asked)
+        if isinstance(asked.queue, GeneratorProcess) or not self._runner.can_give_results():
+            put()
+        else:
+            asked.turns.wait(ticket, partial(self._workers.do, put))
+
+    def _put(self, ticket: Ticket, parse: Callable[[Any, Kind], Question], asked: Asked) -> None:
         """Parse a question, and give it to the lanes."""
         if ticket.future.done():
             return  # given up while it waited for a worker
@@ -303,7 +294,7 @@ class Answers:
         except Exception as problem:  # noqa: BLE001 - bad bytes only fail their question
             self._settle(ticket, converted(problem, "the question", SampleError))
 
-    def _submit(self, ticket: Ticket, question: Question, asked: _Asked) -> None:
+    def _submit(self, ticket: Ticket, question: Question, asked: Asked) -> None:
         queue = asked.queue
         if queue is None:
             raise StoppingError(STOPPING, DRAIN_SECONDS)
@@ -336,7 +327,7 @@ class Answers:
             if given_up:
                 one.cancel()
 
-    def _serving(self, asked: _Asked) -> tuple[Model | GeneratorProcess, list[Serving]]:
+    def _serving(self, asked: Asked) -> tuple[Model | GeneratorProcess, list[Serving]]:
         """Return the model that will probably answer, and all that may."""
         if asked.queue is None:
             raise asked.problem or StoppingError(STOPPING, DRAIN_SECONDS)
@@ -367,7 +358,7 @@ class Answers:
                 )
             ticket.held = size
 
-    def _take(self, ticket: Ticket, question: Question, asked: _Asked) -> None:
+    def _take(self, ticket: Ticket, question: Question, asked: Asked) -> None:
         """Join the outcomes of the lanes into the answer to a question."""
         if not ticket.inner:
             return  # given up meanwhile

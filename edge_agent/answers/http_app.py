@@ -38,9 +38,9 @@ from .ticket import Answer, Ticket
 Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
 HEAD_LENGTH = "inference-header-content-length"
-PROMPT = 100
-"""Refusals a second that are sent at once, and as many in a row."""
-PAUSE_SECONDS = 0.3
+PROMPT_BURST, PROMPT_RATE = 100, 20
+"""Refusals in a row that are sent at once, and how many more each second."""
+PAUSE_SECONDS = 0.9
 """What a refusal beyond those waits; less than any `Retry-After`."""
 
 
@@ -184,7 +184,7 @@ class _Site:
         Callers that ask again at once would take the processor from frames and other callers.
         """
         stopping = isinstance(problem, StoppingError)
-        if not stopping and self._prompt.take(PROMPT, PROMPT):
+        if not stopping and self._prompt.take(PROMPT_RATE, PROMPT_BURST):
             pause = asyncio.ensure_future(asyncio.sleep(PAUSE_SECONDS))
             if "expect" in request.headers:
                 await pause  # waiting for the caller to leave would invite the body

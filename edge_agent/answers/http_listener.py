@@ -16,6 +16,7 @@ from typing import Any
 from ..config.answers import Endpoint, Http, parse_listen
 from ..core.errors import UsageError
 from ..core.logs import ANSWER
+from ..core.threads import run_behind
 from ..core.web_server import END_SECONDS, web_server
 from .answers import Answers
 
@@ -27,7 +28,7 @@ BACKLOG = 256
 class _Server:
     """A listening socket and its server, until `close`."""
 
-    def __init__(self, http: Http, app: Any) -> None:
+    def __init__(self, http: Http, app: Any, *, behind: bool) -> None:
         try:
             from .http_protocol import BoundedProtocol
         except ModuleNotFoundError as problem:
@@ -40,10 +41,14 @@ class _Server:
         except OSError as problem:
             why = os.strerror(problem.errno) if problem.errno else str(problem)
             raise UsageError(f"http.listen: {http.listen}: {why}") from None
-        self._thread = threading.Thread(
-            target=self._uvicorn.run, args=([self._socket],), name="http", daemon=True
-        )
+        self._behind = behind
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        if self._behind:
+            run_behind()
+        self._uvicorn.run([self._socket])
 
     @property
     def alive(self) -> bool:
@@ -127,7 +132,7 @@ class HttpListener:
             server = None
             if wanted.listen:
                 try:
-                    server = _Server(wanted, self._app())
+                    server = _Server(wanted, self._app(), behind=self._answers.behind())
                 except UsageError as problem:
                     self._problem = str(problem)
                     log.error("%s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import SampleError
-from ..core.json_text import read_json
 from ..core.types import Array, Kind, RawTensors, TensorSpec
 from ..inference.model import Model
+from .numbers_json import read_large
 from .question import Question, to_array
 from .ticket import Answer
 
@@ -79,7 +79,7 @@ class Inference:
             raise SampleError("Inference-Header-Content-Length: expected a number")
         size = len(self._body) if self._head is None else int(self._head)
         try:
-            asked = read_json(self._body[:size])
+            asked = read_large(self._body[:size])
         except (ValueError, RecursionError):
             raise SampleError("the request is not JSON") from None
         inputs = asked.get("inputs") if isinstance(asked, dict) else None

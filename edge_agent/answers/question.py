@@ -22,11 +22,13 @@ from ..inference.preprocess.placement import PreparedSample
 from ..inference.preprocess.windowing import Windower
 from ..models.manifest import InputSpec
 from ..sources.opencv import MAX_PIXELS, decode, refusal
+from .numbers_json import read_large, to_numbers
 
 PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 """First bytes of a JPEG and a PNG: no other decoder gets untrusted bytes."""
 EXPECTED = 'a JPEG, a PNG, or JSON: {"tensors": {name: lists}} or {"readings": [[…], …]}'
 DATA = '{"url": "data:image/jpeg;base64,…"}'
+ROWS = "readings: expected rows of equally many numbers, [[…], …]"
 MOST_PICTURES = 4
 MOST_TEXTS = 256
 """Most texts in a question."""
@@ -71,7 +73,7 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
             raise SampleError(f"{model.id} takes {takes}, not pictures")
         return Question(decode(np.frombuffer(payload, np.uint8)))
     try:
-        body = read_json(payload)
+        body = read_json(payload) if kind == "generate" else read_large(payload)
     except (ValueError, RecursionError):
         body = None
     if kind == "text":
@@ -160,12 +162,8 @@ def to_array(value: Any, spec: TensorSpec, shape: tuple[int, ...] | None = None)
         spec: the input.
         shape: the shape stated by the sender, for lists that may be flat; None: the lists' own.
     """
-    try:
-        found = np.asarray(value)
-    except (ValueError, OverflowError):
-        found = np.empty(0, object)
-    wanted = np.dtype(spec.dtype)
-    if found.dtype.kind not in ("b" if wanted.kind == "b" else "iuf"):
+    found, wanted = to_numbers(value), np.dtype(spec.dtype)
+    if found is None or found.dtype.kind not in ("b" if wanted.kind == "b" else "iuf"):
         raise SampleError(f"input {spec}: expected numbers in lists of equal lengths")
     with np.errstate(all="ignore"):
         made = found.astype(wanted)
@@ -186,15 +184,14 @@ def _window(given: Any, columns: Any, spec: InputSpec) -> Question:
     named = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
     if columns != () and not named:
         raise SampleError("columns: expected the channels' names")
-    try:
-        rows = np.asarray(given)
-    except (ValueError, OverflowError):
-        rows = np.empty(0, object)
+    rows = to_numbers(given)
+    if rows is None or rows.dtype.kind == "b":
+        raise SampleError(ROWS)
     if rows.ndim == 1:  # one channel, or a single row
         several = (spec.window or 1) > 1 and len(spec.channels) <= 1
         rows = rows[:, None] if several else rows[None]
-    if rows.ndim < 2 or not rows.size or rows.dtype.kind not in "iuf":
-        raise SampleError("readings: expected rows of equally many numbers, [[…], …]")
+    if rows.ndim < 2 or not rows.size:
+        raise SampleError(ROWS)
     if columns and len(columns) != rows.shape[1]:
         raise SampleError(f"columns: {len(columns)} names for rows of {rows.shape[1]} values")
     if not columns and rows.shape[1] == len(spec.channels):

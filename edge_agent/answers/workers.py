@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from ..core.threads import ThreadGroup
+from ..core.threads import ThreadGroup, run_behind
 
 COUNT = 2
 """Number of pictures decoded, or answers encoded, at a time."""
@@ -14,10 +14,14 @@ COUNT = 2
 class Workers:
     """Threads with a common name. Any thread may give them work."""
 
-    def __init__(self, name: str, threads: ThreadGroup) -> None:
-        """Prepare; threads will be started in *threads*, the group that ends with the agent."""
+    def __init__(self, name: str, threads: ThreadGroup, behind: Callable[[], bool]) -> None:
+        """Prepare; threads will be started in *threads*, the group that ends with the agent.
+
+        *behind*: whether they then run behind the agent's other threads.
+        """
         self._name = name
         self._threads = threads
+        self._behind = behind
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._started = False
 
@@ -30,6 +34,8 @@ class Workers:
                 self._threads.spawn(f"{self._name}-{number}", self._run)
 
     def _run(self) -> None:
+        if self._behind():
+            run_behind()
         while (work := self._queue.get()) is not None:
             work()
             del work  # and with it its picture

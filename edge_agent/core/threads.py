@@ -6,6 +6,7 @@ It does not depend on the work of the threads.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -122,6 +123,11 @@ class ThreadGroup:
             # Not a failure: loading a model cannot be interrupted.
             names = ", ".join(left[:NAMED]) + (", …" if len(left) > NAMED else "")
             log.info("left behind, as they have not ended: %d threads (%s)", len(left), names)
+
+
+def run_behind() -> None:
+    """Give this agent's other threads priority for the processor; Linux counts it by thread."""
+    os.nice(10)
 
 
 def stop_on_signals(stops: ShutdownQueue, reload: Callable[[], None]) -> None:
