@@ -19,14 +19,14 @@ from ..core.errors import UsageError
 from ..core.logs import ANSWER
 from ..core.text import counted
 from ..health.prometheus import MetricsPort
-from ..mqtt.paho_client import tls_context
+from ..mqtt.tls import Certificates
 from ..runtime.pipelines.runner import Runner
 from ..sources.spec import parse_source
 from .announcements import Announcements
 from .fast_start.plan_writer import PlanWriter
 
 if TYPE_CHECKING:
-    import ssl
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class SettingsReload:
         before = runner.settings
         try:
             self.plan_writer.reread()
-            settings, tls = self._read()
+            settings, certificates = self._read()
         except UsageError as problem:
             log.error("the settings stay as they were: %s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
             self._refused = str(problem)
@@ -78,9 +78,12 @@ class SettingsReload:
         if settings.groups != before.groups:
             # First: loading publishes `info`, which tells others that the agent listens.
             runner.client.subscribe()
-        if settings.broker != before.broker:
+        changed = settings.broker != before.broker
+        if changed:
             log.info("broker: changed, connecting to %s", settings.broker.address, extra=ANSWER)
-            runner.client.change_broker(settings.broker, tls)
+        if changed or not runner.client.connected:
+            # If it is away, the mend may be in files that the settings name, or outside.
+            runner.client.change_broker(settings.broker, certificates)
         self.metrics.answer_on(settings.health.metrics_port)
         self._apply(before)
         pipelines = counted(len(runner.pipelines), "pipeline")
@@ -103,17 +106,17 @@ class SettingsReload:
         self._arrange(before)
         self.runner.threads.spawn("loader", self._load)
 
-    def _read(self) -> tuple[Settings, ssl.SSLContext | None]:
+    def _read(self) -> tuple[Settings, Certificates]:
         """Read the settings and their TLS files; keep the values that need a restart."""
         settings = self.reread()
         for pipeline in settings.pipelines:
             parse_source(pipeline.source, settings.base)
-        tls = tls_context(settings.broker)
+        certificates = Certificates(settings.broker)
         settings, waiting = keep_until_restart(settings, self.runner.settings)
         for key in waiting:
             log.warning("%s: changed, takes effect at the next start", key, extra=ANSWER)
             self.plan_writer.waits_for_restart = True
-        return settings, tls
+        return settings, certificates
 
     def _arrange(self, settings: Settings) -> None:
         """Remove, add, and replace pipelines."""

@@ -29,11 +29,10 @@ from .outbox import BARRIER_SECONDS, Answered, Outbox
 from .retained import Retained
 from .subscribing import Subscribing
 from .subscriptions import Feeds
+from .tls import Certificates
 from .topics import Topics
 
 if TYPE_CHECKING:
-    import ssl
-
     from .spool_writer import SpoolWriter
 
 __all__ = ["Channel", "Client", "Counters", "Message"]
@@ -311,11 +310,11 @@ class Client:
             if self._outbox.connection is not None:
                 self._subscribing.ask(self._outbox.connection, [topic], own=False)
 
-    def change_broker(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
+    def change_broker(self, broker: Broker, certificates: Certificates) -> None:
         """Replace the connection by one with other settings, keeping unconfirmed messages."""
         with self._lock:
             self._problem, self._settings_changed = None, True
-        self._reconnect.change(broker, tls)
+        self._reconnect.change(broker, certificates)
 
     def counters(self) -> Counters:
         with self._lock:

@@ -19,7 +19,8 @@ from ..core.errors import BrokerError
 from ..core.frozen import record
 from . import paho_client
 from .connection import ALL, TAKEN_OVER, UNSPECIFIED, Abilities, Connection, Hooks, Node, Will
-from .paho_client import CONNECT_TIMEOUT, Where, make_client, tls_context
+from .paho_client import CONNECT_TIMEOUT, Where, make_client
+from .tls import Certificates, tls_context
 
 if TYPE_CHECKING:
     import ssl
@@ -295,7 +296,7 @@ class Reconnect:
         self._backoff = backoff
         self._closing = closing
         self._on_problem = on_problem
-        self._tls = tls_context(broker)
+        self._certificates = Certificates(broker)
         self._protocol = broker.protocol
         self._abilities = ALL
         """The broker's abilities, as found by the last connection."""
@@ -305,19 +306,19 @@ class Reconnect:
         """Connections in a row that did not last."""
         self._avoid: Where | None = None
         """The node whose connection was lost most recently."""
-        self._next: deque[tuple[Broker, ssl.SSLContext | None]] = deque(maxlen=1)
+        self._next: deque[tuple[Broker, Certificates]] = deque(maxlen=1)
         """The latest settings, which apply from the next connection on."""
         self._interrupted = threading.Event()
         """Set when the present attempt, connection or pause must end."""
 
     # For other threads
 
-    def change(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
+    def change(self, broker: Broker, certificates: Certificates) -> None:
         """Change the settings and connect again at once.
 
         The user of the present connection must close it when `changed` is true.
         """
-        self._next.append((broker, tls))
+        self._next.append((broker, certificates))
         self._interrupted.set()
 
     def interrupt(self) -> None:
@@ -340,7 +341,7 @@ class Reconnect:
                 return
             if self._next:
                 # As if these were the settings from the start.
-                self._broker, self._tls = self._next.pop()
+                self._broker, self._certificates = self._next.pop()
                 self._protocol = self._broker.protocol
                 self._abilities = ALL
                 self._took_all = False
@@ -369,7 +370,7 @@ class Reconnect:
             hooks=self._hooks,
             protocol=self._protocol,
             will=self._will(),
-            tls=self._tls,
+            tls=self._certificates.context(),
             session=True,
             stopping=self._interrupted,
             abilities=self._abilities,

@@ -483,6 +483,40 @@ def test_mutual_tls(
     listener.wait_state(f"{D}/status", state="offline", reason="stopped")
 
 
+def test_renewed_certificates_are_used_without_a_restart(
+    tls: TlsBroker,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, object],
+    tmp_path: Path,
+) -> None:
+    """Files are replaced one after the other; until all fit, the certificates of before serve."""
+    before = issue(tmp_path, "before")
+    files = {
+        "ca_file": (before.cert_file, tls.authority.cert_file),
+        "cert_file": (before.cert_file, tls.client.cert_file),
+        "key_file": (before.key_file, tls.client.key_file),
+    }
+    for key, (old, _) in files.items():
+        shutil.copy(old, tmp_path / key)
+    broker = {key: str(tmp_path / key) for key in files}
+    broker["url"] = f"mqtts://127.0.0.1:{tls.port}"
+    listener = listen(tls.broker.port)
+    running = agent(agent_settings("box", "", [pipeline], models_dirs=models, broker=broker))
+    wait_until(lambda: "its certificate is not trusted" in running.words(), "a refusal")
+    for key, said in {
+        "ca_file": "it may not trust our certificate",
+        "cert_file": "; the one read before is still used",
+        "key_file": "the certificates have changed and are read again",
+    }.items():
+        shutil.copy(files[key][1], tmp_path / "new")
+        (tmp_path / "new").rename(tmp_path / key)
+        wait_until(lambda words=said: words in running.words(), said)  # type: ignore[misc]
+    listener.wait_state(f"{D}/status", state="online")
+    assert running.stop() == 0
+
+
 def test_tls_is_imported_only_where_it_is_used(tls: TlsBroker) -> None:
     """A plain connection leaves the TLS library out; one with TLS after it still works."""
     script = f"""
