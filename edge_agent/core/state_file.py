@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 """Errors raised by parsing if the content is not as the agent writes it."""
 _ASIDE = ".damaged"
+_UNWRITTEN: dict[Path, tuple[StateFile, str]] = {}
+"""Files whose last content could not be written, and why."""
 
 
 class StateFile:
@@ -45,6 +48,9 @@ class StateFile:
         self._mode = mode
         self._holds = holds
         self._failing = Latch()
+        self._lock = threading.Lock()
+        self._unsaved: Any = None
+        """Content that could not be written."""
         self.lost: str | None = None
         """What was lost with a damaged file, until it is written again."""
 
@@ -74,28 +80,57 @@ class StateFile:
         Raises:
             OSError: it cannot be written; the old content stays.
         """
+        with self._lock:
+            self._write(content)
+
+    def _write(self, content: Any) -> None:
         replace_file(self.path, json.dumps(content).encode(), self._mode)
         self._failing.begins(False)
-        self.lost = None
+        self.lost = self._unsaved = None
+        _UNWRITTEN.pop(self.path, None)
 
     def save(self, content: Any) -> bool:
         """Replace the content; if that fails, log the first of a series of failures and go on.
 
+        `unwritten` then tries again.
+
         Returns:
             Whether it was replaced.
         """
-        try:
-            self.write(content)
-        except OSError as problem:
-            if self._failing.begins(True) and self._holds is not None:
-                log.warning(
-                    "%s: cannot be written: %s; %s will be forgotten at the next start",
-                    self.path,
-                    problem.strerror or problem,
-                    self._holds,
-                )
-            return False
-        return True
+        with self._lock:
+            try:
+                self._write(content)
+            except OSError as problem:
+                if self._holds is not None:
+                    self._unsaved = content
+                    self._report(problem)
+                return False
+            return True
+
+    def _report(self, problem: OSError) -> None:
+        why = problem.strerror or str(problem)
+        _UNWRITTEN[self.path] = self, f"{self.path}: cannot be written: {why}"
+        if self._failing.begins(True):
+            words = "%s: cannot be written: %s; %s will be forgotten at the next start"
+            log.warning(words, self.path, why, self._holds)
+
+    def _save_again(self) -> None:
+        with self._lock:
+            if self._unsaved is not None:
+                try:
+                    self._write(self._unsaved)
+                except OSError as problem:
+                    self._report(problem)
+
+
+def unwritten() -> list[str]:
+    """Try again to write what `save` could not; return a line for each file that still cannot be.
+
+    Called regularly, by one thread.
+    """
+    for file, _ in list(_UNWRITTEN.values()):
+        file._save_again()  # noqa: SLF001 - of this module
+    return [words for _, words in list(_UNWRITTEN.values())]
 
 
 def put_aside(path: Path) -> str:

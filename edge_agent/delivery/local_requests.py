@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import ModelError
@@ -84,7 +85,10 @@ class LocalRequests:
         for request in sorted(self._folder.glob("*.request")):
             content = self._read(request)
             name, version = str(content.get("name", "")), str(content.get("version", ""))
-            request.unlink(missing_ok=True)
+            try:
+                request.unlink(missing_ok=True)
+            except OSError:  # the disk has become read-only: it would be found again and again
+                continue
             if is_name(name) and is_version(version):
                 found.append((name, version, request))
                 self._open.add(request)
@@ -103,8 +107,9 @@ class LocalRequests:
 
     def clear(self) -> None:
         """Remove answers that an earlier agent wrote too late to be read."""
-        for answer in self._folder.glob("*.answer"):
-            answer.unlink(missing_ok=True)
+        with suppress(OSError):
+            for answer in self._folder.glob("*.answer"):
+                answer.unlink(missing_ok=True)
 
     @staticmethod
     def _answer_of(request: Path) -> Path:

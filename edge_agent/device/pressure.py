@@ -16,6 +16,7 @@ from .resources import ROOT, cgroups, text
 NEAR = 0.9
 """Share of a memory limit beyond which the next model may be too much."""
 FEW_BYTES = 256 * 2**20
+FEW_FILES = 100
 FEW_SHARE = 0.1
 """A disk is nearly full with less than both: on a small disk the share matters."""
 
@@ -54,13 +55,18 @@ def memory_problems(root: Path = ROOT) -> list[str]:
 
 
 def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:
-    """Return a text if the file system of *folder* is full, nearly full, or read-only."""
+    """Return a text if the file system of *folder* is full, nearly full, or read-only.
+
+    Full of files, too.
+    """
     try:
         disk = os.statvfs(folder)
     except OSError as problem:
         return [f"disk: {folder}: {problem.strerror}"]
     if disk.f_flag & os.ST_RDONLY or _given_up(folder, root):
         return [f"disk: {folder} is read-only: nothing can be kept over a restart"]
+    if disk.f_files and disk.f_favail < FEW_FILES:  # some file systems do not count them
+        return [f"disk: {disk.f_favail} more files can be made where {folder} is; remove some"]
     free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     if size == 0 or free >= min(FEW_BYTES, FEW_SHARE * size):
         return []

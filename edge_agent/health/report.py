@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import Unfit
+from ..core.state_file import unwritten
 from ..core.text import counted
 from ..device import headroom, pressure
 from ..device.resources import ROOT
@@ -134,7 +135,7 @@ class _Machine:
         return [
             *self._thermometer.read().problems(),
             *pressure.memory_problems(self._root),
-            *pressure.disk_problems(self._state_dir),
+            *(pressure.disk_problems(self._state_dir) or [f"disk: {why}" for why in unwritten()]),
         ]
 
 

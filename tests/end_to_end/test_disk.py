@@ -111,6 +111,72 @@ def test_a_read_only_disk_stops_nothing(
         assert "Traceback" not in running.words()
 
 
+LEFT_OVER = (
+    ".counts.json.deadbeef",
+    "added/light@1.answer",
+    "added/light@1.request",
+    "evidence/p/.picture.part",
+    "evidence/p/.clip.mp4.part",
+    "models/light/.pointers.json.deadbeef",
+    "incoming/0123/offer.json",
+    "staging/0123/file",
+    "prepared/unfinished.json",
+    "prepared/.0123.deadbeef",
+    "spool.db-wal",
+    "starting",
+)
+"""What kills leave in a state folder."""
+
+
+def test_a_read_only_disk_with_what_kills_have_left_stops_nothing(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """A worn card becomes read-only in just that moment; what cannot be removed is left."""
+    with small_disk(tmp_path / "disk", "16m") as disk:
+        listener = listen(broker.port)
+        running = agent(settings_on(disk, broker, tmp_path))
+        results_go_on(listener)
+        running.process.kill()
+        running.process.wait()
+        for name in LEFT_OVER:
+            left = disk / "state" / name
+            left.parent.mkdir(parents=True, exist_ok=True)
+            left.write_text('{"name": "light", "version": "1", "state": "trial"}')
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        running.restart()
+        listener.wait_for(lambda _: disk_reason(listener), "health to name the disk")
+        results_go_on(listener)
+        assert running.stop() == 0
+        assert "Traceback" not in running.words()
+
+
+def test_what_cannot_be_written_is_in_health_though_the_disk_has_room(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Not even one more file can be made; then only one file is in the way of its own writing."""
+    with small_disk(tmp_path / "disk", "16m,nr_inodes=150") as disk:
+        listener = listen(broker.port)
+        running = agent(settings_on(disk, broker, tmp_path))
+        results_go_on(listener)
+        names = [disk / str(number) for number in range(100)]
+        for name in names:
+            name.touch()
+        (reason,) = listener.wait_for(lambda _: disk_reason(listener), "health to name the disk")
+        assert "more files can be made where" in reason
+        for name in names:
+            name.unlink()
+        listener.wait_for(lambda _: not disk_reason(listener), "health to be well")
+        in_the_way = disk / "state" / "mode.json"
+        in_the_way.unlink(missing_ok=True)
+        in_the_way.mkdir()
+        assert command(listener, "set", "one", pipeline="@device", mode="night")["ok"] is True
+        (reason,) = listener.wait_for(lambda _: disk_reason(listener), "health to name the file")
+        assert reason == f"disk: {in_the_way}: cannot be written: Is a directory"
+        in_the_way.rmdir()
+        listener.wait_for(lambda _: not disk_reason(listener), "health to be well again")
+        assert running.stop() == 0
+
+
 def test_a_disk_that_the_kernel_has_given_up(tmp_path: Path) -> None:
     """An ext4 with an error is called writable and is not: that is said too."""
     image, place = tmp_path / "image", tmp_path / "place"

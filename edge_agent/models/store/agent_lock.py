@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...core.errors import UsageError
@@ -32,8 +32,9 @@ def hold_agent_lock(state: Path) -> Iterator[None]:
         raise UsageError(f"state_dir: {state}: {problem.strerror}") from None
     try:
         # Only the agent writes these files, so no other process is writing one now.
-        for path in state.glob(".*.json.*"):
-            path.unlink()
+        with suppress(OSError):  # of a disk that has become read-only
+            for path in state.glob(".*.json.*"):
+                path.unlink()
         yield
     finally:
         drop_lock(mine)
