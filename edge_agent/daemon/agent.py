@@ -430,12 +430,13 @@ def _run(make: Callable[[], Agent]) -> int:
             logging.shutdown()
             os._exit(0)
         return 0
+    told = system_limit(stop.error) or stop.error
     if agent.left_behind:
         # A thread that hangs in native code would keep Python from finalizing.
-        log.error("stopped: %s", stop.reason)
+        words = f": {told}" if isinstance(told, AgentError) else ""
+        log.error("stopped: %s%s", stop.reason, words, exc_info=None if words else stop.error)
         logging.shutdown()
         os._exit(1)
-    told = system_limit(stop.error) or stop.error
     if isinstance(told, AgentError):
         raise told
     log.error("stopped: %s", stop.reason, exc_info=stop.error)

@@ -95,3 +95,27 @@ def test_a_folder_that_has_been_removed(gone: list[str], words: list[str]) -> No
     assert done.stderr == (
         "edge-agent: the working directory has been removed; change to another one, e.g. cd /\n"
     )
+
+
+def test_a_signal_that_came_with_the_one_being_handled_is_handled_before_others_are_held() -> None:
+    """SIGTERM 3 ms after SIGHUP was lost: Python handles one after the other, and none was left."""
+    script = """
+import os, signal
+from edge_agent.daemon.fast_start.reexec import hold_signals
+
+def anew(*_):
+    hold_signals()
+    os.write(1, b"held")
+
+signal.signal(signal.SIGHUP, anew)
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"ended "))
+both = {signal.SIGHUP, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, both)
+for number in both:
+    os.kill(os.getpid(), number)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=CHECKOUT
+    )
+    assert done.stdout == "ended held"

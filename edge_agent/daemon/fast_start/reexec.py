@@ -16,9 +16,12 @@ _HELD = (*ENDING, signal.SIGHUP)
 def hold_signals() -> None:
     """Block signals, even across `execv`, until `release_signals`.
 
-    Signals that came before have been handled when this returns, as Python ensures.
+    Signals that came before have been handled when this returns. Only the main thread calls it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    # Within a handler, Python looks for further signals only once one more comes.
+    signal.signal(signal.SIGURG, lambda *_: None)
+    signal.raise_signal(signal.SIGURG)
 
 
 def release_signals() -> None:
