@@ -215,7 +215,7 @@ class Answers:
             if len(asked.waiting) > 1:
                 return
         # Not in a worker, so that other models can be asked meanwhile.
-        self._runner.threads.spawn("loader", partial(self._load, asked))
+        self._runner.threads.spawn("loader", partial(self._load, asked), patient=True)
 
     def _load(self, asked: Asked) -> None:
         """Open the queue of a model, and load what is not loaded yet."""

@@ -31,7 +31,7 @@ class Workers:
         if not self._started:
             self._started = True
             for number in range(COUNT):
-                self._threads.spawn(f"{self._name}-{number}", self._run)
+                self._threads.spawn(f"{self._name}-{number}", self._run, patient=True)
 
     def _run(self) -> None:
         if self._behind():

@@ -10,7 +10,9 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Self
 
@@ -82,6 +84,7 @@ class ThreadGroup:
     def __init__(self, stops: ShutdownQueue) -> None:
         self._stops = stops
         self._threads: list[threading.Thread] = []
+        self._waiting: deque[threading.Thread] = deque()
         self.left_behind = False
         """Whether a thread did not return from native code in time."""
 
@@ -90,8 +93,13 @@ class ThreadGroup:
         """Whether there is a reason to stop."""
         return self._stops.begun
 
-    def spawn(self, name: str, work: Callable[[], object]) -> threading.Thread:
-        """Run *work* in a thread; it may return at any time, but an exception stops the agent."""
+    def spawn(
+        self, name: str, work: Callable[[], object], *, patient: bool = False
+    ) -> threading.Thread:
+        """Run *work* in a thread; it may return at any time, but an exception stops the agent.
+
+        *patient*: if the system allows no further thread now, `start_waiting` starts it later.
+        """
 
         def body() -> None:
             try:
@@ -102,9 +110,23 @@ class ThreadGroup:
         # A daemon thread, so that a read stuck in a driver cannot keep us from exiting.
         thread = threading.Thread(target=body, name=name, daemon=True)
         self._threads = [member for member in self._threads if member.is_alive()]
-        thread.start()
-        self._threads.append(thread)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not patient:
+                raise
+            log.warning("%s: the system allows no further thread; it begins once one is free", name)
+            self._waiting.append(thread)
+        else:
+            self._threads.append(thread)
         return thread
+
+    def start_waiting(self) -> None:
+        """Start threads that could not be started before; called about once per second."""
+        with suppress(RuntimeError):
+            while self._waiting:
+                self._waiting[0].start()
+                self._threads.append(self._waiting.popleft())
 
     def abandon(self, thread: threading.Thread) -> None:
         """Do not wait for a thread that is stuck in native code."""

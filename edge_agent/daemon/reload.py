@@ -104,7 +104,7 @@ class SettingsReload:
     def _apply(self, before: Settings) -> None:
         """Apply the runner's settings."""
         self._arrange(before)
-        self.runner.threads.spawn("loader", self._load)
+        self.runner.threads.spawn("loader", self._load, patient=True)
 
     def _read(self) -> tuple[Settings, Certificates]:
         """Read the settings and their TLS files; keep the values that need a restart."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from edge_agent.core.threads import ShutdownQueue, stop_on_signals
+from edge_agent.core.threads import ShutdownQueue, ThreadGroup, stop_on_signals
 
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -51,3 +52,21 @@ def test_an_end_goes_before_what_was_asked_for_earlier(stops: ShutdownQueue) -> 
     signal.raise_signal(signal.SIGHUP)
     assert stops.wait(lambda: 1.0).reason == "SIGTERM"
     assert not done
+
+
+def test_a_thread_that_the_system_does_not_allow_yet_is_started_later(stops: ShutdownQueue) -> None:
+    """A reload while TasksMax was reached ended the agent; a start without threads still fails."""
+    done = threading.Event()
+    with ThreadGroup(stops) as threads:
+        before = threading.stack_size(1 << 46)  # which no machine has
+        try:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                threads.spawn("lane", done.set)
+            threads.spawn("loader", done.set, patient=True)
+            threads.start_waiting()
+            assert not done.is_set()
+        finally:
+            threading.stack_size(before)
+        threads.start_waiting()
+        assert done.wait(10)
+    assert not stops.begun

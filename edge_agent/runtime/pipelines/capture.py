@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -137,10 +137,11 @@ class Capture:
         def capture() -> None:
             if before is not None and before.thread is not None and not before.abandoned:
                 # A camera that is still open cannot be opened again.
-                before.thread.join(CLOSE_SECONDS)
+                with suppress(RuntimeError):  # it was never started
+                    before.thread.join(CLOSE_SECONDS)
             self._capture(attempt)
 
-        attempt.thread = threads.spawn(f"capture-{self.queue.name}", capture)
+        attempt.thread = threads.spawn(f"capture-{self.queue.name}", capture, patient=True)
 
     def watch(self, threads: ThreadGroup) -> None:
         """Abandon a camera that hangs in its driver, where no timeout helps (opencv#22677).

@@ -201,7 +201,8 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             queue.close()
 
     def watch(self) -> None:
-        """Replace capture threads that hang; called about once per second."""
+        """Replace capture threads that hang, start those that wait; called about every second."""
+        self.threads.start_waiting()
         for pipeline in self.pipelines.values():
             pipeline.watch(self.threads)
 
