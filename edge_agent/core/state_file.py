@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 """Errors raised by parsing if the content is not as the agent writes it."""
+PAUSES_SECONDS = (0.1, 0.4)
 _ASIDE = ".damaged"
 _UNWRITTEN: dict[Path, tuple[StateFile, str]] = {}
 """Files whose last content could not be written, and why."""
@@ -57,22 +59,29 @@ class StateFile:
     def read(self, parse: Callable[[Any], T]) -> T | None:
         """Return the content as parsed by *parse*, or None if the file is missing or damaged."""
         try:
-            return parse(read_own(self.path.read_bytes()))
+            return parse(read_own(self._bytes()))
         except FileNotFoundError:
             return None
         except OSError as problem:
-            if self._holds is not None:
-                text = problem.strerror or problem
-                log.warning(
-                    "%s: cannot be read: %s; %s are forgotten", self.path, text, self._holds
-                )
-            return None
+            why = f"cannot be read: {problem.strerror or problem}"
         except DAMAGED:
-            aside = put_aside(self.path)
-            if self._holds is not None:
-                self.lost = f"{self.path}: damaged; {self._holds} are forgotten{aside}"
-                log.warning("%s", self.lost)
-            return None
+            why = "damaged"
+        aside = put_aside(self.path)
+        if self._holds is not None:
+            self.lost = f"{self.path}: {why}; {self._holds} are forgotten{aside}"
+            log.warning("%s", self.lost)
+        return None
+
+    def _bytes(self) -> bytes:
+        """Read the file, again if that fails: some errors of a disk pass."""
+        for pause in PAUSES_SECONDS:
+            try:
+                return self.path.read_bytes()
+            except FileNotFoundError:
+                raise
+            except OSError:
+                time.sleep(pause)
+        return self.path.read_bytes()
 
     def write(self, content: Any) -> None:
         """Replace the content, durably.
@@ -123,14 +132,15 @@ class StateFile:
                     self._report(problem)
 
 
-def unwritten() -> list[str]:
+def unwritten(folder: Path) -> list[str]:
     """Try again to write what `save` could not; return a line for each file that still cannot be.
 
-    Called regularly, by one thread.
+    Called regularly, by one thread, for the files in the state folder.
     """
-    for file, _ in list(_UNWRITTEN.values()):
-        file._save_again()  # noqa: SLF001 - of this module
-    return [words for _, words in list(_UNWRITTEN.values())]
+    for path, (file, _) in list(_UNWRITTEN.items()):
+        if path.is_relative_to(folder):
+            file._save_again()  # noqa: SLF001 - of this module
+    return [why for path, (_, why) in list(_UNWRITTEN.items()) if path.is_relative_to(folder)]
 
 
 def put_aside(path: Path) -> str:

@@ -135,7 +135,10 @@ class _Machine:
         return [
             *self._thermometer.read().problems(),
             *pressure.memory_problems(self._root),
-            *(pressure.disk_problems(self._state_dir) or [f"disk: {why}" for why in unwritten()]),
+            *(
+                pressure.disk_problems(self._state_dir)
+                or [f"disk: {why}" for why in unwritten(self._state_dir)]
+            ),
         ]
 
 

@@ -195,7 +195,8 @@ class Evidence:
 
     def _rescue(self, path: Path) -> None:
         """Keep a clip that was cut short by a kill; remove a half-written picture."""
-        if path.stat().st_mtime > self._began or path == self._writing:
+        # Without a battery the clock may start behind what the last run wrote.
+        if self._began < path.stat().st_mtime <= time.time() or path == self._writing:
             return  # written by this run
         if path.name.endswith(f".mp4{PART}"):
             path.replace(path.with_name(path.name.removeprefix(".").removesuffix(PART)))

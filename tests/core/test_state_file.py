@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.core.state_file import StateFile
+from edge_agent.core.state_file import StateFile, unwritten
 
 
 def names(read: object) -> set[str]:
@@ -50,6 +50,33 @@ def test_damage_of_what_can_be_found_out_again_is_not_logged(
     assert StateFile(path).read(names) is None
     StateFile(tmp_path / "away" / "names.json").save(["a"])
     assert not caplog.records
+
+
+def test_what_cannot_be_read_is_put_aside_not_overwritten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One passing error of a disk at a start lost the totals of years with the next write."""
+    path = tmp_path / "names.json"
+    path.mkdir()
+    (path / "kept").touch()
+    file = StateFile(path, "names")
+    assert file.read(names) is None
+    (line,) = caplog.messages
+    assert line.startswith(f"{path}: cannot be read: Is a directory; names are forgotten; it is ")
+    file.write(["a"])
+    assert (tmp_path / "names.json.damaged" / "kept").exists()
+
+
+def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
+    """It is told until then, and only the last content is written."""
+    folder = tmp_path / "state"
+    file = StateFile(folder / "names.json", "names")
+    assert file.save(["a"]) is False
+    assert file.save(["b"]) is False
+    assert unwritten(tmp_path) == [f"{file.path}: cannot be written: No such file or directory"]
+    folder.mkdir()
+    assert unwritten(tmp_path) == []
+    assert file.read(names) == {"b"}
 
 
 def test_a_write_that_fails_is_logged_once_in_a_row(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +100,19 @@ def test_what_a_kill_has_left_half_written_goes_and_a_lower_limit_holds(tmp_path
     assert files(tmp_path) == [f"e-{number}.jpg" for number in range(1, 6)]
     evidence.prune(0)
     assert files(tmp_path) == []
+
+
+def test_a_clip_that_a_power_cut_has_cut_short_is_kept_where_the_clock_starts_behind(
+    tmp_path: Path,
+) -> None:
+    """Without a battery the clock goes on from the last time saved, before that of the clip."""
+    (tmp_path / "p").mkdir()
+    part = tmp_path / "p" / ".e-1.mp4.part"
+    part.write_bytes(PICTURE)
+    later = time.time() + 2400
+    os.utime(part, (later, later))
+    Evidence(tmp_path).prune(1)
+    assert files(tmp_path) == ["e-1.mp4"]
 
 
 @pytest.mark.parametrize(("keep_mb", "left"), [(1, 5), (0, 0)])
