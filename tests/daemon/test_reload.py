@@ -53,7 +53,7 @@ def models(tmp_path: Path) -> list[str]:
 @pytest.fixture
 def pipeline(tmp_path: Path) -> dict[str, Any]:
     """Give a pipeline that goes on for ever."""
-    path = write_clip(tmp_path / "clip.avi", [plain(i) for i in range(25)])
+    path = write_clip(tmp_path / "clip.avi", [plain(100 + i) for i in range(25)])
     return {"name": "p", "source": f"file:{path}?loop=1", "model": "light"}
 
 
