@@ -25,6 +25,7 @@ from ..core.files import FAULT_VARIABLE
 from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
 from ..core.names import NAME_RULE, READINGS, RESERVED_GROUPS, is_name, name_problems
+from ..core.plain_file import open_plain_file, read_plain_bytes
 from ..core.plain_record import DoubtError, is_key, read_plain
 from ..core.schema import explain, merged, nearest, read_toml
 from ..sources.spec import parse_source
@@ -167,7 +168,7 @@ def _credential(env: Mapping[str, str], name: str) -> str | None:
     if not folder:
         return None
     try:
-        return (Path(folder) / name).read_text(encoding="utf-8").rstrip("\r\n")
+        return read_plain_bytes(Path(folder) / name).decode().rstrip("\r\n")
     except FileNotFoundError:
         return None
     except OSError as problem:
@@ -342,7 +343,7 @@ def _check_pipelines(settings: Settings, origins: Origins) -> None:
 def _unreadable(path: Path) -> str | None:
     """Return why a file cannot be read, or None if it can."""
     try:
-        path.open("rb").close()
+        open_plain_file(path).close()
     except OSError as problem:
         return problem.strerror
     return None

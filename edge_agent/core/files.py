@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from .errors import AgentError, ModelError, UsageError
+from .plain_file import NO_PLAIN_FILE, NoPlainFileError, open_plain
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ FAULT_VARIABLE = "EDGE_AGENT_FAULT"
 LOCK_SECONDS = 5.0
 """After so long, waiting for a lock is logged."""
 LOCK_PAUSE = 0.01
+_ASIDE = ".damaged"
 _hits = 0
 
 
@@ -126,12 +128,30 @@ def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
         write_new(temporary, data, mode)
         copy_owner(temporary, path.parent)
         fault("pointers.written")
-        temporary.replace(path)
+        try:
+            temporary.replace(path)
+        except IsADirectoryError:
+            log.warning("%s: is a folder%s", path, put_aside(path))
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     fault("pointers.renamed")
     sync_folder(path.parent)
+
+
+def put_aside(path: Path) -> str:
+    """Rename a damaged file so that it can be examined; return a text for the log, or ""."""
+    for aside in (path.with_name(path.name + _ASIDE + end) for end in ("", *"23456789")):
+        try:
+            path.replace(aside)
+        except OSError as problem:
+            # A folder does not replace a file or another folder.
+            if problem.errno in {errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY}:
+                continue
+            break
+        return f"; it is kept as {aside.name}"
+    return ""  # it stays, and is replaced by the next write
 
 
 def append_lines(path: Path, lines: bytes) -> None:
@@ -143,8 +163,7 @@ def append_lines(path: Path, lines: bytes) -> None:
         OSError: they cannot be written, or not all of them.
     """
     is_new = not path.exists()
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o644)
+    descriptor = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "ab") as file:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
@@ -278,11 +297,13 @@ def read_plain_file(path: Path, limit: int, error: type[AgentError], what: str) 
     Raises:
         OSError: it cannot be opened or read; a folder is IsADirectoryError.
     """
-    # Without O_NONBLOCK, opening a pipe waits until somebody writes to it.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        descriptor = open_plain(path)
+    except NoPlainFileError:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) from None
+        raise error(f"{path}: {NO_PLAIN_FILE}; put the file itself there") from None
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise error(f"{path}: is no plain file; put the file itself there")
         data = file.read(limit + 1)
     if len(data) > limit:
         size = f"{limit // 2**10} KiB" if limit < 2**20 else f"{limit // 2**20} MiB"

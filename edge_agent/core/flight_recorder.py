@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .frozen import record
+from .plain_file import open_plain_file
 
 FILE = "flight"
 STARTING = "starting"
@@ -102,7 +103,10 @@ class Recorder:
         try:
             # Not the old file truncated: that would kill a process that still has it mapped.
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # noqa: PTH108
+                try:
+                    os.unlink(path)  # noqa: PTH108
+                except IsADirectoryError:
+                    os.rename(path, f"{path}.damaged")  # noqa: PTH104
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._file = os.open(path, flags, 0o600)
             # Written, not only extended: on a full disk, the first entry in a mapped page without
@@ -227,7 +231,7 @@ def clear_starting(state: str) -> None:
 def previous_crash(state: str) -> PreviousCrash | None:
     """Return how the last run ended, or None if it ended normally, or there was none."""
     try:
-        with open(os.path.join(state, FILE), "rb") as file:  # noqa: PTH118, PTH123 - as above
+        with open_plain_file(os.path.join(state, FILE)) as file:  # noqa: PTH118 - as above
             data = file.read(16 * PAGE)
     except OSError:
         return None

@@ -18,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .files import replace_file
+from .files import put_aside, replace_file
 from .json_text import read_own
 from .logs import Latch
+from .plain_file import NoPlainFileError, read_plain_bytes
 
 T = TypeVar("T")
 
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 """Errors raised by parsing if the content is not as the agent writes it."""
 PAUSES_SECONDS = (0.1, 0.4)
-_ASIDE = ".damaged"
 _UNWRITTEN: dict[Path, tuple[StateFile, str]] = {}
 """Files whose last content could not be written, and why."""
 
@@ -62,6 +62,8 @@ class StateFile:
             return parse(read_own(self._bytes()))
         except FileNotFoundError:
             return None
+        except NoPlainFileError as problem:
+            why = problem.strerror
         except OSError as problem:
             why = f"cannot be read: {problem.strerror or problem}"
         except DAMAGED:
@@ -76,12 +78,12 @@ class StateFile:
         """Read the file, again if that fails: some errors of a disk pass."""
         for pause in PAUSES_SECONDS:
             try:
-                return self.path.read_bytes()
-            except FileNotFoundError:
+                return read_plain_bytes(self.path)
+            except (FileNotFoundError, NoPlainFileError):
                 raise
             except OSError:
                 time.sleep(pause)
-        return self.path.read_bytes()
+        return read_plain_bytes(self.path)
 
     def write(self, content: Any) -> None:
         """Replace the content, durably.
@@ -141,13 +143,3 @@ def unwritten(folder: Path) -> list[str]:
         if path.is_relative_to(folder):
             file._save_again()  # noqa: SLF001 - of this module
     return [why for path, (_, why) in list(_UNWRITTEN.items()) if path.is_relative_to(folder)]
-
-
-def put_aside(path: Path) -> str:
-    """Rename a damaged file so that it can be examined; return a text for the log, or ""."""
-    aside = path.with_name(path.name + _ASIDE)
-    try:
-        path.replace(aside)
-    except OSError:
-        return ""  # it stays, and is replaced by the next write
-    return f"; it is kept as {aside.name}"

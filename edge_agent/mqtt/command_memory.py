@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import RequestError
-from ..core.files import append_lines, replace_file
+from ..core.files import append_lines, put_aside, replace_file
 from ..core.frozen import record
 from ..core.json_text import read_own
 from ..core.logs import Latch
 from ..core.parameters import shown
+from ..core.plain_file import NoPlainFileError, read_plain_bytes
 from ..core.state_file import DAMAGED
 from . import payloads
 
@@ -196,8 +197,11 @@ class CommandMemory:
 
     def _read(self) -> None:
         try:
-            lines = self._path.read_bytes().splitlines()
+            lines = read_plain_bytes(self._path).splitlines()
         except FileNotFoundError:
+            return
+        except NoPlainFileError as problem:
+            log.warning("%s: %s%s", self._path, problem.strerror, put_aside(self._path))
             return
         except OSError as problem:
             log.warning("%s: cannot be read: %s", self._path, problem.strerror or problem)

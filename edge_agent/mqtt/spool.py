@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import SpoolDamagedError, SpoolError
-from ..core.files import copy_owner
+from ..core.files import copy_owner, put_aside
 from ..core.frozen import record
+from ..core.plain_file import NO_PLAIN_FILE
 from .message import Message
 
 if TYPE_CHECKING:
@@ -175,6 +176,8 @@ class Spool:
         aside = self.path.with_name(f"{self.path.name}.damaged")
         try:
             for part in ("-wal", ""):
+                if Path(f"{aside}{part}").is_dir():
+                    put_aside(Path(f"{aside}{part}"))
                 Path(f"{aside}{part}").unlink(missing_ok=True)
                 with suppress(FileNotFoundError):
                     Path(f"{self.path}{part}").rename(f"{aside}{part}")
@@ -210,6 +213,10 @@ class Spool:
     def _connect(self) -> sqlite3.Connection:
         import sqlite3
 
+        for part in ("", "-wal"):
+            path = Path(f"{self.path}{part}")
+            if path.exists() and not path.is_file():
+                raise SpoolDamagedError(f"{path}: {NO_PLAIN_FILE}")
         if not self.exists():
             # Results may be private; SQLite gives its log the same mode.
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..config.settings import Broker
 from ..core.errors import UsageError
+from ..core.plain_file import open_plain_file
 
 if TYPE_CHECKING:
     import ssl
@@ -84,8 +85,7 @@ def tls_context(broker: Broker) -> ssl.SSLContext | None:
         if name is None:
             continue
         try:
-            with open(name, "rb"):  # noqa: PTH123 - only to check whether it can be
-                pass
+            open_plain_file(name).close()  # only to check whether it can be
         except OSError as problem:
             raise UsageError(f"broker.{key}: {name}: {problem.strerror}") from None
     try:

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.files import append_lines
+from ..core.files import append_lines, put_aside
 from ..core.json_text import read_own
 from ..core.logs import Latch
 from ..core.names import is_name
+from ..core.plain_file import NoPlainFileError, read_plain_bytes
 from ..core.state_file import DAMAGED, StateFile
 from ..mqtt import payloads
 
@@ -246,8 +247,12 @@ def _read(file: StateFile, appended: Path) -> _Left:
 def _lines(path: Path) -> Iterator[tuple[int, list[tuple[Payload, int]], dict[str, Any]]]:
     """Yield the appended entries, except for incomplete lines."""
     try:
-        data = path.read_bytes()
+        data = read_plain_bytes(path)
     except FileNotFoundError:
+        return
+    except NoPlainFileError as problem:
+        words = "%s: %s; events that had begun are forgotten%s"
+        log.warning(words, path, problem.strerror, put_aside(path))
         return
     except OSError as problem:
         words = "%s: cannot be read: %s; events that had begun are forgotten"

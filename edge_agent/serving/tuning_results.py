@@ -26,6 +26,7 @@ from ..config.device_profile import DeviceProfile
 from ..core.constraints import Ge, Gt, Le, MinLength
 from ..core.files import replace_file
 from ..core.frozen import record
+from ..core.plain_file import read_plain_bytes
 from ..core.plain_record import DoubtError, read_plain
 from ..device.hardware import Facts
 from ..inference.engines.engine import EngineChoice
@@ -204,7 +205,7 @@ class TuningResults:
         if size > _MOST_BYTES:
             return {}, "is too large for tuning results; it is not used"
         try:
-            content = json.loads(self._path.read_bytes())
+            content = json.loads(read_plain_bytes(self._path))
         except (OSError, ValueError, RecursionError):
             return {}, "is damaged; it is not used"
         if not isinstance(content, dict) or not isinstance(content.get("models"), dict):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_128_hexdigest
 
 from ...config.locations import default_state
+from ...core.plain_file import read_plain_bytes
 from ...core.text import redact
 from ...serving.planned_model import PlannedModel
 from .fingerprint import stamp
@@ -60,7 +61,7 @@ def broker_secrets() -> dict[str, str]:
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     for key in _SECRETS if folder else ():
         try:
-            text = Path(str(folder), f"broker.{key}").read_text(encoding="utf-8")
+            text = read_plain_bytes(Path(str(folder), f"broker.{key}")).decode()
         except (OSError, UnicodeDecodeError):
             continue  # the settings ignore or refuse it, too
         found[key] = text.rstrip("\r\n")
@@ -102,8 +103,7 @@ def find(config: str | None, origins: str) -> Plan | None:
 
 
 def _read(state: str) -> Any:
-    with open(os.path.join(state, FILE), "rb") as file:  # noqa: PTH118, PTH123 - see origins
-        data = file.read()
+    data = read_plain_bytes(os.path.join(state, FILE))  # noqa: PTH118 - see origins
     body = data[_HEAD:]
     if data[:_HEAD] != _seal(body):
         raise ValueError  # damaged: a normal start needs none, and writes a new one
@@ -136,7 +136,7 @@ def write(plan: Plan, looked_at: list[Path]) -> None:
     content = _seal(body) + body
     path = Path(plan.state) / FILE
     try:
-        if path.read_bytes() == content:
+        if read_plain_bytes(path) == content:
             return
     except OSError:
         pass
@@ -174,8 +174,7 @@ def _state_folder(config: str | None) -> str:
     base = os.path.dirname(config) if config else os.getcwd()  # noqa: PTH109, PTH120 - see origins
     if given is None and config is not None:
         try:
-            with open(config, "rb") as file:  # noqa: PTH123
-                found = _STATE.search(file.read())
+            found = _STATE.search(read_plain_bytes(config))
         except OSError:
             found = None  # the normal start reports it
         if found:

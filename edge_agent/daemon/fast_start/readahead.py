@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ...core.plain_file import read_plain_bytes
+
 log = logging.getLogger(__name__)
 
 PAGE = 4096
@@ -77,8 +79,7 @@ def start_read_ahead(state: str, origins: str) -> ReadAhead | None:
         The running read-ahead; None if there is no list or the files are already in memory.
     """
     try:
-        with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - pathlib is not imported yet
-            known = json.loads(file.read())
+        known = json.loads(read_plain_bytes(f"{state}/{FILE}"))
         if (known["schema"], known["origins"]) != (SCHEMA, origins) or cached(*known["probe"]):
             return None
         return ReadAhead([(str(path), ranges) for path, ranges in known["files"]])
@@ -127,8 +128,7 @@ def _read(path: str, ranges: Sequence[Sequence[int]], buffer: memoryview) -> Non
 def is_known(state: str, origins: str) -> bool:
     """Whether there is a list for this start."""
     try:
-        with open(f"{state}/{FILE}", "rb") as file:  # noqa: PTH123 - as above
-            known = json.loads(file.read())
+        known = json.loads(read_plain_bytes(f"{state}/{FILE}"))
         return (known["schema"], known["origins"]) == (SCHEMA, origins)
     except _NO_LIST:
         return False

@@ -20,6 +20,7 @@ from ...core.containment import contained
 from ...core.errors import AgentError, ModelError
 from ...core.files import disk_errors, fault
 from ...core.flight_recorder import PreviousCrash
+from ...core.plain_file import read_plain_bytes
 from ...core.types import Kind
 from ...device.headroom import free_mb
 from ...inference.model import Model
@@ -198,9 +199,11 @@ class Deployer:
         """Raise ModelError if what came over MQTT is no longer trusted: its key was removed."""
         with disk_errors(f"{candidate.id}: reading its signature"):
             notes = folder.path / NOTES
-            signature = (notes / SIGNATURE).read_bytes() if (notes / SIGNATURE).exists() else None
+            signature = (
+                read_plain_bytes(notes / SIGNATURE) if (notes / SIGNATURE).exists() else None
+            )
             if signature is not None or candidate.unsigned:
-                self._check_trust((notes / HEADER).read_bytes(), signature)
+                self._check_trust(read_plain_bytes(notes / HEADER), signature)
 
     def _serves_already(self, candidate: Candidate) -> bool:
         """Whether this version is live or on probation, as after a repeated push.

@@ -23,6 +23,7 @@ from weakref import finalize
 from xxhash import xxh3_64_hexdigest
 
 from ...core.errors import EngineError
+from ...core.plain_file import open_plain, read_plain_bytes
 from ...device.resources import instructions
 
 if TYPE_CHECKING:
@@ -89,8 +90,7 @@ def read(folder: str) -> Artifact:
         ArtifactError: it is damaged, truncated, or was made elsewhere or by another program.
     """
     try:
-        with open(f"{folder}/{FILE}", "rb") as file:  # noqa: PTH123 - pathlib may not be there yet
-            data = file.read()
+        data = read_plain_bytes(f"{folder}/{FILE}")
     except OSError as problem:
         raise ArtifactError(f"{folder}: no prepared form: {problem.strerror}") from None
     body = data[_HEAD_LENGTH:-2]
@@ -151,7 +151,7 @@ class MappedWeights:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = open_plain(path)
         # Closed when no longer referenced: a thread may still read for an engine that is closed.
         finalize(self, os.close, self._file)
         size = os.fstat(self._file).st_size

@@ -15,6 +15,7 @@ from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
+from ...core.plain_file import read_plain_bytes
 from ..engines.ort_session import NAME, Stage, open_session
 from .artifact import (
     GRAPH,
@@ -96,9 +97,8 @@ class Load:
         """
         path = self.artifact.path(graph)
         # Checked before the engine parses it; graphs are small.
-        with open(path, "rb") as file:  # noqa: PTH123 - pathlib is not there yet
-            if xxh3_64_hexdigest(file.read()) != self.artifact.table["files"][graph][1]:
-                raise ArtifactError(f"{path}: damaged")
+        if xxh3_64_hexdigest(read_plain_bytes(path)) != self.artifact.table["files"][graph][1]:
+            raise ArtifactError(f"{path}: damaged")
         words = self.artifact.table["session"]
         if threads is not None:
             words = {**words, "threads": threads, "spins": False}

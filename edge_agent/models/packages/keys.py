@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ...core.errors import UsageError
 from ...core.files import sync_folder, write_new
+from ...core.plain_file import open_plain_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -111,7 +112,7 @@ def load_public(path: Path) -> Ed25519PublicKey:
 def _load(path: Path, parse: Callable[[bytes], T], kind: str, other: str, mend: str) -> T:
     from cryptography.exceptions import UnsupportedAlgorithm
 
-    data = _read(path)
+    data = _read(path, plain=kind == "public")
     try:
         return parse(data)
     except TypeError:
@@ -124,9 +125,10 @@ def _load(path: Path, parse: Callable[[bytes], T], kind: str, other: str, mend: 
         raise UsageError(f"{path}: is {found}, expected an Ed25519 {kind} key; {mend}") from None
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, *, plain: bool) -> bytes:
     try:
-        with path.open("rb") as file:
+        # A private key may come from a pipe; the agent would wait for one without end.
+        with open_plain_file(path) if plain else path.open("rb") as file:
             data = file.read(_MAX_KEY_BYTES + 1)
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None

@@ -17,6 +17,7 @@ from ...core.errors import ModelError
 from ...core.files import subfolders
 from ...core.frozen import record
 from ...core.names import is_name, version_key
+from ...core.plain_file import read_plain_bytes
 from ...core.schema import nearest
 from ..manifest import KEPT, MANIFEST, ModelFolder, load
 from .pointers import same_version
@@ -267,7 +268,7 @@ def _stored(store: Store, name: str, version: str) -> Entry:
 def _resized(path: Path) -> str | None:
     """Name a file of a stored version that is gone or has another size than when installed."""
     try:
-        pieces = json.loads((path / NOTES / LAYOUT).read_bytes())
+        pieces = json.loads(read_plain_bytes(path / NOTES / LAYOUT))
         sizes = {str(name): int(size) for name, size in pieces if name is not None}
     except (FileNotFoundError, ValueError, TypeError):
         return None  # put there by hand, or its notes are damaged: nothing is known of it

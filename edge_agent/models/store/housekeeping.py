@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ...core.errors import ModelError
 from ...core.files import disk_errors, drop_lock, remove_tree, size_of, subfolders, take_lock
 from ...core.names import is_version
+from ...core.plain_file import read_plain_bytes
 from ..packages.package import HEADER, transfer_id
 from .pointers import FILE, same_version
 from .store import Store
@@ -211,7 +212,7 @@ def _clean_model(store: Store, name: str) -> list[str]:
 def _useless(path: Path, installed: Collection[str], now: float) -> str | None:
     """Return why a transfer need not be kept, or None if it may be resumed."""
     try:
-        header = (path / HEADER).read_bytes()
+        header = read_plain_bytes(path / HEADER)
     except OSError:
         return "not a transfer"
     if TRANSFER.fullmatch(path.name) is None or transfer_id(header) != path.name:

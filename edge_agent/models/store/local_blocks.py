@@ -17,6 +17,7 @@ from pathlib import Path
 from ...core.containment import words
 from ...core.errors import ModelError
 from ...core.files import write_new
+from ...core.plain_file import read_plain_bytes
 from ..manifest import KEPT
 from ..packages.archive import Front
 from ..packages.blocks import BlockList
@@ -69,9 +70,9 @@ def read_front(folder: Path) -> Front:
     """
     signature = folder / SIGNATURE
     return Front(
-        (folder / HEADER).read_bytes(),
-        signature.read_bytes() if signature.exists() else None,
-        (folder / BLOCKS).read_bytes(),
+        read_plain_bytes(folder / HEADER),
+        read_plain_bytes(signature) if signature.exists() else None,
+        read_plain_bytes(folder / BLOCKS),
     )
 
 
@@ -93,15 +94,15 @@ def stored_versions(store: Store) -> Iterator[Source]:
 
 def _stored(folder: Path) -> Source:
     notes = folder / NOTES
-    blocks = BlockList.read((notes / BLOCKS).read_bytes())
+    blocks = BlockList.read(read_plain_bytes(notes / BLOCKS))
     return Source(blocks, _layout(notes).stream(folder))
 
 
 def _layout(notes: Path) -> Layout:
-    pieces = json.loads((notes / LAYOUT).read_bytes())
+    pieces = json.loads(read_plain_bytes(notes / LAYOUT))
     return Layout(
         tuple((None if name is None else str(name), int(length)) for name, length in pieces),
-        (notes / FRAME).read_bytes(),
+        read_plain_bytes(notes / FRAME),
     )
 
 

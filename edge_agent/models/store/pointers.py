@@ -18,6 +18,7 @@ from ...core.files import replace_file
 from ...core.frozen import record
 from ...core.json_text import read_own
 from ...core.names import is_version, version_key
+from ...core.plain_file import read_plain_bytes
 from ...core.state_file import DAMAGED
 
 FILE = "pointers.json"
@@ -102,7 +103,7 @@ def read(folder: Path) -> Pointers:
     """Read the pointers of the model in *folder*; empty ones if there are none."""
     path = folder / FILE
     try:
-        return _parse(read_own(path.read_bytes()))
+        return _parse(read_own(read_plain_bytes(path)))
     except FileNotFoundError:
         return Pointers()
     except OSError as problem:

@@ -37,6 +37,7 @@ from ...core.files import (
     write_new,
 )
 from ...core.names import is_name, is_version, version_key
+from ...core.plain_file import read_plain_bytes
 from . import pointers as pointing
 from .pointers import Pointers, Trial, same_version
 
@@ -144,7 +145,7 @@ class Store:
 
         path = self.path(name, version)
         try:
-            return transfer_id((path / NOTES / HEADER).read_bytes()) if path else None
+            return transfer_id(read_plain_bytes(path / NOTES / HEADER)) if path else None
         except OSError:  # gone, or damaged; what serves is checked elsewhere
             return None
 

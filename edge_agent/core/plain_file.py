@@ -1,0 +1,61 @@
+"""Opening of files that must be plain: a pipe would be waited for, a device read without end.
+
+It imports little: the start waits for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import BinaryIO
+
+NO_PLAIN_FILE = "is no plain file"
+
+
+class NoPlainFileError(OSError):
+    """A folder, pipe, socket or device is where a file should be."""
+
+
+def open_plain(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Open a plain file, or a link to one, without waiting; return its descriptor.
+
+    Raises:
+        NoPlainFileError: it is something else.
+        OSError: it cannot be opened.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe waits until somebody opens its other end.
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as problem:
+        if problem.errno not in {errno.ENXIO, errno.EISDIR}:  # a socket; a folder to be written
+            raise
+        mode = os.stat(path).st_mode  # noqa: PTH116 - pathlib may not be there yet
+    else:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode):
+            return descriptor
+        os.close(descriptor)
+    what = "is a folder" if stat.S_ISDIR(mode) else NO_PLAIN_FILE
+    raise NoPlainFileError(errno.EINVAL, what, str(path))
+
+
+def open_plain_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a plain file for reading.
+
+    Raises:
+        NoPlainFileError: it is something else.
+        OSError: it cannot be opened.
+    """
+    return open(open_plain(path), "rb")
+
+
+def read_plain_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Read a plain file.
+
+    Raises:
+        NoPlainFileError: it is something else.
+        OSError: it cannot be opened or read.
+    """
+    with open_plain_file(path) as file:
+        return file.read()
