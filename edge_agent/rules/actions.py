@@ -104,7 +104,9 @@ HTTP_SECONDS = 5.0
 PAUSE_SECONDS = 1.0
 """Seconds between tries."""
 MESSAGES = "messages"
-"""The kind of all messages; each URL is a separate kind."""
+"""The target of all messages together, as while the broker is away."""
+MOST_TOPICS = 16
+"""Most topics that are remembered as failing."""
 MESSAGE_SECONDS = 60.0
 """How long a message of QoS 1 waits for a connection."""
 
@@ -165,17 +167,17 @@ class Actions:
         self._posts = SideBySide(self._try, lambda post: post.server, MOST)
         self._messages: deque[_Message] = deque()
         self._changed = threading.Lock()
-        self._failing: dict[str, str] = {}
-        """Why the last one was given up, until one succeeds, by URL or `MESSAGES`; latest last."""
+        self._failing: dict[tuple[str, str], str] = {}
+        """Why the last one was given up, until one succeeds, by target and topic; latest last."""
 
     def problem(self, to: Container[str]) -> str | None:
         """Return why the latest action was given up for a target that has not succeeded since.
 
-        *to* contains the URLs of the current rules and `MESSAGES`: targets that no rule uses are
-        ignored.
+        *to* contains the targets of the current rules: others are ignored.
         """
         with self._changed:
-            return next((why for what, why in reversed(self._failing.items()) if what in to), None)
+            latest_first = reversed(self._failing.items())
+            return next((why for (target, _), why in latest_first if target in to), None)
 
     # Called by the events' thread
 
@@ -194,7 +196,7 @@ class Actions:
         if why is None and topic in self._read():
             why = f"{topic!r}: a source of this agent reads it, so this would loop forever"
         if why is not None:
-            self._give_up(f"rule {payload['rule']}: publish: {why}", MESSAGES)
+            self._give_up(f"rule {payload['rule']}: publish: {why}", action.publish or "", topic)
             return
         body = action.payload
         text = fill_payload(body, told).encode() if body else payloads.encode(payload)
@@ -222,17 +224,19 @@ class Actions:
             if not connected:
                 self._give_up(f"publish {message.topic}: the broker was away", MESSAGES)
             elif not action.qos:  # it is never answered
-                self._succeed(MESSAGES)
+                self._succeed_message(message)
 
     # Called by any thread, with the client locked
 
     def _answered(self, message: _Message, why: str | None) -> None:
         if why is None:
-            self._succeed(MESSAGES)
+            self._succeed_message(message)
         elif why == BROKEN and not message.again:
             self._messages.appendleft(replace(message, again=True))  # as QoS 1 does, maybe a copy
         else:
-            self._give_up(f"publish {message.topic}: {why}", MESSAGES)
+            # Others may be allowed.
+            template = message.action.publish or ""
+            self._give_up(f"publish {message.topic}: {why}", template, message.topic)
 
     # Called by the thread, and by those of single posts
 
@@ -252,7 +256,7 @@ class Actions:
                 why = str(problem)
                 continue
             if reply.trouble is None:
-                self._succeed(post.url)
+                self._succeed((post.url, ""))
                 return
             why = reply.trouble
             if not reply.again:
@@ -264,19 +268,31 @@ class Actions:
         for post in self._posts.close(seconds):
             self._give_up(f"rule {post.rule}: {redact(post.url)}: the agent stops", post.url)
 
-    def _give_up(self, why: str, what: str) -> None:
+    def _give_up(self, why: str, target: str, topic: str = "") -> None:
         with self._changed:
             self.failed += 1
             # Only the first of a series: an unreachable server fails for every event.
-            begins = self._failing.pop(what, None) is None
-            self._failing[what] = why  # after the others
+            begins = self._failing.pop((target, topic), None) is None
+            self._failing[target, topic] = why  # after the others
+            topics = [each for each in self._failing if each[1]]
+            if len(topics) > MOST_TOPICS:
+                del self._failing[topics[0]]
         if begins:
             log.warning("action: %s", why)
 
-    def _succeed(self, what: str) -> None:
+    def _succeed_message(self, message: _Message) -> None:
+        self._succeed((MESSAGES, ""), (message.action.publish or "", message.topic))
+
+    def _succeed(self, *targets: tuple[str, str]) -> None:
         with self._changed:
             self.done += 1
-            self._failing.pop(what, None)
+            for each in targets:
+                self._failing.pop(each, None)
+
+
+def targets_of(action: Action) -> tuple[str, ...]:
+    """Return what may fail of an action, for `Actions.problem`."""
+    return (action.http,) if action.http is not None else (MESSAGES, action.publish or "")
 
 
 def _is_late(message: _Message) -> bool:

@@ -22,7 +22,7 @@ from ..core.errors import SampleError
 from ..mqtt.client import Client
 from ..mqtt.topics import Topics
 from ..runtime.pipelines.sinks import Sinks
-from .actions import MESSAGES, Actions
+from .actions import Actions, targets_of
 from .asking import Asking
 from .engines import CombinedRules, RuleEngines
 from .event import Event, Holds, always, payload
@@ -300,7 +300,7 @@ class EventDispatcher:
 
     def problems(self) -> list[str]:
         """Return why the device is degraded."""
-        to = {action.http or MESSAGES for action in self.engines.actions()}
+        to = {each for action in self.engines.actions() for each in targets_of(action)}
         why = self.actions.problem(to)
         lost = self._queue.lost
         waits = [since for since in (self._behind, self._queue.since) if since is not None]

@@ -604,7 +604,7 @@ def test_a_label_cannot_lead_a_message_elsewhere() -> None:
 def test_what_a_source_reads_is_not_published_on() -> None:
     """A topic is compared as it is sent: a label may make it a source's, and loop forever."""
     from edge_agent.config.rules import Action
-    from edge_agent.rules.actions import MESSAGES, Actions
+    from edge_agent.rules.actions import MOST_TOPICS, Actions
 
     sent: list[str] = []
 
@@ -619,7 +619,12 @@ def test_what_a_source_reads_is_not_published_on() -> None:
     assert sent == ["plant/siren"]
     assert acting.failed == 1
     acting.act(Action(publish="plant/other"), event)
-    assert "a source of this agent reads it" in (acting.problem({MESSAGES}) or "")
+    acting.act(Action(publish="plant/{label}"), {**event, "label": "lamp"})
+    assert "a source of this agent reads it" in (acting.problem({"plant/other"}) or "")
+    assert "plant/own" in (acting.problem({"plant/{label}"}) or ""), "another topic's success"
+    for number in range(MOST_TOPICS):
+        acting.act(Action(publish="edge/{label}/in/x"), {**event, "label": f"l{number}"})
+    assert acting.problem({"plant/{label}", "plant/other"}) is None, "only so many are remembered"
 
 
 def test_pictures_are_kept_up_to_the_limit_and_the_oldest_go_first(tmp_path: Path) -> None:
