@@ -82,6 +82,9 @@ class Payload:
         names = names or tuple(
             key for key in value if key != self.time and _from_text(value[key]) is not value[key]
         )
+        names = names or tuple(
+            key for key in value if key != self.time and isinstance(value[key], bool)
+        )
         if not names:
             raise SampleError(f"expected an object that holds numbers, found {_shown(value)}")
         columns = [_column_at(value, name) for name in names]
@@ -212,7 +215,8 @@ def _column_at(value: Mapping[str, Any], path: str) -> Array | None:
         found = _at(value, path)
     except SampleError:
         return None
-    return None if found is None else _column(_from_text(found), path)
+    found = float(found) if isinstance(found, bool) else _from_text(found)
+    return None if found is None else _column(found, path)
 
 
 def _flaw(columns: tuple[str, ...], row: int, column: int) -> SampleError:

@@ -55,6 +55,32 @@ def test_a_time_is_read_in_each_unit(when: str) -> None:
     assert times.tolist() == [0 if when == "0" else 1795377600 * 10**9]
 
 
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        (("contact",), {"contact": 1.0}),
+        (("battery", "tamper"), {"battery": 97.0, "tamper": 0.0}),
+        (("in.1",), {"in.1": 0.0}),
+        ((), {"battery": 97.0}),
+    ],
+)
+def test_a_boolean_is_one_or_zero_where_it_is_named(
+    fields: tuple[str, ...], found: dict[str, float]
+) -> None:
+    """A door contact of zigbee2mqtt; who names no field gets the numbers, as before."""
+    message = b'{"battery": 97, "contact": true, "tamper": false, "in": [true, false], "on": "ON"}'
+    rows, names, _ = Payload(fields).read(message)
+    assert dict(zip(names, rows[0].tolist(), strict=True)) == found
+
+
+def test_booleans_are_taken_where_there_are_no_numbers() -> None:
+    """As texts that are numbers are; a time is none of them, and a boolean is no time."""
+    rows, names, _ = Payload().read(b'{"contact": false, "tamper": true, "name": "door"}')
+    assert (names, rows.tolist()) == (("contact", "tamper"), [[0.0, 1.0]])
+    with pytest.raises(SampleError, match="t: expected a time, found"):
+        Payload((), "t").read(b'{"contact": false, "t": true}')
+
+
 def test_a_field_is_one_of_the_values_of_an_array() -> None:
     """`v.2` is the third, so that a reading in one array has its channels; beyond it is none."""
     message = b'{"v": [1, 2, 3], "w": [{"x": 4}]}'
