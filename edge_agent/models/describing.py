@@ -20,7 +20,7 @@ from .files.infer_layout import batch_words
 from .files.tflite_metadata import draft_with_labels
 from .golden import check_file
 from .idle_keys import idle_keys
-from .importing import BARE, draft_text, import_model
+from .importing import BARE, draft_text, file_of, import_model
 from .manifest import MANIFEST, Manifest, ModelFolder
 
 
@@ -46,7 +46,7 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """Describe a model folder, a packed .tar or a bare file.
+    """Describe a model folder, a packed .tar or a bare file, also as the only one of a folder.
 
     Raises:
         UsageError: there is nothing at *path*.
@@ -54,6 +54,7 @@ def describe(path: Path) -> Description:
     """
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
+    path = file_of(path)
     # First, and with its own error: a file that cannot run has no description.
     bare = inspect_network(path) if path.is_file() and path.suffix in BARE else None
     try:

@@ -162,6 +162,18 @@ def test_a_bare_file_that_does_not(tmp_path: Path) -> None:
     assert len(described.missing) > 2
 
 
+def test_a_folder_of_one_file_is_described_as_that_file(tmp_path: Path) -> None:
+    """Its error had pointed to the draft that `describe` prints, and it printed none."""
+    network = times_two(tmp_path / "net.onnx")
+    one, folder = (call_cli("describe", str(path)) for path in (network, tmp_path))
+    assert (folder.code, folder.out) == (0, one.out)
+    assert "a draft:" in folder.out
+    shutil.copy(network, tmp_path / "other.onnx")
+    said = call_cli("describe", str(tmp_path))
+    assert said.code == 1
+    assert "name one of net.onnx, other.onnx" in said.error
+
+
 def test_what_is_no_model(tmp_path: Path) -> None:
     """A damaged file and a path to nothing are errors, not descriptions."""
     (tmp_path / "cut.onnx").write_bytes(b"\x08\x07")
