@@ -16,6 +16,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Self
 
+from .errors import thread_limit
 from .frozen import record
 
 log = logging.getLogger(__name__)
@@ -150,6 +151,21 @@ class ThreadGroup:
 def run_behind() -> None:
     """Give this agent's other threads priority for the processor; Linux counts it by thread."""
     os.nice(10)
+
+
+def start_thread(
+    name: str, work: Callable[[], object], report: Callable[[str], object] = lambda _limit: None
+) -> threading.Thread | None:
+    """Start a daemon thread; return None, and *report* why, if the system allows none now."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as problem:
+        if (limit := thread_limit(problem)) is None:
+            raise
+        report(str(limit))
+        return None
+    return thread
 
 
 def stop_on_signals(stops: ShutdownQueue, reload: Callable[[], None]) -> None:

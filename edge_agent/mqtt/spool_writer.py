@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.containment import words
-from ..core.errors import SpoolDamagedError, SpoolError, thread_limit
+from ..core.errors import SpoolDamagedError, SpoolError
+from ..core.threads import start_thread
 from .inflight import OVERDUE, Batch, Inflight, InflightMessage
 from .message import Channel, with_age
 
@@ -130,22 +131,12 @@ class SpoolWriter:
         """Wake the thread to look for work; the caller holds the lock."""
         if self._closing.is_set() or self._work.is_set():
             return
-        if self._thread is None and not self._start():
-            return
-        self._work.set()
-
-    def _start(self) -> bool:
-        """Start the thread; return False if the system allows none now: `tick` tries again."""
-        thread = threading.Thread(target=self._run, name="spool", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as problem:
-            if (limit := thread_limit(problem)) is None:
-                raise
-            self._report(f"{self._path}: {limit}")
-            return False
-        self._thread = thread
-        return True
+        if self._thread is None:
+            self._thread = start_thread(
+                "spool", self._run, lambda limit: self._report(f"{self._path}: {limit}")
+            )
+        if self._thread is not None:  # otherwise `tick` tries again
+            self._work.set()
 
     def close(self, patience: float = 2.0) -> None:
         """Save messages that are only in memory, and end the thread. Called without the lock."""

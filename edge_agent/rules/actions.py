@@ -21,6 +21,7 @@ from ..config.templates import fill, fill_payload, topic_trouble
 from ..core.errors import WebError
 from ..core.frozen import record
 from ..core.text import redact
+from ..core.threads import start_thread
 from ..core.web import exchange
 from ..mqtt import payloads
 from ..mqtt.outbox import BROKEN, Answered
@@ -62,10 +63,7 @@ class SideBySide(Generic[T]):
                     return
                 self._waiting.remove(item)
                 self._busy[self.server(item)] = item
-            doing = threading.Thread(target=self._carry_out, args=(item,), daemon=True)
-            try:
-                doing.start()
-            except RuntimeError:  # the system allows no further thread
+            if start_thread("action", partial(self._carry_out, item)) is None:
                 self._carry_out(item)
 
     def _next(self) -> T | None:

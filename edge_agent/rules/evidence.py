@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..config.settings import Settings
 from ..core.errors import AgentError
 from ..core.logs import Latch
 from ..core.names import is_name
+from ..core.threads import start_thread
 from ..core.types import Array
 from ..device.pressure import disk_problems
 from ..mqtt import payloads
@@ -128,13 +130,9 @@ class Evidence:
         """Begin removing the oldest evidence; return False if it is in progress or impossible."""
         if self._pruning is not None and self._pruning.is_alive():
             return False
-        pruning = threading.Thread(
-            target=self.prune, args=(keep_mb, share), name="evidence", daemon=True
-        )
-        try:
-            pruning.start()
-        except RuntimeError:  # the system allows no further thread: with the next picture
-            return False
+        pruning = start_thread("evidence", partial(self.prune, keep_mb, share))
+        if pruning is None:
+            return False  # with the next picture
         self._added, self._pruning = 0, pruning
         return True
 
@@ -322,20 +320,12 @@ class Clips:
         began = event.since - settings.evidence.before_s
         until = now + (after if event.state == "once" else MOST_SECONDS)
         folder = self.evidence.folder / event.pipeline
-        if self._thread is None and not self._start():
+        if self._thread is None:
+            self._thread = start_thread("clips", self._run, self._report)
+        if self._thread is None:
             return
         with self._lock:
             self._recordings[event.id] = _Recording(event.id, folder, ring, began, until)
-
-    def _start(self) -> bool:
-        thread = threading.Thread(target=self._run, name="clips", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            self._report("the system allows no further thread")
-            return False
-        self._thread = thread
-        return True
 
     def close(self, seconds: float) -> None:
         """End all clips with the packets so far."""
