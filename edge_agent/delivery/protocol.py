@@ -19,6 +19,8 @@ WINDOW = 32
 """Most parts or blocks that a device requests at a time: a broker silently drops messages that
 queue up for a slow receiver (mosquitto's queue holds 1,000)."""
 MAX_OFFER_BYTES = 64 * 1024
+MOST_OFFERS = 64
+"""Transfers whose latest offer is remembered."""
 MAX_SINGLE_MESSAGE_BYTES = 256 * 2**20
 """Limit for a package in one message; a larger one is pushed block by block."""
 ENDED = frozenset({"live", "probation", "rejected"})
@@ -36,6 +38,15 @@ class StatusTopic:
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
+        self._offers: dict[str, str | None] = {}
+        """By transfer: the time of its latest offer, of the latest transfers."""
+
+    def offered(self, transfer: str, time: str | None) -> None:
+        """Record the time of an offer, by which a sender knows what is said of its own try."""
+        self._offers.pop(transfer, None)
+        self._offers[transfer] = time
+        if len(self._offers) > MOST_OFFERS:
+            del self._offers[next(iter(self._offers))]
 
     def publish(
         self, transfer: str, state: str, *, have: int = 0, total: int = 0, **more: Any
@@ -45,8 +56,14 @@ class StatusTopic:
         *have* and *total* count blocks; *more* are further fields, of which None is left out.
         """
         percent = 100.0 * have / total if total else 0.0
-        status = {"state": state, "have": have, "total": total, "percent": round(percent, 1)}
+        status: dict[str, Any] = {
+            "state": state,
+            "have": have,
+            "total": total,
+            "percent": round(percent, 1),
+        }
         status |= {key: value for key, value in more.items() if value is not None}
+        status["offer"] = self._offers.get(transfer)
         return bool(self._publish(transfer, status))
 
     def reject(self, transfer: str, why: str) -> None:

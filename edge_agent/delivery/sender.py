@@ -94,6 +94,8 @@ class Progress:
     details: dict[str, Any] = field(default_factory=dict)
     already: bool = False
     """Whether it was live before this push; the details then come from the earlier push."""
+    answered: bool = False
+    """Whether it has answered this push; until then it may speak of an earlier one."""
     until: str = "probation"
     """Which state is success: the version serves ("probation"), or has passed it ("live")."""
     lost_at: float | None = None
@@ -150,6 +152,8 @@ class Sender:
         self._list = package.front.block_list
         self._sent: dict[tuple[str, int], float] = {}
         self._offered_at = 0.0
+        self._offers: set[str] = set()
+        """The times of the offers."""
         self._returning = 0.0
         """Monotonic time until which devices may still be reconnecting."""
         self.progress: dict[str, Progress] = {device: Progress(until=until) for device in devices}
@@ -169,6 +173,7 @@ class Sender:
     def offer(self) -> None:
         """Publish the offer of the package."""
         offer = {**offer_of(self._package), "time": iso(time.time_ns())}
+        self._offers.add(offer["time"])
         if self._drawn:
             offer["drawn"] = True
         payload = json.dumps(offer).encode()
@@ -217,6 +222,10 @@ class Sender:
             if not self._group:
                 return
             progress = self.progress[device] = Progress(until=self._until)
+        # Agents of earlier versions do not say which offer they answer.
+        progress.answered |= status.get("offer", "") in {"", *self._offers}
+        if not progress.answered:
+            return
         progress.already |= progress.state == "offered" and state in {"live", "probation"}
         progress.state, progress.heard_at = state, time.monotonic()
         progress.lost_at = None

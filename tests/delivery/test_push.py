@@ -17,6 +17,7 @@ import tarfile
 import threading
 import tomllib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -656,6 +657,65 @@ def test_silent_device_ends_it_after_the_timeout(
     done = run_cli("push", str(new), "--device", "ghost", "--broker", broker.url, "--timeout", "1")
     assert done.returncode == 1
     assert "no progress of ghost for 1 s" in done.stderr
+
+
+@pytest.mark.parametrize("version", ["new", "old"])
+def test_words_about_an_earlier_push_are_not_the_end_of_this_one(
+    version: str, broker: Mosquitto, listen: Listening, tmp_path: Path
+) -> None:
+    """Told while the offer is under way; an agent that does not say of which it speaks is heard."""
+    listener = listen(broker.port)
+    listener.publish("edge/ghost/status", json.dumps({"schema": 1, "state": "online"}), retain=True)
+
+    def say(transfer: str, state: str, offer: str | None, **more: Any) -> None:
+        about = {"schema": 1, "device": "ghost", "transfer": transfer, "state": state}
+        counts = {"have": 1, "total": 1, "percent": 100.0, "time": "2026-01-01T00:00:00.000Z"}
+        own = {"offer": offer} if version == "new" else {}
+        listener.publish(
+            f"edge/ghost/push/{transfer}", json.dumps({**about, **counts, **own, **more})
+        )
+
+    new = model_folder(tmp_path / "new", "2")
+    words = ("push", str(new), "--device", "ghost", "--broker", broker.url)
+    with ThreadPoolExecutor() as threads:
+        pushing = threads.submit(run_cli, *words)
+        offer = listener.wait_for(
+            lambda heard: next((h for h in heard if h.topic.endswith("/offer")), None), "an offer"
+        )
+        transfer = offer.topic.split("/")[-2]
+        for earlier in (None, "2026-01-01T00:00:00.000Z"):
+            say(transfer, "rejected", earlier, why="an earlier one")
+        say(transfer, "live", offer.json["time"])
+        done = pushing.result()
+    if version == "new":
+        assert done.returncode == 0, done.stdout
+        assert "ghost: live already" in done.stdout
+    else:
+        assert "ghost: rejected: an earlier one" in done.stdout
+
+
+def test_a_rollback_by_another_ends_a_push_that_waits(box: Box, tmp_path: Path) -> None:
+    """It had gone on waiting, and its next offer brought the version back."""
+    new = model_folder(tmp_path / "new", "2", best=2, trial={"probation_s": 600})
+    waiting = pushing(box, new, "--until", "live")
+    box.wait_live("2")
+    assert box.command("rollback", "back", model="level")["ok"]
+    words, _ = waiting.communicate(timeout=PATIENCE)
+    assert waiting.returncode == 1
+    assert "edge-01: rejected: rolled back by command" in words
+    assert box.wait_settled(outcome="rolled-back", version="2")["live"] == "1"
+
+
+@pytest.mark.parametrize("time", [True, False], ids=["with time", "without"])
+def test_what_is_said_names_the_offer_that_it_answers(time: bool, box: Box, tmp_path: Path) -> None:
+    """By its time, from the first word to the last; of an offer without a time: null."""
+    package = plain_package(model_folder(tmp_path / "new", "2"), "level", "2")
+    with PlainSender(box.broker.port, "edge-01", package) as sender:
+        sender.offer(age_s=0 if time else None)
+        sender.wait("live")
+    said = box.listener.on(box.topic("push", package.transfer))
+    assert {each["offer"] for each in said} == {sender.offered}
+    assert (sender.offered is not None) is time
 
 
 def test_a_broker_that_drops_who_sends_large_messages_is_named(

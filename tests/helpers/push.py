@@ -262,6 +262,9 @@ class PlainSender:
     stop_after: int | None = None
     """Goes silent after so many blocks."""
     said: list[dict[str, Any]] = field(default_factory=list)
+    offered: str | None = None
+    """The time of its offer; until that is answered, what is said is of an earlier push."""
+    answered: bool = False
     sent: list[int] = field(default_factory=list)
     """Numbers of the blocks that were sent, in order."""
 
@@ -288,12 +291,15 @@ class PlainSender:
             body["signature"] = base64.b64encode(self.package.signature).decode()
         if age_s is not None:
             sent = datetime.now(UTC) - timedelta(seconds=age_s)
-            body["time"] = sent.isoformat()
+            body["time"] = self.offered = sent.isoformat()
         self.client.publish(f"{self._base}/offer", json.dumps(body), 1)
         return self
 
     def _answer(self, _client: Any, _userdata: Any, message: Any) -> None:
         says = json.loads(message.payload)
+        self.answered |= self.offered is None or says["offer"] == self.offered
+        if not self.answered:
+            return
         for first, last in says.get("list", []):
             for number in range(first, last + 1):
                 part = self.package.block_list[number << 16 : (number + 1) << 16]
@@ -340,7 +346,7 @@ class PlainSender:
 def send(port: int, device: str, package: PlainPackage, **how: Any) -> dict[str, Any]:
     """Send a package and give how it ended, or that it serves on probation."""
     with PlainSender(port, device, package, **how) as sender:
-        sender.offer()
+        sender.offer(age_s=0)
         return sender.wait("live", "probation", "rejected")
 
 

@@ -172,7 +172,8 @@ class Router:
         """
         try:
             header, signature, sent, lies_retained = _parse(transfer, payload)
-            age = 0.0 if sent is None else time.time() - sent
+            self._status.offered(transfer, sent)
+            age = 0.0 if sent is None else time.time() - seconds_of(sent)
             if age > MOST_OFFER_SECONDS and self.admission.identity.credible():
                 # The broker kept it while this device was offline: nobody sends its blocks anymore,
                 # and it may have been withdrawn.
@@ -366,7 +367,7 @@ def _is_number(level: str) -> bool:
     return level.isdecimal() and len(level) < 9
 
 
-def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, float | None, bool]:
+def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, str | None, bool]:
     """Return an offer's header, signature, and time, and whether its blocks are on the broker.
 
     None of it is trusted yet.
@@ -379,7 +380,9 @@ def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, float | 
         signature = body.get("signature") or None
         if signature is not None:
             signature = base64.b64decode(signature, validate=True)
-        sent = None if body.get("time") is None else seconds_of(body["time"])
+        sent = body.get("time")
+        if sent is not None:
+            seconds_of(sent)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ModelError(
             'offer: expected {"schema": 1, "package": base64, "signature"?: base64, "time"}'

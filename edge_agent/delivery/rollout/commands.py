@@ -51,7 +51,7 @@ class VersionCommands:
         """Go back to the previous version."""
         name = request.model
         with self._swap.changing:
-            version = self._swap.roll_back(name, "by command")
+            version = self._swap.roll_back(name, "by command", told="rolled back by command")
             # Not earlier: a command that fails changes nothing.
             self._swap.ledger.cancel(name, "rolled back by command")
         return {"model": name, "version": version}

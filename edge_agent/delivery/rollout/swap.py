@@ -226,11 +226,11 @@ class Swap:
         except AgentError as problem:
             self.ledger.clear_mark(candidate.name, candidate.version)
             self.keep_live(candidate, why, problem)
-            return
-        self.ledger.finish(candidate, "rolled-back", why)
 
-    def roll_back(self, name: str, why: str) -> str:
+    def roll_back(self, name: str, why: str, *, told: str | None = None) -> str:
         """Make the previous version live, record the reason, and return the version.
+
+        Who has pushed the version on probation is told that, or *told*.
 
         Raises:
             AgentError: there is none, it does not load, or it differs from what was accepted;
@@ -251,10 +251,13 @@ class Swap:
             close_all(models)
             raise
         fault("rollback.done")
-        for candidate in self.ledger.on_probation(name):
+        failed = self.ledger.on_probation(name)
+        for candidate in failed:
             self.ledger.remove(candidate)
         details = exchange_details(self.exchange(name, models))
         self.ledger.record_last(name, pointers.live, "rolled-back", why, details)
+        for candidate in failed:
+            self.ledger.finish(candidate, "rolled-back", told or why)
         self.ledger.clear_mark(name, pointers.live)
         log.info("%s@%s: rolled back: %s", name, pointers.live, why)
         log_live(name, folder.manifest.version, pointers.live, details)
