@@ -893,9 +893,14 @@ def test_hundred_megabytes(
     check_one_seq(listener.on(box.topic("result", "door")), "level@1", "level@2")
 
 
-def resident_mb(box: Box) -> float:
-    """Wait for health and give the agent's resident memory."""
-    return float(box.health()["rss_mb"])
+def resident_mb(box: Box, version: str) -> float:
+    """Give the agent's resident memory at rest: the least of some after the probation.
+
+    Just after a swap the version before may still be there: over 40 pushes 124 to 154 MB were seen
+    then, and 124 to 127 at rest.
+    """
+    box.wait_settled(outcome="live", version=version)
+    return min(float(box.health()["rss_mb"]) for _ in range(10))
 
 
 def test_memory_does_not_grow_with_pushes(box: Box, tmp_path: Path) -> None:
@@ -915,7 +920,7 @@ def test_memory_does_not_grow_with_pushes(box: Box, tmp_path: Path) -> None:
         assert send(box.broker.port, "edge-01", package)["state"] == "probation"
         box.wait_live(str(number + 2))
         if number == 3:
-            first = resident_mb(box)
-    last = resident_mb(box)
+            first = resident_mb(box, str(number + 2))
+    last = resident_mb(box, str(number + 2))
     assert last < first * 1.1, f"{first:.0f} MB after 4 pushes, {last:.0f} MB after 12"
     assert box.health()["pipelines"]["door"]["dropped"]["error"] == 0
