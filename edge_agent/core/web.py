@@ -7,14 +7,16 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from .containment import words
-from .errors import WebError
+from .errors import WebError, thread_limit
 from .frozen import record
 
 if TYPE_CHECKING:
+    import socket
     import ssl
+    from http.client import HTTPConnection
 
 
 @record
@@ -63,39 +65,29 @@ def exchange(
     Raises:
         WebError: there is no answer, or it is too long or not HTTP.
     """
-    import http.client
-    import socket
-    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+    from http.client import HTTPException
 
     parts = urlsplit(url)
-    host = parts.hostname or ""
     late = f"no answer within {seconds:.3g} s"
     until = time.monotonic() + seconds
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        connection = HTTPSConnection(host, parts.port, timeout=seconds, context=tls)
-    else:
-        connection = HTTPConnection(host, parts.port, timeout=seconds)
+    connection = _connection(parts, seconds, tls)
     sent = {"User-Agent": "edge-agent", **_login(parts.username, parts.password), **(headers or {})}
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     over = threading.Event()
-
-    def cut() -> None:
-        over.set()
-        with suppress(OSError):  # gone already
-            connection.sock.shutdown(socket.SHUT_RDWR)
-
-    # A socket's timeout applies to each read alone: it never expires for a server that sends a byte
-    # now and then.
-    timer = threading.Timer(0.0, cut)
-    timer.daemon = True
+    timer: threading.Timer | None = None
     try:
         connection.connect()
-        timer.interval = max(0.0, until - time.monotonic())
+        # A socket's timeout applies to each read alone: it never expires for a server that sends a
+        # byte now and then. An answer that ends with the connection is read after the connection
+        # has let go of its socket.
+        timer = threading.Timer(max(0.0, until - time.monotonic()), _cut, [connection.sock, over])
+        timer.daemon = True
         timer.start()
         connection.request("GET" if body is None else "POST", target, body, sent)
         response = connection.getresponse()
-        data = response.read(most_bytes + 1) if most_bytes else b""
+        # Not read(), which reads a chunk of negative size to its end, however long that is.
+        buffer = bytearray(most_bytes + 1 if most_bytes else 0)
+        data = bytes(buffer[: response.readinto(buffer)]) if most_bytes else b""
         if over.is_set():
             raise WebError(late)
         if len(data) > most_bytes:
@@ -108,9 +100,32 @@ def exchange(
         raise WebError(late) from None
     except (OSError, HTTPException, ValueError) as problem:
         raise WebError(late if over.is_set() else _words(problem)) from None
+    except RuntimeError as problem:
+        raise WebError(thread_limit(problem) or words(problem)) from None
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
         connection.close()
+
+
+def _connection(parts: SplitResult, seconds: float, tls: ssl.SSLContext | None) -> HTTPConnection:
+    """Return a connection that has not begun."""
+    from http.client import HTTPConnection, HTTPSConnection
+
+    host = parts.hostname or ""
+    if parts.scheme == "https":
+        return HTTPSConnection(host, parts.port, timeout=seconds, context=tls)
+    return HTTPConnection(host, parts.port, timeout=seconds)
+
+
+def _cut(sock: socket.socket, over: threading.Event) -> None:
+    """End a connection that takes too long."""
+    import socket
+
+    over.set()
+    with suppress(OSError):  # gone already
+        # Not SSLSocket's own, which would have the reader go on without TLS.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _words(problem: Exception) -> str:

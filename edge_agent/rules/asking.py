@@ -15,6 +15,7 @@ from typing import Any
 from ..config.asks import Ask, Server
 from ..config.settings import Settings
 from ..config.templates import fill
+from ..core.containment import contained
 from ..core.errors import WebError
 from ..core.frozen import record
 from ..mqtt import payloads
@@ -113,7 +114,8 @@ class Asking:
         until = began + asked.ask.timeout_s
         for number in range(TRIES):
             try:
-                answer = self._ask(asked.ask, question, max(0.001, until - time.monotonic()))
+                with contained("the answer", WebError):  # whatever a server sends
+                    answer = self._ask(asked.ask, question, max(0.001, until - time.monotonic()))
             except WebError as problem:
                 pause = max(problem.pause_s, PAUSE_SECONDS * 2**number)
                 last = number == TRIES - 1 or time.monotonic() + pause >= until

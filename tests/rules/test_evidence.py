@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from edge_agent.config.settings import Pipeline, Settings
 from edge_agent.rules.event import Event
 from edge_agent.rules.evidence import Clips, Evidence
 from edge_agent.sources.packet_ring import PACKETS
+from tests.helpers.no_threads import without_threads
 from tests.helpers.rule_engines import dispatcher_without_broker
 from tests.helpers.support import CHECKOUT, PATIENCE
 
@@ -36,16 +35,6 @@ def full_disk() -> Iterator[None]:
 def files(folder: Path) -> list[str]:
     """Name what is there."""
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
-
-
-@contextmanager
-def without_threads() -> Iterator[None]:
-    """Have the system allow no further thread: it has no room for the stack of one."""
-    before = threading.stack_size(2**43)
-    try:
-        yield
-    finally:
-        threading.stack_size(before)
 
 
 def test_where_no_thread_is_allowed_pictures_are_kept_and_the_oldest_go_later(

@@ -16,6 +16,7 @@ from edge_agent.core.errors import WebError
 from edge_agent.rules.servers import MOST_BYTES, Answer, Question, ask, reach
 from tests.helpers.certificates import issue
 from tests.helpers.model_server import ModelServer, Request
+from tests.helpers.no_threads import without_threads
 from tests.helpers.support import PATIENCE
 
 KEY = "sk-geheim-0123456789"
@@ -88,12 +89,27 @@ def flood(request: Request) -> None:
         request.write(b"[" * (1 << 16))
 
 
+def stream(request: Request) -> None:
+    """Begin an answer that would end with the connection, and never does."""
+    request.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+    while not request.closing.wait(0.02):
+        request.write(b"data: {}\n\n")
+
+
+def negative_chunk(request: Request) -> None:
+    """Give a chunk whose end is that of the connection."""
+    request.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n")
+    for _ in range(MOST_BYTES >> 15):
+        request.write(b"[" * (1 << 16))
+
+
 @pytest.mark.parametrize(
     ("answer", "words", "again"),
     [
         (drip, "no answer within", True),
         (lambda request: request.closing.wait(PATIENCE), "no answer within", True),
         (flood, "larger than 256 KiB", True),
+        (negative_chunk, "when reading chunk size", True),
         (lambda request: request.write(b"SSH-2.0-OpenSSH\r\n"), "SSH-2.0-OpenSSH", True),
         (lambda request: request.send(b"{", Content_Length="9"), "is cut off", True),
         (lambda request: request.send(b"<html>"), "not a JSON object", False),
@@ -138,6 +154,26 @@ def test_tls_is_verified(serve: Make, tmp_path: Path) -> None:
     assert ask(trusting, QUESTION, PATIENCE).text == "Yes."
     with pytest.raises(WebError, match="holds no certificate"):
         ask(openai(server, ca_file=__file__), QUESTION, PATIENCE)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_slow_answer_that_ends_with_the_connection_ended_the_agent(
+    serve: Make, tmp_path: Path, secure: bool
+) -> None:
+    """It is cut off in time, though http.client has let go of the connection by then."""
+    authority = issue(tmp_path, "authority")
+    server = serve(stream, tls=issue(tmp_path, "server", authority) if secure else None)
+    with pytest.raises(WebError, match=r"no answer within 0\.5 s"):
+        ask(openai(server, ca_file=str(authority.cert_file)), QUESTION, 0.5)
+
+
+def test_a_server_is_not_asked_where_no_thread_is_allowed(serve: Make) -> None:
+    """The agent ended at the first event."""
+    server = serve(lambda request: request.says("Yes."))
+    # What the server needs to answer is there before.
+    with without_threads(), pytest.raises(WebError, match="allows no further thread"):
+        ask(openai(server), QUESTION, PATIENCE)
+    assert server.asked == []
 
 
 def outputs(*found: tuple[str, list[Any]]) -> Callable[[Request], None]:
