@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.containment import converted
 from ..core.errors import AgentError
 
 MOST_BYTES = 64 * 2**20
@@ -199,18 +200,20 @@ class ClipWriter:
         If its time does not continue that of the last one, its time of arrival does: cameras set
         their clocks, or give no times.
         """
-        said = (packet.pts or 0) if packet.dts is None else packet.dts
-        if self._last < 0:
-            self._base, self._since = said, packet.since
-        at = said - self._base
-        if not self._last < at <= self._last + LONGEST_STEP / packet.time_base:
-            at = self._last + max(1, round((packet.since - self._since) / packet.time_base))
-            self._base = said - at
-        self._last, self._since = at, packet.since
-        pts = at if packet.pts is None else max(at, packet.pts - self._base)
-        made = _copied(packet.data, pts, at, packet.time_base)
-        made.is_keyframe, made.stream = packet.key, self._stream
         with _errors():
+            said = (packet.pts or 0) if packet.dts is None else packet.dts
+            if self._last < 0:
+                self._base, self._since = said, packet.since
+            at, step = said - self._base, LONGEST_STEP / packet.time_base
+            if not self._last < at <= self._last + step:
+                at = self._last + max(1, round((packet.since - self._since) / packet.time_base))
+                self._base = said - at
+            self._last, self._since = at, packet.since
+            pts = at if packet.pts is None else packet.pts - self._base
+            if not at <= pts <= at + step:
+                pts = at  # the clip would never end
+            made = _copied(packet.data, pts, at, packet.time_base)
+            made.is_keyframe, made.stream = packet.key, self._stream
             self._file.mux(made)
             self._output.flush()
 
@@ -232,6 +235,8 @@ def _errors() -> Iterator[None]:
         yield
     except (av.FFmpegError, OSError, ValueError) as problem:
         raise AgentError(str(getattr(problem, "strerror", None) or problem)) from None
+    except Exception as problem:  # noqa: BLE001 - whatever a camera sends
+        raise converted(problem, "the stream cannot be stored", AgentError) from None
 
 
 PACKETS = PacketRings()
