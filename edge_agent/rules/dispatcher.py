@@ -26,7 +26,7 @@ from .actions import Actions, targets_of
 from .asking import Asking
 from .engines import CombinedRules, RuleEngines
 from .event import Event, Holds, always, payload
-from .evidence import Clips, Evidence, render
+from .evidence import Clips, Crowd, Evidence, render
 from .journal import Entry, Journal, Payload
 from .totals import TotalsFile
 
@@ -66,6 +66,7 @@ class EventQueue:
     def __init__(self) -> None:
         self.lost = 0
         """Number of events dropped because the queue was full."""
+        self.unseen = Crowd("picture", f"at most {MOST_PICTURES} wait at a time: {LATE_HINT}")
         self.closing = False
         self._events: deque[Queued] = deque()
         self._pictures = 0
@@ -82,6 +83,8 @@ class EventQueue:
             if queued.event.picture is not None:
                 if self._pictures >= MOST_PICTURES:
                     queued.event = replace(queued.event, picture=None, unseen=True)
+                    if queued.event.shown:
+                        self.unseen.add()
                 else:
                     self._pictures += 1
             self._events.append(queued)
@@ -310,6 +313,7 @@ class EventDispatcher:
             *self.asking.problems(),
             *self.clips.problems(),
             *([f"events: {lost} were lost for lack of space"] if lost else []),
+            *self._queue.unseen.problems(),
             *([f"events: {late:.0f} s late; {LATE_HINT}"] if late > LATE_SECONDS else []),
         ]
 

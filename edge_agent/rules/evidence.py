@@ -241,8 +241,41 @@ NO_PACKETS = (
     "its source has given no packets to keep; MJPEG and single JPEGs are none: read the camera's "
     "rtsp:// stream"
 )
-MOST = 16
-"""Most clips written at a time."""
+MOST = 64
+"""Most clips written at a time, each with an open file."""
+CROWD_SECONDS = 300.0
+"""How long what was left out in a crowd of events stays in health."""
+
+
+class Crowd:
+    """Counts what was left out because too many events came at a time. Any thread may call it."""
+
+    def __init__(self, lack: str, why: str) -> None:
+        """Begin with none; *lack*: what they are without; *why*: the reason and what to do."""
+        self._lack = f"events without a {lack}"
+        self._why = why
+        self._lock = threading.Lock()
+        self._count = 0
+        self._at = 0.0
+        """When the last was left out, monotonic seconds."""
+
+    def add(self) -> None:
+        """Count an event, and log the first of a crowd."""
+        with self._lock:
+            begins = not self._lasts
+            self._count = 1 if begins else self._count + 1
+            self._at = time.monotonic()
+        if begins:
+            log.warning("%s: %s", self._lack, self._why)
+
+    @property
+    def _lasts(self) -> bool:
+        return self._count > 0 and time.monotonic() - self._at < CROWD_SECONDS
+
+    def problems(self) -> list[str]:
+        """Return their number and the reason as texts for health, for some minutes."""
+        with self._lock:
+            return [f"{self._lack}: {self._count}; {self._why}"] if self._lasts else []
 
 
 @dataclass(slots=True, eq=False)
@@ -282,6 +315,11 @@ class Clips:
         self._problem: str | None = None
         self._full: Path | None = None
         """The folder that had no space for the last clip."""
+        self._crowd = Crowd(
+            "clip",
+            f"at most {MOST} are written at a time: shorten evidence.after_s, or keep clips for "
+            "fewer rules",
+        )
 
     def follow_settings(self) -> None:
         """Have sources keep packets if events of their pipelines need clips."""
@@ -312,11 +350,14 @@ class Clips:
         if event.state not in {"begin", "once"}:
             return
         pipeline = next((p for p in settings.pipelines if p.name == event.pipeline), None)
-        if pipeline is None or len(self._recordings) >= MOST:
-            return
+        if pipeline is None:
+            return  # the settings have changed
         ring = PACKETS.ring(parse_source(pipeline.source, settings.base).text)
         if ring is None:
-            return  # the settings have changed
+            return  # as above
+        if len(self._recordings) >= MOST:
+            self._crowd.add()
+            return
         began = event.since - settings.evidence.before_s
         until = now + (after if event.state == "once" else MOST_SECONDS)
         folder = self.evidence.folder / event.pipeline
@@ -338,7 +379,8 @@ class Clips:
         if self._full is not None and not disk_problems(self._full):
             self._full = self._problem = None  # the next event may be long in coming
             self._failing.begins(False)
-        return [] if self._problem is None else [f"clips: {self._problem}"]
+        failed = [] if self._problem is None else [f"clips: {self._problem}"]
+        return failed + self._crowd.problems()
 
     def _run(self) -> None:
         while not self._closing.wait(POLL_SECONDS):

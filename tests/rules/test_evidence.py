@@ -6,15 +6,18 @@ import os
 import resource
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_agent.config.rules import Rule
 from edge_agent.config.settings import Evidence as EvidenceSettings
 from edge_agent.config.settings import Pipeline, Settings
+from edge_agent.rules.dispatcher import LATE_HINT, MOST_PICTURES, EventQueue, Queued
 from edge_agent.rules.event import Event
-from edge_agent.rules.evidence import Clips, Evidence
+from edge_agent.rules.evidence import MOST, Clips, Evidence
 from edge_agent.sources.packet_ring import PACKETS
 from tests.helpers.no_threads import without_threads
 from tests.helpers.rule_engines import dispatcher_without_broker
@@ -37,6 +40,25 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
+def clips_of_a_pipeline(folder: Path) -> Clips:
+    """Have a pipeline keep clips of its events."""
+    pipeline = Pipeline(
+        name="p",
+        source=f"file:{CHECKOUT}/models/media/conveyor.mp4",
+        model="m",
+        rules=(Rule(name="r", when="enter", clip=True),),
+    )
+    settings = Settings(pipelines=(pipeline,), evidence=EvidenceSettings(keep_mb=1))
+    clips = Clips(Evidence(folder), lambda: settings)
+    clips.follow_settings()
+    return clips
+
+
+def event(name: str) -> Event:
+    """Give an event of that pipeline."""
+    return Event(name, "r", "enter", "p", "once", 0, 0, 0, {}, clip=True)
+
+
 def test_where_no_thread_is_allowed_pictures_are_kept_and_the_oldest_go_later(
     tmp_path: Path,
 ) -> None:
@@ -53,21 +75,40 @@ def test_where_no_thread_is_allowed_pictures_are_kept_and_the_oldest_go_later(
 
 def test_where_no_thread_is_allowed_a_clip_is_not_kept_and_that_is_said(tmp_path: Path) -> None:
     """The agent ended at the first event."""
-    pipeline = Pipeline(
-        name="p",
-        source=f"file:{CHECKOUT}/models/media/conveyor.mp4",
-        model="m",
-        rules=(Rule(name="r", when="enter", clip=True),),
-    )
-    settings = Settings(pipelines=(pipeline,), evidence=EvidenceSettings(keep_mb=1))
-    clips = Clips(Evidence(tmp_path), lambda: settings)
-    clips.follow_settings()
+    clips = clips_of_a_pipeline(tmp_path)
     with without_threads():
-        clips.take(Event("e-1", "r", "enter", "p", "once", 0, 0, 0, {}, clip=True))
+        clips.take(event("e-1"))
     (why,) = clips.problems()
     assert why.startswith("clips: the system allows no further thread; raise the limit")
     clips.close(PATIENCE)
     PACKETS.want({})
+
+
+def test_events_that_had_no_clip_in_a_crowd_were_not_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Health counts them, and the log says so once."""
+    clips = clips_of_a_pipeline(tmp_path)
+    for number in range(MOST + 3):
+        clips.take(event(f"e-{number}"))
+    why = f"at most {MOST} are written at a time: shorten evidence.after_s"
+    (said,) = clips.problems()
+    assert said.startswith(f"events without a clip: 3; {why}")
+    clips.close(PATIENCE)
+    PACKETS.want({})
+    assert [why in each for each in caplog.messages].count(True) == 1
+
+
+def test_events_that_had_no_picture_in_a_crowd_were_not_said() -> None:
+    """Of a picture that is only asked about, the answer says so."""
+    queue = EventQueue()
+    picture = np.zeros((2, 2, 3), np.uint8)
+    for number in range(MOST_PICTURES + 2):
+        shown = replace(event(f"e-{number}"), picture=picture, shown=number > MOST_PICTURES)
+        queue.put(Queued(shown, {}, None, 0.0))
+    why = f"at most {MOST_PICTURES} wait at a time: {LATE_HINT}"
+    assert queue.unseen.problems() == [f"events without a picture: 1; {why}"]
+    assert [each.event.unseen for each in queue.take(0.0)].count(True) == 2
 
 
 @pytest.mark.usefixtures("full_disk")
