@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from threading import Thread
@@ -19,6 +20,8 @@ from ..mqtt.requests import Command
 from ..runtime.pipelines.commands import find_pipeline
 from ..runtime.pipelines.runner import Runner
 from .event_service import EventService
+
+log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 32 * 1024
 """Bytes of a clip in one message; small enough for any broker."""
@@ -88,7 +91,8 @@ class EventCommands:
 
     def picture(self, request: Picture) -> Mapping[str, Any]:
         """Publish a picture again; return its topic."""
-        with self._open(request.event, "picture") as file:
+        what = f"event: the picture of {request.event}"
+        with _reading(what), self._open(request.event, "picture") as file:
             topic = self._runner.topics.picture(Path(file.name).parent.name, request.event)
             self._runner.client.publish(topic, file.read())
         return {"topic": topic}
@@ -99,11 +103,13 @@ class EventCommands:
             self._sending.join(ENDING_SECONDS)
             if self._sending.is_alive():
                 raise RequestError("fetch: another clip is being sent; ask again when it has come")
-        file = self._open(request.event, "clip")
-        known = os.fstat(file.fileno())
-        clip, size = (file.name, known.st_mtime_ns), known.st_size
-        if self._hashed[0] != clip:  # a clip is requested in parts
-            self._hashed = clip, hashlib.file_digest(file, "sha256").hexdigest()
+        with _reading(f"event: the clip of {request.event}"):
+            file = self._open(request.event, "clip")
+            known = os.fstat(file.fileno())
+            clip, size = (file.name, known.st_mtime_ns), known.st_size
+            if self._hashed[0] != clip:  # a clip is requested in parts
+                self._hashed = clip, hashlib.file_digest(file, "sha256").hexdigest()
+            digest = self._hashed[1]
         blocks = -(-size // BLOCK_BYTES)
         stop = blocks if request.count is None else min(blocks, request.first + request.count)
         topic = self._runner.topics.clip(Path(file.name).parent.name, request.event)
@@ -112,12 +118,13 @@ class EventCommands:
             target=self._send, args=(topic, file, chosen), name="fetch", daemon=True
         )
         self._sending.start()
-        return {"topic": topic, "blocks": blocks, "bytes": size, "sha256": self._hashed[1]}
+        return {"topic": topic, "blocks": blocks, "bytes": size, "sha256": digest}
 
     def list_evidence(self, request: ListEvidence) -> Mapping[str, Any]:
         """Return the list of kept pictures and clips of events."""
         evidence = self._events.open(self._runner).evidence
-        kept = evidence.list(pipeline=request.pipeline, since=request.since, most=MOST_LISTED)
+        with _reading("pictures and clips"):
+            kept = evidence.list(pipeline=request.pipeline, since=request.since, most=MOST_LISTED)
         return {"kept": kept}
 
     def _open(self, event: str, kind: str) -> BufferedReader:
@@ -131,11 +138,24 @@ class EventCommands:
         )
 
     def _send(self, topic: str, file: BufferedReader, blocks: range) -> None:
-        with file:
-            file.seek(blocks.start * BLOCK_BYTES)
-            for index in blocks:
-                block = file.read(BLOCK_BYTES)
-                if not self._runner.client.publish(f"{topic}/{index}", block, qos=1):
-                    return  # the receiver requests missing blocks again
-                # So that results and health can be sent in between.
-                time.sleep(len(block) / BYTES_PER_SECOND)
+        try:
+            with _reading(file.name), file:
+                file.seek(blocks.start * BLOCK_BYTES)
+                for index in blocks:
+                    block = file.read(BLOCK_BYTES)
+                    if not self._runner.client.publish(f"{topic}/{index}", block, qos=1):
+                        return  # the receiver requests missing blocks again
+                    # So that results and health can be sent in between.
+                    time.sleep(len(block) / BYTES_PER_SECOND)
+        except RequestError as problem:
+            log.warning("fetch: %s", problem)
+            self._hashed = (("", 0), "")  # so that the next request is answered with this error
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Convert an error of the disk to one of the request."""
+    try:
+        yield
+    except OSError as problem:
+        raise RequestError(f"{what} cannot be read: {problem.strerror}") from None

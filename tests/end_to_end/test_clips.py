@@ -232,6 +232,36 @@ def test_what_a_kill_leaves_of_a_clip_is_kept_at_the_next_start(
     assert box.stop() == 0
 
 
+UNREADABLE = Path("/sys/class/net/lo/speed")
+"""A file of 4096 bytes that opens, and whose every read fails, as on a disk with a bad sector."""
+
+
+@pytest.mark.skipif(not UNREADABLE.exists(), reason="needs sysfs")
+def test_a_bad_sector_in_a_clip_ended_the_agent(
+    broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """Whoever fetches it is told, also where its digest is known from an earlier request."""
+    heard = listen(broker.port)
+    box = running(broker, agent, f"file:{CONVEYOR}?loop=1")
+    heard.wait_for(lambda _: heard.last(f"{D}/result/belt"), "a result")
+    folder = box.folder / "state" / "evidence" / "belt"
+    folder.mkdir(parents=True, exist_ok=True)
+    known, clip = UNREADABLE.stat(), folder / "e-1.mp4"
+    clip.write_bytes(bytes(known.st_size))
+    os.utime(clip, ns=(known.st_atime_ns, known.st_mtime_ns))
+    heard.publish(f"{D}/in/command/fetch", json.dumps({"id": "f", "event": "e-1"}))
+    said = heard.wait_state(f"{D}/reply/f", ok=True)["result"]
+    clip.unlink()
+    clip.symlink_to(UNREADABLE)
+    heard.publish(f"{D}/in/command/fetch", json.dumps({"id": "g", "event": "e-1"}))
+    assert heard.wait_state(f"{D}/reply/g", ok=True)["result"] == said
+    wait_until(lambda: "e-1.mp4 cannot be read: Invalid argument" in box.words(), "a line")
+    heard.publish(f"{D}/in/command/fetch", json.dumps({"id": "h", "event": "e-1"}))
+    why = heard.wait_state(f"{D}/reply/h", ok=False)["error"]
+    assert why == "event: the clip of e-1 cannot be read: Invalid argument"
+    assert box.stop() == 0
+
+
 @pytest.mark.parametrize("wrong", ["../../etc/passwd", "nothing-of-that-name", ""])
 def test_only_clips_are_fetched(
     broker: Mosquitto, listen: Listeners, agent: Agents, wrong: str
