@@ -274,6 +274,8 @@ class Classes(Findings):
 
     labels: tuple[str, ...]
     scores: tuple[float, ...]
+    every: Array | None = field(default=None, kw_only=True, repr=False, compare=False)
+    """(n,) the scores of all classes of the network, also of those left out."""
 
     def select(self, index: NDArray[np.intp]) -> Self:
         """Return the classes at these indices (m,)."""

@@ -187,11 +187,13 @@ class Health:
             reasons.append(
                 f"clock: shows {shown} and has not been set; times are not to be trusted"
             )
-        for serving in self._servings():
-            reasons += _serving_problems(serving)
-            _log_remark(serving)
         now = self._clock()
         pipelines = self._pipelines()
+        for serving in self._servings():
+            users = [one.name for one in pipelines if serving in one.servings]
+            where = f" (pipeline {', '.join(users)})" if users else ""
+            reasons += _serving_problems(serving, where)
+            _log_remark(serving, where)
         reasons += [why for each in pipelines for why in self._pipeline_problems(each, now)]
         deadlines = {one.name: one.settings.deadline_ms for one in pipelines}
         expected = self._expected()
@@ -312,7 +314,7 @@ class Health:
         }
 
 
-def _serving_problems(serving: Serving) -> list[str]:
+def _serving_problems(serving: Serving, where: str) -> list[str]:
     model, reference = serving.model, serving.reference
     if model is None and serving.problem is not None:
         return [f"model {reference}: {serving.problem}"]
@@ -322,15 +324,21 @@ def _serving_problems(serving: Serving) -> list[str]:
     if faults and model is not None:
         return [f"model {reference}: on {model.engine.label}, because {faults[0]}"]
     if model is not None and model.stats.doubt is not None:
-        return [f"model {reference}: {model.stats.doubt}"]
+        return [f"model {reference}: {model.stats.doubt}{where}"]
     return []
 
 
-def _log_remark(serving: Serving) -> None:
+def _log_remark(serving: Serving, where: str) -> None:
     model = serving.model
-    if model is not None and model.stats.remark is not None and len(model.folder.labels) > 1:
-        log.info("%s: %s", model.id, model.stats.remark)
-        model.stats.remark = None
+    if model is None or (remark := model.stats.remark) is None:
+        return
+    if remark == model.stats.doubt:
+        log.warning("%s: %s%s", model.id, remark, where)
+    elif len(model.folder.labels) > 1:
+        log.info("%s: %s%s", model.id, remark, where)
+    else:
+        return
+    model.stats.remark = None
 
 
 def _broker_problems(counters: Counters) -> list[str]:

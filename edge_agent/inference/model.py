@@ -291,6 +291,7 @@ class Model:
             if self.stats.unseen and decoded.best_score == 0:
                 every = partial(self._decode, outputs, prepared.tensors, 0.0)
                 self.stats.look_at_all(every, outputs, self.folder)
+            self.stats.listen(decoded, partial(_thumbnail, request, prepared), outputs, self.folder)
             # Decoders check what they read; JSON has no infinity.
             if not found.finite:
                 raise SampleError("outputs: the decoded values are not finite")
@@ -454,6 +455,13 @@ def load_model(
             raise
         return model
     raise EngineError(f"{folder.manifest.id}: no engine can run it: {'; '.join(passed)}")
+
+
+def _thumbnail(request: Request, prepared: PreparedSample) -> Array | None:
+    """Return a thumbnail of a pipeline's picture, or None."""
+    if prepared.placement is None or request.foreign or request.tensors is not None:
+        return None
+    return prepared.thumbnail(request.sample.data)
 
 
 def _blame(engine: str, problem: EngineError) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..core.errors import SampleError
-from ..core.types import Classes, Detections, Findings, Request, Tensors
+from ..core.types import Array, Classes, Detections, Findings, Request, Tensors
 from ..models.decoders import BOXED, Task
+from .deaf import Deafness
 
 if TYPE_CHECKING:
     from ..models.manifest import ModelFolder
@@ -59,7 +61,8 @@ class Statistics:
         self._alike: list[tuple[str, float]] | None = []
         """The best class of each result as long as it is always the same one; None: it is not."""
         self.remark: str | None = None
-        """What may be said once of its results, though they need not be wrong."""
+        """What is to be logged once of its results, though they need not be wrong."""
+        self._deafness = Deafness()
         self.first_at: float | None = None
         """Monotonic time when its first inference on a frame ended."""
         self.used_at = time.monotonic()
@@ -106,7 +109,7 @@ class Statistics:
         if latest == label and len(alike) < _MANY:
             return
         self._alike = None
-        if latest != label or not label:
+        if latest != label or not label or self.doubt is not None:
             return
         scores = [score for _, score in alike]
         self.remark = (
@@ -114,6 +117,23 @@ class Statistics:
             f"{min(scores):.3g} to {max(scores):.3g}; if what it is shown has changed, compare "
             "input.scale, input.mean and input.color with its training"
         )
+
+    def listen(
+        self,
+        found: Findings,
+        show: Callable[[], Array | None],
+        outputs: Tensors,
+        folder: ModelFolder,
+    ) -> None:
+        """Check whether a classifier's scores depend on its pictures; see `Deafness.look`."""
+        deafness = self._deafness
+        if not isinstance(found, Classes) or found.every is None or deafness.settled:
+            return
+        before = deafness.why
+        steps = any(one.dtype.kind in "iu" for one in outputs.values())
+        deafness.look(found.every, show, steps, partial(_coarse, folder, outputs))
+        if deafness.why != before and self.doubt in {None, before}:
+            self.doubt = self.remark = deafness.why
 
     @property
     def unseen(self) -> bool:

@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 import tomli_w
 
-from tests.helpers.small_models import brightness, detector, plain, write_pictures
+from tests.helpers.small_models import (
+    blocks,
+    brightness,
+    color_classifier,
+    detector,
+    plain,
+    write_manifest,
+    write_pictures,
+)
 from tests.helpers.support import (
     CHECKOUT,
     AgentProcess,
@@ -361,3 +369,31 @@ def test_what_can_hardly_be_right_is_a_reason_of_degraded(
     assert health["state"] == "degraded"
     assert any("output.decoder" in why for why in health["why"])
     assert running.stop() == 0
+
+
+def test_a_classifier_that_is_deaf_is_a_reason_of_degraded(
+    tmp_path: Path,
+    broker: Mosquitto,
+    agent: Callable[..., AgentProcess],
+    listen: Callable[..., Listener],
+) -> None:
+    """Of two with the same network, only the one with the wrong scale; said once in the log."""
+    source = write_pictures(tmp_path / "pictures", blocks(20, 0, 255)) + "?loop=1&rate=50"
+    right = color_classifier(tmp_path / "library" / "right")
+    wrong = color_classifier(tmp_path / "library" / "wrong")
+    output = {"decoder": "logits", "labels": ["red", "green", "blue"]}
+    write_manifest(wrong, "1", "classification", input={"scale": 65025}, output=output)
+    pipelines = [
+        {"name": name, "source": source, "model": model.name}
+        for name, model in (("door", wrong), ("gate", right))
+    ]
+    library = {"models_dirs": [str(tmp_path / "library")], "engine": "auto"}
+    listener = listen(broker.port)
+    running = agent(agent_settings("box", broker.url, pipelines, **library))
+    health = listener.wait_why("model wrong: its scores hardly depend on its input")
+    (why,) = [one for one in health["why"] if "scores" in one]
+    assert "input.scale, input.mean and input.layout" in why
+    assert why.endswith("(pipeline door)")
+    listener.wait_for(lambda _: len(listener.on("edge/box/result/gate")) > 300, "results")
+    assert running.stop() == 0
+    assert running.words().count("its scores hardly depend on its input") == 1

@@ -129,6 +129,13 @@ def plain(value: int, width: int = 64, height: int = 48) -> Picture:
     return np.full((height, width, 3), value, np.uint8)
 
 
+def blocks(count: int, low: int, high: int) -> list[Picture]:
+    """Make pictures of 64 blocks of any colors between two levels, all unlike each other."""
+    random = np.random.default_rng(0)
+    colors = random.integers(low, high, (count, 8, 8, 3), np.uint8)
+    return [color.repeat(8, axis=0).repeat(8, axis=1) for color in colors]
+
+
 def write_pictures(folder: Path, pictures: Iterable[Picture]) -> str:
     """Write a folder of pictures 000.png, 001.png …; gives it as a source."""
     from edge_agent.sources.opencv import load

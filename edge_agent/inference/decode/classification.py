@@ -70,7 +70,8 @@ def _classifier(network: Network, finish: Callable[[Floats], Floats]) -> Decoder
         indices = np.arange(len(chances))
         kept = indices[labels.is_named(indices) & (chances >= threshold)]
         best = kept[np.argsort(-chances[kept], kind="stable")][:top_k]
-        return Classes(labels.of(best), tuple(float(chance) for chance in chances[best]))
+        scores = tuple(float(chance) for chance in chances[best])
+        return Classes(labels.of(best), scores, every=chances)
 
     return decode
 

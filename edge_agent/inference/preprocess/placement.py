@@ -94,6 +94,19 @@ class PreparedSample:
         carried = self.placement.back_points(points)
         return carried if self._whole else carried + np.array([self.dx, self.dy], np.float32)
 
+    def thumbnail(self, data: Array) -> NDArray[np.float32]:
+        """Return what the network gets of the picture *data*, as 8 by 8 pixels (8, 8, 3)."""
+        import cv2
+
+        assert self.placement is not None  # noqa: S101 - of a picture
+        everything = np.array([[0, 0, self.placement.width, self.placement.height]], np.float32)
+        x1, y1, x2, y2 = (int(side) for side in self.back(everything)[0])
+        seen = cut(data, (x1, y1, x2, y2))[0]
+        step = max(1, min(seen.shape[:2]) // 128)
+        few = np.ascontiguousarray(seen[::step, ::step])
+        small = cv2.resize(few, (8, 8), interpolation=cv2.INTER_AREA)
+        return small.astype(np.float32, copy=False)
+
     @property
     def _whole(self) -> bool:
         return not (self.dx or self.dy)
