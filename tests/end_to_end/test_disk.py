@@ -153,7 +153,7 @@ def test_a_read_only_disk_with_what_kills_have_left_stops_nothing(
 def test_what_cannot_be_written_is_in_health_though_the_disk_has_room(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:
-    """Not even one more file can be made; then only one file is in the way of its own writing."""
+    """Not even one more file can be made; then only one file cannot be replaced."""
     with small_disk(tmp_path / "disk", "16m,nr_inodes=150") as disk:
         listener = listen(broker.port)
         running = agent(settings_on(disk, broker, tmp_path))
@@ -167,12 +167,12 @@ def test_what_cannot_be_written_is_in_health_though_the_disk_has_room(
             name.unlink()
         listener.wait_for(lambda _: not disk_reason(listener), "health to be well")
         in_the_way = disk / "state" / "mode.json"
-        in_the_way.unlink(missing_ok=True)
-        in_the_way.mkdir()
+        in_the_way.touch()
+        subprocess.run(["mount", "--bind", str(in_the_way), str(in_the_way)], check=True)
         assert command(listener, "set", "one", pipeline="@device", mode="night")["ok"] is True
         (reason,) = listener.wait_for(lambda _: disk_reason(listener), "health to name the file")
-        assert reason == f"disk: {in_the_way}: cannot be written: Is a directory"
-        in_the_way.rmdir()
+        assert reason == f"disk: {in_the_way}: cannot be written: Device or resource busy"
+        subprocess.run(["umount", str(in_the_way)], check=True)
         listener.wait_for(lambda _: not disk_reason(listener), "health to be well again")
         assert running.stop() == 0
 
