@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..answers.answers import Answers
 from ..answers.http_listener import HttpListener
@@ -24,9 +23,6 @@ from ..runtime.pipelines.runner import Runner
 from ..sources.spec import parse_source
 from .announcements import Announcements
 from .fast_start.plan_writer import PlanWriter
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
