@@ -38,7 +38,7 @@ class Talk:
     ) -> None:
         language_model(tmp_path / "models" / "tiny")
         brightness(tmp_path / "models" / "light")
-        clip = write_clip(tmp_path / "clip.avi", [plain(220)] * 25)
+        clip = write_clip(tmp_path / "clip.avi", [plain(200 + i) for i in range(25)])
         pipeline = {
             "name": "lamp",
             "source": f"file:{clip}?loop=1",

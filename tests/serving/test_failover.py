@@ -372,7 +372,7 @@ def test_what_an_agent_says_of_an_engine_that_fails(
         )
         account = health["pipelines"]["p"]
         check_account(account)
-        assert FAILURES <= account["dropped"]["error"] < 60
+        assert account["dropped"]["error"] >= FAILURES
         assert running.words().count("serves instead of") == 1
         assert running.stop() == 0
     finally:
