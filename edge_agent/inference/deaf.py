@@ -30,6 +30,9 @@ _LEVELS = 3.0
 network may well make nothing; noise of 12 levels and changing light make 0.4."""
 _SHARE, _LEAST = 0.005, 0.1
 """Scores of a deaf network move by less for each gray level between its pictures, or by less."""
+_STILL = 1e-6
+"""Scores that move by less do not move at all, as those of a network of few steps that is sure; a
+deaf one's did by 0.008 and more."""
 _MOVES = 1.0
 """Scores that move by so much are those of a network that follows its input."""
 _FINE, _COARSE = 1e-6, 0.03
@@ -80,7 +83,7 @@ class Deafness:
             self.settled, self.why = True, None
         elif enough and self.why is None and self._results >= _LOOKS * _EVERY:
             moved = _moved(low, high, _COARSE if quantized() else _FINE)
-            if moved <= max(_LEAST, _SHARE * self._span):
+            if _STILL < moved <= max(_LEAST, _SHARE * self._span):
                 self.why = (
                     f"its scores hardly depend on its input: over {_DIFFERENT} pictures that "
                     f"differ none changed by more than {100 * np.expm1(moved):.1f} %, as if the "
