@@ -25,14 +25,14 @@ ENOUGH = 140
 
 
 def above(folder: Path, level: float, *, classes: int = 3, **more: Any) -> Model:
-    """Load a classifier of how far each color's mean is above a level; below it, it is deaf."""
+    """Load a classifier of how far each color is above a level; below it, it is nearly deaf."""
     folder.mkdir()
     save_onnx(
         folder / "model.onnx",
         [
             node("ReduceMean", ["picture"], ["means"], axes=[2, 3], keepdims=0),
             node("Sub", ["means", "level"], ["differences"]),
-            node("Relu", ["differences"], ["all"]),
+            node("LeakyRelu", ["differences"], ["all"], alpha=1e-4),
             node("Slice", ["all", "first", "last", "axis"], ["logits"]),
         ],
         [("picture", "float32", (1, 3, 16, 16))],
@@ -63,7 +63,7 @@ def test_scores_that_do_not_follow_the_input_are_in_doubt(tmp_path: Path, classe
     said = show(model, blocks(ENOUGH, 0, 100))
     assert said is not None
     assert said.startswith("its scores hardly depend on its input: over 12 pictures that differ")
-    assert "none changed by more than 0.0 %" in said
+    assert "none changed by more than " in said
     assert "input.scale, input.mean and input.layout" in said
     assert model.stats.remark == said
     model.stats.remark = None
@@ -130,7 +130,7 @@ def test_the_lowest_step_of_a_quantized_network_tells_nothing(
         [("picture", "float32", (1, 3, 16, 16))],
         [(last, "float32", (1, 2))],
         {
-            "nought": np.zeros((), np.float32),
+            "nought": np.array(1e-9, np.float32),
             "value": np.array([[255, 1]], np.float32) / 256,
             "step": np.array(1 / 256, np.float32),
             "point": np.array(0, np.uint8),
