@@ -33,3 +33,4 @@ class Asked:
     waiting: list[Callable[[], None]] = field(default_factory=list)
     """Callbacks for when it is open or has failed to open; while any are listed, it is opening."""
     turns: Turns = field(default_factory=Turns)
+    """Of its questions, while pipelines deliver."""

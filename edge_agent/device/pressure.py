@@ -16,9 +16,10 @@ from .resources import ROOT, cgroups, text
 NEAR = 0.9
 """Share of a memory limit beyond which the next model may be too much."""
 FEW_BYTES = 256 * 2**20
-FEW_FILES = 100
 FEW_SHARE = 0.1
 """A disk is nearly full with less than both: on a small disk the share matters."""
+FEW_FILES = 100
+"""A disk that takes fewer new files than that is nearly full, too."""
 
 _MIB = 2**20
 
