@@ -824,7 +824,8 @@ def test_a_sensor_on_a_broker_is_tried_live(here: Path, broker: Mosquitto, tmp_p
             terminal.wait_for(
                 lambda seen: any("▄ is the threshold 100" in line for line in seen), "the score"
             )
-            assert any(re.search(r"│ 0 .*▁.*  \d+ to \d+", line) for line in terminal.display)
+            levels = re.compile(r"│ 0 .*▁.*  \d+ to \d+")
+            terminal.wait_for(lambda seen: any(map(levels.search, seen)), "the levels")
             assert terminal.scrolled == 0
             wait_until((here / "try.png").is_file, "the plot")
             terminal.press("\x03")

@@ -79,7 +79,8 @@ def classifier(
     first = random.standard_normal((size, hidden), np.float32) * np.float32(1e-6)
     if head_seed is not None:
         random = np.random.default_rng(head_seed)
-    head = random.standard_normal((hidden, len(LABELS)), np.float32) * np.float32(1e-3)
+    # So small that no score moves: that is no sign of a network that is deaf.
+    head = random.standard_normal((hidden, len(LABELS)), np.float32) * np.float32(1e-6)
     bias = np.full(len(LABELS), -2, np.float32)
     bias[best] = 2
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,10 @@ CONVEYOR = {
         {"name": "all", "polygon": [[0, 0], [1, 0], [1, 1], [0, 1]], "anchor": "center"},
     ],
     "lines": [{"name": "gate", "points": [[0.5, 0], [0.5, 1]], "anchor": "center"}],
-    "rules": [{"name": "arrives", "when": "enter", "zone": "all", "picture": "crop"}],
+    # No more than a busy machine has pictures made of in time.
+    "rules": [
+        {"name": "arrives", "when": "enter", "zone": "all", "picture": "crop", "cooldown_s": 2}
+    ],
 }
 BEARING = {
     "name": "bearing",
