@@ -5,14 +5,17 @@ A model that runs forever, crashes, or takes all memory ends the child, not the 
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..config.settings import Settings
-from ..core.child import ChildError, answer_question, ask
+from ..core.child import ChildError, answer_question, ask, die_with_parent
 from ..core.errors import ModelError
+from ..core.privileges import User, acting_as, become
 from ..core.types import Kind
 from ..models.manifest import ModelFolder
 
@@ -33,8 +36,22 @@ class Checked:
     """How its golden outputs agree, or None if it has none."""
 
 
-def check_model(settings: Settings, config: str | None, folder: ModelFolder, kind: Kind) -> Checked:
+def check_model(
+    settings: Settings,
+    config: str | None,
+    folder: ModelFolder,
+    kind: Kind,
+    user: User | None = None,
+) -> Checked:
     """Load a model on this device, and compare its golden outputs.
+
+    Args:
+        settings: those of the device.
+        config: their file as given on the command line.
+        folder: the model.
+        kind: what it is given.
+        user: the user to do it as, where root is asked: engines run what the model and the state
+            folder hold. None: the user of this process.
 
     Raises:
         ModelError: it cannot run, does not give its golden outputs, or does not return.
@@ -45,6 +62,7 @@ def check_model(settings: Settings, config: str | None, folder: ModelFolder, kin
         "folder": str(folder.path),
         "variant": folder.variant,
         "kind": kind,
+        "user": user,
     }
     name, patience = f"{folder.manifest.id}: loading and running it", settings.trial.timeout_s
     began = time.monotonic()
@@ -66,16 +84,18 @@ def _answer(question: Any) -> dict[str, Any]:
     from ..serving.loader import ModelLoader, open_store
     from .options import load_settings
 
+    settings = load_settings(Namespace(config=question["config"]))  # maybe for root alone to read
+    if question["user"] is not None:
+        _become(User(*question["user"]))
     folder = load(Path(question["folder"]), [question["variant"]])
     if folder.manifest.task == "generate":
         from ..inference.engines.generator import LABEL, try_out
 
         _, golden = try_out(folder)
         return asdict(Checked(LABEL, LABEL.partition(":")[0], None, [], golden))
-    settings = load_settings(Namespace(config=question["config"]))
     match, facts = match_profile(settings)
     # Uses what the agent has learned about its engines here, because its choice depends on that.
-    store = open_store(settings)
+    store = open_store(settings, make=False)
     engines = DeviceEngines(match.profile, facts, settings.engine, state=store.root)
     loader = ModelLoader(engines, store)
     model, passed = loader.load(folder, question["kind"])
@@ -87,6 +107,15 @@ def _answer(question: Any) -> dict[str, Any]:
     agreement = check_golden(model)
     golden = None if agreement is None else agreement.why
     return asdict(Checked(model.engine.label, model.choice.engine, begins, passed, golden))
+
+
+def _become(user: User) -> None:
+    """Become the user; only a program that just root can read keeps the right to read it."""
+    program = (sys.prefix, os.__file__, __file__)
+    with acting_as(user):
+        reading = not all(os.access(path, os.R_OK, effective_ids=True) for path in program)
+    become(user, reading=reading)
+    die_with_parent()  # whose death the kernel does not report to another user unless asked again
 
 
 if __name__ == "__main__":

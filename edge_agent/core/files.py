@@ -82,7 +82,30 @@ def make_state_folder(folder: Path) -> None:
         raise UsageError(f"state_dir: {folder}: no folder can be made there") from None
     except OSError as problem:
         raise UsageError(f"state_dir: {folder}: {problem.strerror}") from None
-    if os.access(folder, os.W_OK | os.X_OK) or os.statvfs(folder).f_flag & os.ST_RDONLY:
+    _check_writable(folder, folder)
+
+
+def check_state_folder(folder: Path) -> None:
+    """Check that `make_state_folder` would succeed, without creating anything.
+
+    Raises:
+        UsageError: as there.
+    """
+    for there in (folder, *folder.absolute().parents):
+        try:
+            mode = there.stat().st_mode
+        except FileNotFoundError:
+            continue
+        except OSError as problem:
+            raise UsageError(f"state_dir: {folder}: {problem.strerror}") from None
+        if not stat.S_ISDIR(mode):
+            raise UsageError(f"state_dir: {folder}: {there} is no folder")
+        _check_writable(there, folder)
+        return
+
+
+def _check_writable(there: Path, folder: Path) -> None:
+    if os.access(there, os.W_OK | os.X_OK) or os.statvfs(there).f_flag & os.ST_RDONLY:
         return
     raise UsageError(f"state_dir: {folder}: this user may not write to it")
 
@@ -243,11 +266,19 @@ def copy_owner(path: Path, like: Path) -> None:
     owner = like.stat()
     if owner.st_uid == 0 and owner.st_gid == 0:
         return
-    os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
-    if path.is_dir():
-        for parent, folders, names in os.walk(path):
+    # By descriptors: the owner may put a link in the place of any folder meanwhile.
+    try:
+        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        return
+    try:
+        for _, folders, names, here in os.fwalk(dir_fd=top):
             for name in (*folders, *names):
-                os.chown(Path(parent, name), owner.st_uid, owner.st_gid, follow_symlinks=False)
+                os.chown(name, owner.st_uid, owner.st_gid, dir_fd=here, follow_symlinks=False)
+        os.fchown(top, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(top)
 
 
 def size_of(folder: Path) -> int:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 _CAPABILITY_VERSION = 0x20080522
 _READ_SEARCH = 1 << 2
+_PR_SET_KEEPCAPS = 8
+"""prctl(2)."""
 
 
 class User(NamedTuple):
@@ -62,13 +64,34 @@ def acting_as(user: User | None, *, reading: bool = False) -> Iterator[None]:
         os.setgroups(groups)
 
 
-def _keep_reading() -> None:
-    """Make CAP_DAC_READ_SEARCH effective again if it is permitted; see capabilities(7)."""
+def become(user: User, *, reading: bool = False) -> None:
+    """Become a user for good, as before running what that user may have planted.
+
+    Args:
+        user: the user to become.
+        reading: as for `acting_as`; no other right of root's is kept.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_KEEPCAPS, int(reading))
+    os.setgroups(list(user.groups))
+    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresuid(user.uid, user.uid, user.uid)
+    if reading:
+        _keep_reading(alone=True)
+
+
+def _keep_reading(*, alone: bool = False) -> None:
+    """Make CAP_DAC_READ_SEARCH effective again if it is permitted; see capabilities(7).
+
+    With *alone* nothing else stays permitted.
+    """
     libc = ctypes.CDLL(None)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; again for 32 and up
     if libc.capget(header, sets) == 0:
         sets[0] |= sets[1] & _READ_SEARCH
+        if alone:
+            sets[1], sets[4] = sets[0], 0
         libc.capset(header, sets)
 
 

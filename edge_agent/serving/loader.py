@@ -10,7 +10,7 @@ from ..config.settings import Settings
 from ..core.bundled import bundled
 from ..core.containment import contained
 from ..core.errors import EngineError, ModelError, Unfit
-from ..core.files import make_state_folder
+from ..core.files import check_state_folder, make_state_folder
 from ..core.types import Kind
 from ..inference.prepared.artifact import ArtifactError
 from ..models.store.catalog import Catalog
@@ -32,14 +32,14 @@ def open_library(settings: Settings, store: Store) -> Catalog:
     return Catalog(store, [Path(folder) for folder in settings.models_dirs], bundled("models"))
 
 
-def open_store(settings: Settings) -> Store:
-    """Open the store, creating its folder.
+def open_store(settings: Settings, *, make: bool = True) -> Store:
+    """Open the store, creating its folder; not so with *make* false, for what only looks.
 
     Raises:
         UsageError: it cannot be created or written.
     """
-    make_state_folder(settings.state)
-    return Store(settings.state)
+    (make_state_folder if make else check_state_folder)(settings.state)
+    return Store(settings.state, make=make)
 
 
 class ModelLoader:

@@ -95,6 +95,7 @@ def box(tmp_path: Path) -> Box:
 def test_what_the_service_may_read_is_ok(box: Box) -> None:
     """Where nothing is kept from the user, one line says so."""
     assert box.check() == ["ok    service: its user, nobody, may read all that the settings name"]
+    assert list(box.state.iterdir()) == []
 
 
 @pytest.mark.parametrize(

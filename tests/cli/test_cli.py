@@ -283,7 +283,7 @@ def settings(folder: Path, broker: str, **more: Any) -> str:
 
 
 def test_a_good_setup_checks_out(tmp_path: Path, shared_broker: Mosquitto) -> None:
-    """`check` says of everything that it is fit, and ends with 0."""
+    """`check` says of everything that it is fit, ends with 0, and makes nothing."""
     said = call_cli("check", "--config", settings(tmp_path, shared_broker.url))
     assert (said.code, said.err) == (0, "")
     subjects = [line[6:].split(": ")[0] for line in said.out.splitlines() if line[:2] == "ok"]
@@ -292,6 +292,7 @@ def test_a_good_setup_checks_out(tmp_path: Path, shared_broker: Mosquitto) -> No
         *("pipeline door source", "pipeline door model light"),
     ]
     assert "FAIL" not in said.out
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_sensor_that_says_nothing_is_no_failure(tmp_path: Path, shared_broker: Mosquitto) -> None:

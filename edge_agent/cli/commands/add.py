@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import ModelError, UsageError
 from ...core.names import is_name, safe_name, version_key
-from ...core.privileges import User, acting_as, hand_over, owner_of
+from ...core.privileges import User, acting_as, hand_over
 from ...core.text import printable
 from ...inference.engines.registry import engine_words
 from ..options import Options, add_config, load_settings
@@ -60,9 +60,10 @@ def main(options: Options) -> int:
     from ...models.store.install import install_folder
     from ...serving.choice import match_profile, variants_here
     from ...serving.loader import open_library, open_store
+    from .service_user import state_user
 
     path = file_of(path)
-    user = owner_of(settings.state)
+    user = state_user(settings.state)
     with acting_as(user, reading=True):
         store = open_store(settings)
         catalog = open_library(settings, store)
@@ -82,9 +83,10 @@ def main(options: Options) -> int:
         with acting_as(user, reading=True):
             if not options.allow_older:
                 _refuse_older(store, name, version)
-        _try_out(settings, options.config, folder)
-        with _handed_over(folder, user) as copied, acting_as(user, reading=True):
-            install_folder(store, copied)
+        with _handed_over(folder, user) as copied:
+            _try_out(settings, options.config, copied, user)
+            with acting_as(user, reading=True):
+                install_folder(store, copied)
     file = find_file(options.config)
     of = f"the state folder of {file}" if file else "the default; --config FILE names settings"
     print(printable(f"into {store.root}, {of}"))
@@ -135,12 +137,14 @@ def _refuse_older(store: Store, name: str, version: str) -> None:
         raise ModelError(f"{problem}; --allow-older installs it all the same") from None
 
 
-def _try_out(settings: Settings, config: str | None, folder: ModelFolder) -> None:
+def _try_out(
+    settings: Settings, config: str | None, folder: ModelFolder, user: User | None
+) -> None:
     """Check that the model runs on this device and reproduces its golden outputs."""
     from ..model_check import check_model
 
     kind = folder.manifest.input.kind
-    checked = check_model(settings, config, folder, kind)
+    checked = check_model(settings, config, folder, kind, user)
     for reason in checked.passed_over:
         print(f"passed over: {reason}")
     print(f"{folder.manifest.id} runs on {engine_words(checked.engine)}")

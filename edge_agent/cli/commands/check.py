@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import BrokerError, ModelError, SampleError, UsageError
+from ...core.privileges import acting_as
 from ...core.text import counted
 from ...inference.engines.registry import engine_words
 from ...models.decoders import threshold_trouble
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ...config.asks import Server
     from ...config.overrides import Overrides
     from ...config.settings import Arm, Pipeline, Settings, Trust
+    from ...core.privileges import User
     from ...core.types import Kind, Reading
     from ...models.manifest import ModelFolder
     from ...models.store.catalog import Catalog
@@ -50,6 +52,8 @@ class _Device:
     catalog: Catalog
     engines: DeviceEngines
     overrides: Overrides
+    user: User | None
+    """The user to act as in the state folder; None: the user of this process."""
     streams: list[Stream] = field(default_factory=list)
     """The streams of cameras and clips so far."""
 
@@ -78,10 +82,13 @@ def main(options: Options) -> int:
     from ...serving.loader import open_library, open_store
     from ...serving.tuning_results import TuningResults
     from .profile import tuned
+    from .service_check import check_service, check_state
+    from .service_user import state_user
 
-    report = Report()
-    overrides = Overrides(settings.state / FILE)
-    settings = overrides.lay_over(settings)
+    report, user = Report(), state_user(settings.state)
+    with acting_as(user, reading=True):
+        overrides = Overrides(settings.state / FILE)
+        settings = overrides.lay_over(settings)
     file = find_file(options.config)
     if file is not None and not file.read_bytes().strip():
         report.line("note", "settings", f"{file} is empty; is it whole?")
@@ -92,13 +99,13 @@ def main(options: Options) -> int:
     tuning = TuningResults(settings.state, match.profile, facts)
     engines = DeviceEngines(match.profile, facts, settings.engine, tuning=tuning)
     _engines(report, engines)
-    store = open_store(settings)
-    _state_dir(report, settings, file)
-    for line in tuned(tuning, engines.lineup.choices):
-        report.line("note" if tuning.problem else "ok", "tune", line)
-    for why in _device(settings):
-        subject, _, text = why.partition(": ")
-        report.line("note", subject, text)
+    store = open_store(settings, make=False)
+    check_state(report, settings, file)
+    choices = engines.lineup.choices
+    with acting_as(user, reading=True):
+        for line in tuned(tuning, choices):
+            report.line("note" if tuning.problem else "ok", "tune", line)
+    _notes(report, _device(settings))
     if settings.health.metrics_port:
         _metrics_port(report, settings.health.metrics_port)
     report.tried("broker", lambda: _broker(settings))
@@ -107,10 +114,8 @@ def main(options: Options) -> int:
         _models_dir(report, Path(name))
     for server in settings.servers:
         report.tried(f"server {server.name}", partial(_server, server))
-    for line in [*overrides.removed(), *overrides.ignored, *lint_settings(settings)]:
-        subject, _, text = line.partition(": ")
-        report.line("note", subject, text)
-    device = _Device(settings, options.config, catalog, engines, overrides)
+    _notes(report, [*overrides.removed(), *overrides.ignored, *lint_settings(settings)])
+    device = _Device(settings, options.config, catalog, engines, overrides, user)
     for pipeline in settings.pipelines:
         _PipelineCheck(report, pipeline, device).run()
     _sizes(report, device.streams)
@@ -120,7 +125,7 @@ def main(options: Options) -> int:
         report.line("note", "pipelines", text)
     _trust(report, settings.trust)
     if os.geteuid() == 0:
-        _service(report, settings, file)
+        check_service(report, settings, file)
     return 1 if report.failed else 0
 
 
@@ -286,11 +291,12 @@ def _model(
     from ...models.describing import inspect_network
     from ..model_check import check_model
 
-    folder = folders[arm.reference] = device.catalog.find(arm.name, arm.version)
-    if arm.version is None and (instead := device.catalog.stands_in(folder)) is not None:
-        raise ModelError(instead)
-    kind = kind or kind_of(folder, inspect_network(folder.network))
-    checked = check_model(device.settings, device.config, folder, kind)
+    with acting_as(device.user, reading=True):
+        folder = folders[arm.reference] = device.catalog.find(arm.name, arm.version)
+        if arm.version is None and (instead := device.catalog.stands_in(folder)) is not None:
+            raise ModelError(instead)
+        kind = kind or kind_of(folder, inspect_network(folder.network))
+    checked = check_model(device.settings, device.config, folder, kind, device.user)
     task = folder.manifest.task
     if threshold is not None and (trouble := threshold_trouble(task, threshold)):
         raise ModelError(f"threshold: {trouble}")
@@ -302,6 +308,12 @@ def _model(
     if checked.begins is not None:
         engine += f" once it is seen to be faster than {checked.begins}, which starts sooner"
     return f"{folder.manifest.id} runs on {engine}{golden}{over}"
+
+
+def _notes(report: Report, lines: Iterable[str]) -> None:
+    for line in lines:
+        subject, _, text = line.partition(": ")
+        report.line("note", subject, text)
 
 
 def _sizes(report: Report, streams: Sequence[Stream]) -> None:
@@ -445,46 +457,3 @@ def _trust(report: Report, trust: Trust) -> None:
         report.line("note", "trust", f"no key is trusted, so no model can be pushed: {mend}")
     if trust.allow_unsigned:
         report.line("note", "trust", "allow_unsigned: whoever may publish here may push a model")
-
-
-def _state_dir(report: Report, settings: Settings, file: Path | None) -> None:
-    """Check that it can be written, including by the service's user, as we may be root."""
-    from .service_user import service_user
-
-    text = f"{settings.state}, writable"
-    user = service_user() if os.geteuid() == 0 else None
-    if user is None:
-        report.line("ok", "state_dir", text)
-    elif (trouble := user.trouble_writing(settings.state)) is None:
-        report.line("ok", "state_dir", f"{text} by {user.name}, too")
-    else:
-        own = file is not None and user.runs(file)
-        report.line("FAIL" if own else "note", "state_dir", trouble)
-
-
-def _service(report: Report, settings: Settings, file: Path | None) -> None:
-    """Check that the installed service, which is not root, may read the files in the settings."""
-    from ...config.device_profile import OWN_PROFILES
-    from ...sources.spec import parse_source
-    from .service_user import service_user
-
-    user = service_user()
-    if user is None:
-        return
-    broker = settings.broker
-    named: list[tuple[str, Path | str | None]] = [("profile", OWN_PROFILES), ("settings", file)]
-    named += [
-        (f"broker.{key}", getattr(broker, key)) for key in ("ca_file", "cert_file", "key_file")
-    ]
-    named += [("models_dirs", name) for name in settings.models_dirs]
-    named += [("trust.keys", name) for name in settings.trust.keys]
-    for pipeline in settings.pipelines:
-        spec = parse_source(pipeline.source, settings.base)
-        named.append((f"pipeline {pipeline.name} source", spec.path))
-    own, fine = file is not None and user.runs(file), True
-    for subject, path in named:
-        if path is not None and (trouble := user.trouble(Path(path))) is not None:
-            report.line("FAIL" if own else "note", subject, trouble)
-            fine = False
-    if own and fine:
-        report.line("ok", "service", f"its user, {user.name}, may read all that the settings name")

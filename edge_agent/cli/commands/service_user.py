@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
-from ...core.privileges import User, acting_as
+from ...core.privileges import User, acting_as, owner_of
 
 UNIT = Path("/etc/systemd/system/edge-agent.service")
 _HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
@@ -173,6 +173,17 @@ def service_user() -> ServiceUser | None:
         writable,
         devices,
     )
+
+
+def state_user(state: Path) -> User | None:
+    """Return the user to act as in a state folder, with the groups that the service's unit adds.
+
+    None: the user of this process.
+    """
+    owner, service = owner_of(state), service_user()
+    if owner is None or service is None or service.uid != owner.uid:
+        return owner
+    return User(service.uid, service.gid, service.groups)
 
 
 def _drivers(major: int) -> list[str]:

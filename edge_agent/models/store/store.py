@@ -62,8 +62,8 @@ def changed_words(version: str, what: str) -> str:
 class Store:
     """The versions in one state_dir. Any number of threads and processes may open it."""
 
-    def __init__(self, state_dir: Path) -> None:
-        """Open the store, creating its folders if they are missing.
+    def __init__(self, state_dir: Path, *, make: bool = True) -> None:
+        """Open the store, creating its folders if they are missing and *make* is true.
 
         Raises:
             UsageError: they cannot be created.
@@ -72,6 +72,8 @@ class Store:
         self.models = state_dir / MODELS
         self.incoming = state_dir / "incoming"
         self.staging = state_dir / "staging"
+        if not make:
+            return
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
             for folder in (self.models, self.incoming, self.staging):

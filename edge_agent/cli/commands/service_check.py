@@ -1,0 +1,56 @@
+"""What `edge-agent check` says of the installed service's user, as it is often run by root."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .service_user import service_user
+
+if TYPE_CHECKING:
+    from ...config.settings import Settings
+    from ..check_report import Report
+
+
+def check_state(report: Report, settings: Settings, file: Path | None) -> None:
+    """Check that it can be written, including by the service's user, as we may be root."""
+    if not settings.state.exists():
+        report.line("ok", "state_dir", f"{settings.state}, made by the first run")
+        return
+    text = f"{settings.state}, writable"
+    user = service_user() if os.geteuid() == 0 else None
+    if user is None:
+        report.line("ok", "state_dir", text)
+    elif (trouble := user.trouble_writing(settings.state)) is None:
+        report.line("ok", "state_dir", f"{text} by {user.name}, too")
+    else:
+        own = file is not None and user.runs(file)
+        report.line("FAIL" if own else "note", "state_dir", trouble)
+
+
+def check_service(report: Report, settings: Settings, file: Path | None) -> None:
+    """Check that the installed service, which is not root, may read the files in the settings."""
+    from ...config.device_profile import OWN_PROFILES
+    from ...sources.spec import parse_source
+
+    user = service_user()
+    if user is None:
+        return
+    broker = settings.broker
+    named: list[tuple[str, Path | str | None]] = [("profile", OWN_PROFILES), ("settings", file)]
+    named += [
+        (f"broker.{key}", getattr(broker, key)) for key in ("ca_file", "cert_file", "key_file")
+    ]
+    named += [("models_dirs", name) for name in settings.models_dirs]
+    named += [("trust.keys", name) for name in settings.trust.keys]
+    for pipeline in settings.pipelines:
+        spec = parse_source(pipeline.source, settings.base)
+        named.append((f"pipeline {pipeline.name} source", spec.path))
+    own, fine = file is not None and user.runs(file), True
+    for subject, path in named:
+        if path is not None and (trouble := user.trouble(Path(path))) is not None:
+            report.line("FAIL" if own else "note", subject, trouble)
+            fine = False
+    if own and fine:
+        report.line("ok", "service", f"its user, {user.name}, may read all that the settings name")
