@@ -40,7 +40,7 @@ SLOW_SECONDS = 10.0
 
 _RUNNING, _CLEAN = b"run.", b"end."
 _HUNG, _MEMORY, _FIRST, _WIDTH = 8, 192, 256, 192
-"""Offsets in the page: the call that hangs; out-of-memory kills so far; first entry; its size."""
+"""Offsets in the page: the call that hangs; `_memory_kills` at last; first entry; its size."""
 # As faulthandler writes them; not compiled before they are needed.
 _CURRENT = rb"Current thread 0x([0-9a-f]+) "
 _FATAL = rb"Fatal Python error: ([^\n]{1,80})"
@@ -66,7 +66,7 @@ class PreviousCrash:
     calls: tuple[EngineCall, ...]
     """Calls in flight when it ended, which may be the cause; empty: none is known."""
     self_inflicted: bool = True
-    """Whether it crashed or hung; False: it was killed, or the power failed."""
+    """Whether a call may be the cause; False: it was killed, or the power failed."""
 
 
 def call_target(model: str, engine: str, device: str, network: str | None) -> str:
@@ -116,6 +116,7 @@ class Recorder:
         except (OSError, ValueError):
             self.close()
             return
+        self.remember_kills()
         faulthandler.enable(self._file)
 
     def close(self) -> None:
@@ -131,9 +132,13 @@ class Recorder:
             self._file = -1
 
     def remember_kills(self) -> None:
-        """Record for the next run how many processes the kernel has killed for lack of memory."""
+        """Record for the next run how many processes the kernel has killed for lack of memory.
+
+        The later this was called, the fewer kills of other processes are taken for this one's.
+        """
         if self._page is not None:
-            self._page[_MEMORY : _MEMORY + 16] = f"{_memory_kills()}".encode().ljust(16, b"\0")
+            boot, kills = _memory_kills()
+            _write(self._page, _MEMORY, f"{boot} {kills}", _FIRST - _MEMORY)
 
     # Calls in flight
 
@@ -252,11 +257,12 @@ def previous_crash(state: str) -> PreviousCrash | None:
         return PreviousCrash(crashed, tuple(guilty[-1:] or calls))
     if hung is not None:
         return PreviousCrash("hung inside an engine", (hung,))
-    before = data[_MEMORY : _MEMORY + 16].rstrip(b"\0")
-    loads = tuple(each for each in calls if each.kind == "load")
-    if loads and before.isdigit() and _memory_kills() > int(before):
-        return PreviousCrash("was killed for lack of memory", loads)
-    return PreviousCrash("was killed, or the power failed", (), self_inflicted=False)
+    if not _killed_for_memory(data):
+        return PreviousCrash("was killed, or the power failed", (), self_inflicted=False)
+    # A load takes more memory than any inference beside it.
+    loads = [each for each in calls if each.kind == "load"]
+    suspects = tuple(loads or calls)
+    return PreviousCrash("was killed for lack of memory", suspects, self_inflicted=bool(suspects))
 
 
 def _write(page: mmap.mmap, at: int, text: str, width: int = _WIDTH) -> None:
@@ -280,11 +286,28 @@ def short_name(target: str) -> str:
     return target.rpartition(" ")[0]
 
 
-def _memory_kills() -> int:
-    """Count the processes that the kernel has killed for lack of memory since boot."""
+def _killed_for_memory(data: bytes) -> bool:
+    """Whether the kernel has killed for lack of memory since the last run looked, a second ago.
+
+    A later boot has other kills, and says nothing about that run.
+    """
+    before = data[_MEMORY:_FIRST].partition(b"\0")[0].decode("ascii", "replace")
+    boot, _, kills = before.partition(" ")
+    now = _memory_kills()
+    return kills.isdecimal() and boot == now[0] and int(kills) < now[1]
+
+
+def _memory_kills() -> tuple[str, int]:
+    """Return this boot's id, and how many processes it has killed for lack of memory.
+
+    The machine's: the counts of a service's or container's control group begin anew with it.
+    """
     try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:  # noqa: PTH123 - as above
+            boot = file.read(36).decode("ascii", "replace")
         with open("/proc/vmstat", "rb") as file:  # noqa: PTH123 - as above
-            found = re.search(rb"^oom_kill (\d+)$", file.read(), re.MULTILINE)
+            _, _, after = file.read().partition(b"\noom_kill ")
     except OSError:
-        return 0
-    return int(found[1]) if found else 0
+        return "", 0
+    count = after.partition(b"\n")[0]
+    return boot, int(count) if count.isdigit() else 0

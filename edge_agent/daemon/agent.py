@@ -301,7 +301,6 @@ class Agent:
 
         inventory = self._take_inventory(self._runner.settings)
         inventory.blame(self._last)
-        recorder.remember_kills()
         control = compose(
             self._runner,
             inventory,
@@ -362,6 +361,7 @@ class Agent:
             nonlocal next_health, next_feed, fed
             now = time.monotonic()
             runner.watch()
+            recorder.remember_kills()
             hanging = hangs.check(now)
             if self._control is not None:
                 self._control.tick()

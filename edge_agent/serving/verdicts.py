@@ -138,9 +138,17 @@ class Verdicts:
     # Whether it crashes the agent
 
     def add_crash(self, last: PreviousCrash) -> None:
-        """Count an abnormal end of the last run against the models then in use."""
-        for each in last.calls:
-            times = self._known.crashes.get(each.target, _Crashes(0, "")).times + 1
+        """Count an abnormal end of the last run against the models then in use.
+
+        Of several, only against those that were in use at most of the ends before, too: the others
+        are less likely to be the cause.
+        """
+        suspects = {each.target: each for each in last.calls}
+        before = {target: self._times(target) for target in suspects}
+        for each in suspects.values():
+            if before[each.target] < max(before.values()):
+                continue
+            times = before[each.target] + 1
             verb = "loading" if each.kind == "load" else "running"
             why = f"the agent {last.why} while {verb} it"
             self._known.crashes[each.target] = _Crashes(times, why)
@@ -151,6 +159,9 @@ class Verdicts:
                 log.warning("model %s: %s (%d of %d times)", *told, LIMIT)
         if last.calls:
             self._save()
+
+    def _times(self, target: str) -> int:
+        return self._known.crashes.get(target, _Crashes(0, "")).times
 
     def why_left_alone(self, target: str) -> str | None:
         """Return why a model may not be loaded on an engine, or None if it may."""

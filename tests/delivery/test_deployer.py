@@ -22,6 +22,7 @@ import pytest
 
 from edge_agent.core.flight_recorder import FILE
 from edge_agent.models.store.pointers import read
+from tests.helpers.memory_groups import filling, limited
 from tests.helpers.push import (
     Box,
     PlainPackage,
@@ -271,15 +272,20 @@ def started_again(one: Box) -> str:
     return first
 
 
-def crashed(one: Box, inside: str) -> None:
-    """Leave behind what a run does that crashes inside an engine's call for this model."""
+def died(one: Box, inside: str, how: str) -> int:
+    """Leave behind what a run does that ends inside an engine's call for this model."""
     script = (
-        "import faulthandler\nfrom edge_agent.core.flight_recorder import recorder\n"
+        "from edge_agent.core.flight_recorder import recorder\n"
         f"recorder.open({str(one.agent.folder / 'state')!r})\n"
-        f"recorder.enter('infer', '{inside} onnxruntime:CPU 0-0')\nfaulthandler._sigsegv()"
+        f"recorder.enter('infer', '{inside} onnxruntime:CPU 0-0')\n{how}"
     )
-    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
-    assert done.returncode == -signal.SIGSEGV
+    return subprocess.run([sys.executable, "-c", script], check=False).returncode
+
+
+def crashed(one: Box, inside: str) -> None:
+    """As `died`, by a crash."""
+    how = "import faulthandler\nfaulthandler._sigsegv()"
+    assert died(one, inside, how) == -signal.SIGSEGV
 
 
 def test_a_power_cut_within_probation_does_not_roll_a_good_model_back(
@@ -353,6 +359,21 @@ def test_a_crash_counts_against_the_model_in_whose_call_it_happened(
     assert started_again(one) == "level@1"
     state = one.wait_settled(outcome="rolled-back", version="2")
     assert "crashed (Segmentation fault) during its probation" in state["last"]["why"]
+
+
+def test_taking_too_much_memory_in_probation_rolls_back(box: Boxes, tmp_path: Path) -> None:
+    """At once, where its inference was in flight when the kernel killed the agent."""
+    one = on_probation(box, tmp_path)
+    one.agent.signal(signal.SIGKILL)
+    one.agent.wait()
+    with limited(64) as members:
+        assert died(one, "other@2", filling(members)) == -signal.SIGKILL
+        assert started_again(one) == "level@2"
+        assert one.agent.stop() == 0
+        assert died(one, "level@2", filling(members)) == -signal.SIGKILL
+    assert started_again(one) == "level@1"
+    state = one.wait_settled(outcome="rolled-back", version="2")
+    assert "was killed for lack of memory during its probation" in state["last"]["why"]
 
 
 def test_orderly_end_during_a_trial_begins_it_again(box: Boxes, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from edge_agent.core.flight_recorder import (
 from edge_agent.daemon.hang_watch import SURE_SECONDS, HangWatch
 from edge_agent.serving.verdicts import LIMIT, Verdicts
 from tests.delivery.test_push_rejections import crash
+from tests.helpers.memory_groups import filling, limited
 from tests.helpers.push import model_folder
 from tests.helpers.small_models import brightness, plain, write_clip, write_manifest
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings, wait_until
@@ -34,6 +35,7 @@ Agents = Callable[..., AgentProcess]
 Listeners = Callable[..., Listener]
 
 FACE = "face@3 openvino:GPU 1-2"
+CUT = PreviousCrash("was killed, or the power failed", (), self_inflicted=False)
 
 
 def died(state: Path, script: str) -> int:
@@ -92,7 +94,38 @@ def test_a_kill_in_the_middle_of_an_inference_blames_nobody(tmp_path: Path) -> N
     )
     last = previous_crash(str(tmp_path))
     assert status == -signal.SIGKILL
-    assert last == PreviousCrash("was killed, or the power failed", (), self_inflicted=False)
+    assert last == CUT
+
+
+def test_a_kill_for_lack_of_memory_blames_the_inference_in_flight(tmp_path: Path) -> None:
+    """Another boot's kills say nothing about it, and none in flight is nobody's."""
+    with limited(64) as members:
+        status = died(tmp_path, f"recorder.enter('infer', {FACE!r})\n{filling(members)}")
+        last = previous_crash(str(tmp_path))
+        assert status == -signal.SIGKILL
+        assert last is not None
+        assert last.why == "was killed for lack of memory"
+        assert last.self_inflicted
+        assert [(each.kind, each.target) for each in last.calls] == [("infer", FACE)]
+        page, boot = tmp_path / FILE, Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+        page.write_bytes(page.read_bytes().replace(boot, boot[::-1]))
+        assert previous_crash(str(tmp_path)) == CUT
+        died(tmp_path, filling(members))
+        why = "was killed for lack of memory"
+        assert previous_crash(str(tmp_path)) == PreviousCrash(why, (), self_inflicted=False)
+
+
+def test_a_kill_of_another_before_the_last_look_blames_nobody(tmp_path: Path) -> None:
+    """What lacked memory then was not this process, which was killed later."""
+    with limited(64) as members:
+        died(
+            tmp_path,
+            "import os, subprocess, sys\n"
+            f"subprocess.run([sys.executable, '-c', {filling(members)!r}])\n"
+            "recorder.remember_kills()\n"
+            f"recorder.enter('load', {FACE!r})\nos.kill(os.getpid(), 9)",
+        )
+    assert previous_crash(str(tmp_path)) == CUT
 
 
 def test_what_was_seen_to_hang_before_the_kill_is_to_blame(tmp_path: Path) -> None:
@@ -189,6 +222,20 @@ def test_a_good_run_forgives_what_has_not_come_to_the_limit(tmp_path: Path) -> N
     for _ in range(LIMIT - 1):
         again.add_crash(words())
     assert again.why_left_alone(FACE) is None
+
+
+def test_of_several_that_may_be_to_blame_it_is_the_one_in_flight_each_time(tmp_path: Path) -> None:
+    """The others were there by chance: they serve on when it is left alone."""
+    verdicts = Verdicts(tmp_path)
+    calls = [EngineCall("infer", target) for target in (FACE, "a@1 e:CPU 1-2", "b@1 e:CPU 1-2")]
+    for others in (calls[1:2], calls[2:], calls[1:]):
+        why = "was killed for lack of memory"
+        # Twice at a time on two lanes it is still one end.
+        verdicts.add_crash(PreviousCrash(why, (calls[0], calls[0], *others)))
+    assert verdicts.why_left_alone(FACE) is not None
+    assert [words.partition(" engine")[0] for words in verdicts.problems()] == [
+        "model a@1 e:CPU: the agent was killed for lack of memory while running it (1 of 3 times)"
+    ]
 
 
 def test_a_damaged_count_is_a_clean_slate(tmp_path: Path) -> None:
@@ -386,6 +433,68 @@ def test_a_model_that_crashes_at_every_start_does_not_take_the_box_down(
     before = len(listener.on("edge/box/result/good"))
     listener.wait_for(lambda _: len(listener.on("edge/box/result/good")) > before + 3, "results")
     assert running.stop() == 0
+
+
+def filling_model(folder: Path) -> Path:
+    """Make a model that takes 8 GB for a bright picture, and nothing for a dark one."""
+    folder.mkdir(parents=True)
+    save_onnx(
+        folder / "model.onnx",
+        [
+            node("ReduceMean", ["picture"], ["mean"], axes=[1, 2, 3], keepdims=0),
+            node("Greater", ["mean", "bright"], ["is_bright"]),
+            node("Cast", ["is_bright"], ["often"], to=7),
+            node("Mul", ["often", "large"], ["more"]),
+            node("Add", ["more", "one"], ["many"]),
+            node("Expand", ["mean", "many"], ["wide"]),
+            node("Sin", ["wide"], ["waves"]),
+            node("ReduceMean", ["waves"], ["light"], keepdims=1),
+        ],
+        [("picture", "float32", (1, 3, 16, 16))],
+        [("light", "float32", (1,))],
+        {
+            "bright": np.array(100, np.float32),
+            "large": np.array([2**31], np.int64),
+            "one": np.array([1], np.int64),
+        },
+    )
+    return write_manifest(folder, "1", "regression", output={"decoder": "raw"})
+
+
+def test_a_model_that_takes_too_much_memory_at_every_start_is_left_alone(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """The kernel kills the agent amid an inference three times; then the other model serves.
+
+    Health names it and memory from the second start on.
+    """
+    brightness(tmp_path / "models" / "light")
+    filling_model(tmp_path / "models" / "lamp")
+    clip = write_clip(tmp_path / "clip.avi", [plain(200)] * 50)
+    pipelines = [
+        {"name": name, "source": f"file:{clip}?loop=1", "model": model}
+        for name, model in (("bad", "lamp"), ("good", "light"))
+    ]
+    listener = listen(broker.port)
+    settings = agent_settings("box", broker.url, pipelines, models_dirs=[str(tmp_path / "models")])
+
+    def says(words: str) -> bool:
+        health = listener.last("edge/box/health") or {"why": []}
+        return any("lamp@1" in each and words in each for each in health["why"])
+
+    with limited(700) as members:
+        running = agent(settings)
+        for _ in range(LIMIT):
+            members.write_text(str(running.process.pid))
+            assert running.wait() == -signal.SIGKILL
+            running.restart()
+        members.write_text(str(running.process.pid))
+        words = "is not loaded"
+        listener.wait_for(lambda _: says(words), "a health that says so")
+        assert says("was killed for lack of memory while running it, 3 times in a row")
+        before = len(listener.on("edge/box/result/good"))
+        listener.wait_for(lambda _: len(listener.on("edge/box/result/good")) > before + 3, "light")
+        assert running.stop() == 0
 
 
 def test_a_box_whose_only_model_crashes_stays_reachable(

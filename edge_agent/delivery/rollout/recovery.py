@@ -2,7 +2,8 @@
 
 The marks in the models' pointers name the candidates in progress. At a clean shutdown they are
 changed so that the candidates are not blamed for it. After a crash or a hang a version on probation
-is considered the cause, unless another model is known to be; after a kill or a power cut it is not.
+is considered the cause, unless another model is known to be; after a kill for lack of memory only
+where it was in use; after any other kill or a power cut it is not.
 If the agent has ended too often during a trial or probation, that candidate is given up anyway.
 Transfers are resumed by `receive.router`.
 """
