@@ -6,8 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from .resources import ROOT
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import psutil
+
+    from .pressure import MemoryUse
 
 FACTOR = 3.0
 """Estimated memory of a model that is not loaded, as a multiple of the size of its files."""
@@ -55,12 +61,19 @@ def has_room(size: int) -> bool:
     return free_mb() * 2**20 >= FACTOR * size + FLOOR
 
 
-def free_mb() -> int:
+def free_mb(root: Path = ROOT) -> int:
     """Return the memory free in machine and cgroup without pressure on others, MiB."""
-    import psutil
+    scarcest = _scarcest(root)
+    return int(max(64.0, scarcest.room / 2**20 * 0.8)) if scarcest else 64
 
-    from .hardware import read_facts
 
-    machine = psutil.virtual_memory().available / 2**20
-    limit = read_facts().memory_mb
-    return int(max(64.0, min(machine, limit - own_mb() if limit else machine) * 0.8))
+def bound(root: Path = ROOT) -> str:
+    """Return what bounds the free memory: "of 300 MiB of the machine's memory"."""
+    scarcest = _scarcest(root)
+    return f"of {scarcest.limit // 2**20} MiB of {scarcest.whose}" if scarcest else ""
+
+
+def _scarcest(root: Path) -> MemoryUse | None:
+    from .pressure import memory_uses
+
+    return min(memory_uses(root), key=lambda use: use.room, default=None)

@@ -22,6 +22,7 @@ FEW_FILES = 100
 """A disk that takes fewer new files than that is nearly full, too."""
 
 _MIB = 2**20
+_SERVICE = "what this service may use (MemoryMax, or its container's limit)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,13 @@ class MemoryUse:
     limit: int
     """Bytes."""
     whose: str
+    files: int = 0
+    """Bytes of *used* that are page cache in use: the kernel reclaims them at a cost."""
+
+    @property
+    def room(self) -> int:
+        """Bytes that can still be taken."""
+        return self.limit - self.used + self.files
 
     @property
     def near(self) -> bool:
@@ -91,18 +99,19 @@ def _of_cgroups(root: Path) -> Iterator[MemoryUse]:
     Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
     """
     for folder in cgroups(root, "memory"):
-        for limit_name, used_name, cache_name in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.high", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        for limit_name, used_name, total in (
+            ("memory.max", "memory.current", ""),
+            ("memory.high", "memory.current", ""),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ):
             limit, used = text(folder / limit_name), text(folder / used_name)
             # Without a limit, version 2 has "max", version 1 a number larger than any memory.
             if not (limit.isdecimal() and used.isdecimal()) or not 0 < int(limit) < 2**60:
                 continue
-            match = re.search(rf"^{cache_name} (\d+)$", text(folder / "memory.stat"), re.MULTILINE)
-            cache = int(match[1]) if match else 0
-            yield MemoryUse(max(0, int(used) - cache), int(limit), "what this service may use")
+            fields = dict(re.findall(r"^(\w+) (\d+)$", text(folder / "memory.stat"), re.MULTILINE))
+            cache, files = (int(fields.get(f"{total}{s}active_file", 0)) for s in ("in", ""))
+            without = max(0, int(used) - cache)
+            yield MemoryUse(without, int(limit), _SERVICE, min(files, without))
 
 
 def _of_machine(root: Path) -> Iterator[MemoryUse]:

@@ -114,6 +114,8 @@ def test_memory_over_budget(tmp_path: Path) -> None:
     verdict = trial(heavy(tmp_path / "heavy", 600), memory_mb=150)
     assert not verdict.passed
     assert verdict.why == "takes more than the 150 MB that models may take here"
+    verdict = trial(tmp_path / "heavy", memory_mb=150, bound="of 300 MiB of the machine's memory")
+    assert verdict.why.endswith(" may take here, of 300 MiB of the machine's memory")
     assert not children()
 
 

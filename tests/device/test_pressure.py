@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from edge_agent.device.headroom import bound, free_mb
 from edge_agent.device.pressure import disk_problems, memory_problems, memory_uses
+from tests.helpers.memory_groups import limited
 from tests.helpers.support import call_cli
 
 MIB = 2**20
@@ -76,6 +79,42 @@ def test_the_page_cache_is_not_used_memory(tmp_path: Path) -> None:
         memory_stat=f"anon 1\ninactive_file {300 * MIB}",
     )
     assert memory_problems(tmp_path) == []
+
+
+def test_files_in_use_leave_room_for_a_model(tmp_path: Path) -> None:
+    """The code of engines is read again when needed; the reason names the limit that is near."""
+    proc(tmp_path, cgroup=V2)
+    assert free_mb(tmp_path) == 2400
+    assert bound(tmp_path) == "of 4096 MiB of the machine's memory"
+    files = {"active_file": 200 * MIB, "inactive_file": 20 * MIB}
+    stat = "\n".join(f"{name} {size}" for name, size in files.items())
+    group(
+        tmp_path,
+        "system.slice/edge-agent.service",
+        memory_max=300 * MIB,
+        memory_current=290 * MIB,
+        memory_stat=stat,
+    )
+    assert free_mb(tmp_path) == 184
+    assert bound(tmp_path).startswith("of 300 MiB of what this service may use (MemoryMax, or ")
+
+
+def test_a_file_that_is_mapped_takes_no_room(tmp_path: Path) -> None:
+    """Of a real control group: it is resident, but the kernel drops it for a model."""
+    (tmp_path / "library").write_bytes(bytes(200 * MIB))
+    script = (
+        "import mmap, sys\nopen(sys.argv[1], 'w').write('0')\n"
+        "from edge_agent.device import headroom\n"
+        "file = open(sys.argv[2], 'rb')\n"
+        "library = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+        "sum(library[::4096])\n"
+        "print(headroom.own_mb(), headroom.free_mb())"
+    )
+    with limited(300) as members:
+        words = [sys.executable, "-c", script, str(members), str(tmp_path / "library")]
+        resident, free = subprocess.check_output(words, text=True).split()
+    assert float(resident) > 200
+    assert int(free) > 200
 
 
 def test_the_slice_above_counts_too(tmp_path: Path) -> None:

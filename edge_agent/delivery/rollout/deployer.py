@@ -22,7 +22,7 @@ from ...core.files import disk_errors, fault
 from ...core.flight_recorder import PreviousCrash
 from ...core.plain_file import read_plain_bytes
 from ...core.types import Kind
-from ...device.headroom import free_mb
+from ...device.headroom import bound, free_mb
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
 from ...models.packages.package import HEADER, SIGNATURE, PackageHeader
@@ -308,6 +308,7 @@ def _try(
                 golden=bounds.golden,
                 timeout_s=bounds.timeout_s,
                 memory_mb=budget_mb or free_mb(),
+                bound="" if budget_mb else bound(),
                 stopped=lambda: "the agent ends" if closing.is_set() else candidate.canceled,
                 process=early.take() if early and early.kind in {kind, None} else None,
                 forms=None if streamed is None else active.loader.forms,

@@ -60,6 +60,8 @@ class _Limits:
     """How long it may take."""
     stopped: Callable[[], str | None] = lambda: None
     """Returns why to stop; None: go on."""
+    bound: str = ""
+    """What *memory_mb* is a part of, for the reason."""
 
 
 class TrialProcess:
@@ -139,12 +141,13 @@ class TrialProcess:
         timeout_s: float,
         memory_mb: int,
         stopped: Callable[[], str | None],
+        bound: str = "",
     ) -> Verdict:
         """Ask it to judge a model, and return its verdict; arguments as for `run_trial`."""
         mapped = question["forms"] is not None
         deadline = time.monotonic() + timeout_s
         self._judges, self._libraries_mb = True, None
-        self._limits = _Limits(memory_mb, not mapped, deadline, timeout_s, stopped)
+        self._limits = _Limits(memory_mb, not mapped, deadline, timeout_s, stopped, bound)
         self._send(**question)
         self._ended.wait()
         if self.why is not None:
@@ -265,7 +268,8 @@ class TrialProcess:
             if not limits.counts_files:
                 taken = (memory.rss - memory.shared) / 2**20 - own
         if limits.memory_mb and taken > limits.memory_mb:
-            self._kill(f"takes more than the {limits.memory_mb} MB that models may take here")
+            words = f"takes more than the {limits.memory_mb} MB that models may take here"
+            self._kill(f"{words}, {limits.bound}" if limits.bound else words)
         if time.monotonic() > limits.deadline:
             self._kill(f"hangs: no verdict within {limits.timeout_s:g} s")
         why = limits.stopped()
@@ -273,7 +277,7 @@ class TrialProcess:
             self._kill(why)
 
 
-def run_trial(
+def run_trial(  # noqa: PLR0913 - all that bounds a trial
     folder: Path,
     choices: Sequence[EngineChoice],
     kind: Kind,
@@ -281,6 +285,7 @@ def run_trial(
     golden: bool,
     timeout_s: float,
     memory_mb: int,
+    bound: str = "",
     stopped: Callable[[], str | None] = lambda: None,
     process: TrialProcess | None = None,
     forms: Forms | None = None,
@@ -289,10 +294,10 @@ def run_trial(
     """Return the verdict of a child process on a model, tried on engine *choices* in order.
 
     It counts as hung after *timeout_s*; beyond what it takes without a model it may take
-    *memory_mb*, 0: no limit. *stopped* returns why to stop. A given *process* already runs, may
-    have followed the model, and has its own source of frames instead of *frame*. With *forms*, for
-    a model larger than all models may take, a prepared form is made to stream from: that has its
-    own time limit, and its memory is not counted.
+    *memory_mb* of *bound*, 0: no limit. *stopped* returns why to stop. A given *process* already
+    runs, may have followed the model, and has its own source of frames instead of *frame*. With
+    *forms*, for a model larger than all models may take, a prepared form is made to stream from:
+    that has its own time limit, and its memory is not counted.
     """
     question = {
         "folder": str(folder),
@@ -307,7 +312,9 @@ def run_trial(
     if process is None or process.why is not None:
         # A child killed while the model arrived says nothing about the complete model.
         process = TrialProcess([choice.engine for choice in choices], memory_mb, frame)
-    return process.judge(question, timeout_s=timeout_s, memory_mb=memory_mb, stopped=stopped)
+    return process.judge(
+        question, timeout_s=timeout_s, memory_mb=memory_mb, stopped=stopped, bound=bound
+    )
 
 
 def _cause_of_death(status: int, words: bytes) -> str:
