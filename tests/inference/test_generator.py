@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from edge_agent.core.errors import ModelError, SampleError
 from edge_agent.core.text_findings import Generated
+from edge_agent.core.types import Outcome
 from edge_agent.models.manifest import load
 from tests.helpers.language_model import language_model
 from tests.helpers.processes import children_of
@@ -18,7 +20,10 @@ from tests.helpers.small_models import encode_jpeg, plain
 
 pytest.importorskip("openvino_genai")
 
-PROMPTS = [f"the {number} pump" for number in range(8)]
+PROMPTS = [
+    *(f"{number} the pump and the gate " * 60 for number in range(2)),
+    *(f"the {number} pump" for number in range(6)),
+]
 LENGTH = 40
 
 
@@ -49,7 +54,7 @@ def greedy(folder: Path, prompt: str) -> str:
 
 
 def test_what_the_plain_network_says_is_golden_on_any_processor(tmp_path: Path) -> None:
-    """Eight questions together, token by token; arithmetic that rounds gives way to exact one."""
+    """Long and short ones together, token by token; rounding arithmetic gives way to exact one."""
     from edge_agent.inference.engines.generator import Generator
 
     folder = language_model(tmp_path / "tiny")
@@ -58,8 +63,21 @@ def test_what_the_plain_network_says_is_golden_on_any_processor(tmp_path: Path) 
         for prompt in PROMPTS
     ]
     (folder / "golden.json").write_text(json.dumps(cases))
-    generator = Generator(load(folder))
+    generator = Generator(load(folder), max_tokens=LENGTH)
     assert generator.golden == "8 answers as it should be"
+    again = "the pump and the gate " * 10
+    asked: list[Future[Outcome]] = []
+
+    def hang_up(_model: str, _piece: str) -> None:
+        """In the thread that steps it: cancel a question when half of its prompt is computed."""
+        if asked:
+            asked[0].cancel()
+        else:
+            asked.append(generator.submit(json.dumps({"prompt": again}).encode()))
+
+    generator.submit(b'{"prompt": "hello"}', tell=hang_up).result(60)
+    found = generator.submit(json.dumps({"prompt": again}).encode()).result(60).findings
+    assert found.words() == [greedy(folder, again)]
     generator.close()
     generator.join(30)
     cases[7]["text"] = "something else"
@@ -73,15 +91,65 @@ def test_what_the_plain_network_says_is_golden_on_any_processor(tmp_path: Path) 
     generator.close()
 
 
+def test_a_short_question_does_not_wait_for_a_long_one(tmp_path: Path) -> None:
+    """Nor do two long ones together keep the cache from it."""
+    from edge_agent.inference.engines.generator import Generator
+
+    model = Generator(load(language_model(tmp_path / "tiny")), max_tokens=5)
+    prompts = {"long": "a" * 4000, "longer": "b" * 4050, "short": "the pump"}
+    answers: dict[str, Future[Outcome]] = {}
+    done: list[str] = []
+
+    def ask_all(_model: str, _piece: str) -> None:
+        """In the thread that steps it: all arrive between the same two steps."""
+        for name, prompt in prompts.items() if not answers else ():
+            answers[name] = model.submit(json.dumps({"prompt": prompt}).encode())
+            answers[name].add_done_callback(lambda _, name=name: done.append(name))  # type: ignore[misc]
+
+    model.submit(b'{"prompt": "hello"}', tell=ask_all).result(60)
+    for each in answers.values():
+        each.result(60)
+    assert done == ["short", "long", "longer"]
+    model.close()
+    model.join(30)
+
+
+def test_a_question_larger_than_the_cache_is_refused_at_once(tmp_path: Path) -> None:
+    """One that leaves little room gets a short answer."""
+    from edge_agent.inference.engines.generator import Generator
+
+    folder = load(language_model(tmp_path / "tiny", width=64))
+    model = Generator(folder, kv_cache_mb=1, max_tokens=30)
+    found = model.submit(json.dumps({"prompt": "a" * 2040}).encode()).result(60).findings
+    assert isinstance(found, Generated)
+    assert (found.prompt_tokens, found.tokens, found.finish) == (2040, 8, "length")
+    room = "2048 tokens, of which tiny@1 has room for 2048 with its answer"
+    with pytest.raises(SampleError, match=f"{room}; shorten the prompt, or raise text.kv_cache_mb"):
+        model.submit(json.dumps({"prompt": "a" * 2048}).encode())
+    model.close()
+    model.join(30)
+
+
+def test_sampled_answers_differ(tmp_path: Path) -> None:
+    """Each question has a seed of its own."""
+    from edge_agent.inference.engines.generator import Generator
+
+    model = Generator(load(language_model(tmp_path / "tiny")), max_tokens=40)
+    asked = [model.submit(b'{"prompt": "hello", "temperature": 2}') for _ in range(4)]
+    assert len({each.result(60).findings.words()[0] for each in asked}) == 4
+    model.close()
+    model.join(30)
+
+
 def test_a_schema_that_would_take_long_is_refused() -> None:
     """The library reads it while every other thread waits, those of frames too."""
-    from edge_agent.inference.engines.generator import _checked
+    from edge_agent.inference.engines.generator_question import checked
 
     def asked(schema: dict[str, Any]) -> bytes:
         return json.dumps({"prompt": "a", "schema": schema}).encode()
 
     number = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-    assert _checked(asked({"properties": {"id": {"type": "string", "pattern": number}}}))
+    assert checked(asked({"properties": {"id": {"type": "string", "pattern": number}}}))
     deep: dict[str, Any] = {}
     for _ in range(40):
         deep = {"properties": {"a": deep}}
@@ -93,7 +161,7 @@ def test_a_schema_that_would_take_long_is_refused() -> None:
     ]
     for schema in wrong:
         with pytest.raises(SampleError, match="schema: expected a JSON schema of up to 16384"):
-            _checked(asked(schema))
+            checked(asked(schema))
 
 
 def test_a_question_about_an_event_shows_its_picture_to_models_that_see(tmp_path: Path) -> None:

@@ -1,20 +1,22 @@
 """Models of task generate: OpenVINO GenAI's continuous batching, stepped by one thread of ours.
 
 All questions go through the network together, one token each at a time; a question that the paged
-cache has no room for waits or starts over, and is not lost. The library lets no other thread of
-Python run while it loads or steps, so the agent runs this in a child (`generator_process`).
+cache has no room for waits or starts over, and is not lost. A long prompt gives way to short ones.
+The library lets no other thread of Python run while it loads or steps, so the agent runs this in a
+child (`generator_process`).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
-import re
+import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,15 +30,17 @@ from ...device.resources import usable_cpus
 from ...models.golden import read_answers
 from ...models.manifest import ModelFolder
 from .engine import native_reason
+from .generator_question import checked
 
 log = logging.getLogger(__name__)
 
 LABEL = "openvino:CPU"
+STEP_TOKENS = 64
+"""Most tokens of a step: new questions wait until it ends."""
 BLOCK_TOKENS = 32
 """Tokens in a block of the cache on a CPU."""
 NUMBER_BYTES = 2
 """Most bytes per number in the cache: eight bits, or sixteen on devices without these."""
-EXPECTED = '{"messages": [{"role": "user", "content": "…"}]} or {"prompt": "…"}'
 TOKENIZERS = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
 """Files beside the network, as `optimum-cli export openvino` writes them."""
 VISION = "openvino_vision_embeddings_model.xml"
@@ -46,8 +50,6 @@ UNLOAD_SECONDS = 5.0
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 """Options for a model that gives its golden answers only with them."""
 EXACT_BYTES = 4
-SCHEMA_BYTES, SCHEMA_DEPTH = 16 * 1024, 64
-"""Of a schema: while the library reads one, no other question is answered."""
 Tell = Callable[[str, str], None]
 """Receives the model and each piece of its answer, in the thread that steps it."""
 
@@ -55,6 +57,10 @@ Tell = Callable[[str, str], None]
 def takes_pictures(folder: ModelFolder) -> bool:
     """Whether it is a vision-language model."""
     return folder.network.with_name(VISION).is_file()
+
+
+PIECE_TOKENS, MOST_PIECE = 2 * STEP_TOKENS, 16 * STEP_TOKENS
+"""Of a long prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,10 +77,88 @@ class _Asked:
     future: Future[Outcome] = field(default_factory=Future)
     since: float = field(default_factory=time.perf_counter)
     handle: Any = None
+    computed: int = 0
+    """Number of tokens of its prompt that were computed in pieces."""
+    size: int = PIECE_TOKENS
+    """Number of tokens of the next piece."""
+    turn: int = 0
+    """Number of the last piece."""
     tokens: list[int] = field(default_factory=list)
     told: str = ""
     """The part of the text that `tell` has received."""
     finish: str = "stop"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is answered, or is canceled and may be let go.
+
+        Not in the midst of its prompt: the library would take a block that is computed in part for
+        a whole one, and the same question, asked again, would get a wrong answer.
+        """
+        if self.handle is None or self.tokens or not self.future.cancelled():
+            return self.future.done()
+        return not _runs(self.handle)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether more of its prompt is to be computed in pieces first."""
+        left = self.prompt_tokens - self.computed
+        return self.handle is None and len(self.prompt) == 1 and left > PIECE_TOKENS
+
+
+def _runs(handle: Any) -> bool:
+    import openvino_genai as genai
+
+    return bool(handle.get_status() == genai.GenerationStatus.RUNNING)
+
+
+class _Pieces:
+    """Computes long prompts piece by piece, so that short questions come in between.
+
+    A piece is a question whose answer is not read: the cache keeps what it computes.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        """Number of tokens that the cache has room for."""
+        self._asked: _Asked
+        self._handle: Any = None
+        self._end = self._steps = 0
+
+    def begin(self, asked: list[_Asked], pipeline: Any, numbers: Iterator[int]) -> None:
+        """Add the next piece, of another prompt each time, unless one is in the pipeline.
+
+        Prompts that the cache has no room for together wait in line, lest they push each other out.
+        """
+        import openvino
+        import openvino_genai as genai
+
+        if self._handle is not None:
+            return
+        room, turns = self.room, list[_Asked]()
+        for each in asked:
+            if not each.future.done() and (each.prompt_tokens <= room or not turns):
+                room -= each.prompt_tokens + len(each.tokens)
+                turns += [each] if each.is_long else []
+        if not turns:
+            return
+        each = self._asked = min(turns, key=lambda each: each.turn)
+        each.turn = next(numbers)
+        # Whole blocks: of a block, the library keeps the key of all of its tokens.
+        most = (each.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        self._end, self._steps = min(each.computed + each.size, most), 0
+        tokens = openvino.Tensor(each.prompt[0].data[:, : self._end].copy())
+        config = genai.GenerationConfig(max_new_tokens=1, rng_seed=secrets.randbits(32))
+        self._handle = pipeline.add_request(each.turn, tokens, config)
+
+    def end(self) -> None:
+        """Note after a step what is computed."""
+        self._steps += 1
+        if self._handle is not None and not _runs(self._handle):
+            each, self._handle = self._asked, None
+            each.computed = self._end
+            # One that took a single step was in the cache already, and so may the next ones be.
+            each.size = min(each.size * 2, MOST_PIECE) if self._steps == 1 else PIECE_TOKENS
 
 
 class Generator:
@@ -99,7 +183,7 @@ class Generator:
         """Why it could not be loaded again after a failure."""
         self._kv_cache_mb, self._max_tokens = kv_cache_mb, max_tokens
         self._pipeline: Any = None
-        self._number = 0
+        self._numbers = itertools.count(1)
         self._asked: list[_Asked] = []
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -154,7 +238,7 @@ class Generator:
         """Check a question, and make its prompt."""
         import openvino_genai as genai
 
-        body = _checked(data)
+        body = checked(data)
         vision = takes_pictures(self.folder)
         if pictures and not vision:
             raise SampleError(f"image_url: {self.id} takes no pictures")
@@ -175,11 +259,13 @@ class Generator:
             text, tokens = self._prompt(body)
         except RuntimeError as problem:
             raise SampleError(f"messages: {self._reason(problem)}") from None
-        left = self._context - tokens.shape[-1]
+        most = min(self._context, self._pieces.room)
+        left = most - tokens.shape[-1]
         if left < 1:
+            more = ", or raise text.kv_cache_mb" if self._pieces.room < self._context else ""
             raise SampleError(
-                f"{tokens.shape[-1]} tokens, of which {self.id} has room for {self._context} with "
-                "its answer; shorten the prompt"
+                f"{tokens.shape[-1]} tokens, of which {self.id} has room for {most} with its "
+                f"answer; shorten the prompt{more}"
             )
         config.max_new_tokens = min(body.get("max_tokens", math.inf), self._max_tokens, left)
         prompt: tuple[Any, ...] = (tokens,)
@@ -244,8 +330,9 @@ class Generator:
             scheduler = genai.SchedulerConfig()
             block = numbers * BLOCK_TOKENS * (EXACT_BYTES if exact else NUMBER_BYTES)
             scheduler.num_kv_blocks = max(1, (self._kv_cache_mb << 20) // block)
+            self._pieces = _Pieces(scheduler.num_kv_blocks * BLOCK_TOKENS)
             scheduler.enable_prefix_caching = True
-            scheduler.max_num_batched_tokens = 64  # new questions wait until a step ends
+            scheduler.max_num_batched_tokens = STEP_TOKENS
             threads = {"INFERENCE_NUM_THREADS": max(1, usable_cpus() // 2)}
             self._pipeline = None  # memory may only have room for one
             self._pipeline = genai.ContinuousBatchingPipeline(
@@ -282,8 +369,8 @@ class Generator:
             return False
         try:
             self._advance(asked)
-            done = {id(each) for each in asked if each.future.done()}
-            canceled = [each for each in asked if each.future.cancelled() and each.handle]
+            over = [each for each in asked if each.is_over]
+            canceled = [each for each in over if each.future.cancelled() and each.handle]
             for each in canceled:
                 each.handle.cancel()
             if canceled:
@@ -293,9 +380,9 @@ class Generator:
             # The question is still in the pipeline, and would fail with every step.
             self._pipeline = None
             self._load()
-            done = {id(each) for each in asked if each.future.done()}
+            over = [each for each in asked if each.future.done()]
         with self._changed:
-            self._asked = [each for each in self._asked if id(each) not in done]
+            self._asked = [each for each in self._asked if each not in over]
         return True
 
     def _give_up(self, asked: list[_Asked], why: str) -> None:
@@ -309,20 +396,22 @@ class Generator:
         lost = [each for each in asked if not wrong or (each.told and each.config.do_sample)]
         self._fail(lost, RequestError(f"{self.id}: {why}"))
         for each in asked:
-            each.handle, each.tokens = None, []
+            each.handle, each.tokens, each.computed = None, [], 0
 
     def _advance(self, asked: list[_Asked]) -> None:
         for each in asked:
-            if each.handle is None and not each.future.cancelled():
-                self._number += 1
+            if each.handle is None and not each.is_long and not each.future.done():
+                each.config.rng_seed = secrets.randbits(32)  # of all answers from here on
                 try:
                     add = self._pipeline.add_request
-                    each.handle = add(self._number, *each.prompt, each.config)
+                    each.handle = add(next(self._numbers), *each.prompt, each.config)
                 except RuntimeError as problem:
                     self._fail([each], SampleError(f"{self.id}: {self._reason(problem)}"))
                 if each.config.structured_output_config is not None:
                     break  # one new schema per step, so that a failure is known to be its fault
+        self._pieces.begin(asked, self._pipeline, self._numbers)
         self._pipeline.step()
+        self._pieces.end()
         for each in asked:
             self._take(each)
 
@@ -330,7 +419,7 @@ class Generator:
         """Collect the tokens so far; complete the answer with the last of them."""
         import openvino_genai as genai
 
-        if each.future.done() or each.handle is None:
+        if each.handle is None or (each.future.done() and not each.future.cancelled()):
             return
         before = len(each.tokens)
         while each.handle.can_read():
@@ -340,7 +429,8 @@ class Generator:
                     each.finish = "length"
         status = each.handle.get_status()
         if status == genai.GenerationStatus.RUNNING:
-            if each.tell is not None and len(each.tokens) > before:
+            new = len(each.tokens) > before
+            if each.tell is not None and new and not each.future.cancelled():
                 certain = _certain(self._text(each), each.stops)
                 if len(certain) > len(each.told):
                     each.tell(self.id, certain[len(each.told) :])
@@ -375,85 +465,6 @@ def _certain(text: str, stops: list[str]) -> str:
     text = text.rstrip("\ufffd")
     held = (n for one in stops for n in range(len(one) - 1, 0, -1) if text.endswith(one[:n]))
     return text[: len(text) - max(held, default=0)]
-
-
-def _checked(data: bytes) -> Mapping[str, Any]:
-    """Parse a question; a `null` counts as left out."""
-    try:
-        body = read_json(data)
-    except (ValueError, RecursionError):
-        body = None
-    if isinstance(body, dict):
-        body = {key: value for key, value in body.items() if value is not None}
-    if not isinstance(body, dict) or ("prompt" in body) == ("messages" in body):
-        raise SampleError(f"expected {EXPECTED}")
-    for key, value in body.items():
-        if key not in CHECKS:
-            raise SampleError(f"{key}: unknown key; known: {', '.join(CHECKS)}")
-        expected, is_so = CHECKS[key]
-        if not is_so(value):
-            raise SampleError(f"{key}: expected {expected}")
-    return body
-
-
-def _is_text(found: Any) -> bool:
-    return isinstance(found, str) and bool(found)
-
-
-def _is_stop(found: Any) -> bool:
-    return _is_text(found) and len(found) <= 200
-
-
-def _are(found: Any, is_so: Callable[[Any], bool], most: int) -> bool:
-    return isinstance(found, list) and 0 < len(found) <= most and all(map(is_so, found))
-
-
-def _is_message(found: Any) -> bool:
-    return (
-        isinstance(found, dict)
-        and found.keys() == {"role", "content"}
-        and all(isinstance(text, str) for text in found.values())
-    )
-
-
-def _is_flat(part: Any, depth: int) -> bool:
-    """Whether a schema has no more levels, and its texts, as patterns, few enough repetitions."""
-    if isinstance(part, str):
-        times = re.findall(r"\{(?:\d+,)?(\d{1,9})", part)  # {n}, {m,n}, {m,}
-        return math.prod(map(int, times)) <= 10_000
-    inner = [*part, *part.values()] if isinstance(part, dict) else part
-    if not isinstance(inner, list):
-        return True
-    return depth > 0 and all(_is_flat(each, depth - 1) for each in inner)
-
-
-CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "prompt": ("a text", _is_text),
-    "messages": (
-        'a list of {"role": "user", "content": "…"}',
-        lambda found: _are(found, _is_message, 1000),
-    ),
-    "max_tokens": (
-        "a whole number of 1 or more",
-        lambda found: type(found) is int and found > 0,
-    ),
-    "temperature": (
-        "a number from 0 to 2",
-        lambda found: type(found) in {int, float} and 0 <= found <= 2,
-    ),
-    "stop": (
-        "a text of up to 200 letters, or up to 16 of them",
-        lambda found: _is_stop(found) or _are(found, _is_stop, 16),
-    ),
-    "schema": (
-        f"a JSON schema of up to {SCHEMA_BYTES} bytes, {SCHEMA_DEPTH} levels and 10000 repetitions",
-        lambda found: (
-            isinstance(found, dict)
-            and len(json.dumps(found)) <= SCHEMA_BYTES
-            and _is_flat(found, SCHEMA_DEPTH)
-        ),
-    ),
-}
 
 
 def try_out(folder: ModelFolder, *, golden: bool = True) -> tuple[float, str | None]:
