@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,12 @@ def _is_of(says: dict[str, Any], status: str) -> bool:
     )
 
 
-def forget_installed(settings: Path, credentials: Path) -> str:
-    """Clear the retained topics of this machine's stopped service; return a report."""
-    read = load(settings, {"CREDENTIALS_DIRECTORY": str(credentials)})
+def forget_installed(settings: Path, environ: Mapping[str, str]) -> str:
+    """Clear the retained topics of this machine's stopped service; return a report.
+
+    *environ* has the variables that the service's unit gives to it.
+    """
+    read = load(settings, environ)
     topics = Topics(read.broker.topic_root, read.device_id)
     # The device's broker user may not be allowed to read what it has published.
     known = {topics.status, topics.info, topics.health, topics.rollout, topics.config}

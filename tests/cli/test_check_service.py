@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.slow
 # namespace of its own, so that the machine stays as it is.
 APART = f"""
 mount -t tmpfs tmpfs {UNIT.parent}
-cp "$1/{UNIT.name}" {UNIT.parent}
+cp -r "$1/{UNIT.name}"* {UNIT.parent}
 mount --bind "$1" /srv
 cd /
 shift
@@ -66,11 +68,21 @@ class Box:
 
     def check(self, config: str = "config.toml") -> list[str]:
         """Run the command as root; give what it says of the service."""
-        done = self._run(sys.executable, "-m", "edge_agent", "check", "--config", f"/srv/{config}")
-        assert done.stdout, done.stderr
-        return [line for line in done.stdout.splitlines() if "service" in line]
+        return [line for line in self.lines(config) if "service" in line]
 
-    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def lines(self, config: str = "config.toml") -> list[str]:
+        """Run the command as root; give all that it says."""
+        done = self.run(sys.executable, "-m", "edge_agent", "check", "--config", f"/srv/{config}")
+        assert done.stdout, done.stderr
+        return done.stdout.splitlines()
+
+    def add_to_unit(self, text: str) -> None:
+        """Change the service by a drop-in, as `systemctl edit` does."""
+        changes = self.place / f"{UNIT.name}.d"
+        changes.mkdir()
+        (changes / "override.conf").write_text(f"[Service]\n{text}\n")
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         if os.getuid() != 0 or shutil.which("unshare") is None or not UNIT.parent.is_dir():
             pytest.skip("a unit of its own takes root, unshare and a folder for units")
         apart = ["unshare", "--mount", "sh", "-ec", APART, "sh", str(self.place)]
@@ -189,3 +201,53 @@ def test_other_settings_than_the_services_get_a_note(box: Box) -> None:
     (box.place / "x").chmod(0o700)
     (said,) = box.check("mine.toml")
     assert said.startswith("note  pipeline p source: /srv/x: ")
+
+
+# What the unit gives to the service beside its settings file
+
+ADDED = """\
+Environment=EDGE_AGENT_DEVICE_ID=%H-77 "EDGE_AGENT_BROKER__URL=mqtts://127.0.0.1:2" \\
+    OTHER=1
+EnvironmentFile=-/srv/none
+EnvironmentFile=/srv/more.env
+LoadCredential=broker.password:/srv/password
+ExecStart=
+ExecStart=/opt/edge-agent/current/bin/edge-agent run --config /srv/config.toml"""
+ASK = """
+import json
+from pathlib import Path
+from edge_agent.cli.commands.service_settings import service_config, service_environment
+from edge_agent.config.load import load
+config = service_config(Path("/etc/edge-agent/config.toml"))
+with service_environment() as (environ, unread):
+    read = load(config, environ)
+    folder = Path(environ["CREDENTIALS_DIRECTORY"])
+broker = read.broker
+print(json.dumps([str(config), read.device_id, broker.url, broker.username, broker.password]))
+print(json.dumps([unread, folder.exists()]))
+"""
+
+
+def test_what_a_drop_in_sets_is_what_the_service_has(box: Box) -> None:
+    """`uninstall --forget` had cleared the device of the file, and said that it was done."""
+    (box.place / "more.env").write_text("# ours\nEDGE_AGENT_BROKER__USERNAME='box 7'\n")
+    (box.place / "password").write_text("secret\n")
+    box.add_to_unit(ADDED)
+    done = box.run(sys.executable, "-c", ASK)
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    device = f"{socket.gethostname()}-77"
+    assert said == [
+        ["/srv/config.toml", device, "mqtts://127.0.0.1:2", "box 7", "secret"],
+        [[], False],
+    ], done.stderr
+
+
+def test_check_looks_at_the_settings_of_the_service(box: Box) -> None:
+    """Root checks the service with what its unit adds, and says what only systemd can read."""
+    box.add_to_unit("Environment=EDGE_AGENT_STATE_DIR=/srv/other\nSetCredential=broker.password:x")
+    lines = box.lines()
+    assert "ok    state_dir: /srv/other, made by the first run" in lines
+    unread = f"SetCredential= of {UNIT.name}: only systemd can read it"
+    assert f"note  settings: {unread}" in lines
+    box.settings(config="mine.toml", source="dir:x")
+    assert not any("/srv/other" in line for line in box.lines("mine.toml"))

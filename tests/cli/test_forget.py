@@ -149,7 +149,7 @@ def test_uninstall_forget_needs_no_right_to_read(
     live_and_die(listener, running, "box")
     listener.close()
     assert kept(port) >= {"edge/box/status", "homeassistant/device/edge-agent_box/config"}
-    said = forget_installed(config, tmp_path / "credstore")
+    said = forget_installed(config, {"CREDENTIALS_DIRECTORY": str(tmp_path / "credstore")})
     assert said == f"box: its retained topics are cleared on mqtt://127.0.0.1:{guarded}"
     assert kept(port) == set()
     broker.stop()

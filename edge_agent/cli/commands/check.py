@@ -72,9 +72,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: Options) -> int:
     """Check everything; 0 if all can run, 1 if something cannot, 2 if the settings are wrong."""
-    settings = load_settings(options, needed=True)
-    if options.settings_only:
-        return 0
+    from ...config.load import find_file
+    from .service_settings import as_the_service
+
+    with as_the_service(find_file(options.config)) as unread:
+        settings = load_settings(options, needed=True)
+        return 0 if options.settings_only else _check(options, settings, unread)
+
+
+def _check(options: Options, settings: Settings, unread: Sequence[str]) -> int:
     from ...config.lint import lint_settings
     from ...config.load import find_file
     from ...config.overrides import FILE, Overrides
@@ -94,6 +100,8 @@ def main(options: Options) -> int:
         report.line("note", "settings", f"{file} is empty; is it whole?")
     else:
         report.line("ok", "settings", str(file))
+    for line in unread:
+        report.line("note", "settings", line)
     match, facts = match_profile(settings)
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
     tuning = TuningResults(settings.state, match.profile, facts)

@@ -371,11 +371,15 @@ def uninstall(*, forget: bool) -> int:
 def _forget() -> None:
     """Stop the service, and make the broker forget it; if that fails, start it again."""
     from ..forgetting import forget_installed
+    from .service_settings import service_config, service_environment
 
     ran = _state("ActiveState") == "active"
     subprocess.run(["systemctl", "stop", UNIT], check=False, capture_output=True)
     try:
-        print(forget_installed(SETTINGS, PASSWORD.parent))
+        with service_environment() as (environ, unread):
+            if unread:
+                raise UsageError(f"which device the service was is not known: {'; '.join(unread)}")
+            print(forget_installed(service_config(SETTINGS), environ))
     except AgentError as problem:
         if ran:
             subprocess.run(["systemctl", "start", UNIT], check=False, capture_output=True)

@@ -19,6 +19,8 @@ from pathlib import Path
 from ...core.privileges import User, acting_as, owner_of
 
 UNIT = Path("/etc/systemd/system/edge-agent.service")
+_RUNTIME = Path("/run/systemd/system")
+"""Where `systemctl edit --runtime` adds to units."""
 _HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
 _STATES = Path("/var/lib")
 _TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - hidden by the unit
@@ -27,6 +29,7 @@ _LISTS = frozenset(
     {
         *("BindPaths", "BindReadOnlyPaths", "DeviceAllow", "ReadWritePaths"),
         *("StateDirectory", "SupplementaryGroups"),
+        *("Environment", "EnvironmentFile", "LoadCredential"),
     }
 )
 _MOST = 1000
@@ -138,7 +141,7 @@ class ServiceUser:
 
 def service_user() -> ServiceUser | None:
     """Return the user of the installed service, or None if it is root or none is installed."""
-    keys = _keys(UNIT)
+    keys = unit_keys(UNIT)
     try:
         user = pwd.getpwnam(keys.get("User", ""))
         gid = grp.getgrnam(keys["Group"]).gr_gid if keys.get("Group") else user.pw_gid
@@ -199,14 +202,17 @@ def _inside(folder: Path) -> Iterator[Path]:
     return (each for each in folder.rglob("*") if each != top and top not in each.parents)
 
 
-def _keys(unit: Path) -> dict[str, str]:
+def unit_keys(unit: Path) -> dict[str, str]:
     """Read the keys of a unit and its drop-ins; values of list keys are joined."""
     keys: dict[str, str] = {}
-    for path in (unit, *sorted(unit.with_name(f"{unit.name}.d").glob("*.conf"))):
+    places = (place / f"{unit.name}.d" for place in (unit.parent, _RUNTIME))
+    added = (path for place in places for path in place.glob("*.conf"))
+    for path in (unit, *sorted(added, key=lambda path: path.name)):
         if not path.is_file():
             continue
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, equals, value = line.partition("=")
+        text = path.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
+        for line in text.splitlines():
+            key, equals, value = (part.strip() for part in line.partition("="))
             if not equals or line.startswith(("#", ";")):
                 continue
             before = keys.get(key, "") if key in _LISTS and value else ""
