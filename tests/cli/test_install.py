@@ -27,7 +27,9 @@ from edge_agent.cli.commands.install_settings import SKELETON, check, take
 from edge_agent.cli.commands.installation import (
     COMPLETION,
     Installation,
+    installations,
     point_to,
+    remove_unfinished,
     run,
     wheel_of,
 )
@@ -184,6 +186,47 @@ def test_completion_and_the_man_page_follow_the_installation_that_runs(
         point_to(made)
         said = {name: path.read_text() for name, path in shared.items()}
         assert said == {**dict.fromkeys(COMPLETION, version), "fish": "mine"}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from edge_agent.cli.commands.installation import Installation
+with Installation(Path(sys.argv[1])).being_made():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_install_has_left_is_none_to_go_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`install --previous` had chosen it, and the next install found no room beside it."""
+    monkeypatch.setattr(installation, "HOME", tmp_path)
+
+    def begin(name: str, *, units: bool) -> Installation:
+        made = Installation(tmp_path / name)
+        made.place.mkdir()
+        (made.place / "pyvenv.cfg").touch()
+        if units:
+            (made.place / "lib/python3.11/site-packages/edge_agent/_bundled/systemd").mkdir(
+                parents=True
+            )
+        return made
+
+    earlier = begin("1-1", units=True)
+    begin("1-2", units=False)  # by an install of before there were marks
+    killed = begin("1-3", units=True)
+    subprocess.run([sys.executable, "-c", KILLED, str(killed.place)], check=False, cwd=CHECKOUT)
+    begun = Installation(tmp_path / "1-4")  # not even its folder
+    subprocess.run([sys.executable, "-c", KILLED, str(begun.place)], check=False, cwd=CHECKOUT)
+    (tmp_path / "notes").mkdir()  # an operator's
+    made = begin("1-5", units=True)
+    with made.being_made():
+        assert installations() == [earlier]
+        remove_unfinished()
+    assert capsys.readouterr().err.count("cut off") == 3
+    assert installations() == [earlier, made]
+    assert {path.name for path in tmp_path.iterdir()} == {"1-1", "1-5", "notes"}
 
 
 def test_an_installation_packs_itself(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from .installation import (
     packaged,
     point_to,
     progress,
+    remove_unfinished,
     run,
 )
 
@@ -120,15 +121,17 @@ def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
     before = current()
     _check_settings(config or SETTINGS, before)
     os.umask(0o022)  # readable by the service's user, whatever root's own mask
+    remove_unfinished()  # first, as the disk may have room for one more only
     made = new()
     progress(f"making {made.place}")
     try:
-        _make_environment(made, bundle)
-        completion = ("edge_agent.cli.completion", str(made.completion))
-        run(str(made.python), "-I", "-m", *completion)
-        if image:
-            progress(f"packing it into {made.image}")
-            made.pack()
+        with made.being_made():
+            _make_environment(made, bundle)
+            completion = ("edge_agent.cli.completion", str(made.completion))
+            run(str(made.python), "-I", "-m", *completion)
+            if image:
+                progress(f"packing it into {made.image}")
+                made.pack()
         _switch(made, before, config)
     except BaseException:
         made.remove()
@@ -343,6 +346,7 @@ def uninstall(*, forget: bool) -> int:
     if forget:
         _forget()
     _remove_service()
+    remove_unfinished()
     for each in installations():
         each.remove()
     with suppress(OSError):  # it does not exist, or contains other files

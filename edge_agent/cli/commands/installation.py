@@ -17,12 +17,15 @@ import sysconfig
 import tempfile
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from ... import __version__
 from ...core.errors import AgentError, UsageError
+from ...core.files import drop_lock, take_lock
 
 HOME = Path("/opt/edge-agent")
 UNITS = Path("/etc/systemd/system")
@@ -36,6 +39,7 @@ COMPLETION = {
 }
 """Where shells look for what they complete, and `man` for the page: links to `completion`."""
 _SUFFIX = ".squashfs"
+_MARK = ".unfinished"
 _SKIPPED = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 """Files of an installed distribution that are not in its wheel."""
 # 64 KiB per block: with larger ones a start unpacks more than it needs, smaller ones compress
@@ -96,9 +100,31 @@ class Installation:
     @property
     def units(self) -> Path:
         """The folder with the units of this version."""
-        for found in self.place.glob("lib/python*/site-packages/edge_agent/_bundled/systemd"):
+        if (found := self._find_units()) is not None:
             return found
         raise AgentError(f"{self.place}: has no units; it is damaged, or not mounted")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was made to the end; those without a mark may be of earlier versions."""
+        whole = self.image.is_file() or self._find_units() is not None
+        return whole and not self.mark.exists()
+
+    @property
+    def mark(self) -> Path:
+        """The file that is there until it has been made, locked by whoever makes it."""
+        return self.place.with_name(f".{self.place.name}{_MARK}")
+
+    @contextmanager
+    def being_made(self) -> Iterator[None]:
+        """Mark it as incomplete until the context ends without an error."""
+        self.mark.parent.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(self.mark, like=self.mark.parent)
+        try:
+            yield
+            self.mark.unlink()
+        finally:
+            drop_lock(lock)
 
     def pack(self) -> None:
         """Pack the environment into an image, and mount the image in its place."""
@@ -128,6 +154,11 @@ class Installation:
         for file in (self.image, self.image.with_name(f".{self.image.name}")):
             file.unlink(missing_ok=True)
         shutil.rmtree(self.place, ignore_errors=True)
+        self.mark.unlink(missing_ok=True)
+
+    def _find_units(self) -> Path | None:
+        found = self.place.glob("lib/python*/site-packages/edge_agent/_bundled/systemd")
+        return next(found, None)
 
     @property
     def _unit(self) -> Path:
@@ -147,12 +178,35 @@ def current() -> Installation | None:
 
 
 def installations() -> list[Installation]:
-    """List the installations, oldest first; other files beside them are ignored."""
+    """List the complete installations, oldest first; other files beside them are ignored."""
+    found = [each for each in _all() if each.is_complete]
+    return sorted(found, key=lambda each: each.place.name.rpartition("-")[2])
+
+
+def remove_unfinished() -> None:
+    """Remove what killed installs have left, but nothing that is still being made."""
+    for each in _all():
+        if each.is_complete or each == current():
+            continue
+        try:
+            lock = take_lock(each.mark, like=HOME)
+        except BlockingIOError:
+            continue
+        try:
+            progress(f"removing {each.place}, which an install that was cut off has left")
+            each.remove()
+        finally:
+            drop_lock(lock)
+
+
+def _all() -> list[Installation]:
+    """List everything that an install has made or begun."""
     if not HOME.is_dir():
         return []
-    found = [Installation(place) for place in HOME.iterdir() if not place.is_symlink()]
-    ours = [each for each in found if (each.place / "pyvenv.cfg").is_file() or each.image.is_file()]
-    return sorted(ours, key=lambda each: each.place.name.rpartition("-")[2])
+    found = {Installation(place) for place in HOME.iterdir() if not place.is_symlink()}
+    ours = {each for each in found if (each.place / "pyvenv.cfg").is_file() or each.image.is_file()}
+    marks = (path.name for path in HOME.glob(f".*{_MARK}"))
+    return [*(ours | {Installation(HOME / name[1 : -len(_MARK)]) for name in marks})]
 
 
 def point_to(installation: Installation) -> None:
