@@ -110,6 +110,8 @@ def _findings(payload: Mapping[str, Any]) -> str:
         return ", ".join(
             f"{name} {value:.4g}" for name, value in list(payload["values"].items())[:8]
         )
+    if "text" in payload:
+        return str(payload["text"])
     arrays = payload.get(
         "tensors", {name: payload[name] for name in payload if name == "embeddings"}
     )

@@ -132,4 +132,5 @@ def test_labels_read_as_a_person_would_say_them() -> None:
     assert summary({"classes": classes}) == "tabby 0.50, class 62 0.30"
     boxes = [{"label": "62", "score": 0.3, "box": [0, 0, 1, 1]}] * 2
     assert summary({"detections": boxes}) == "class 62 0.30, class 62 0.30"
+    assert summary({"text": "Paris.\n", "tokens": 3, "finish_reason": "stop"}) == "Paris.\\n"
     assert brief({"detections": boxes}) == "class 62 ×2"

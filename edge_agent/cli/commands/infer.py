@@ -45,8 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help='a JPEG or PNG, a recording (.csv, .npy, .wav), or JSON: {"tensors": {name: lists}} '
-        'or {"readings": [[…], …]}',
+        help='a JPEG or PNG, a recording (.csv, .npy, .wav), or JSON: {"tensors": {name: lists}}, '
+        '{"readings": [[…], …]}, {"texts": […]}, {"prompt": "…"} or {"messages": […]}',
     )
     parser.add_argument("--model", required=True, metavar="M", help="one of its infer.models")
     where = parser.add_mutually_exclusive_group()

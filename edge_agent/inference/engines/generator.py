@@ -41,7 +41,7 @@ BLOCK_TOKENS = 32
 """Tokens in a block of the cache on a CPU."""
 NUMBER_BYTES = 2
 """Most bytes per number in the cache: eight bits, or sixteen on devices without these."""
-TOKENIZERS = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
+FILES = ("config.json", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
 """Files beside the network, as `optimum-cli export openvino` writes them."""
 VISION = "openvino_vision_embeddings_model.xml"
 PICTURE_TAG = "<ov_genai_image_{}>"
@@ -317,7 +317,7 @@ class Generator:
                 f"needs openvino-genai (extra text): {sys.executable} -m pip install {same}"
             ) from None
 
-        for name in TOKENIZERS:
+        for name in FILES:
             if not self.folder.network.with_name(name).is_file():
                 raise ModelError(f"{name} is missing beside it; optimum-cli writes one")
         config = read_json(self.folder.network.with_name("config.json").read_bytes())
@@ -357,7 +357,8 @@ class Generator:
         for number, (each, (_, wanted)) in enumerate(zip(asked, cases, strict=True)):
             found: Any = each.future.result().findings
             if found.text != wanted:
-                return f"case {number}: expected {wanted[:60]!r}, found {found.text[:60]!r}"
+                expected, got = _parting(wanted, found.text)
+                return f"case {number}: expected {expected!r}, found {got!r}"
         return None
 
     def _step(self) -> bool:
@@ -458,6 +459,13 @@ class Generator:
         for each in asked:
             if not each.future.done() and each.future.set_running_or_notify_cancel():
                 each.future.set_exception(problem)
+
+
+def _parting(*texts: str) -> list[str]:
+    """Return the part of each text where they begin to differ."""
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    start = max(0, len(list(same)) - 20)
+    return ["…" * (start > 0) + text[start : start + 60] for text in texts]
 
 
 def _certain(text: str, stops: list[str]) -> str:

@@ -17,7 +17,7 @@ from ...core.files import read_plain_file
 from ...core.types import TensorSpec
 from ..manifest import MAX_LABELS
 from . import infer_layout
-from .facts import NetworkFacts
+from .facts import Draft, NetworkFacts
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
@@ -28,6 +28,7 @@ _FILTERS: Mapping[int, str] = {0: "nearest", 2: "linear", 3: "cubic", 4: "area"}
 _TIMM_FILTERS = {"nearest": "nearest", "bilinear": "linear", "bicubic": "cubic"}
 _LAYOUT = "nchw"
 _CLASSIFIER, _DETECTOR = "ForImageClassification", "ForObjectDetection"
+_SPEAKER, _TOKENIZER = "ForCausalLM", "openvino_tokenizer.xml"
 _CONVNEXT_CROP = 224 / 256
 """The default `crop_pct` of its processor."""
 _CONVNEXT_STRETCHED = 384
@@ -56,6 +57,23 @@ def config_of(network: Path) -> Mapping[str, Any] | None:
     return None
 
 
+def draft_of_speaker(network: Path) -> Draft | None:
+    """Return the draft for a language model as optimum-cli leaves one; None: it is none.
+
+    Raises:
+        ModelError: its config.json is too large or not JSON.
+    """
+    if not _architecture(config_of(network) or {}).endswith(_SPEAKER):
+        return None
+    speaks = network.with_name(_TOKENIZER).is_file()
+    return Draft("a language model", {"task": "generate"}) if speaks else None
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
 def describe(
     config: Mapping[str, Any], facts: NetworkFacts, where: str
 ) -> tuple[dict[str, Any], list[str]]:
@@ -66,12 +84,16 @@ def describe(
     """
     if "architectures" not in config:
         return _timm(config, facts, where)
-    names = config["architectures"]
-    name = str(names[0]) if isinstance(names, list) and names else ""
+    name = _architecture(config)
     if name.endswith(_CLASSIFIER):
         task = "classification"
     elif name.endswith(_DETECTOR):
         task = "detection"
+    elif draft_of_speaker(Path(where)) is not None:
+        raise ModelError(
+            f"{where}: {CONFIG}: {name[:80]} is a language model: write a model.toml beside it "
+            'with task = "generate", of which `edge-agent describe` prints a draft'
+        )
     else:
         raise ModelError(
             f"{where}: {CONFIG}: architecture {name[:80]!r} is not supported; "
