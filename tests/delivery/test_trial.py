@@ -20,6 +20,7 @@ from edge_agent.inference.engines.engine import EngineChoice
 from tests.helpers.processes import children_of
 from tests.helpers.push import LABELS, classifier, golden, model_folder
 from tests.helpers.small_models import wrapping
+from tests.helpers.support import wait_until
 from tests.helpers.tiny_networks import node
 
 ORT = EngineChoice("onnxruntime")
@@ -148,6 +149,21 @@ def test_death_of_the_child_is_a_verdict(tmp_path: Path, number: signal.Signals)
     assert verdicts
     assert not verdicts[0].passed
     assert verdicts[0].why == f"crashes the engine ({number.name})"
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_service_that_stops_is_no_verdict(tmp_path: Path, ready: bool) -> None:
+    """Systemd tells the child to end, too, and maybe before the agent: the model is still good."""
+    new = heavy(tmp_path / "1", 300)
+    thread, verdicts = running(lambda: trial(new))
+    child = children()[0]
+    if ready:
+        loaded = f"/proc/{child.pid}/maps"
+        wait_until(lambda: "onnxruntime" in Path(loaded).read_text(), "the child's engine")
+    child.terminate()
+    thread.join(60)
+    assert verdicts[0].passed, verdicts[0].why
+    assert not children()
 
 
 def test_trial_can_be_stopped(tmp_path: Path) -> None:

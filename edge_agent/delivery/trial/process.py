@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -34,6 +35,8 @@ from .worker import Verdict
 __all__ = ["TrialProcess", "Verdict", "run_trial"]
 
 POLL_SECONDS = 0.05
+_STARTS = 3
+"""Most children for a trial, where they are told to end while they start: that is no verdict."""
 PREPARE_SECONDS = 600.0
 """Time limit for preparing a model that cannot be loaded whole."""
 _STDERR_BYTES = 4096
@@ -165,6 +168,11 @@ class TrialProcess:
     def ended(self) -> bool:
         """Whether the child is gone."""
         return self._ended.is_set()
+
+    @property
+    def was_told_to_end(self) -> bool:
+        """Whether it has ended by a signal to all processes of a service, before it ignored it."""
+        return bool(self._child.returncode == -signal.SIGTERM)
 
     @property
     def pid(self) -> int:
@@ -309,12 +317,17 @@ def run_trial(  # noqa: PLR0913 - all that bounds a trial
     if forms is not None:
         timeout_s += PREPARE_SECONDS
         memory_mb += CHECK_MB
-    if process is None or process.why is not None:
-        # A child killed while the model arrived says nothing about the complete model.
-        process = TrialProcess([choice.engine for choice in choices], memory_mb, frame)
-    return process.judge(
-        question, timeout_s=timeout_s, memory_mb=memory_mb, stopped=stopped, bound=bound
-    )
+    for _ in range(_STARTS):
+        if process is None or process.why is not None:
+            # A child killed while the model arrived says nothing about the complete model.
+            process = TrialProcess([choice.engine for choice in choices], memory_mb, frame)
+        verdict = process.judge(
+            question, timeout_s=timeout_s, memory_mb=memory_mb, stopped=stopped, bound=bound
+        )
+        if not process.was_told_to_end:
+            break
+        process = None
+    return verdict
 
 
 def _cause_of_death(status: int, words: bytes) -> str:

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import resource
+import signal
 import socket
 import statistics
 import sys
@@ -104,6 +105,8 @@ def main() -> None:
     # It must not outlive a killed agent, slow down its frames, or fill its disk.
     die_with_parent()
     run_in_background()
+    # A service is stopped by a signal to all of its processes; the agent says when this one ends.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     progress, memory = (int(text) for text in sys.argv[1:])
     channel = Channel()
     threading.Thread(target=channel.listen, name="channel", daemon=True).start()
