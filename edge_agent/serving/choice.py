@@ -318,8 +318,7 @@ class DeviceEngines:
         """Return why a model must not be loaded on an engine: it crashes or is wrong there."""
         if self.verdicts is None:
             return None
-        place = folder.manifest.id, choice.engine, choice.device, str(folder.network)
-        why = self.verdicts.why_left_alone(call_target(*place))
+        why = _left_alone(self.verdicts, folder, choice)
         return why or self.verdicts.why_wrong(folder.path, choice)
 
     # What is known
@@ -387,6 +386,12 @@ class DeviceEngines:
         if self.verdicts is None or self.verdicts.is_correct(folder.path, choice):
             return False
         plain = plain_choice(folder.network.suffix)
-        if plain is None:
+        if plain is None or _left_alone(self.verdicts, folder, plain) is not None:
             return False
         return (plain.engine, plain.options) != (choice.engine, choice.options)
+
+
+def _left_alone(verdicts: Verdicts, folder: ModelFolder, choice: EngineChoice) -> str | None:
+    """Return why a model may not even be compared on an engine: it ends the agent there."""
+    place = folder.manifest.id, choice.engine, choice.device, str(folder.network)
+    return verdicts.why_left_alone(call_target(*place))

@@ -8,12 +8,14 @@ import pytest
 
 from edge_agent.config.device_profile import DeviceProfile, EngineLine
 from edge_agent.core.errors import BarredError
+from edge_agent.core.flight_recorder import EngineCall, PreviousCrash, call_target
 from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.registry import WantedEngine
 from edge_agent.models.manifest import ModelFolder, load
 from edge_agent.models.store.store import Store
 from edge_agent.serving.choice import DeviceEngines
 from edge_agent.serving.loader import ModelLoader
+from edge_agent.serving.verdicts import LIMIT
 from tests.helpers.small_models import brightness
 
 
@@ -32,6 +34,22 @@ def doubted(folder: ModelFolder, state: Path) -> ModelLoader:
     assert first.engine == "openvino"
     seen.engines.verdicts.mark_wrong(folder.path, first, "3% of 40 boxes found again")
     return seen
+
+
+def test_an_engine_that_ends_the_agent_is_not_the_reference_of_another(tmp_path: Path) -> None:
+    """The comparison would end the agent again, at every start."""
+    folder = load(brightness(tmp_path / "light"))
+    seen = loader(tmp_path / "state")
+    assert seen.engines.verdicts is not None
+    place = call_target("light@1", "onnxruntime", "CPU", str(folder.network))
+    for _ in range(LIMIT):
+        assert seen.engines.wants_check(folder, seen.engines.choices_for(folder)[0])
+        last = PreviousCrash("was killed for lack of memory", (EngineCall("infer", place),))
+        seen.engines.verdicts.add_crash(last)
+    model, _ = seen.load(folder, "picture")
+    assert model.choice.engine == "openvino"
+    assert model.check is None
+    model.close()
 
 
 def test_the_next_engine_serves_and_the_reason_is_told(tmp_path: Path) -> None:
