@@ -270,11 +270,14 @@ class Answers:
             asked.queue, asked.lost = None, (self._clock(), why)
 
     def _begin(self, ticket: Ticket, parse: Callable[[Any, Kind], Question], asked: Asked) -> None:
-        put = partial(self._put, ticket, parse, asked)
-        if isinstance(asked.queue, GeneratorProcess) or not self._runner.can_give_results():
-            put()
-        else:
+        put, queue = partial(self._put, ticket, parse, asked), asked.queue
+        behind = isinstance(queue, RequestQueue) and self._runner.can_give_results()
+        if isinstance(queue, RequestQueue):
+            self._runner.leave(queue, foreign=behind)
+        if behind:
             asked.turns.wait(ticket, partial(self._workers.do, put))
+        else:
+            put()
 
     def _put(self, ticket: Ticket, parse: Callable[[Any, Kind], Question], asked: Asked) -> None:
         """Parse a question, and give it to the lanes."""
