@@ -18,23 +18,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..config.settings import parse_route
 from ..core.containment import converted
 from ..core.errors import AgentError, RequestError, SampleError
 from ..core.types import Array, Kind, Outcome, Sample
-from ..device.allocator import keep_freed_memory
 from ..inference.engines.generator import UNLOAD_SECONDS
 from ..inference.engines.generator_process import FullError, GeneratorProcess
-from ..inference.engines.registry import engine_order
 from ..inference.model import Model
-from ..models.manifest import ModelFolder
 from ..models.store.catalog import Catalog
 from ..mqtt import payloads
 from ..runtime.pipelines.runner import Runner
-from ..runtime.pipelines.sinks import RECENT_SECONDS
 from ..runtime.scheduler.requests import RequestQueue
-from ..serving.active import Serving
-from .asked import Asked
+from .asked import DRAIN_SECONDS, PIPELINE, ROOM, STOPPING, Asked, AskedModels
 from .credit import Credit
 from .errors import (
     RefusedError,
@@ -53,18 +47,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PIPELINE = "@infer"
 MOST = 32
 """Most questions in progress at a time."""
-ROOM = 1024
-"""Most samples waiting for a lane; a question of several rows has several."""
 MOST_BYTES = 256 * 2**20
 """Limit for their pictures and tensors together, which a single question may exceed."""
 ANSWER_SECONDS = 60.0
 """Time after which a question is given up: an engine hangs, or its model loads too slowly."""
-DRAIN_SECONDS = 5.0
-STOPPING = "this model takes no questions at the moment; ask again later"
-FULL = f"{MOST} questions are being answered; ask again later"
+FULL = f"{MOST} questions are being read or answered; ask again later"
 NO_ROOM = f"{ROOM} rows or texts of questions wait to be inferred; ask again later"
 
 
@@ -83,9 +72,9 @@ class Answers:
         self.catalog = catalog
         self._clock = clock
         self._workers = Workers("infer", runner.threads, self.behind)
+        self.models = AskedModels(runner, catalog, self._workers, clock)
         self._lock = threading.Lock()
         """Guards everything below."""
-        self._models: dict[str, Asked] = {}
         self._open: set[Ticket] = set()
         self._credit = Credit(clock)
         self._counts = dict.fromkeys(("asked", "answered", "failed", "refused"), 0)
@@ -97,40 +86,16 @@ class Answers:
     @property
     def names(self) -> list[str]:
         """The names of the models that may be asked."""
-        return list(self._routes())
+        return list(self.models.routes())
 
     @property
     def most_bytes(self) -> int:
         """Largest question accepted, bytes."""
         return int(self._runner.settings.infer.max_mb * 2**20)
 
-    def _routes(self) -> dict[str, str]:
-        """By name of each model that may be asked: its versions, like a pipeline's `model`."""
-        return {
-            text.partition(",")[0].partition("@")[0].strip(): text
-            for text in self._runner.settings.infer.models
-        }
-
     def behind(self) -> bool:
         """Whether frames have priority over questions for the processor, too."""
         return bool(self._runner.pipelines)
-
-    def settings_changed(self) -> None:
-        """Forget models that may no longer be asked, or whose split has changed."""
-        routes, priority = self._routes(), self._runner.settings.infer.priority
-        with self._lock:
-            gone = [
-                each
-                for each in self._models.values()
-                if routes.get(each.name) != each.of
-                or (isinstance(each.queue, RequestQueue) and each.queue.priority != priority)
-            ]
-            self._models = {key: one for key, one in self._models.items() if one not in gone}
-        for each in gone:
-            if isinstance(each.queue, GeneratorProcess):
-                each.queue.close()
-            elif each.queue is not None:
-                self._runner.refuse(each.queue)
 
     # A question
 
@@ -145,7 +110,7 @@ class Answers:
         with self._lock:
             self._counts["asked"] += 1
             self._counts["refused"] += 1  # undone below
-            if model not in self._routes():
+            if model not in self.names:
                 raise UnknownModelError(unknown(model, self.names))
             self.check_size(size)
             if not self.ready:
@@ -176,17 +141,17 @@ class Answers:
 
     def ask(self, ticket: Ticket, parse: Callable[[Any, Kind], Question]) -> None:
         """Submit a question; never waits."""
-        self._when_open(ticket.model, ticket.version, partial(self._begin, ticket, parse))
+        self.models.when_open(ticket.model, ticket.version, partial(self._begin, ticket, parse))
 
     def look(self, model: str, version: str | None) -> Future[tuple[Model, list[str]]]:
         """Load a model if necessary; return one of its versions, and the names of all."""
-        if model not in self._routes():
+        if model not in self.names:
             raise UnknownModelError(unknown(model, self.names))
         future: Future[tuple[Model, list[str]]] = Future()
 
         def done(asked: Asked) -> None:
             try:
-                found, servings = self._serving(asked)
+                found, servings = self.models.serving(asked)
                 if isinstance(found, GeneratorProcess):
                     raise UnknownModelError(f"{found.id} is of task generate, without tensors")
                 versions = [s.model.manifest.version for s in servings if s.model is not None]
@@ -197,77 +162,8 @@ class Answers:
             else:
                 future.set_result((found, versions))
 
-        self._when_open(model, version, done)
+        self.models.when_open(model, version, done)
         return future
-
-    def _when_open(self, model: str, version: str | None, work: Callable[[Asked], None]) -> None:
-        """Have a worker do something once the model is loaded, or loading has failed."""
-        with self._lock:
-            of = self._routes().get(model, model)
-            # A version of several has its own queue; a live one uses the common queue.
-            pinned = {arm.version for arm in parse_route(of)} if "," in of else set()
-            route = f"{model}@{version}" if version in pinned else of
-            asked = self._models.setdefault(route, Asked(model, route, of))
-            if asked.queue is not None:
-                self._workers.do(partial(work, asked))
-                return
-            asked.waiting.append(partial(work, asked))
-            if len(asked.waiting) > 1:
-                return
-        # Not in a worker, so that other models can be asked meanwhile.
-        self._runner.threads.spawn("loader", partial(self._load, asked), patient=True)
-
-    def _load(self, asked: Asked) -> None:
-        """Open the queue of a model, and load what is not loaded yet."""
-        queue = None
-        try:
-            queue = self._opened(asked)
-            asked.problem = None
-        except AgentError as problem:
-            asked.problem = problem
-        except Exception as problem:  # noqa: BLE001 - any failure is the model's
-            asked.problem = converted(problem, asked.name)
-        with self._lock:
-            asked.queue, waiting = queue, asked.waiting
-            asked.waiting = []
-        for work in waiting:
-            self._workers.do(work)
-
-    def _opened(self, asked: Asked) -> RequestQueue[Model] | GeneratorProcess:
-        from ..inference.fit import kind_of
-        from ..models.describing import inspect_network
-
-        folder, settings = self._find(asked), self._runner.settings
-        if folder.manifest.task == "generate":
-            engine_order([], settings.engine, folder.network)
-            asked.kind = "generate"
-            text = settings.text
-            return GeneratorProcess(
-                *(folder, partial(self._lost, asked)),
-                kv_cache_mb=text.kv_cache_mb,
-                max_tokens=text.max_tokens,
-                max_waiting=text.max_waiting,
-                golden=settings.trial.golden or bool(folder.manifest.trial.golden),
-            )
-        known = {each.kind for each in self._runner.active.servings_of(asked.name)}
-        asked.kind = known.pop() if known else kind_of(folder, inspect_network(folder.network))
-        if asked.kind == "picture":
-            keep_freed_memory()
-        return self._runner.accept(
-            *(f"{PIPELINE}/{asked.route}", asked.route, asked.kind),
-            room=ROOM,
-            priority=settings.infer.priority,
-        )
-
-    def _find(self, asked: Asked) -> ModelFolder:
-        version = asked.route.partition(":")[0].partition("@")[2]
-        return self._runner.active.find(asked.name, version or None)
-
-    def _lost(self, asked: Asked, why: str) -> None:
-        """Note that a language model's process has ended; the next question starts another."""
-        log.error("model %s", why)
-        with self._lock:
-            asked.queue, asked.lost = None, (self._clock(), why)
 
     def _begin(self, ticket: Ticket, parse: Callable[[Any, Kind], Question], asked: Asked) -> None:
         put, queue = partial(self._put, ticket, parse, asked), asked.queue
@@ -284,7 +180,7 @@ class Answers:
         if ticket.future.done():
             return  # given up while it waited for a worker
         try:
-            model, servings = self._serving(asked)
+            model, servings = self.models.serving(asked)
             question = parse(model, asked.kind)
             if len(servings) > 1 and (question.rows > 1 or question.more):
                 raise SampleError("of several versions: ask one at a time, or name a version")
@@ -293,7 +189,10 @@ class Answers:
                 question = replace(question, early=model.prepare_data(question.data))
             self._submit(ticket, question, asked)
         except AgentError as problem:
-            self._settle(ticket, problem)
+            if isinstance(problem, RefusedError) and self.models.replaced(asked):
+                self.ask(ticket, parse)
+            else:
+                self._settle(ticket, problem)
         except Exception as problem:  # noqa: BLE001 - bad bytes only fail their question
             self._settle(ticket, converted(problem, "the question", SampleError))
 
@@ -304,7 +203,7 @@ class Answers:
         inner: list[Future[Outcome]] = []
         if isinstance(queue, GeneratorProcess):
             try:
-                inner = [queue.submit(question.data.tobytes(), question.more, ticket.tell)]
+                inner = [queue.submit(question.data.tobytes(), question.more, ticket.hear)]
             except FullError as problem:
                 raise RefusedError(str(problem), 1.0) from None
         else:
@@ -329,24 +228,6 @@ class Answers:
             one.add_done_callback(take)
             if given_up:
                 one.cancel()
-
-    def _serving(self, asked: Asked) -> tuple[Model | GeneratorProcess, list[Serving]]:
-        """Return the model that will probably answer, and all that may."""
-        if asked.queue is None:
-            raise asked.problem or StoppingError(STOPPING, DRAIN_SECONDS)
-        if isinstance(asked.queue, GeneratorProcess):
-            return asked.queue, []
-        servings = self._runner.answering(asked.queue)
-        for serving in servings:
-            if serving.model is not None:
-                asked.latest = serving.model
-                return serving.model, servings
-        for serving in servings:
-            if serving.problem is not None:
-                raise RequestError(f"model {serving.reference}: {serving.problem}")
-        if asked.latest is not None:
-            return asked.latest, servings  # it is being exchanged; submitted questions wait
-        raise RefusedError(f"model {asked.name} is being loaded; ask again", 1.0)
 
     def _hold(self, ticket: Ticket, question: Question) -> None:
         arrays: list[Array] = [*(question.tensors or {"": question.data}).values(), *question.more]
@@ -419,17 +300,7 @@ class Answers:
         late = self._clock() - ANSWER_SECONDS
         with self._lock:
             old = [ticket for ticket in self._open if max(ticket.since, ticket.heard) < late]
-            opened = list(self._models.items())
-        for route, asked in opened:
-            # The next question loads what is live then.
-            queue = asked.queue
-            if not isinstance(queue, GeneratorProcess):
-                continue
-            queue.tick()
-            if queue.outdated(partial(self._find, asked)):
-                with self._lock:
-                    self._models.pop(route, None)
-                queue.close()
+        self.models.tick()
         for ticket in old:
             self.give_up(ticket, RefusedError(f"no answer within {ANSWER_SECONDS:.0f} s", 1.0))
 
@@ -447,25 +318,13 @@ class Answers:
 
     def close(self) -> None:
         """End the threads once their waiting work is done."""
-        with self._lock:
-            queues = [each.queue for each in self._models.values()]
-        for queue in queues:
-            if isinstance(queue, GeneratorProcess):
-                queue.close()
-                queue.join(UNLOAD_SECONDS)
+        self.models.close(UNLOAD_SECONDS)
         self._workers.close()
-
-    def problems(self) -> list[str]:
-        """Return which language models' processes have ended by themselves within a minute."""
-        since = self._clock() - RECENT_SECONDS
-        with self._lock:
-            lost = [each.lost for each in self._models.values()]
-        return [f"model {each[1]}" for each in lost if each is not None and each[0] > since]
 
     def health(self) -> dict[str, Any]:
         """Return the counts for health; empty if nothing may be asked or has been."""
         with self._lock:
-            if not self._routes() and not self._counts["asked"]:
+            if not self.names and not self._counts["asked"]:
                 return {}
             latency = payloads.percentiles(list(self._latency_ms))
             counts = {**self._counts, "waiting": len(self._open), "latency_ms": latency}

@@ -1,16 +1,41 @@
-"""A model that may be asked, while it is loaded and has its queue."""
+"""The models that may be asked: loaded when the first question comes, kept current, split."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from pathlib import Path
 
-from ..core.errors import AgentError
+from ..config.settings import Arm, parse_route
+from ..core.containment import converted
+from ..core.errors import AgentError, ModelError, RequestError
 from ..core.types import Kind
+from ..device.allocator import keep_freed_memory
 from ..inference.engines.generator_process import GeneratorProcess
 from ..inference.model import Model
+from ..models.manifest import ModelFolder
+from ..models.store.catalog import Catalog
+from ..runtime.pipelines.runner import Runner
+from ..runtime.pipelines.sinks import RECENT_SECONDS
 from ..runtime.scheduler.requests import RequestQueue
+from ..serving.active import Serving
+from .errors import RefusedError, StoppingError
+from .generators import RETRY_SECONDS, QuestionSplits, open_generator
 from .turns import Turns
+from .workers import Workers
+
+log = logging.getLogger(__name__)
+
+PIPELINE = "@infer"
+ROOM = 1024
+"""Most samples waiting for a lane; a question of several rows has several."""
+DRAIN_SECONDS = 5.0
+STOPPING = "this model takes no questions at the moment; ask again later"
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +51,10 @@ class Asked:
     queue: RequestQueue[Model] | GeneratorProcess | None = None
     problem: AgentError | None = None
     """Why it could not be opened."""
+    failed: tuple[Path | None, float] = (None, -inf)
+    """The folder, if there was one, with which it could not be opened at last, and when."""
+    renewing: Path | None = None
+    """The folder of another version of a language model, which is loaded in its place."""
     lost: tuple[float, str] | None = None
     """When the process of a language model last ended by itself, and why."""
     latest: Model | None = None
@@ -34,3 +63,215 @@ class Asked:
     """Callbacks for when it is open or has failed to open; while any are listed, it is opening."""
     turns: Turns = field(default_factory=Turns)
     """Of its questions, while pipelines deliver."""
+
+    @property
+    def arm(self) -> Arm:
+        """The version to load, the first of several."""
+        return parse_route(self.route)[0]
+
+
+class AskedModels:
+    """The models that may be asked. Any thread may call."""
+
+    def __init__(
+        self, runner: Runner, catalog: Catalog, workers: Workers, clock: Callable[[], float]
+    ) -> None:
+        """Load nothing yet; *workers* do what waits for a model."""
+        self._runner = runner
+        self._catalog = catalog
+        self._workers = workers
+        self._clock = clock
+        self._lock = threading.Lock()
+        """Guards everything below."""
+        self._models: dict[str, Asked] = {}
+        self._splits = QuestionSplits(catalog)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the models that may be asked."""
+        return list(self.routes())
+
+    def routes(self) -> dict[str, str]:
+        """By name of each model that may be asked: its versions, like a pipeline's `model`."""
+        return {
+            text.partition(",")[0].partition("@")[0].strip(): text
+            for text in self._runner.settings.infer.models
+        }
+
+    def settings_changed(self) -> None:
+        """Forget models that may no longer be asked, or whose split has changed."""
+        routes, priority = self.routes(), self._runner.settings.infer.priority
+        with self._lock:
+            gone = [
+                each
+                for each in self._models.values()
+                if routes.get(each.name) != each.of
+                or (isinstance(each.queue, RequestQueue) and each.queue.priority != priority)
+            ]
+            self._models = {key: one for key, one in self._models.items() if one not in gone}
+        for each in gone:
+            if isinstance(each.queue, GeneratorProcess):
+                each.queue.close()
+            elif each.queue is not None:
+                self._runner.refuse(each.queue)
+
+    def when_open(self, model: str, version: str | None, work: Callable[[Asked], None]) -> None:
+        """Have a worker do something once a model is loaded, or loading has failed."""
+        with self._lock:
+            asked = self._asked(model, version)
+            since = self._clock() - asked.failed[1]
+            failed = asked.problem is not None and asked.kind == "generate"
+            if asked.queue is not None or (failed and since < RETRY_SECONDS):
+                self._workers.do(partial(work, asked))
+                return
+            asked.waiting.append(partial(work, asked))
+            if len(asked.waiting) > 1:
+                return
+        # Not in a worker, so that other models can be asked meanwhile.
+        self._runner.threads.spawn("loader", partial(self._load, asked), patient=True)
+
+    def _asked(self, model: str, version: str | None) -> Asked:
+        of = self.routes().get(model, model)
+        arms = parse_route(of) if "," in of else ()
+        # A version of several has its own queue; a live one uses the common queue.
+        if version is not None and version in {arm.version for arm in arms}:
+            route = f"{model}@{version}"
+        else:  # each version of a language model has its own process
+            route = (self._splits.choose(arms) if arms else None) or of
+        return self._models.setdefault(route, Asked(model, route, of))
+
+    def _load(self, asked: Asked) -> None:
+        """Open the queue of a model, and load what is not loaded yet."""
+        queue, problem, path = None, None, self._path(asked)
+        try:
+            queue = self._opened(asked)
+        except AgentError as error:
+            problem = error
+        except Exception as error:  # noqa: BLE001 - any failure is the model's
+            problem = converted(error, asked.name)
+        if problem is not None:
+            asked.failed = path, self._clock()
+            if str(problem) != str(asked.problem):
+                log.error("model %s", problem)
+        asked.problem = problem
+        with self._lock:
+            asked.queue, waiting = queue, asked.waiting
+            asked.waiting = []
+        for work in waiting:
+            self._workers.do(work)
+
+    def _opened(self, asked: Asked) -> RequestQueue[Model] | GeneratorProcess:
+        from ..inference.fit import kind_of
+        from ..models.describing import inspect_network
+
+        folder, settings = self._find(asked), self._runner.settings
+        if folder.manifest.task == "generate":
+            asked.kind = "generate"
+            budget_mb = self._runner.active.loader.engines.profile.memory_budget_mb
+            return open_generator(folder, settings, budget_mb, partial(self._lost, asked))
+        known = {each.kind for each in self._runner.active.servings_of(asked.name)}
+        asked.kind = known.pop() if known else kind_of(folder, inspect_network(folder.network))
+        if asked.kind == "picture":
+            keep_freed_memory()
+        return self._runner.accept(
+            *(f"{PIPELINE}/{asked.route}", asked.route, asked.kind),
+            room=ROOM,
+            priority=settings.infer.priority,
+        )
+
+    def _find(self, asked: Asked) -> ModelFolder:
+        return self._runner.active.find(asked.arm.name, asked.arm.version)
+
+    def _path(self, asked: Asked) -> Path | None:
+        """Return the folder that would be loaded, unless it is damaged; None: there is none."""
+        with suppress(ModelError):
+            return self._catalog.find(asked.arm.name, asked.arm.version).path
+        return None
+
+    def _lost(self, asked: Asked, why: str) -> None:
+        """Note that a language model's process has ended; the next question starts another."""
+        log.error("model %s", why)
+        with self._lock:
+            asked.queue, asked.lost = None, (self._clock(), why)
+
+    def serving(self, asked: Asked) -> tuple[Model | GeneratorProcess, list[Serving]]:
+        """Return the model that will probably answer, and all that may."""
+        if asked.queue is None:
+            raise asked.problem or StoppingError(STOPPING, DRAIN_SECONDS)
+        if isinstance(asked.queue, GeneratorProcess):
+            return asked.queue, []
+        servings = self._runner.answering(asked.queue)
+        for serving in servings:
+            if serving.model is not None:
+                asked.latest = serving.model
+                return serving.model, servings
+        for serving in servings:
+            if serving.problem is not None:
+                raise RequestError(f"model {serving.reference}: {serving.problem}")
+        if asked.latest is not None:
+            return asked.latest, servings  # it is being exchanged; submitted questions wait
+        raise RefusedError(f"model {asked.name} is being loaded; ask again", 1.0)
+
+    def tick(self) -> None:
+        """Load what is live now in place of another version; called every second or so."""
+        with self._lock:
+            opened = list(self._models.values())
+        for asked in opened:
+            if asked.problem is not None and self._path(asked) not in {None, asked.failed[0]}:
+                asked.problem = None  # the next question loads it, unless it is loaded already
+            if isinstance(asked.queue, GeneratorProcess):
+                asked.queue.tick()
+                self._keep_current(asked, asked.queue)
+
+    def _keep_current(self, asked: Asked, queue: GeneratorProcess) -> None:
+        """Load another version of a language model that is live; until then this one answers."""
+        try:
+            folder = queue.folder if queue.closed else self._find(asked)
+        except ModelError:
+            return  # none is live: the loaded one stays
+        if folder.path == queue.folder.path:
+            asked.renewing = None
+        if queue.closed or (
+            folder.path != queue.folder.path
+            and not self._runner.active.loader.engines.may_stand_beside(folder)
+        ):
+            with self._lock:
+                self._models.pop(asked.route, None)  # the next question loads it
+            queue.close()
+        elif folder.path not in {queue.folder.path, asked.renewing}:
+            asked.renewing = folder.path
+            self._runner.threads.spawn("loader", partial(self._renew, asked, queue), patient=True)
+
+    def _renew(self, asked: Asked, queue: GeneratorProcess) -> None:
+        fresh = Asked(asked.name, asked.route, asked.of)
+        self._load(fresh)
+        with self._lock:
+            wanted = self._models.get(asked.route) is asked
+            if wanted and fresh.queue is not None:
+                self._models[asked.route] = fresh
+            asked.problem, asked.failed = fresh.problem, fresh.failed
+        gone = queue if wanted else fresh.queue
+        if fresh.queue is not None and isinstance(gone, GeneratorProcess):
+            gone.close()
+
+    def replaced(self, asked: Asked) -> bool:
+        """Whether others are asked through another queue meanwhile."""
+        with self._lock:
+            return self._models.get(asked.route) is not asked
+
+    def close(self, seconds: float) -> None:
+        """End language models' processes, each within *seconds*."""
+        with self._lock:
+            queues = [each.queue for each in self._models.values()]
+        for queue in queues:
+            if isinstance(queue, GeneratorProcess):
+                queue.close()
+                queue.join(seconds)
+
+    def problems(self) -> list[str]:
+        """Return which models cannot be loaded, and whose process has ended within a minute."""
+        since = self._clock() - RECENT_SECONDS
+        with self._lock:
+            asked = list(self._models.values())
+        lost = [each.lost[1] for each in asked if each.lost is not None and each.lost[0] > since]
+        return [f"model {why}" for why in (*lost, *(a.problem for a in asked if a.problem))]

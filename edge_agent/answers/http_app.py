@@ -235,7 +235,6 @@ class _Site:
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
         def tell(model: str, text: str) -> None:
-            ticket.heard = time.monotonic()
             take((model, text))
 
         ticket.tell = tell
@@ -405,7 +404,7 @@ async def _failed(request: Request, problem: AgentError) -> Response:
             status = 413
         case SampleError():
             status = 400
-        case RequestError():
+        case RequestError() | ModelError():
             status = 503
         case _:
             status = 500

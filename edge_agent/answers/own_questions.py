@@ -26,7 +26,7 @@ def generate(
     try:
         found = ticket.future.result(seconds).outcome.findings
     except TimeoutError:
-        late = f"no answer within {seconds:.3g} s"
+        late = f"no answer within {seconds:.3g} s; lower text.max_tokens, or raise ask.timeout_s"
         answers.give_up(ticket, RequestError(late))
         raise WebError(late) from None
     except AgentError as problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -41,6 +42,12 @@ class Ticket:
     """Receives the model and each piece of its text, in the model's thread; must not raise."""
     heard: float = 0.0
     """When the last piece came."""
+
+    def hear(self, model: str, piece: str) -> None:
+        """Take a piece of the text."""
+        self.heard = time.monotonic()
+        if self.tell is not None:
+            self.tell(model, piece)
 
 
 def ask_payload(payload: bytes) -> Callable[[Model, Kind], Question]:

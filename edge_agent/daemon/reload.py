@@ -153,7 +153,7 @@ class SettingsReload:
         self.announcements.info()
         self.announcements.pipelines()
         active = self.runner.active
-        self.answers.settings_changed()
+        self.answers.models.settings_changed()
         self.http.settings_changed()
         active.load_all()
         if self.runner.stopping():

@@ -261,7 +261,7 @@ def _health(
             recorder.problems,
             inventory.verdicts.problems,
             runner.sinks.problems,
-            answers.problems,
+            answers.models.problems,
             *(each.problems for each in told),
             lambda: inventory.other_variants(s.model.folder for s in active.all() if s.model),
         ),

@@ -157,12 +157,10 @@ class GeneratorProcess:
         with suppress(OSError):  # it has ended
             self._send({"close": True})
 
-    def outdated(self, live: Callable[[], ModelFolder]) -> bool:
-        """Whether another version is live now, or this one has failed for good."""
-        try:
-            return self._closing.is_set() or live().path != self.folder.path
-        except ModelError:
-            return False  # none is live: the loaded one stays
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more questions: `close` was called, or its child has ended."""
+        return self._closing.is_set()
 
     def join(self, seconds: float) -> None:
         """Wait up to *seconds* until the child has ended; then kill it."""

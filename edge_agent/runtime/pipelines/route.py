@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 from ...config.settings import Arm, SecondStage
 from ...config.settings import Pipeline as PipelineSettings
@@ -18,6 +19,17 @@ from .frame_path import FramePath
 from .sinks import ResultStage, Sink, Stream
 from .snapshots import Snapshots
 from .status import Common, FrameErrors
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _Serves(Protocol[T_co]):
+    """What serves one arm."""
+
+    @property
+    def model(self) -> T_co | None:
+        """None: not loaded."""
 
 
 class PipelineRoute:
@@ -148,19 +160,19 @@ class PipelineRoute:
                 shadow.compare(job.sample, outcome, self.path.threshold, self.path.region)
 
 
-class Split:
+class Split(Generic[T]):
     """Smooth weighted round robin over the arms of a route that have a model.
 
-    Both methods are called with the board's lock held.
+    Both methods are called with the board's lock held, or another one.
     """
 
-    def __init__(self, arms: Sequence[Arm], servings: Sequence[Serving]) -> None:
+    def __init__(self, arms: Sequence[Arm], servings: Sequence[_Serves[T]]) -> None:
         self._servings = servings
         # Per pipeline: others may split their frames between the same models differently.
         self._weights = [arm.weight for arm in arms]
         self._credit = [0] * len(arms)
 
-    def choose(self) -> Model | None:
+    def choose(self) -> T | None:
         if len(self._servings) == 1:
             return self._servings[0].model
         arm = self._arm()
