@@ -88,10 +88,12 @@ def _answer(question: Any) -> dict[str, Any]:
     if question["user"] is not None:
         _become(User(*question["user"]))
     folder = load(Path(question["folder"]), [question["variant"]])
+    settings = load_settings(Namespace(config=question["config"]))
     if folder.manifest.task == "generate":
         from ..inference.engines.generator import LABEL, try_out
 
-        _, golden = try_out(folder)
+        wanted = settings.trial.golden or bool(folder.manifest.trial.golden)
+        _, golden = try_out(folder, golden=wanted)
         return asdict(Checked(LABEL, LABEL.partition(":")[0], None, [], golden))
     match, facts = match_profile(settings)
     # Uses what the agent has learned about its engines here, because its choice depends on that.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ import pytest
 
 pytest.importorskip("openvino_genai")
 
+from edge_agent.answers.generators import open_generator
+from edge_agent.config.answers import Text
+from edge_agent.config.settings import Settings
+from edge_agent.core.errors import ModelError
+from edge_agent.models.manifest import load
 from tests.helpers.language_model import language_model
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import (
@@ -171,3 +177,61 @@ def test_a_language_model_is_pushed_tried_and_taken_back(talk: Talk, tmp_path: P
     wait_until(lambda: is_alike("4"), "the fourth version, which says the same")
     done = call_cli("check", "--config", str(talk.running.config))
     assert "tiny@4 runs on openvino:CPU, golden: 1 answer as it should be" in done.out
+
+
+def test_questions_are_split_between_versions_and_one_that_fails_is_in_health(
+    tmp_path: Path,
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+) -> None:
+    """Each version answers its share; what cannot be loaded is said, and `check` says it, too."""
+    models = tmp_path / "models"
+    for version in ("1", "2"):
+        language_model(models / version / "tiny", version, seed=int(version))
+    wrong = language_model(models / "1" / "wrong")
+    (wrong / "golden.json").write_text('[{"prompt": "hello", "text": "no", "max_tokens": 5}]')
+    listener = listen(broker.port)
+    folders = [str(models / version) for version in ("1", "2")]
+    asked = ["tiny@1:25,tiny@2:75", "wrong"]
+    running = agent(
+        agent_settings(
+            "box",
+            broker.url,
+            [],
+            engine="auto",
+            models_dirs=folders,
+            infer={"models": asked, "per_s": 1000},
+            text={"kv_cache_mb": 4, "max_tokens": 5},
+        )
+    )
+
+    def ask(model: str, number: int) -> dict[str, Any]:
+        listener.wait_for(lambda _: listener.last(f"{D}/health"), "health")
+        listener.publish(f"{D}/in/infer/{model}/{model}{number}", '{"prompt": "hello"}')
+        topic = f"{D}/reply/{model}{number}"
+        found: dict[str, Any] = listener.wait_for(lambda _: listener.last(topic), topic)
+        return found
+
+    said = [ask("tiny", number)["model"] for number in range(8)]
+    assert Counter(said) == {"tiny@1": 2, "tiny@2": 6}
+    errors = {ask("wrong", number)["error"] for number in range(2)}
+    assert len(errors) == 1
+    listener.wait_why("model wrong@1: golden: case 0: ")
+    assert running.stop() == 0
+    assert running.words().count("wrong@1: golden") == 1, "a failure is not tried again at once"
+    done = call_cli("check", "--config", str(running.config))
+    assert done.code == 1
+    assert "wrong@1: golden: case 0: " in done.out
+    pipeline = {"name": "p", "source": f"dir:{tmp_path}", "model": "tiny"}
+    text = agent_settings("box", broker.url, [pipeline], models_dirs=folders)
+    (tmp_path / "pipeline.toml").write_text(text)
+    done = call_cli("check", "--config", str(tmp_path / "pipeline.toml"))
+    assert "is of task generate, which pipelines cannot run" in done.out
+
+
+def test_a_language_model_above_the_budget_is_refused(tmp_path: Path) -> None:
+    """Its cache counts, too."""
+    model = load(language_model(tmp_path / "tiny"))
+    with pytest.raises(ModelError, match=r"memory_budget_mb = 4; lower text.kv_cache_mb"):
+        open_generator(model, Settings(text=Text(kv_cache_mb=4)), 4, pytest.fail)

@@ -303,6 +303,11 @@ def _model(
         folder = folders[arm.reference] = device.catalog.find(arm.name, arm.version)
         if arm.version is None and (instead := device.catalog.stands_in(folder)) is not None:
             raise ModelError(instead)
+        if kind is not None and folder.manifest.task == "generate":
+            raise ModelError(
+                f"{folder.manifest.id}: is of task generate, which pipelines cannot run; name it "
+                "in infer.models or in a pipeline's ask"
+            )
         kind = kind or kind_of(folder, inspect_network(folder.network))
     checked = check_model(device.settings, device.config, folder, kind, device.user)
     task = folder.manifest.task
