@@ -260,7 +260,7 @@ def test_foreign_requests_are_taken_by_their_own_lane_only(bench: Bench) -> None
     """Nor are they put into a batch with frames."""
     bench.model.together = 4
     asked, camera = bench.queue("asked", room=4), bench.queue("camera", room=4)
-    asked.foreign = True
+    asked.share.foreign = True
     for queue in (asked, camera, camera, asked):
         bench.put(queue)
     job = bench.take()

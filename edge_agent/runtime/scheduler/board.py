@@ -196,7 +196,7 @@ class Board(Generic[M]):
             self._gathering.append(model)
             while not self._closed:
                 full = len(jobs) == model.together
-                more = None if full else self._next(model, foreign=job.queue.foreign)
+                more = None if full else self._next(model, foreign=job.queue.share.foreign)
                 if more is not None:
                     jobs.append(more)
                     continue
@@ -213,7 +213,7 @@ class Board(Generic[M]):
 
     def _worth_waiting(self, jobs: list[Job[M]]) -> bool:
         """Whether a pipeline may still add a frame, and no other frame needs the lane."""
-        if jobs[0].queue.foreign:
+        if jobs[0].queue.share.foreign:
             return False  # pipelines need the model meanwhile
         model, served = jobs[0].model, {id(job.queue) for job in jobs}
         more = False
@@ -226,7 +226,7 @@ class Board(Generic[M]):
 
     def _wake_for(self, queue: FrameQueue[M]) -> None:
         """Wake a lane that may take the frames of a queue."""
-        (self._work_foreign if queue.foreign else self._work).notify()
+        (self._work_foreign if queue.share.foreign else self._work).notify()
 
     def _wake_all(self) -> None:
         self._work.notify_all()
@@ -239,7 +239,7 @@ class Board(Generic[M]):
         for queue in self._queues:
             if queue.deadline and queue.frames:
                 self._drop_late(queue, now)
-            if queue.frames and queue.foreign == foreign:
+            if queue.frames and queue.share.foreign == foreign:
                 waiting.append(queue)
         while waiting:
             new = [queue for queue in waiting if queue.is_new]

@@ -179,8 +179,6 @@ class FrameQueue(Generic[M]):
         self.removed = False
         self.is_new = False
         """Whether none of its frames has been taken since the agent started."""
-        self.foreign = False
-        """Whether its requests are left to the lane that runs behind the others."""
         self._changed: threading.Condition
         self.results = ResultsInOrder()
 

@@ -94,9 +94,9 @@ class RequestQueue(Generic[M]):
 
     def leave(self, *, foreign: bool) -> None:
         """Leave requests to the lane behind the others, or to all the others."""
-        if self._queue.foreign != foreign:
+        if self._queue.share.foreign != foreign:
             with self._board.boundary():  # which wakes the lanes that may take them now
-                self._queue.foreign = foreign
+                self._queue.share.foreign = foreign
 
     # The route; see `queue.Route`
 
