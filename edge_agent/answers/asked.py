@@ -86,11 +86,6 @@ class AskedModels:
         self._models: dict[str, Asked] = {}
         self._splits = QuestionSplits(catalog)
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the models that may be asked."""
-        return list(self.routes())
-
     def routes(self) -> dict[str, str]:
         """By name of each model that may be asked: its versions, like a pipeline's `model`."""
         return {
@@ -246,7 +241,8 @@ class AskedModels:
         fresh = Asked(asked.name, asked.route, asked.of)
         self._load(fresh)
         with self._lock:
-            wanted = self._models.get(asked.route) is asked
+            # Not if its process has ended, or it may not be asked any more.
+            wanted = self._models.get(asked.route) is asked and asked.queue is queue
             if wanted and fresh.queue is not None:
                 self._models[asked.route] = fresh
             asked.problem, asked.failed = fresh.problem, fresh.failed
