@@ -88,7 +88,6 @@ def _answer(question: Any) -> dict[str, Any]:
     if question["user"] is not None:
         _become(User(*question["user"]))
     folder = load(Path(question["folder"]), [question["variant"]])
-    settings = load_settings(Namespace(config=question["config"]))
     if folder.manifest.task == "generate":
         from ..inference.engines.generator import LABEL, try_out
 
