@@ -85,20 +85,7 @@ def describe(
     if "architectures" not in config:
         return _timm(config, facts, where)
     name = _architecture(config)
-    if name.endswith(_CLASSIFIER):
-        task = "classification"
-    elif name.endswith(_DETECTOR):
-        task = "detection"
-    elif draft_of_speaker(Path(where)) is not None:
-        raise ModelError(
-            f"{where}: {CONFIG}: {name[:80]} is a language model: write a model.toml beside it "
-            'with task = "generate", of which `edge-agent describe` prints a draft'
-        )
-    else:
-        raise ModelError(
-            f"{where}: {CONFIG}: architecture {name[:80]!r} is not supported; "
-            f"…{_CLASSIFIER} and …{_DETECTOR} are"
-        )
+    task = _task(name, where)
     processor = next(
         (read for f in _folders(Path(where)) if (read := _read(f / PREPROCESSOR)) is not None), None
     )
@@ -142,6 +129,22 @@ def describe(
         "input": picture,
         "output": _classes(labels, facts, where),
     }, [*assumed, "decoder: logits, as all its classifiers give"]
+
+
+def _task(architecture: str, where: str) -> str:
+    if architecture.endswith(_CLASSIFIER):
+        return "classification"
+    if architecture.endswith(_DETECTOR):
+        return "detection"
+    if draft_of_speaker(Path(where)) is not None:
+        raise ModelError(
+            f"{where}: {CONFIG}: {architecture[:80]} is a language model: write a model.toml "
+            'beside it with task = "generate", of which `edge-agent describe` prints a draft'
+        )
+    raise ModelError(
+        f"{where}: {CONFIG}: architecture {architecture[:80]!r} is not supported; "
+        f"…{_CLASSIFIER} and …{_DETECTOR} are"
+    )
 
 
 def _timm(
