@@ -124,6 +124,7 @@ class _Pieces:
         self._asked: _Asked
         self._handle: Any = None
         self._end = self._steps = 0
+        self._waits = False
 
     def begin(self, asked: list[_Asked], pipeline: Any, numbers: Iterator[int]) -> None:
         """Add the next piece, of another prompt each time, unless one is in the pipeline.
@@ -134,6 +135,10 @@ class _Pieces:
         import openvino_genai as genai
 
         if self._handle is not None:
+            return
+        new = any(each.handle is not None and not each.tokens for each in asked)
+        self._waits = new and not self._waits  # a step for them alone is short
+        if self._waits:
             return
         room, turns = self.room, list[_Asked]()
         for each in asked:
