@@ -14,7 +14,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,28 @@ DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, A
 PAUSES_SECONDS = (0.1, 0.4)
 _UNWRITTEN: dict[Path, tuple[StateFile, str]] = {}
 """Files whose last content could not be written, and why."""
+_seen: list[str] | None = None
+"""What a process that only looks has found damaged; None: it does not only look."""
+
+
+@contextmanager
+def only_looking() -> Iterator[list[str]]:
+    """Put nothing aside and save nothing until the context ends; for commands that only check.
+
+    Yields texts about damaged files, which grow as files are read.
+    """
+    global _seen  # noqa: PLW0603 - of the process, whichever part of it reads files
+    found: list[str] = []
+    _seen = found
+    try:
+        yield found
+    finally:
+        _seen = None
+
+
+def is_looking() -> bool:
+    """Whether this process only looks."""
+    return _seen is not None
 
 
 class StateFile:
@@ -68,6 +91,10 @@ class StateFile:
             why = f"cannot be read: {problem.strerror or problem}"
         except DAMAGED:
             why = "damaged"
+        if _seen is not None:
+            if self._holds is not None:
+                _seen.append(f"{self.path}: {why}; {self._holds} are forgotten at the next start")
+            return None
         aside = put_aside(self.path)
         if self._holds is not None:
             self.lost = f"{self.path}: {why}; {self._holds} are forgotten{aside}"
@@ -103,11 +130,13 @@ class StateFile:
     def save(self, content: Any) -> bool:
         """Replace the content; if that fails, log the first of a series of failures and go on.
 
-        `unwritten` then tries again.
+        `unwritten` then tries again. A process that only looks replaces nothing.
 
         Returns:
             Whether it was replaced.
         """
+        if _seen is not None:
+            return False
         with self._lock:
             try:
                 self._write(content)

@@ -295,6 +295,24 @@ def test_a_good_setup_checks_out(tmp_path: Path, shared_broker: Mosquitto) -> No
     assert not (tmp_path / "state").exists()
 
 
+def test_damaged_state_is_said_and_left_as_it_is(tmp_path: Path, shared_broker: Mosquitto) -> None:
+    """It is the agent that puts it aside, and then forgets; `check` had done that beside it."""
+    config, state = settings(tmp_path, shared_broker.url), tmp_path / "state"
+    state.mkdir()
+    for name in ("overrides.json", "engines.json"):
+        (state / name).write_text("{")
+    said = call_cli("check", "--config", config)
+    assert (said.code, said.err) == (0, "")
+    holds = {
+        "overrides.json": "changes made by `set` and `configure`",
+        "engines.json": "what is known of models on engines",
+    }
+    for name, what in holds.items():
+        why = f"damaged; {what} are forgotten at the next start"
+        assert f"note  {state}/{name}: {why}" in said.out.splitlines()
+    assert {path.name: path.read_text() for path in state.iterdir()} == dict.fromkeys(holds, "{")
+
+
 def test_a_sensor_that_says_nothing_is_no_failure(tmp_path: Path, shared_broker: Mosquitto) -> None:
     """`check` opens a serial line, does not wait for it without end, and hears no lost broker."""
     ours, theirs = os.openpty()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ...core.errors import BrokerError, ModelError, SampleError, UsageError
 from ...core.privileges import acting_as
+from ...core.state_file import only_looking
 from ...core.text import counted
 from ...inference.engines.registry import engine_words
 from ...models.decoders import threshold_trouble
@@ -75,18 +76,21 @@ def main(options: Options) -> int:
     from ...config.load import find_file
     from .service_settings import as_the_service
 
-    with as_the_service(find_file(options.config)) as unread:
+    with as_the_service(find_file(options.config)) as unread, only_looking() as damaged:
         settings = load_settings(options, needed=True)
-        return 0 if options.settings_only else _check(options, settings, unread)
+        return 0 if options.settings_only else _check(options, settings, unread, damaged)
 
 
-def _check(options: Options, settings: Settings, unread: Sequence[str]) -> int:
+def _check(
+    options: Options, settings: Settings, unread: Sequence[str], damaged: Sequence[str]
+) -> int:
     from ...config.lint import lint_settings
     from ...config.load import find_file
     from ...config.overrides import FILE, Overrides
     from ...serving.choice import DeviceEngines, match_profile
     from ...serving.loader import open_library, open_store
     from ...serving.tuning_results import TuningResults
+    from ...serving.verdicts import Verdicts
     from .profile import tuned
     from .service_check import check_service, check_state
     from .service_user import state_user
@@ -94,14 +98,14 @@ def _check(options: Options, settings: Settings, unread: Sequence[str]) -> int:
     report, user = Report(), state_user(settings.state)
     with acting_as(user, reading=True):
         overrides = Overrides(settings.state / FILE)
+        Verdicts(settings.state)  # for what may be damaged
         settings = overrides.lay_over(settings)
     file = find_file(options.config)
     if file is not None and not file.read_bytes().strip():
         report.line("note", "settings", f"{file} is empty; is it whole?")
     else:
         report.line("ok", "settings", str(file))
-    for line in unread:
-        report.line("note", "settings", line)
+    _notes(report, [*(f"settings: {line}" for line in unread), *damaged])
     match, facts = match_profile(settings)
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
     tuning = TuningResults(settings.state, match.profile, facts)

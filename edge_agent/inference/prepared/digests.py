@@ -12,7 +12,7 @@ from typing import Any
 
 from ...core.errors import ModelError
 from ...core.files import copy_owner
-from ...core.state_file import StateFile
+from ...core.state_file import StateFile, is_looking
 from ...models.manifest import GOLDENS
 from ...models.store.store import MODELS, NOTES
 from .artifact import FOLDER
@@ -158,6 +158,8 @@ def _parse(content: Any) -> dict[str, Any]:
 
 
 def _remember(state: Path, memo: dict[str, Any]) -> None:
+    if is_looking():
+        return
     folder = state / FOLDER
     with suppress(OSError):  # it is only a cache
         if not folder.is_dir():
