@@ -80,6 +80,10 @@ def test_what_the_plain_network_says_is_golden_on_any_processor(tmp_path: Path) 
     generator.submit(b'{"prompt": "hello"}', tell=hang_up).result(60)
     found = generator.submit(json.dumps({"prompt": again}).encode()).result(60).findings
     assert found.words() == [greedy(folder, again)]
+    with pytest.raises(SampleError, match="schema: "):  # the library fails, and it is loaded again
+        generator.submit(b'{"prompt": "a", "schema": {"type": 5}}').result(60)
+    anew = [generator.submit(json.dumps({"prompt": prompt}).encode()) for prompt in PROMPTS]
+    assert [each.result(60).findings.words() for each in anew] == [[case["text"]] for case in cases]
     generator.close()
     generator.join(30)
     cases[7]["text"] = str(cases[7]["text"])[:30] + "something else"

@@ -385,7 +385,7 @@ class Generator:
             self._give_up(asked, self._reason(problem))
             # The question is still in the pipeline, and would fail with every step.
             self._pipeline = None
-            self._load()
+            self._load(self.golden is not None)
             over = [each for each in asked if each.future.done()]
         with self._changed:
             self._asked = [each for each in self._asked if each not in over]
