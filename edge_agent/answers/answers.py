@@ -27,7 +27,6 @@ from ..inference.model import Model
 from ..models.store.catalog import Catalog
 from ..mqtt import payloads
 from ..runtime.pipelines.runner import Runner
-from ..runtime.scheduler.requests import RequestQueue
 from .asked import DRAIN_SECONDS, PIPELINE, ROOM, STOPPING, Asked, AskedModels
 from .credit import Credit
 from .errors import (
@@ -166,14 +165,11 @@ class Answers:
         return future
 
     def _begin(self, ticket: Ticket, parse: Callable[[Any, Kind], Question], asked: Asked) -> None:
-        put, queue = partial(self._put, ticket, parse, asked), asked.queue
-        behind = isinstance(queue, RequestQueue) and self._runner.can_give_results()
-        if isinstance(queue, RequestQueue):
-            self._runner.leave(queue, foreign=behind)
-        if behind:
-            asked.turns.wait(ticket, partial(self._workers.do, put))
-        else:
+        put = partial(self._put, ticket, parse, asked)
+        if isinstance(asked.queue, GeneratorProcess) or not self._runner.can_give_results():
             put()
+        else:
+            asked.turns.wait(ticket, partial(self._workers.do, put))
 
     def _put(self, ticket: Ticket, parse: Callable[[Any, Kind], Question], asked: Asked) -> None:
         """Parse a question, and give it to the lanes."""

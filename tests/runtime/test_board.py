@@ -256,22 +256,6 @@ def test_a_model_that_has_not_come_back_yet_takes_one_lane(bench: Bench) -> None
     assert bench.take().queue is south
 
 
-def test_foreign_requests_are_taken_by_their_own_lane_only(bench: Bench) -> None:
-    """Nor are they put into a batch with frames."""
-    bench.model.together = 4
-    asked, camera = bench.queue("asked", room=4), bench.queue("camera", room=4)
-    asked.share.foreign = True
-    for queue in (asked, camera, camera, asked):
-        bench.put(queue)
-    job = bench.take()
-    assert [one.queue for one in bench.board.gather(job)] == [camera, camera]
-    other = bench.board.take_foreign()
-    assert other is not None
-    assert [one.queue for one in bench.board.gather(other)] == [asked, asked]
-    bench.board.close()
-    assert bench.board.take_foreign() is None
-
-
 def test_what_is_older_than_the_deadline_is_dropped(bench: Bench) -> None:
     """A capture that waited too long is counted and not taken; the next one is."""
     queue = bench.queue(deadline=60.0)

@@ -88,21 +88,6 @@ def test_a_picture_is_asked_of_a_model_that_no_pipeline_has(box: Box) -> None:
     assert new.stats.inferred == 3
 
 
-def test_requests_may_be_left_to_a_lane_of_their_own(box: Box) -> None:
-    """What waits already is taken by it, too, and by all others once it is left to them again."""
-    queue = box.runner.accept("page", "light", "picture", room=3)
-    asked = [queue.submit(plain(shade)) for shade in (10, 100)]
-    box.runner.leave(queue, foreign=True)
-    assert value(asked[0].result(10)) < value(asked[1].result(10))
-    waiting = queue.submit(plain(200))
-    box.runner.leave(queue, foreign=True)
-    assert waiting.result(10)
-    assert [thread.name for thread in threading.enumerate()].count("lane-foreign") == 1
-    box.runner.start()
-    box.runner.leave(queue, foreign=False)
-    assert value(queue.submit(plain(200)).result(10)) == value(waiting.result())
-
-
 def test_an_error_is_the_answer_and_a_canceled_request_costs_nobody_else(box: Box) -> None:
     """A region outside of the picture; once nobody asks any more, the model is unloaded."""
     queue = box.runner.accept("page", "light", "picture", room=8)

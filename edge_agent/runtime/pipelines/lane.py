@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from ...core.threads import run_behind
 from ...inference.model import Model
 from ..scheduler.board import Board, Job
 
@@ -12,19 +11,14 @@ from ..scheduler.board import Board, Job
 class Lane:
     """The work of one lane until the board is closed."""
 
-    def __init__(self, board: Board[Model], *, foreign: bool = False) -> None:
-        """Create a lane; *foreign*: for requests that are left to it, behind all other threads."""
+    def __init__(self, board: Board[Model]) -> None:
         self._board = board
-        self.foreign = foreign
         self.busy_since: float | None = None
         """When the present frames began, monotonic seconds; None: idle. For the watchdog."""
 
     def run(self) -> None:
         """Infer frames in turn until closed."""
-        if self.foreign:
-            run_behind()
-        take = self._board.take_foreign if self.foreign else self._board.take
-        while (job := take()) is not None:
+        while (job := self._board.take()) is not None:
             self.busy_since = time.monotonic()
             infer(self._board, job)
             took = time.monotonic() - self.busy_since

@@ -282,16 +282,6 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             self.active.load(serving)
         return queue
 
-    def leave(self, queue: RequestQueue[Model], *, foreign: bool) -> None:
-        """Leave requests to a lane of their own, behind all others, or to the others."""
-        if foreign and not self._lanes[-1].foreign:
-            with self.arranging:
-                if not self._lanes[-1].foreign:
-                    lane = Lane(self.board, foreign=True)
-                    self._lanes = [*self._lanes, lane]
-                    self.threads.spawn("lane-foreign", lane.run, patient=True)
-        queue.leave(foreign=foreign)
-
     def answering(self, queue: RequestQueue[Model]) -> list[Serving]:
         """List the servings that answer a queue's requests; empty after `refuse`."""
         return next((servings for each, servings in self._accepted if each is queue), [])

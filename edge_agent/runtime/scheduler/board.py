@@ -50,7 +50,6 @@ class Board(Generic[M]):
         self._lock = threading.RLock()
         # A condition for each kind of waiting: a capture wakes only one lane.
         self._work = threading.Condition(self._lock)
-        self._work_foreign = threading.Condition(self._lock)
         self._changed = threading.Condition(self._lock)
         self._queues: list[FrameQueue[M]] = []
         self._shares = FairShare()
@@ -105,9 +104,9 @@ class Board(Generic[M]):
                 self._shares.join(queue.share)
             queue.append(make)
             if self._gathering:
-                self._wake_all()  # for the lane that collects frames, or another
+                self._work.notify_all()  # for the lane that collects frames, or another
             elif not queue.held:  # otherwise `finish` wakes a lane for it
-                self._wake_for(queue)
+                self._work.notify()
             return True
 
     def offer(self, queue: FrameQueue[M], make: Callable[[int], Sample]) -> bool:
@@ -161,16 +160,6 @@ class Board(Generic[M]):
 
     # Lane side
 
-    def take_foreign(self) -> Job[M] | None:
-        """Wait for a capture that is left to the lane of foreign requests; None once closed."""
-        with self._lock:
-            while not self._closed:
-                job = self._next(foreign=True)
-                if job is not None:
-                    return job
-                self._work_foreign.wait()
-            return None
-
     def take(self) -> Job[M] | None:
         """Wait for a capture, and take the next one in turn; None once closed."""
         with self._lock:
@@ -195,26 +184,23 @@ class Board(Generic[M]):
             until = job.began + self.max_delay
             self._gathering.append(model)
             while not self._closed:
-                full = len(jobs) == model.together
-                more = None if full else self._next(model, foreign=job.queue.share.foreign)
+                more = self._next(model) if len(jobs) < model.together else None
                 if more is not None:
                     jobs.append(more)
                     continue
                 left = until - self._clock()
-                if full or left <= 0 or not self._worth_waiting(jobs):
+                if len(jobs) == model.together or left <= 0 or not self._worth_waiting(jobs):
                     break
                 self._work.wait(left)
             self._gathering.remove(model)
             # Lanes woken meanwhile have left their frames to this one.
-            self._wake_all()
+            self._work.notify_all()
         for one in jobs:
             one.batched = len(jobs)
         return jobs
 
     def _worth_waiting(self, jobs: list[Job[M]]) -> bool:
         """Whether a pipeline may still add a frame, and no other frame needs the lane."""
-        if jobs[0].queue.share.foreign:
-            return False  # pipelines need the model meanwhile
         model, served = jobs[0].model, {id(job.queue) for job in jobs}
         more = False
         for queue in self._queues:
@@ -224,22 +210,14 @@ class Board(Generic[M]):
             more = more or (chosen is model and id(queue) not in served)
         return more
 
-    def _wake_for(self, queue: FrameQueue[M]) -> None:
-        """Wake a lane that may take the frames of a queue."""
-        (self._work_foreign if queue.share.foreign else self._work).notify()
-
-    def _wake_all(self) -> None:
-        self._work.notify_all()
-        self._work_foreign.notify_all()
-
-    def _next(self, only: M | None = None, *, foreign: bool = False) -> Job[M] | None:
+    def _next(self, only: M | None = None) -> Job[M] | None:
         """Take the next frame in turn, or the next one for the model *only*."""
         now = self._clock()
         waiting: list[FrameQueue[M]] = []
         for queue in self._queues:
             if queue.deadline and queue.frames:
                 self._drop_late(queue, now)
-            if queue.frames and queue.share.foreign == foreign:
+            if queue.frames:
                 waiting.append(queue)
         while waiting:
             new = [queue for queue in waiting if queue.is_new]
@@ -301,9 +279,9 @@ class Board(Generic[M]):
                 self._changed.notify_all()
             if job.model in self._untried:
                 self._untried.remove(job.model)
-                self._wake_all()
+                self._work.notify_all()
             if job.model.in_order and queue.frames:
-                self._wake_for(queue)
+                self._work.notify()
             ready = queue.results.next()
         while ready is not None:
             ready()
@@ -312,7 +290,7 @@ class Board(Generic[M]):
                 queue.results.delivered()
                 ready = queue.results.next()
                 if behind and not queue.results.behind:
-                    self._wake_for(queue)
+                    self._work.notify()
                 if ready is None:
                     self._changed.notify_all()
 
@@ -331,7 +309,7 @@ class Board(Generic[M]):
         """Hold all lanes between two frames."""
         with self._lock:
             yield
-            self._wake_all()
+            self._work.notify_all()
             self._changed.notify_all()
 
     def drain(self, models: Sequence[M], timeout: float) -> list[M]:
@@ -359,7 +337,7 @@ class Board(Generic[M]):
         # Before the lock: if many captures wait, running lanes would hardly release it.
         self._closed = True
         with self._lock:
-            self._wake_all()
+            self._work.notify_all()
             self._changed.notify_all()
             for queue in self._queues:
                 queue.notify()

@@ -24,15 +24,13 @@ LONGEST_WAIT = 1.0
 class Share:
     """The lane time of one pipeline."""
 
-    __slots__ = ("foreign", "priority", "spent")
+    __slots__ = ("priority", "spent")
 
     def __init__(self, priority: int = 0) -> None:
         self.priority = priority
         """The highest priority goes first."""
         self.spent = 0.0
         """Lane time in seconds, starting from the others' value when it joined."""
-        self.foreign = False
-        """Whether it is of requests that are left to the lane behind all others."""
 
 
 class Queued(Protocol):

@@ -92,12 +92,6 @@ class RequestQueue(Generic[M]):
         for _, future in list(self._waiting.values()):
             future.cancel()
 
-    def leave(self, *, foreign: bool) -> None:
-        """Leave requests to the lane behind the others, or to all the others."""
-        if self._queue.share.foreign != foreign:
-            with self._board.boundary():  # which wakes the lanes that may take them now
-                self._queue.share.foreign = foreign
-
     # The route; see `queue.Route`
 
     def request(self, sample: Sample) -> Request:
