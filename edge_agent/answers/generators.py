@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from ..config.settings import Arm, Settings
 from ..core.errors import ModelError
-from ..core.files import size_of
-from ..inference.engines.generator_process import GeneratorProcess
+from ..inference.engines.generator_process import GeneratorProcess, check_budget
 from ..inference.engines.registry import engine_order
 from ..models.manifest import ModelFolder
 from ..models.store.catalog import Catalog
@@ -29,13 +28,7 @@ def open_generator(
     """
     engine_order([], settings.engine, folder.network)
     text = settings.text
-    weights_mb = -(-size_of(folder.path) // 2**20)
-    if 0 < budget_mb < weights_mb + text.kv_cache_mb:
-        raise ModelError(
-            f"{folder.manifest.id}: its {weights_mb} MB and text.kv_cache_mb = {text.kv_cache_mb} "
-            f"are more than memory_budget_mb = {budget_mb}; lower text.kv_cache_mb, or use a "
-            "smaller model"
-        )
+    check_budget(folder, text.kv_cache_mb, budget_mb)
     return GeneratorProcess(
         *(folder, lost),
         kv_cache_mb=text.kv_cache_mb,

@@ -89,13 +89,15 @@ def _answer(question: Any) -> dict[str, Any]:
     if question["user"] is not None:
         _become(User(*question["user"]))
     folder = load(Path(question["folder"]), [question["variant"]])
+    match, facts = match_profile(settings)
     if folder.manifest.task == "generate":
         from ..inference.engines.generator import LABEL, try_out
+        from ..inference.engines.generator_process import check_budget
 
+        check_budget(folder, settings.text.kv_cache_mb, match.profile.memory_budget_mb)
         wanted = settings.trial.golden or bool(folder.manifest.trial.golden)
         _, golden = try_out(folder, golden=wanted)
         return asdict(Checked(LABEL, LABEL.partition(":")[0], None, [], golden))
-    match, facts = match_profile(settings)
     # Uses what the agent has learned about its engines here, because its choice depends on that.
     store = open_store(settings, make=False)
     engines = DeviceEngines(match.profile, facts, settings.engine, state=store.root)
