@@ -129,8 +129,7 @@ def test_openais_own_client_gets_what_it_gets_of_openai(asked: Asked) -> None:
     refused(openai.BadRequestError, "stream_options: expected", stream_options=usage)
     amid = client.completions.create(model="wide", prompt="hello", max_tokens=2000, stream=True)
     assert all(chunk.choices[0].text for chunk, _ in zip(amid, range(9), strict=False))
-    with pytest.raises(openai.APIError, match="kv_cache_mb = 1"):
-        list(amid)
+    assert list(amid)[-1].choices[0].finish_reason == "length", "the cache is full"
     assert asked.say("hello", max_tokens=40) == text, "others go on"
 
 
