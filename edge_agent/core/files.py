@@ -85,8 +85,11 @@ def make_state_folder(folder: Path) -> None:
     _check_writable(folder, folder)
 
 
-def check_state_folder(folder: Path) -> None:
+def check_state_folder(folder: Path) -> Path:
     """Check that `make_state_folder` would succeed, without creating anything.
+
+    Returns:
+        The folder itself, or the one in which it would be made.
 
     Raises:
         UsageError: as there.
@@ -101,7 +104,8 @@ def check_state_folder(folder: Path) -> None:
         if not stat.S_ISDIR(mode):
             raise UsageError(f"state_dir: {folder}: {there} is no folder")
         _check_writable(there, folder)
-        return
+        return there
+    raise UsageError(f"state_dir: {folder}: no folder can be made there")
 
 
 def _check_writable(there: Path, folder: Path) -> None:

@@ -247,6 +247,7 @@ def test_check_looks_at_the_settings_of_the_service(box: Box) -> None:
     box.add_to_unit("Environment=EDGE_AGENT_STATE_DIR=/srv/other\nSetCredential=broker.password:x")
     lines = box.lines()
     assert "ok    state_dir: /srv/other, made by the first run" in lines
+    assert not any(line.startswith("note  disk") for line in lines)
     unread = f"SetCredential= of {UNIT.name}: only systemd can read it"
     assert f"note  settings: {unread}" in lines
     box.settings(config="mine.toml", source="dir:x")

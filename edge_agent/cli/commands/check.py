@@ -454,10 +454,12 @@ def _taken(port: int, host: str = "127.0.0.1") -> str | None:
 
 def _device(settings: Settings) -> list[str]:
     """List the problems of the machine itself, worded as in health."""
+    from ...core.files import check_state_folder
     from ...device.pressure import disk_problems, memory_problems
     from ...device.thermal import Thermometer
 
-    return [*Thermometer().read().problems(), *memory_problems(), *disk_problems(settings.state)]
+    disk = disk_problems(check_state_folder(settings.state))
+    return [*Thermometer().read().problems(), *memory_problems(), *disk]
 
 
 def _trust(report: Report, trust: Trust) -> None:
