@@ -5,8 +5,6 @@ A model that runs forever, crashes, or takes all memory ends the child, not the 
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 from ..config.settings import Settings
 from ..core.child import ChildError, answer_question, ask, die_with_parent
 from ..core.errors import ModelError
-from ..core.privileges import User, acting_as, become
+from ..core.privileges import User, become, keeps_program
 from ..core.state_file import only_looking
 from ..core.types import Kind
 from ..models.manifest import ModelFolder
@@ -87,7 +85,9 @@ def _answer(question: Any) -> dict[str, Any]:
 
     settings = load_settings(Namespace(config=question["config"]))  # maybe for root alone to read
     if question["user"] is not None:
-        _become(User(*question["user"]))
+        user = User(*question["user"])
+        become(user, reading=keeps_program(user))
+        die_with_parent()  # whose death the kernel does not report to another user unless asked
     folder = load(Path(question["folder"]), [question["variant"]])
     match, facts = match_profile(settings)
     if folder.manifest.task == "generate":
@@ -116,15 +116,6 @@ def _answer(question: Any) -> dict[str, Any]:
 def _look(question: Any) -> dict[str, Any]:
     with only_looking():
         return _answer(question)
-
-
-def _become(user: User) -> None:
-    """Become the user; only a program that just root can read keeps the right to read it."""
-    program = (sys.prefix, os.__file__, __file__)
-    with acting_as(user):
-        reading = not all(os.access(path, os.R_OK, effective_ids=True) for path in program)
-    become(user, reading=reading)
-    die_with_parent()  # whose death the kernel does not report to another user unless asked again
 
 
 if __name__ == "__main__":

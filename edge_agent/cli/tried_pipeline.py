@@ -40,7 +40,7 @@ def load_second_stages(
         return []
     from ..serving.loader import open_library, open_store
 
-    library = open_library(settings, open_store(settings))
+    library = open_library(settings, open_store(settings, make=False))
     loaded = []
     for stage in pipeline.stages:
         arm = parse_route(stage.model)[0]

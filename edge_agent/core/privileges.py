@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pwd
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,13 @@ def become(user: User, *, reading: bool = False) -> None:
     os.setresuid(user.uid, user.uid, user.uid)
     if reading:
         _keep_reading(alone=True)
+
+
+def keeps_program(user: User) -> bool:
+    """Whether only root may read this program, so that whoever becomes *user* must keep reading."""
+    with acting_as(user):
+        program = (sys.prefix, os.__file__, __file__)
+        return not all(os.access(path, os.R_OK, effective_ids=True) for path in program)
 
 
 def _keep_reading(*, alone: bool = False) -> None:

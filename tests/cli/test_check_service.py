@@ -252,3 +252,17 @@ def test_check_looks_at_the_settings_of_the_service(box: Box) -> None:
     assert f"note  settings: {unread}" in lines
     box.settings(config="mine.toml", source="dir:x")
     assert not any("/srv/other" in line for line in box.lines("mine.toml"))
+
+
+def test_root_adds_a_model_where_the_service_looks_for_it(box: Box) -> None:
+    """A drop-in may name another state folder than the file does; `add` went by the file."""
+    other = box.place / "other"
+    other.mkdir()
+    if os.getuid() == 0:
+        shutil.chown(other, "nobody")
+    box.add_to_unit("Environment=EDGE_AGENT_STATE_DIR=/srv/other")
+    add = [sys.executable, "-m", "edge_agent", "add", "/srv/models/light"]
+    done = box.run(*add, "--config", "/srv/config.toml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in (other / "models").iterdir()] == ["light"]
+    assert list(box.state.iterdir()) == []

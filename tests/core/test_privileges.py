@@ -90,3 +90,30 @@ def test_a_model_is_tried_by_the_user_of_the_state_folder(tmp_path: Path) -> Non
     said = json.loads(output.splitlines()[-1])
     assert said["answer"]["choice"] in {"onnxruntime", "openvino"}
     assert list(state.iterdir()) == []
+
+
+def test_a_model_is_tuned_by_the_user_of_the_state_folder(tmp_path: Path) -> None:
+    """Root runs no engine on what that user has put there, and follows none of their links."""
+    config, state = tmp_path / "config.toml", tmp_path / "state"
+    config.write_text('state_dir = "state"\n')
+    config.chmod(0o600)
+    state.mkdir()
+    os.chown(state, OTHER, OTHER)
+    folder = brightness(tmp_path / "light")
+    open_to_strangers(tmp_path)
+    command = [sys.executable, "-m", "edge_agent", "bench", "pipeline", str(folder), "--tune"]
+    tuning = subprocess.Popen(
+        [*command, "--config", str(config)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=CHECKOUT,
+    )
+    status = Path(f"/proc/{tuning.pid}/status")
+    theirs = "\t".join(["Uid:", *[str(OTHER)] * 4])
+    wait_until(lambda: theirs in status.read_text().splitlines(), "it to give up root")
+    _, said = tuning.communicate()
+    assert tuning.returncode == 0, said
+    made = list(state.rglob("*"))
+    assert made
+    assert {path.lstat().st_uid for path in made} == {OTHER}

@@ -62,4 +62,4 @@ def _catalog(file: Path | None, config: str | None) -> Catalog | None:
     settings = load(file)
     if config is None and not os.access(settings.state, os.W_OK):
         return None  # likewise
-    return open_library(settings, open_store(settings))
+    return open_library(settings, open_store(settings, make=False))

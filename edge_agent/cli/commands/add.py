@@ -54,6 +54,14 @@ def main(options: Options) -> int:
     path = Path(options.path)
     if not options.path or not path.exists():
         raise UsageError(f"PATH: {options.path!r}: no such file or folder")
+    from ...config.load import find_file
+    from .service_settings import as_the_service
+
+    with as_the_service(find_file(options.config)):
+        return _add(path, options)
+
+
+def _add(path: Path, options: Options) -> int:
     settings = load_settings(options)
     from ...config.load import find_file
     from ...models.importing import file_of, import_model

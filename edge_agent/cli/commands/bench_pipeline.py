@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import AgentError, UsageError
+from ...core.privileges import become, keeps_program
 from ...tools import bars
 from ..options import Options, add_config, load_settings, not_negative, positive
 from ..progress import say
@@ -98,10 +99,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: Options) -> int:
     """Measure and print, or with `--tune` only tune."""
     from ...bench.common.models import find_models
+    from ...config.load import find_file
+    from .service_settings import as_the_service
 
     models = find_models(options.models, options.config, say)
     if options.tune:
-        return _tune(models, options)
+        with as_the_service(find_file(options.config)):
+            return _tune(models, options)
     picture = picture_of(options.picture)
     clip, played = recording_of(options, models) or (clip_of(options), "")
     from ...bench.pipeline.measure_pipeline import measure
@@ -126,8 +130,12 @@ def _tune(models: list[Path], options: Options) -> int:
     from ...serving.choice import DeviceEngines, match_profile
     from ...serving.loader import ModelLoader, open_store
     from ...serving.tuner import tune_model
+    from .service_user import state_user
 
     settings = load_settings(options)
+    if (user := state_user(settings.state)) is not None:
+        # Who will read the results, and may have written the models.
+        become(user, reading=keeps_program(user))
     match, facts = match_profile(settings)
     store = open_store(settings)
     engines = DeviceEngines(match.profile, facts, settings.engine, state=store.root)
