@@ -55,7 +55,7 @@ def describe(path: Path) -> Description:
     """
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
-    path = file_of(path)
+    path = file_of(path, describing=True)
     # First, and with its own error: a file that cannot run has no description.
     bare = inspect_network(path) if path.is_file() and path.suffix in BARE else None
     try:

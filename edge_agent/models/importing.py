@@ -159,15 +159,18 @@ def copy_folder(folder: Path, place: Path) -> None:
         fault("install.file")
 
 
-def file_of(path: Path) -> Path:
+def file_of(path: Path, *, describing: bool = False) -> Path:
     """Return the network's file in an exporter's folder; any other path unchanged.
 
-    For a folder that only contains a model folder, return that.
+    For a folder that only contains a model folder, return that. *describing*: an empty manifest
+    counts as none, because a shell makes one before `describe --draft DIR > DIR/model.toml` runs.
 
     Raises:
         ModelError: a folder without model.toml contains no network, or several candidates.
     """
-    if not path.is_dir() or (path / MANIFEST).exists():
+    manifest = path / MANIFEST
+    empty = describing and manifest.is_file() and manifest.stat().st_size == 0
+    if not path.is_dir() or (manifest.exists() and not empty):
         return path
     with disk_errors(f"{path}: reading it"):
         models = sorted(one.parent for one in path.glob(f"*/{MANIFEST}"))

@@ -200,6 +200,11 @@ def test_the_draft_alone_is_a_manifest_for_a_file(tmp_path: Path) -> None:
         found = tomllib.loads(said.out)
         assert (said.code, found["file"]) == (0, path.name if path.is_file() else "model.onnx")
     assert "# to decide: " in call_cli("describe", "--draft", str(network)).out
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    network.rename(folder / network.name)
+    (folder / "model.toml").touch()  # by the shell: `describe DIR --draft > DIR/model.toml`
+    assert "# to decide: " in call_cli("describe", "--draft", str(folder)).out
 
 
 def test_the_command_as_text(tmp_path: Path) -> None:
