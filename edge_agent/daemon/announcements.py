@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..config.device_profile import unlisted
 from ..config.rule_checks import LEAVES_NOTHING
+from ..config.settings import parse_route
 from ..core.callbacks import Callbacks
 from ..core.errors import ModelError
 from ..inference.engines.registry import engine_words, installed
@@ -185,6 +186,7 @@ class Announcements:
             names = {serving.arm.name for serving in runner.active.all()}
             names |= {*self._store.names(), *self._ledger.names()}
             catalog = self._catalog.now()
+            names |= {name for name in self._asked() if catalog.versions(name)}
             now = []
             self._broken.clear()
             for name in sorted(names):
@@ -196,6 +198,13 @@ class Announcements:
             self._retained.clear_gone()
             self.info()
             self.pipelines()
+
+    def _asked(self) -> set[str]:
+        """Return the names of the models that are asked, of which no pipeline runs most."""
+        settings = self._runner.settings
+        asks = [ask.model for pipeline in settings.pipelines for ask in pipeline.ask]
+        routes = [*settings.infer.models, *(model for model in asks if model is not None)]
+        return {arm.name for route in routes for arm in parse_route(route)}
 
     def _model_state(self, name: str, catalog: Catalog) -> dict[str, Any]:
         runner = self._runner

@@ -125,6 +125,8 @@ def test_a_language_model_answers_several_at_once_as_one_by_one(talk: Talk) -> N
     assert refused["error"].startswith("schema: Type should be a string"), refused
     assert talk.reply(beside)["text"] == alone[1], "it begins anew"
     assert talk.ask(prompt=PROMPTS[0])["text"] == alone[0], "it has recovered"
+    state = talk.heard.wait_state(f"{D}/model/tiny", live="1")
+    assert state["versions"] == ["1"]
     health = talk.heard.wait_state(f"{D}/health", state="ok")
     assert health["pipelines"]["lamp"]["dropped"]["error"] == 0
     talk.send(prompt="hello")
