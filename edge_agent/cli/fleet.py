@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
-from ..core.errors import AgentError, MalformedError, UsageError
+from ..core.errors import AgentError, BrokerError, MalformedError, UsageError
 from ..core.names import NAME_RULE, is_name, is_version
 from ..core.text import printable
 from ..delivery.plan import read
@@ -21,6 +23,7 @@ from ..mqtt.connection import ReceivedMessage, parse_object
 from ..mqtt.declared import as_declared
 from ..mqtt.look import Said, offline_since, tables_in, texts_in
 from ..mqtt.one_shot import OneShotClient
+from ..mqtt.probe import WITHOUT, retained_trouble
 
 LOOK_SECONDS = 1.5
 """How long the first retained topic may take to arrive."""
@@ -115,6 +118,9 @@ class Fleet:
             found = self._collect(missing[start : start + BATCH])
             if any(each.topic.endswith(proofs) for each in found):
                 self._miss()
+        named = self._withheld()
+        for start in range(0, len(named), BATCH):
+            self._collect(named[start : start + BATCH], first_s=QUIET_SECONDS)
         self._note_refusal()
 
     def _note_refusal(self) -> None:
@@ -157,18 +163,52 @@ class Fleet:
         self._asked.update(new)
         return new
 
+    def _withheld(self) -> list[str]:
+        """List the topics of models and sources that devices name, where a wildcard brought none.
+
+        Some brokers, such as RabbitMQ, send no retained messages to wildcards.
+        """
+        named = []
+        for device, info in self.info.items():
+            has = {"model": texts_in(info.get("has"))}
+            has["source"] = [str(each.get("name")) for each in tables_in(info.get("pipelines"))]
+            for kind, names in has.items():
+                start = f"{self._root}/{device}/{kind}/"
+                wanted = {f"{start}+", f"{self._root}/+/{kind}/+"} & set(self._client.filters)
+                if wanted and not any(each.startswith(start) for each in self.topics[device]):
+                    named += [start + name for name in names if is_name(name)]
+        new = [topic for topic in named if topic not in self._asked]
+        self._asked.update(new)
+        return new
+
+    @cached_property
+    def nobody(self) -> str:
+        """Why no device may be known of but by its name."""
+        if not self._client.retains:
+            return f"this broker keeps no retained messages: {WITHOUT}"
+        with suppress(BrokerError):
+            topic = f"{self._root}/edge-agent-cli/reply/{uuid.uuid4().hex}"
+            if trouble := retained_trouble(self._client.broker, topic):
+                return f"this broker {trouble}; name one device, with --device ID"
+        return "this broker knows of no device; is it the right one, and does an agent run?"
+
     def _collect(
-        self, filters: list[str] | None = None, *, only_new: bool = False
+        self,
+        filters: list[str] | None = None,
+        *,
+        only_new: bool = False,
+        first_s: float = LOOK_SECONDS,
     ) -> list[ReceivedMessage]:
         """Collect retained messages for these filters, or for the subscribed ones.
 
         *only_new*: of topics that are not known, because another node may have older ones.
+        *first_s*: how long the first may take to arrive once the subscription is granted.
         """
         if filters is not None:
             self._client.ask(filters)
         collected: list[ReceivedMessage] = []
         now, pace = time.monotonic(), 1.0 if self._client.protocol == 5 else SLOWER
-        quiet, most = now + LOOK_SECONDS * pace, now + MOST_SECONDS
+        quiet, most = now + first_s * pace, now + MOST_SECONDS
         while (left := min(quiet, most) - time.monotonic()) > 0:
             heard = self._client.next(left)
             if heard is None and (self._client.unanswered or self._client.receives):
@@ -353,6 +393,8 @@ def absence(fleet: Fleet, target: str) -> str:
     """Return why no device can be reached."""
     if target.startswith("@"):
         members = fleet.members(target[1:])
+        if not fleet.status:
+            return fleet.nobody
         return f"no online device is in group {target}" + (
             f" (offline: {', '.join(members)})" if members else ""
         )

@@ -44,7 +44,7 @@ class OneShotClient:
         """What has come while something else was waited for."""
         self._topics: dict[int, str] = {}
         """Topics in flight by message id. An id is reused after 65535 others."""
-        self._broker = broker
+        self.broker = broker
         self._filters = list(filters)
         self.refused = ""
         """Why the broker refused a subscription; "": it has not."""
@@ -54,7 +54,7 @@ class OneShotClient:
 
     def _connect(self, avoid: Where | None = None) -> Connection:
         connection = connect(
-            self._broker,
+            self.broker,
             f"edge-agent-cli-{uuid.uuid4().hex[:12]}",
             hooks=Hooks(
                 message=self._received.put,
@@ -203,7 +203,7 @@ class OneShotClient:
         from .diagnose import explain_publish
 
         topic = self._topics.get(refused.mid, "one of its topics")
-        return explain_publish(self._broker, topic, refused.refusal.code, refused.refusal.reason)
+        return explain_publish(self.broker, topic, refused.refusal.code, refused.refusal.reason)
 
     def read(self, topic: str, seconds: float, by: str | None = None) -> bytes | None:
         """Return the retained message of a topic, or None if none arrives in time.

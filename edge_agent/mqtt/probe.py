@@ -11,6 +11,8 @@ from .one_shot import OneShotClient
 
 LIVE_SECONDS = 2.0
 RETAINED_SECONDS = 5.0
+WITHOUT = "status and models of all devices, groups and roll-outs do not work there"
+"""What such a broker is no good for."""
 
 
 def retained_trouble(broker: Broker, topic: str) -> str:
@@ -41,7 +43,7 @@ def retained_trouble(broker: Broker, topic: str) -> str:
             ):
                 with OneShotClient(broker, []) as other:
                     if other.read(topic, RETAINED_SECONDS, by) != mark:
-                        return f"{words}: status, models, groups and roll-outs do not work there"
+                        return f"{words}: {WITHOUT}"
             return ""
         finally:
             if not client.gone:

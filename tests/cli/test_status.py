@@ -25,6 +25,7 @@ from tests.helpers.support import (
     Called,
     Listener,
     Mosquitto,
+    Relay,
     call_cli,
     free_port,
     run_cli,
@@ -489,3 +490,36 @@ def test_a_real_agent_is_looked_at(
     assert re.match(
         r"1 device: 1 offline\nedge-01  offline  since .* s ago \(stopped\)", done.stdout
     )
+
+
+class NoWildcards(Relay):
+    """Has a broker of MQTT 5 send no retained messages to wildcards, as RabbitMQ does."""
+
+    def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
+        if data[0] == 0x82:  # SUBSCRIBE, in one piece and by itself
+            data = re.sub(rb"(\+[^\x00\x01]*)([\x00\x01])", _without_retained, data)
+        super().pass_on(data, source, sink)
+
+
+def _without_retained(found: re.Match[bytes]) -> bytes:
+    return found[1] + bytes([found[2][0] | 0x20])
+
+
+def test_a_broker_without_retained_messages_for_wildcards(device: Make) -> None:
+    """RabbitMQ: "knows of no device", and a device without models, was what was said of it."""
+    models = [{"name": "face", "serves": "face@3", "engine": "openvino:CPU"}]
+    one = device("one", models=models, has=["face"])
+    one.healthy()
+    one.say("model/face", name="face", live="3", versions=["3"])
+    relay = NoWildcards(int(os.environ["EDGE_AGENT_BROKER__URL"].rpartition(":")[2]))
+    broker = ("--broker", relay.url)
+    why = "this broker sends no retained messages to wildcards: "
+    for command in (("status",), ("status", "--device", "@all"), ("models",)):
+        said = call_cli(*command, *broker)
+        assert (said.code, said.out) == (1, "")
+        assert why in said.err
+    named = call_cli("models", "--device", "one", *broker)
+    assert named.out.splitlines()[1:] == ["  face: live 3; has 3"]
+    assert call_cli("status", "--device", "one", *broker).code == 0
+    relay.shut()
+    relay.cut()

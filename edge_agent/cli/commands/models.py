@@ -54,6 +54,8 @@ def main(options: Options) -> int:
     names = fleet.named(target) if target else sorted(fleet.status)
     if target and not any(name in fleet.status for name in names):
         raise AgentError(absence(fleet, target))
+    if not names:
+        raise AgentError(fleet.nobody)
     for name in names:
         if options.json:
             shown = {"schema": 1, "device": name, "online": fleet.online(name)}

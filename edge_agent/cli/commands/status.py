@@ -123,9 +123,9 @@ def _served(fleet: Fleet, device: str) -> dict[str, str]:
 
 
 def _nobody(fleet: Fleet, target: str | None) -> str:
-    known = ", ".join(sorted(fleet.status)) or "none"
-    if target is None:
-        return "this broker knows of no device; is it the right one, and does an agent run?"
+    if target is None or (target.startswith("@") and not fleet.status):
+        return fleet.nobody
+    known = ", ".join(sorted(fleet.status))
     if target.startswith("@"):
         return f"no device is in group {target}; known devices: {known}"
     return unknown(fleet, target)
