@@ -47,6 +47,7 @@ MOST_BYTES = 2**20
 """Largest message of a device on one of these topics."""
 BATCH = 200
 """Number of exact topics requested at once."""
+NOBODY = "this broker knows of no device; is it the right one, and does an agent run?"
 
 
 class Fleet:
@@ -182,15 +183,15 @@ class Fleet:
         return new
 
     @cached_property
-    def nobody(self) -> str:
-        """Why no device may be known of but by its name."""
+    def blind(self) -> str:
+        """Why the broker shows no device but by its name; "": it would show them."""
         if not self._client.retains:
             return f"this broker keeps no retained messages: {WITHOUT}"
         with suppress(BrokerError):
             topic = f"{self._root}/edge-agent-cli/reply/{uuid.uuid4().hex}"
             if trouble := retained_trouble(self._client.broker, topic):
                 return f"this broker {trouble}; name one device, with --device ID"
-        return "this broker knows of no device; is it the right one, and does an agent run?"
+        return ""
 
     def _collect(
         self,
@@ -393,8 +394,8 @@ def absence(fleet: Fleet, target: str) -> str:
     """Return why no device can be reached."""
     if target.startswith("@"):
         members = fleet.members(target[1:])
-        if not fleet.status:
-            return fleet.nobody
+        if not fleet.status and fleet.blind:
+            return fleet.blind
         return f"no online device is in group {target}" + (
             f" (offline: {', '.join(members)})" if members else ""
         )

@@ -12,7 +12,7 @@ from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
 from ...mqtt.look import offline_since
 from ...mqtt.one_shot import OneShotClient
-from ..fleet import Fleet, absence, check_target, incomplete, look_filters, odd_words
+from ..fleet import NOBODY, Fleet, absence, check_target, incomplete, look_filters, odd_words
 from ..options import Options, add_broker, broker_settings
 from ..terminal import printable_json
 
@@ -55,7 +55,9 @@ def main(options: Options) -> int:
     if target and not any(name in fleet.status for name in names):
         raise AgentError(absence(fleet, target))
     if not names:
-        raise AgentError(fleet.nobody)
+        if fleet.blind:
+            raise AgentError(fleet.blind)
+        print(f"edge-agent: {NOBODY}", file=sys.stderr)
     for name in names:
         if options.json:
             shown = {"schema": 1, "device": name, "online": fleet.online(name)}

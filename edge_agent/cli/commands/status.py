@@ -15,7 +15,7 @@ from ...delivery.plan import read
 from ...mqtt.look import DeviceLook, PipelineLook, look_at, tables_in
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.topics import rollouts
-from ..fleet import Fleet, check_target, incomplete, look_filters, odd_words, unknown
+from ..fleet import NOBODY, Fleet, check_target, incomplete, look_filters, odd_words, unknown
 from ..options import Options, add_broker, broker_settings
 from ..terminal import printable_json, say
 
@@ -123,9 +123,11 @@ def _served(fleet: Fleet, device: str) -> dict[str, str]:
 
 
 def _nobody(fleet: Fleet, target: str | None) -> str:
-    if target is None or (target.startswith("@") and not fleet.status):
-        return fleet.nobody
-    known = ", ".join(sorted(fleet.status))
+    if not fleet.status and (target is None or target.startswith("@")) and fleet.blind:
+        return fleet.blind
+    if target is None:
+        return NOBODY
+    known = ", ".join(sorted(fleet.status)) or "none"
     if target.startswith("@"):
         return f"no device is in group {target}; known devices: {known}"
     return unknown(fleet, target)
