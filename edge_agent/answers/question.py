@@ -21,7 +21,7 @@ from ..inference.model import Model
 from ..inference.preprocess.placement import PreparedSample
 from ..inference.preprocess.windowing import Windower
 from ..models.manifest import InputSpec
-from ..sources.opencv import MAX_PIXELS, decode, refusal
+from ..sources.opencv import HEAD_BYTES, MAX_PIXELS, decode, refusal
 from .numbers_json import read_large, to_numbers
 
 PICTURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
@@ -92,7 +92,7 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
 
 def _instead(payload: bytes) -> str:
     """Return what came instead of a question, if known, preceded by a semicolon."""
-    why = refusal(payload[:12]) if payload else "nothing came"
+    why = refusal(payload[:HEAD_BYTES]) if payload else "nothing came"
     if payload.startswith(b"--") and b"form-data" in payload[:1024]:
         why = "a form came; send the file itself as the body, as `curl -T FILE` does"
     return f"; {why}" if why else ""

@@ -20,15 +20,19 @@ _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 """Of a JPEG; what a scan holds has 00 or a number of its intervals behind FF."""
 _END, _SCAN = 0xD9, 0xDA
 _WITHOUT_LENGTH = (0x01, 0xD8)
+HEAD_BYTES = 64
+"""Of a file, for `refusal`."""
 _UNREAD = {
-    "HEIC, as phones write it": (b"ftyphei", b"ftyphev", b"ftypmif1", b"ftypmsf1"),
-    "JPEG XL": (b"\xff\x0a", b"JXL "),
-    "JPEG 2000": (b"jP  ", b"\xff\x4f\xff\x51"),
+    "JPEG XL": (b"\xff\x0a", b"\0\0\0\x0cJXL "),
+    "JPEG 2000": (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"),
     "OpenEXR": (b"\x76\x2f\x31\x01",),
     "SVG or a web page": (b"<svg", b"<?xml", b"<!DOCTYPE", b"<html"),
     "PDF": (b"%PDF",),
 }
-"""Unsupported kinds of pictures, by the first bytes of the file, or those after four bytes."""
+"""Unsupported kinds of pictures, by the first bytes of the file."""
+_HEIF = (b"ftyphei", b"ftyphev", b"ftypmif1", b"ftypmsf1")
+"""Behind the first four bytes. AVIF may begin so, too, and names its own brand further behind."""
+_AVIF = re.compile(rb"avi[fs]")
 _DEFAULTS = {"OPENCV_LOG_LEVEL": "SILENT", "OPENCV_IO_MAX_IMAGE_PIXELS": str(MAX_PIXELS)}
 
 
@@ -66,7 +70,7 @@ def decode(data: Array) -> Array:
         why = f"has more than {MAX_PIXELS // 2**20} megapixels" if large else problem.err
         raise SampleError(f"cannot be decoded: {why}") from None
     if picture is None:
-        why = refusal(data[:12].tobytes()) or "damaged, cut short or no picture"
+        why = refusal(data[:HEAD_BYTES].tobytes()) or "damaged, cut short or no picture"
         raise SampleError(f"cannot be decoded: {why}")
     return picture
 
@@ -88,10 +92,11 @@ def _scans(data: bytes) -> int:
 
 def refusal(head: bytes) -> str | None:
     """Return why a file that begins with *head* is not read, if it is an unsupported picture."""
-    for name, marks in _UNREAD.items():
-        if head.startswith(marks) or head[4:].startswith(marks):
-            return f"it is {name}, which is not read here; convert it to JPEG or PNG"
-    return None
+    found = next((name for name, marks in _UNREAD.items() if head.startswith(marks)), None)
+    brands = head[4 : int.from_bytes(head[:4])]
+    if brands.startswith(_HEIF) and not _AVIF.search(brands):
+        found = "HEIC, as phones write it"
+    return found and f"it is {found}, which is not read here; convert it to JPEG or PNG"
 
 
 def check_size(name: str, width: int, height: int) -> None:

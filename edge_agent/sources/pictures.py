@@ -14,7 +14,7 @@ from ..core.errors import SampleError, SourceError
 from ..core.text import naming
 from ..core.types import Reading
 from .opencv import decode, load
-from .schemes import PICTURES
+from .schemes import PICTURES, UNREAD
 from .source import Metronome, SourceContext
 from .spec import SourceSpec
 
@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 # A larger file is not a usable picture.
 MAX_BYTES = 256 * 1024 * 1024
-UNREAD = frozenset({".avif", ".gif", ".heic", ".heif", ".jp2", ".jxl", ".mpo", ".svg"})
-"""Suffixes of pictures that are skipped, which is logged."""
+SKIPPED = UNREAD | {".avif", ".gif", ".mpo"}
+"""Suffixes of pictures in a folder that are skipped, which is logged."""
 
 
 class PictureFolder:
@@ -85,7 +85,7 @@ def _list(spec: SourceSpec, *, told: bool = False) -> list[str]:
         for folder, _, files in os.walk(path, onerror=_refuse):
             for file in files:
                 entry = Path(folder, file)
-                if entry.suffix.lower() in UNREAD:
+                if entry.suffix.lower() in SKIPPED:
                     unread.append(entry.suffix.lower())
                 # Dot files are remnants of other systems. A link to a picture counts as one: the
                 # author of the settings decides what is read.

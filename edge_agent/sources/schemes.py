@@ -22,6 +22,10 @@ PICTURES = frozenset(
     }
 )
 """Suffixes of picture files, in lower case."""
+UNREAD = frozenset(
+    {".exr", ".hdr", ".heic", ".heif", ".hif", ".j2k", ".jp2", ".jpf", ".jpx", ".jxl", ".svg"}
+)
+"""Those of other pictures, which no video decoder reads right either."""
 SILENCE_SECONDS = 10.0
 """A camera that is silent for this long is lost."""
 
@@ -253,7 +257,7 @@ _ALL = (
         address="path",
         example="dir:frames/",
         options={"loop": LOOP, "rate": RATE},
-        suffixes=PICTURES,
+        suffixes=PICTURES | UNREAD,
     ),
     _recording("csv", "csv:vibration.csv", {".csv", ".tsv"}, separator=SEPARATOR),
     _recording("npy", "npy:vibration.npy", {".npy"}),

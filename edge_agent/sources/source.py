@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ..core.errors import SampleError, SourceError
 from ..core.frozen import record
 from ..core.types import Reading
+from .opencv import HEAD_BYTES, refusal
 from .spec import SourceSpec
 
 _OTHERS = (
@@ -152,12 +153,20 @@ def _check_is_file(spec: SourceSpec) -> None:
     """Check that a path is a file: a pipe could block forever, and cannot be rewound.
 
     Raises:
-        SourceError: it is something else. The source's own module reports a missing file.
+        SourceError: it is something else, or a picture of an unsupported kind. The source's own
+            module reports a file that is missing or cannot be read.
     """
     try:
         mode = spec.local.stat().st_mode
+        for is_other, what in _OTHERS:
+            if is_other(mode):
+                raise SourceError(f"{spec.redacted}: is {what}, expected a file")
+        if spec.kind != "picture":
+            return
+        with spec.local.open("rb") as file:
+            head = file.read(HEAD_BYTES)
     except OSError:
         return
-    for is_other, what in _OTHERS:
-        if is_other(mode):
-            raise SourceError(f"{spec.redacted}: is {what}, expected a file")
+    # Of a HEIC, FFmpeg would take the first tile for the whole picture.
+    if why := refusal(head):
+        raise SourceError(f"{spec.redacted}: {why}")

@@ -268,3 +268,20 @@ def test_a_healthy_picture_of_another_kind_is_not_called_damaged(
         assert source.grab()
         with pytest.raises(SampleError, match=f"{name}.*convert it to JPEG"):
             source.retrieve()
+    with pytest.raises(SourceError, match=f"{name}.*convert it to JPEG"):
+        open_source(parse_source(f"file:{picture}", tmp_path))
+
+
+@pytest.mark.parametrize("brand", [b"avif", b"mif1"])
+def test_an_avif_is_no_heic(brand: bytes, tmp_path: Path) -> None:
+    """AVIF may begin as HEIC does, and is played; so is a clip with bytes of other marks."""
+    data = bytearray(cv2.imencode(".avif", plain(200))[1].tobytes())
+    assert data[8:12] == b"avif"
+    data[8:12] = brand
+    (tmp_path / "picture.avif").write_bytes(data)
+    clip = write_clip(tmp_path / "clip.avi", [plain(200)])
+    clip.write_bytes(b"RIFF\xff\x0a\0\0" + clip.read_bytes()[8:])
+    for name in ("picture.avif", "clip.avi"):
+        with closing(opened(f"file:{name}", tmp_path)) as source:
+            assert source.grab()
+            assert source.retrieve().data.mean() == pytest.approx(200, abs=3)
