@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import ModelError
 from ..core.types import Array, TensorSpec
 from ..models.files.check_onnx import inspect
 from ..models.files.flatbuffer import Table
@@ -58,7 +59,13 @@ class WakeWordModel:
 
     def __init__(self, path: Path) -> None:
         self._paths = [*map(path.with_stem, PARTS), path]
-        self._count = inspect(path).inputs[0].shape[1] or 0
+        facts = inspect(path)
+        self._count, scores = facts.inputs[0].shape[1] or 0, facts.outputs[0].shape[-1]
+        if scores is not None and scores > 1:
+            raise ModelError(
+                f"{path}: gives {scores} scores, not one; of openWakeWord's networks, those of one "
+                "wake word are converted"
+            )
         self._silence, self._quiet = np.zeros((1, 1, BINS)), np.zeros((1, 1, WIDTH))
         runner = _runner if path.suffix == ".onnx" else _interpreter
         sizes = ((1, SAMPLES), (1, FRAMES, BINS, 1), (1, self._count, WIDTH))
@@ -99,7 +106,7 @@ class WakeWordModel:
         }
 
         def through(path: Path, tensor: Any, shape: Sequence[int]) -> Any:
-            network = core.read_model(path)
+            network = core.read_model(_readable(path))
             (entry,), (end,) = network.get_parameters(), network.get_results()
             network.reshape({entry.output(0): list(tensor.output(0).shape)})
             entry.output(0).replace(tensor.output(0))
@@ -122,6 +129,25 @@ class WakeWordModel:
             node.output(0).set_names({name})
         joined = ov.Model([ops.result(node) for node in ends.values()], list(given.values()))
         ov.save_model(joined, folder / self.file, compress_to_fp16=False)
+
+
+def _readable(path: Path) -> Path | bytes:
+    """Return a network in a form that OpenVINO reads: an If of ONNX may have a condition [1, 1]."""
+    if path.suffix != ".onnx":
+        return path
+    import onnx
+
+    model = onnx.load(path)
+    nodes = list(model.graph.node)
+    for place, one in reversed(list(enumerate(nodes))):
+        if one.op_type == "If":
+            scalar = f"{one.input[0]}/scalar"
+            nodes.insert(place, onnx.helper.make_node("Squeeze", [one.input[0]], [scalar]))
+            one.input[0] = scalar
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    serialized: bytes = model.SerializeToString()
+    return serialized
 
 
 def _without(tensor: Any, count: int) -> Any:

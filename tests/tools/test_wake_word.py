@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -92,10 +93,37 @@ def own_scores(wake_word: Path, sound: NDArray[np.int16]) -> list[float]:
     return scores
 
 
+def with_verifier(wake_word: Path) -> None:
+    """Have a second network decide where the first is sure, as in hey_jarvis of openWakeWord."""
+    model = onnx.load(wake_word)
+    random = np.random.default_rng(4)
+    weights = random.normal(0, 0.3, (WORDS * 96, 1)).astype(np.float32)
+    chance = onnx.helper.make_tensor_value_info("ifs", onnx.TensorProto.FLOAT, [1, 1])
+    sure = [
+        node("MatMul", ["flat", "more"], ["again"]),
+        node("Sigmoid", ["again"], ["ifs"]),
+    ]
+    branches = {
+        "then_branch": onnx.helper.make_graph(sure, "sure", [], [chance]),
+        "else_branch": onnx.helper.make_graph(
+            [node("Identity", ["first"], ["ifs"])], "unsure", [], [chance]
+        ),
+    }
+    model.graph.node[-1].output[0] = "first"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "more"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([[0.5]]), "half"))
+    model.graph.node.append(node("GreaterOrEqual", ["first", "half"], ["is_sure"]))
+    model.graph.node.append(node("If", ["is_sure"], ["chance"], **branches))
+    onnx.save(model, wake_word)
+
+
+@pytest.mark.parametrize("verifier", [False, True])
 def test_a_chain_of_three_networks_becomes_one_that_gives_the_same_scores(
-    chain: Path, tmp_path: Path
+    chain: Path, tmp_path: Path, *, verifier: bool
 ) -> None:
     """Bare it is refused with the command; converted it is openWakeWord, from the first window."""
+    if verifier:
+        with_verifier(chain)
     assert any("edge-agent convert" in line for line in describe(chain).missing)
     done = call_cli("convert", str(chain), "-o", str(tmp_path / "made"))
     assert done.code == 0, done.err
@@ -127,3 +155,17 @@ def test_a_wake_word_without_the_two_others_is_told_what_to_put_beside_it(
     assert done.code == 1
     assert "edge-agent describe" in done.err
     assert any("melspectrogram and embedding_model" in line for line in describe(chain).missing)
+
+
+def test_a_wake_word_of_several_classes_is_refused(chain: Path, tmp_path: Path) -> None:
+    """The timer of openWakeWord tells seven times apart; an exception of OpenVINO was what it gave."""
+    model = onnx.load(chain)
+    for one in model.graph.initializer:
+        many = np.repeat(onnx.numpy_helper.to_array(one), 7, axis=1)
+        one.CopyFrom(onnx.numpy_helper.from_array(many, one.name))
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 7
+    onnx.save(model, chain)
+    done = call_cli("convert", str(chain), "-o", str(tmp_path / "made"))
+    assert done.code == 1
+    assert "gives 7 scores, not one" in done.err
+    assert not (tmp_path / "made").exists()
