@@ -158,7 +158,7 @@ def test_a_wake_word_without_the_two_others_is_told_what_to_put_beside_it(
 
 
 def test_a_wake_word_of_several_classes_is_refused(chain: Path, tmp_path: Path) -> None:
-    """The timer of openWakeWord tells seven times apart; an exception of OpenVINO was what it gave."""
+    """The timer of openWakeWord tells seven times apart; it gave an exception of OpenVINO."""
     model = onnx.load(chain)
     for one in model.graph.initializer:
         many = np.repeat(onnx.numpy_helper.to_array(one), 7, axis=1)

@@ -153,7 +153,7 @@ def _model_zoo(picture: Picture) -> Draft | None:
 
 def _nanodet(picture: Picture) -> Draft | None:
     output = {"decoder": "nanodet", "threshold": 0.35, "iou": 0.6}
-    question = "input.resize: letterbox with anchor center (keep_ratio: True), or stretch"
+    question = "input.resize: letterbox with pad 0, anchor center (keep_ratio: True), or stretch"
     # Before -Plus: scores and distances of three levels, each an output.
     widths = [one.shape[-1] for one in picture.facts.outputs if len(one.shape) in {2, 3}]
     if len(widths) == 6 and widths.count(_BINS) == 3 and len({*widths}) == 2:
@@ -342,16 +342,19 @@ def _line(picture: Picture) -> Draft | None:
 
 def _fastestdet(picture: Picture) -> Draft | None:
     width, height = infer_layout.picture_size(picture.input, picture.given["layout"])
-    if len(picture.only) != 4 or None in {width, height} or picture.only[1] != COCO + 5:
+    if len(picture.only) != 4 or None in {width, height} or picture.only[1] <= 5:
         return None
     if picture.only[2:] != ((height or 0) // 16, (width or 0) // 16):
         return None
-    return detector(
-        picture,
-        "FastestDet",
-        {"color": "bgr", "resize": "stretch", "scale": 255},
-        {"decoder": "fastestdet", "threshold": 0.65, "iou": 0.45},
-    )
+    input_ = {"color": "bgr", "resize": "stretch", "scale": 255}
+    output = {"decoder": "fastestdet", "threshold": 0.65, "iou": 0.45}
+    classes = picture.only[1] - 5
+    if classes == COCO:
+        return detector(picture, "FastestDet", input_, output)
+    if not {"Sigmoid", "Softmax"} <= set(picture.facts.operators):
+        return None
+    named = f"output.labels: the names of its {classes} classes, if it is FastestDet's"
+    return detector(picture, "of the form of FastestDet", input_, output, named)
 
 
 def _queries(picture: Picture) -> Draft | None:
@@ -449,7 +452,9 @@ def _classifier(picture: Picture) -> Draft | None:
     if "int" in vectors[0].dtype and vectors[0].name not in picture.facts.steps:
         left.append("output.scale and output.zero_point: of its integers, as its exporter has them")
     return Draft(
-        f"a classifier of {_length(vectors[0])} classes, or as many numbers",
+        f"a classifier of {_length(vectors[0])} classes, or as many numbers"
+        if _length(vectors[0]) != 1
+        else "one number: a classifier of two classes, or a value",
         {"task": "classification", "input": picture.said, "output": output},
         (f"decoder: {decoder}{how}, as the network ends in {maker or 'its input'}",),
         tuple(left),

@@ -16,6 +16,16 @@ _FASTEST = [12.64, 19.39, 37.88, 51.48, 55.71, 138.31, 126.91, 78.23, 131.57, 21
 _FASTEST += [279.92, 258.87]  # for YOLO-FastestV2's COCO weights
 _MOST = 100
 """Classes of a detector with one head."""
+_FACES = {
+    (2, 4, 10): "RetinaFace",
+    (1, 2, 2, 10): "CenterFace",
+    (1, 4, 10): "DBFace",
+}
+"""Detectors of faces that no decoder reads, by the numbers for a box or a cell."""
+_BINS = 4 * 8
+"""Bins of a box's distances, for four sides."""
+_MOST_BOXES = 300
+"""Boxes that Ultralytics' exports with suppression, or without need of one, give at most."""
 _LETTERBOX = {"color": "rgb", "resize": "letterbox", "pad": 114, "scale": 255}
 
 
@@ -38,6 +48,14 @@ def finished(picture: Picture) -> Draft | None:
         input_ = {"color": "rgb", "resize": "stretch", "scale": 255}
         output |= {"threshold": 0.4, "iou": 0.6}
         return detector(picture, "YOLOv4", input_, output, LABELS)
+    if picture.only == (1, _MOST_BOXES, 6):
+        output = {"decoder": "yolo-e2e", "threshold": 0.25}
+        how = (
+            "output.decoder: yolo-e2e if each row is a box's corners, its score and its class, as "
+            "of Ultralytics' v10, v26 and nms=True; else task is raw"
+        )
+        form = "of the form of Ultralytics' exports without a suppression outside"
+        return detector(picture, form, _LETTERBOX, output, how, LABELS)
     return None
 
 
@@ -218,6 +236,14 @@ def _are_anchored(picture: Picture) -> bool:
     return score[2] == 1 and box[1] == score[1] and box[2] in {12, 16, 18}
 
 
+def _widths(picture: Picture) -> tuple[int, ...]:
+    """Return how many numbers each output has for a box or a cell, in order of size."""
+    channels = 3 if picture.given["layout"] == "nhwc" else 1
+    shapes = [one.shape for one in picture.facts.outputs]
+    each = [one[2] if len(one) == 3 else one[channels] for one in shapes if len(one) in {3, 4}]
+    return tuple(sorted(size or 0 for size in each))
+
+
 def unread(picture: Picture) -> Draft | None:
     """Return a draft for a family that no decoder reads, with what to export instead."""
     outputs = picture.facts.outputs
@@ -237,6 +263,18 @@ def unread(picture: Picture) -> Draft | None:
             "for faces take YuNet, SCRFD or UltraFace, for the points of persons a YOLO's pose "
             "(docs/known-models.md)"
         )
+    elif _widths(picture) in _FACES:
+        family = f"{_FACES[_widths(picture)]}, faces in a form of their own"
+        mend = "for faces take YuNet, SCRFD or UltraFace (docs/known-models.md)"
+    elif len(outputs) == 8 and _widths(picture).count(_BINS) == 4:
+        family = "PicoDet's heads"
+        mend = "export it with its post-processing, export.post_process=True, for decoder ssd"
+    elif len(outputs) == 1 and "int" in outputs[0].dtype and len(shape) == 2 and None not in shape:
+        width, height = infer_layout.picture_size(picture.input, picture.given["layout"])
+        if shape != (height, width):
+            return None
+        family = "what each pixel is, in an output that has no axis for the batch"
+        mend = "export it with one ([1, height, width]), or without its last ArgMax"
     elif picture.input.shape[1:] == (76, 32, 1):
         family, mend = WAKE_WORDS, NO_CHAIN
     elif "scale_factor" in {one.name for one in picture.facts.inputs}:

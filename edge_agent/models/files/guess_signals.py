@@ -164,6 +164,13 @@ def signal_draft(facts: NetworkFacts) -> Draft:
             (*assumed, "decoder: softmax (scores as they come), as the network ends in Softmax"),
             (LABELS, *questions),
         )
+    if window and len(outputs) == 1 and outputs[0].shape[1:] == (1,):
+        how = (
+            "task: regression, if its number is a value; if it tells how unusual a window is, "
+            "anomaly with decoder score and output.threshold"
+        )
+        made = {"task": "regression", "input": window, "output": {"decoder": "raw"}}
+        return Draft("one number of a window", made, assumed, questions=(how, *questions))
     family = "no network of one picture"
     shape = inputs[0].shape if len(inputs) == 1 and inputs[0].dtype in {"int32", "int64"} else ()
     if len(shape) == 2 and (shape[1] or _TOKENS) >= _TOKENS:
@@ -193,7 +200,9 @@ def _states(facts: NetworkFacts) -> Iterator[str]:
     left = list(facts.outputs)
     for spec in facts.inputs:
         for output in left:
-            if spec.dtype == output.dtype and _fit(spec.shape, output.shape):
+            # With an axis of a known length, which is not the batch's.
+            known = any(size not in {None, 1} for size in spec.shape)
+            if spec.dtype == output.dtype and known and _fit(spec.shape, output.shape):
                 left.remove(output)
                 yield f"{printable(spec.name)} = {printable(output.name)!r}"
                 break
