@@ -111,7 +111,9 @@ def with_verifier(wake_word: Path) -> None:
     }
     model.graph.node[-1].output[0] = "first"
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "more"))
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([[0.5]]), "half"))
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.full((1, 1), 0.5, np.float32), "half")
+    )
     model.graph.node.append(node("GreaterOrEqual", ["first", "half"], ["is_sure"]))
     model.graph.node.append(node("If", ["is_sure"], ["chance"], **branches))
     onnx.save(model, wake_word)
