@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.errors import SampleError, SourceError
 from ..core.types import Array
+from .picture_header import avif_turns, pnm_scale, turned, with_plain_exif
 
 MAX_PIXELS = 64 * 2**20
 """Largest picture; a PNG of 100 kB can contain an empty gigapixel, which takes 3 GB to decode."""
@@ -33,6 +34,7 @@ _UNREAD = {
 _HEIF = (b"ftyphei", b"ftyphev", b"ftypmif1", b"ftypmsf1")
 """Behind the first four bytes. AVIF may begin so, too, and names its own brand further behind."""
 _AVIF = re.compile(rb"avi[fs]")
+_PNM = (b"P2", b"P3", b"P5", b"P6")
 _DEFAULTS = {"OPENCV_LOG_LEVEL": "SILENT", "OPENCV_IO_MAX_IMAGE_PIXELS": str(MAX_PIXELS)}
 
 
@@ -64,7 +66,7 @@ def decode(data: Array) -> Array:
     if data[:2].tobytes() == b"\xff\xd8" and _scans(data.tobytes()) > MOST_SCANS:
         raise SampleError(f"cannot be decoded: has more than {MOST_SCANS} scans")
     try:
-        picture: Array | None = cv2.imdecode(data, cv2.IMREAD_COLOR)
+        picture = _decoded(data)
     except cv2.error as problem:
         large = "MAX_IMAGE" in problem.err
         why = f"has more than {MAX_PIXELS // 2**20} megapixels" if large else problem.err
@@ -72,6 +74,24 @@ def decode(data: Array) -> Array:
     if picture is None:
         why = refusal(data[:HEAD_BYTES].tobytes()) or "damaged, cut short or no picture"
         raise SampleError(f"cannot be decoded: {why}")
+    return picture
+
+
+def _decoded(data: Array) -> Array | None:
+    """Decode a picture; None: OpenCV cannot. What it does not apply itself is applied here."""
+    cv2, head = load(), data[:12].tobytes()
+    color: int = cv2.IMREAD_COLOR
+    picture: Array | None
+    if head[:2] in _PNM and (scale := pnm_scale(data)) != 1:
+        picture = cv2.imdecode(data, color | cv2.IMREAD_ANYDEPTH)
+        return None if picture is None else cv2.convertScaleAbs(picture, alpha=scale)
+    if head[4:8] == b"ftyp" and (turns := avif_turns(data)):
+        # In an AVIF they take the place of the orientation in EXIF.
+        picture = cv2.imdecode(data, color | cv2.IMREAD_IGNORE_ORIENTATION)
+        return None if picture is None else turned(picture, turns)
+    if head[8:] == b"WEBP":
+        data = with_plain_exif(data)
+    picture = cv2.imdecode(data, color)
     return picture
 
 
