@@ -72,6 +72,7 @@ def save_tflite(
     custom: str | None = None,
     told: bytes | None = None,
     metadata: bytes | None = None,
+    behind: bytes = b"",
 ) -> Path:
     """Save a network from its first tensor to its last ones.
 
@@ -84,6 +85,7 @@ def save_tflite(
         custom: name of the operator of kind 32.
         told: the options of that operator.
         metadata: what TFLITE_METADATA leads to.
+        behind: the bytes of a last buffer, which lie behind the FlatBuffer.
 
     """
     builder = flatbuffers.Builder(2048)
@@ -137,11 +139,15 @@ def save_tflite(
         buffers.append(table(builder, {0: ("offset", vector(builder, "Byte", metadata))}))
         name = builder.CreateString("TFLITE_METADATA")
         entries.append(table(builder, {0: ("offset", name), 1: ("Uint32", len(buffers) - 1)}))
+    if behind:
+        buffers.append(table(builder, {1: ("Uint64", 4096), 2: ("Uint64", len(behind))}))
     model: dict[int, tuple[str, Any]] = {0: ("Uint32", 3)}
     for number, part in {1: codes, 2: [graph] * graphs, 4: buffers, 6: entries}.items():
         model[number] = ("offset", vector(builder, "UOffsetTRelative", part))
     builder.Finish(table(builder, model), file_identifier=b"TFL3")
-    path.write_bytes(builder.Output())
+    path.write_bytes(
+        bytes(builder.Output()).ljust(4096, b"\0") + behind if behind else builder.Output()
+    )
     return path
 
 

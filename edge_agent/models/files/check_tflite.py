@@ -22,6 +22,7 @@ from .facts import JOINED, NetworkFacts, maker_of
 from .finite import ensure_finite
 from .flatbuffer import Buffer, Table
 from .protobuf import DamagedError
+from .tflite_operators import NAMES, code_of, ensure_runs
 from .tflite_ssd import POST_PROCESS, ROLES, check_ends, read_options
 
 IDENTIFIER = b"TFL3"
@@ -48,68 +49,10 @@ _TYPES: Mapping[int, tuple[str, int]] = {
     16: ("uint16", 16),
     17: ("int4", 4),
 }
+_COMPLEX = 8
 _UNREAD = {5: "string", 11: "complex128", 13: "resource", 14: "variant", 18: "bfloat16"}
 _FLOATS = {"float32": np.float32, "float16": np.float16, "float64": np.float64}
 _FLOATS |= {"complex64": np.float32}  # as pairs
-_CUSTOM = 32
-# By BuiltinOperator: its name in the other formats, if it is used anywhere.
-_NAMES: Mapping[int, str] = {
-    0: "Add",
-    1: "AveragePool",
-    2: "Concat",
-    3: "Conv",
-    4: "Conv",
-    6: "DequantizeLinear",
-    9: "FullyConnected",
-    14: "Sigmoid",
-    16: "LSTM",
-    22: "Reshape",
-    25: "Softmax",
-    27: "SVDF",
-    32: POST_PROCESS,
-    39: "Transpose",
-    40: "Mean",
-    43: "Squeeze",
-    44: "UNIDIRECTIONAL_SEQUENCE_LSTM",
-    53: "Cast",
-    70: "Unsqueeze",
-    114: "QuantizeLinear",
-}
-# Operators that contain or call other graphs, and those that keep a state.
-_REFUSED: Mapping[int, str] = {
-    29: "CONCAT_EMBEDDINGS",
-    31: "CALL",
-    51: "DELEGATE",
-    118: "IF",
-    119: "WHILE",
-    129: "CALL_ONCE",
-    136: "HASHTABLE",
-    137: "HASHTABLE_FIND",
-    138: "HASHTABLE_IMPORT",
-    139: "HASHTABLE_SIZE",
-    142: "VAR_HANDLE",
-    143: "READ_VARIABLE",
-    144: "ASSIGN_VARIABLE",
-    147: "BUCKETIZE",
-}
-_BUILT_IN = "export it with built-in operators only"
-_FLEX = (
-    "it is TensorFlow's, which SELECT_TF_OPS has put in: convert it with TFLITE_BUILTINS alone, a "
-    "network with an LSTM or GRU for a batch of 1"
-)
-_MEDIAPIPE = "only MediaPipe has it: take a network of another family (docs/known-models.md)"
-_MENDS: Mapping[str, str] = {
-    "Convolution2DTransposeBias": _MEDIAPIPE,
-    "Landmarks2TransformMatrix": _MEDIAPIPE,
-    "MaxPoolingWithArgmax2D": _MEDIAPIPE,
-    "MaxUnpooling2D": _MEDIAPIPE,
-    "TransformLandmarks": _MEDIAPIPE,
-    "TransformTensorBilinear": _MEDIAPIPE,
-    "edgetpu-custom-op": "it is compiled for the Edge TPU; take the .tflite that it was compiled "
-    "from, whose name has no _edgetpu",
-}
-"""The fix for a custom operator."""
-_FIRST_STABLEHLO = 162
 # By BuiltinOperator: the number of its options in their union, which a parser reads without a check
 # that they exist. For other operators all options have a default.
 # fmt: off
@@ -154,7 +97,7 @@ def inspect_tflite(network: Path) -> NetworkFacts:
 
 def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
     # First: for nested graphs, the error about their operators is more helpful than their number.
-    codes = [_code(table, network) for table in model.tables(1)]
+    codes = [code_of(table, network) for table in model.tables(1)]
     graph = _graph(model, network)
     constants = [_buffer(table, network) for table in model.tables(4)]
     tables = graph.tables(0)
@@ -182,6 +125,7 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
     operators = graph.tables(3)
     if len(operators) > MAX_NODES:
         raise ModelError(f"{network}: more than {MAX_NODES} operators")
+    known |= _empty(tensors, operators)
     makers, detected = _check_operators(operators, codes, tables, known, network)
     for index in outputs:
         if index not in known:
@@ -208,6 +152,12 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
     )
 
 
+def _empty(tensors: Sequence[TensorSpec], operators: Sequence[Table]) -> set[int]:
+    """Return the constants without numbers, such as a scalar's shape: no buffer has their bytes."""
+    made = {int(index) for operator in operators for index in operator.numbers(2, "<i")}
+    return {at for at, spec in enumerate(tensors) if 0 in spec.shape and at not in made}
+
+
 def _check_operators(
     operators: Sequence[Table],
     codes: Sequence[int],
@@ -226,6 +176,7 @@ def _check_operators(
     for operator in operators:
         _refuse_state(operator, codes, tables, network)
         made = _check_operator(operator, codes, known, makers, len(tables))
+        _ensure_runs(operator, codes, tables, network)
         if made and makers[made[0]][0] == POST_PROCESS:
             check_ends(operator.numbers(1, "<i"), made)
             read_options(operator)
@@ -243,33 +194,14 @@ def _graph(model: Table, network: Path) -> Table:
     return graphs[0]
 
 
-def _code(table: Table, network: Path) -> int:
-    code = max(table.number(0, "<b"), table.number(3, "<i"))
-    if code == _CUSTOM and table.text(1) == POST_PROCESS:
-        return code
-    if code == _CUSTOM or table.text(1):
-        name = table.text(1) or "without a name"
-        mend = _FLEX if name.startswith("Flex") else _MENDS.get(name, _BUILT_IN)
-        raise ModelError(
-            f"{network}: operator {name} is a custom one, and libraries of custom operators are "
-            f"not loaded; {mend}"
-        )
-    if code in _REFUSED or code >= _FIRST_STABLEHLO:
-        raise ModelError(
-            f"{network}: operator {_REFUSED.get(code, f'number {code}')} is refused: graphs within "
-            "a graph, and operators that keep a state between calls, are not supported; export a "
-            "network that streams for whole windows; of microWakeWord's, `edge-agent convert "
-            f"{network} -o FOLDER` makes one whose state goes from window to window"
-        )
-    if code < 0:
-        raise DamagedError("an operator has no kind")
-    return code
-
-
 def _buffer(table: Table, network: Path) -> tuple[int, int]:
     """Return the offset and length of a buffer."""
     if table.number(1, "<Q") > 1 or table.number(2, "<Q") > 1:
-        raise ModelError(f"{network}: has weights outside its FlatBuffer, which is not supported")
+        raise ModelError(
+            f"{network}: has weights outside its FlatBuffer, as newer exporters for LiteRT write "
+            "them, and OpenVINO, which runs .tflite files, does not read these; export the network "
+            "to ONNX or OpenVINO instead"
+        )
     return table.vector(0, "<B") or (0, 0)
 
 
@@ -353,10 +285,17 @@ def _refuse_state(
         place = operator.number(0, "<I")
         code = codes[place] if place < len(codes) else -1
         raise ModelError(
-            f"{network}: keeps its state inside (operator {_NAMES.get(code, f'number {code}')}), "
+            f"{network}: keeps its state inside (operator {NAMES.get(code, f'number {code}')}), "
             "which OpenVINO does not run; export it with the state as input and output, or, where "
             "each run begins anew, unrolled (Keras: LSTM(…, unroll=True))"
         )
+
+
+def _ensure_runs(
+    operator: Table, codes: Sequence[int], tables: Sequence[Table], network: Path
+) -> None:
+    kinds = {tables[at].number(1, "<b") for at in operator.numbers(1, "<i") if at != -1}
+    ensure_runs(codes[operator.number(0, "<I")], on_complex=_COMPLEX in kinds, network=network)
 
 
 def _check_operator(
@@ -389,7 +328,7 @@ def _check_operator(
     if operator.table(12) is not None or operator.number(11, "<B"):
         raise DamagedError("an operator has options of a kind that is not supported")
     known.update(made)
-    name = _NAMES.get(codes[code], f"builtin {codes[code]}")
+    name = NAMES.get(codes[code], f"builtin {codes[code]}")
     followed = taken[-1 if name == "Concat" else 0] if taken else -1
     makers.update(dict.fromkeys(made, (name, followed)))
     return made
