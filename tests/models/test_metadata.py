@@ -235,6 +235,16 @@ def test_ultralytics_classifier(picture: tuple[int, ...], resize: str, tmp_path:
     assert found.input.per_channel("scale", 3) == (255, 255, 255)
 
 
+def test_yolov5_classifier(tmp_path: Path) -> None:
+    """Its exporter says names and stride; the advice was to export it with anchors inside."""
+    path = ultralytics(tmp_path, zeros(1, 3), (1, 3, 64, 64), task=None, version=None)
+    found = manifest(path)
+    assert (found.task, found.decoder) == ("classification", "logits")
+    assert found.output.labels == ("person", "traffic light", "it's")
+    assert (found.input.resize, found.input.antialias) == ("crop", False)
+    assert found.input.per_channel("mean", 3) == (123.675, 116.28, 103.53)
+
+
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [

@@ -33,6 +33,11 @@ _HEADS: Mapping[str, frozenset[str]] = {
     "semantic": frozenset({"SemanticSegment"}),
     "classify": frozenset({"Classify"}),
 }
+_YOLOV5_CLASSIFICATION = {
+    "resize": "crop",
+    "mean": [123.675, 116.28, 103.53],
+    "scale": [58.395, 57.12, 57.375],
+}
 _TASKS: Mapping[str, Task] = {
     "detect": "detection",
     "segment": "instance-segmentation",
@@ -78,8 +83,9 @@ def describe(
         task = fields["task"].strip()
         assumed = []
     else:
-        # YOLOv5's segmentation: rows, and prototypes of masks.
-        task = "segment" if len(facts.outputs) == 2 else "detect"
+        # YOLOv5's segmentation: rows, and prototypes of masks; its classification: one row.
+        shapes = [len(one.shape) for one in facts.outputs]
+        task = "classify" if shapes == [2] else "segment" if len(shapes) == 2 else "detect"
         assumed = [f"task: {task}; its exporter, YOLOv5's or an early one, does not say"]
     described = {
         "description": fields.get("description", "").strip()[:200],
@@ -200,6 +206,11 @@ def _classification(
         )
     picture, (width, height), assumed = _picture(fields, facts, where)
     square = width == height
+    if "task" not in fields and square:
+        made = {"task": "classification", "input": picture | _YOLOV5_CLASSIFICATION}
+        how = "center cut of the whole shorter side, RGB by ImageNet's mean and scale"
+        assumed = [f"input: {how}, as YOLOv5's classify/predict.py does", *assumed]
+        return made | {"output": {"decoder": "logits", "labels": labels}}, assumed
     picture |= {"resize": "crop" if square else "stretch", "antialias": True}
     how = "center cut of the whole shorter side" if square else "stretched, as it is not square"
     return {
