@@ -50,9 +50,9 @@ class StreamCamera:
         # Imported here: devices do not need it.
         import av
 
-        from .video import FEW_CORES, NETWORK, LateError, Video
+        from .video import FEW_CORES, NETWORK, LeftOutError, Video
 
-        self._late = LateError
+        self._left_out = LeftOutError
         self._name = spec.redacted
         self._closing, self._body = context.closing, body
         self._problem: SampleError | None = None
@@ -86,14 +86,14 @@ class StreamCamera:
     def grab(self) -> bool:
         if self._closing.is_set():
             return False
-        if not isinstance(self._problem, self._late):  # else it has not been reported yet
+        if not isinstance(self._problem, self._left_out):  # else it has not been reported yet
             self._problem = None
         try:
             if not self._video.advance():
                 HARDWARE.check_not_doubted(self._name)
                 raise SourceError(f"{self._name}: {LOST}")
             self._failed, self._patience = max(0, self._failed - MADE_UP), 0.0
-        except self._late as problem:
+        except self._left_out as problem:
             self._problem = problem
         except SampleError as problem:
             HARDWARE.check_not_doubted(self._name)
@@ -112,7 +112,7 @@ class StreamCamera:
 
     def retrieve(self) -> Reading:
         problem, self._problem = self._problem, None
-        if isinstance(problem, self._late):
+        if isinstance(problem, self._left_out):
             raise problem
         if problem is not None:
             raise SampleError(f"{self._name}: a picture could not be decoded")

@@ -80,7 +80,7 @@ class Hardware:
                 why = f"cannot be opened ({kind}: {problem})"
                 continue
             if made.is_hwaccel:
-                made.extradata = software.extradata
+                made.extradata, made.flags = software.extradata, software.flags
                 return made
         self.works(name)
         if why:

@@ -47,8 +47,8 @@ _SPACES = {
 }
 
 
-class LateError(SampleError):
-    """Pictures are left out because the stream is decoded more slowly than it comes."""
+class LeftOutError(SampleError):
+    """Pictures of a stream are left out up to the next key frame."""
 
 
 class Video:
@@ -78,7 +78,6 @@ class Video:
             SourceError: the container has no video that can be decoded.
         """
         import av
-        from av.codec.context import Flags
         from av.sidedata.sidedata import Type
         from av.video.reformatter import VideoReformatter
 
@@ -99,11 +98,7 @@ class Video:
             raise self._refusal(
                 "has video of a codec that cannot be decoded here; convert it to H.264"
             )
-        decoder.thread_count = threads
-        decoder.thread_type = "AUTO"
-        decoder.options = {"max_pixels": str(MAX_PIXELS)}
-        if keys:
-            decoder.flags |= Flags.low_delay  # without the frames in between, none is delayed
+        _set_up(decoder, threads=threads, keys=keys)
         try:
             check_size(self._name, decoder.width, decoder.height)
         except SourceError:
@@ -194,6 +189,8 @@ class Video:
         """Yield the frames, and a SampleError for each packet that cannot be decoded."""
         repeats = self._container.format.name == "avi"
         since = time.monotonic()
+        # Of a camera, nothing can be decoded before its first key frame, and nothing is lost.
+        begun = not self._live
         backlog = Backlog()
         for packet in backlog.watch(self._read(), self._stream):
             if time.monotonic() - since > self._silence:
@@ -221,8 +218,12 @@ class Video:
             except self._error as problem:
                 yield SampleError(f"{self._name}: a frame cannot be decoded: {problem.strerror}")
             else:
-                yield from frames
-                since = time.monotonic() if frames else since
+                for frame in frames:
+                    if not frame.is_corrupt:
+                        since, begun = time.monotonic(), True
+                        yield frame
+                    elif begun:
+                        yield self._damaged()
 
     def _read(self) -> Generator[Any]:
         try:
@@ -232,11 +233,18 @@ class Video:
             # From PyAV, after our last packet, if another stream has begun meanwhile.
             return
 
-    def _late(self, seconds: float) -> LateError:
-        return LateError(
+    def _late(self, seconds: float) -> LeftOutError:
+        return LeftOutError(
             f"{self._name}: comes faster than it is decoded here ({seconds:.0f} s behind): "
             "pictures are left out up to the next key frame; let the camera send fewer or smaller "
             "ones, or read its key frames only (?frames=key)"
+        )
+
+    def _damaged(self) -> SampleError:
+        """Return the problem of a picture with damage, or that refers to one that is missing."""
+        return LeftOutError(
+            f"{self._name}: a picture was lost or damaged on the way; what cannot be decoded "
+            "without it is left out, up to the next key frame"
         )
 
     def _chosen(self, *, first: bool) -> Any:
@@ -256,6 +264,19 @@ class Video:
     def _refusal(self, why: str) -> SourceError:
         self._container.close()
         return SourceError(f"{self._name}: {why}")
+
+
+def _set_up(decoder: Any, *, threads: int, keys: bool) -> None:
+    """Set up a decoder before it is opened."""
+    from av.codec.context import Flags
+
+    decoder.thread_count = threads
+    decoder.thread_type = "AUTO"
+    decoder.options = {"max_pixels": str(MAX_PIXELS)}
+    # Otherwise pictures that refer to a lost one are left out without a word.
+    decoder.flags |= Flags.output_corrupt
+    if keys:
+        decoder.flags |= Flags.low_delay  # without the frames in between, none is delayed
 
 
 def _upright(picture: Array, frame: Any) -> Array:

@@ -36,16 +36,20 @@ def number_of(picture: Any) -> int:
 
 
 def encoded(
-    codec: str, numbers: Iterable[int], size: tuple[int, int] = (160, 96), form: str = "yuv420p"
+    codec: str,
+    numbers: Iterable[int],
+    size: tuple[int, int] = (160, 96),
+    form: str = "yuv420p",
+    every: int = 10,
 ) -> list[bytes]:
-    """Encode frames, each of its color; gives access units with a key frame for every tenth."""
+    """Encode frames, each of its color; gives access units, of which *every* so many is a key."""
     options = {"tune": "zerolatency", "preset": "ultrafast"}
     if codec == "libx265":
         options["x265-params"] = "log-level=none:repeat-headers=1:pools=1"
     context: Any = av.CodecContext.create(codec, "w")
     context.width, context.height, context.pix_fmt = *size, form
     context.time_base, context.framerate = Fraction(1, RATE), Fraction(RATE)
-    context.gop_size, context.max_b_frames, context.options = 10, 0, options
+    context.gop_size, context.max_b_frames, context.options = every, 0, options
     packets = []
     for number in numbers:
         picture = np.full((size[1], size[0], 3), color(number), np.uint8)
