@@ -217,7 +217,7 @@ HOSTILE: dict[str, tuple[str, bytes | dict[str, Any], str]] = {
 
 
 def test_what_cannot_be_answered_is_said_and_costs_nobody_else(
-    broker: Mosquitto, listen: Listeners, agent: Agents, models: str
+    broker: Mosquitto, listen: Listeners, agent: Agents, models: str, tmp_path: Path
 ) -> None:
     """A clear error each, none of them the model's fault; then it answers as before."""
     asker, process = started(broker, listen, agent, models, max_mb=1)
@@ -240,6 +240,11 @@ def test_what_cannot_be_answered_is_said_and_costs_nobody_else(
     assert health["infer"]["asked"] == before + 1
     (why,) = health["why"]
     assert why.startswith("model absent: no model of that name")
+    # 0.4 MB of a file, whose size nothing had said to be another as JSON.
+    np.save(tmp_path / "long.npy", np.full((50_000, 2), 1 / 3))
+    there = ("--device", "box", "--broker", broker.url)
+    refused = call_cli("infer", str(tmp_path / "long.npy"), "--model", "loud", *there)
+    assert "as JSON, " in refused.err
     assert process.stop() == 0
 
 

@@ -65,7 +65,13 @@ def main(options: Options) -> int:
     settings = broker_settings(options)
     question = _question(options.file)
     ask = _over_mqtt if options.url is None else _over_http
-    answer = ask(settings, question, options)
+    try:
+        answer = ask(settings, question, options)
+    except AgentError as problem:
+        if "infer.max_mb" not in str(problem) or not question.startswith(b"{"):
+            raise
+        size = f"as JSON, {options.file} takes {len(question) / 2**20:.1f} MB"
+        raise AgentError(f"{problem}; {size}: give a part of it") from None
     for warning in texts_in(answer.get("warnings")):
         print(printable(f"edge-agent: {warning}"), file=sys.stderr)
     if options.json:
