@@ -35,6 +35,11 @@ MADE_UP = 3
 PATIENCE = 2.0
 JPEG = re.compile(rb"(?i)\A\xff\xd8\xff|^content-type: *image/", re.MULTILINE)
 """How a stream of pictures begins."""
+STILL = re.compile(
+    rb"\x89PNG\r\n|BM.{4}\0{4}|RIFF.{4}WEBP|II\*\0|MM\0\*|.{4}ftyp(?:avif|hei|hev|mif1|msf1)",
+    re.DOTALL,
+)
+"""How other pictures begin, which are no stream."""
 LOST = "the camera stopped sending pictures (connection closed, unplugged, or silent for too long)"
 
 
@@ -172,10 +177,11 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Source:
     known = media.startswith(("multipart/", "image/")) or "jpeg" in media
     # Many name another media type, or none.
     begun = b"" if known else body.peek(BEGIN)
-    if known or JPEG.search(begun):
+    still = media.startswith("image/") or STILL.match(begun) is not None
+    if known or still or JPEG.search(begun):
         from .http_camera import HttpCamera
 
-        return HttpCamera(spec, context, body)
+        return HttpCamera(spec, context, body, still=still)
     if (split := splitting(body, begun)) is not None:
         return StreamCamera(spec, context, split)
     body.close()

@@ -13,9 +13,9 @@ from collections.abc import Generator
 import numpy as np
 
 from ..core.errors import SampleError, SourceError
-from ..core.types import Reading
+from ..core.types import Array, Reading
 from .http_get import Body, get
-from .opencv import check_size, load
+from .opencv import check_size, decode, load
 from .source import SLACK, SourceContext
 from .spec import SourceSpec
 
@@ -35,35 +35,32 @@ class HttpCamera:
 
     trouble = None
 
-    def __init__(self, spec: SourceSpec, context: SourceContext, body: Body) -> None:
-        """Create a source from the body of an answer, which it then owns."""
+    def __init__(
+        self, spec: SourceSpec, context: SourceContext, body: Body, *, still: bool
+    ) -> None:
+        """Create a source from the body of an answer, which it then owns.
+
+        *still*: the body is one picture; False: it may be, too.
+        """
         self._spec = spec
         self._name = spec.redacted
         self._closing = context.closing
         self._body = body
         self._pictures = self._found()
-        self._still = body.media.startswith("image/")
+        self._still = still
         self._rate = context.rate
         self._due = 0.0
         """When to fetch the next still picture, monotonic seconds, without the pause."""
         self._data: bytes | None = None
-        self._failed = 0
+        self._failed, self._why = 0, ""
         self._cv2 = load()
 
     def grab(self) -> bool:
         if self._failed >= FAILURES:
-            raise self._lost("sends only damaged pictures")
-        if self._still and not self._pause():
-            return False
+            raise self._lost(f"sends only damaged pictures: {self._why}")
         try:
-            if self._still:
-                self._fetch()
-            else:
-                self._data = next(self._pictures)
-        except StopIteration:
-            if self._closing.is_set():
+            if not self._take():
                 return False
-            raise self._lost("connection closed") from None
         except TimeoutError:
             raise self._lost("silent for too long") from None
         except OSError as problem:
@@ -72,18 +69,11 @@ class HttpCamera:
         return not self._closing.is_set()
 
     def retrieve(self) -> Reading:
-        picture = None
-        if self._data:
-            # OpenCV's own limit applies only if OpenCV was not imported before.
-            check_size(self._name, *_size(self._data))
-            try:
-                data = np.frombuffer(self._data, np.uint8)
-                picture = self._cv2.imdecode(data, self._cv2.IMREAD_COLOR)
-            except self._cv2.error:
-                picture = None  # damaged in a way that OpenCV does not handle
-        if picture is None:
-            self._failed += 1
-            raise SampleError(f"{self._name}: a picture could not be decoded")
+        try:
+            picture = self._decoded(self._data or b"")
+        except SampleError as problem:
+            self._failed, self._why = self._failed + 1, str(problem)
+            raise SampleError(f"{self._name}: a picture {problem}") from None
         self._failed = 0
         return Reading(picture, self._time_ns, self._since)
 
@@ -91,6 +81,40 @@ class HttpCamera:
         self._body.close()
         self._pictures.close()
         self._data = None
+
+    def _decoded(self, data: bytes) -> Array:
+        if self._still and not data:
+            raise SampleError("is empty")
+        array = np.frombuffer(data, np.uint8)
+        if self._still and not data.startswith(BEGIN):
+            return decode(array)
+        # OpenCV's own limit applies only if OpenCV was not imported before.
+        check_size(self._name, *_size(data))
+        try:
+            picture: Array | None = self._cv2.imdecode(array, self._cv2.IMREAD_COLOR)
+        except self._cv2.error:
+            picture = None  # damaged in a way that OpenCV does not handle
+        if picture is None:
+            raise SampleError("could not be decoded")
+        return picture
+
+    def _take(self) -> bool:
+        """Take the next picture of a stream, or fetch it; False: the source must close."""
+        if not self._still:
+            try:
+                self._data = next(self._pictures)
+                return True
+            except StopIteration as end:
+                if self._closing.is_set():
+                    return False
+                if not end.value:
+                    raise self._lost("connection closed") from None
+            # Its media type was missing or wrong.
+            self._still, self._due = True, self._since
+        if not self._pause():
+            return False
+        self._fetch()
+        return True
 
     def _pause(self) -> bool:
         """Wait until a picture is due at the current rate; False: the source must close."""
@@ -114,8 +138,12 @@ class HttpCamera:
     def _lost(self, why: str) -> SourceError:
         return SourceError(f"{self._name}: the camera stopped sending pictures ({why})")
 
-    def _found(self) -> Generator[bytes]:
-        """Yield each picture as it arrives; b"" for a part without one."""
+    def _found(self) -> Generator[bytes, None, bool]:
+        """Yield each picture as it arrives; b"" for a part without one.
+
+        Return whether the body was one picture instead of a stream of them.
+        """
+        single, count = not self._body.media.startswith("multipart/"), 0
         held, between = bytearray(), b""
         told, at = 0, 0
         for piece in self._body.pieces():
@@ -142,8 +170,10 @@ class HttpCamera:
                         raise self._lost(f"a picture of more than {MAX_BYTES // 2**20} MiB")
                     break
                 yield bytes(held[:end])
+                count += 1
                 del held[:end]
                 at = 0
+        return single and count == 1
 
 
 def _size(data: bytes) -> tuple[int, int]:

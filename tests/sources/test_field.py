@@ -551,11 +551,15 @@ def test_a_camera_that_waits_is_closed_at_once(server: Server) -> None:
     source.close()
 
 
-@pytest.mark.parametrize(("suffix", "media"), [(".jpg", "image/jpeg"), (".png", "image/png")])
+@pytest.mark.parametrize("media", ["image/jpeg", "application/octet-stream", None, "text/html"])
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".webp", ".tiff", ".avif"])
 def test_motioneyeos_1483_a_still_picture_is_fetched_at_the_rate(
-    suffix: str, media: str, server: Server
+    suffix: str, media: str | None, server: Server
 ) -> None:
-    """The URL of a single picture is asked for again and again, as often as the pipeline wants."""
+    """The URL of a single picture is asked for again and again, as often as the pipeline wants.
+
+    What it is, its first bytes tell, as of a stream.
+    """
     server.media, server.again = media, False
     server.pieces = [cv2.imencode(suffix, quarters())[1].tobytes()]
     began = time.monotonic()
@@ -563,6 +567,34 @@ def test_motioneyeos_1483_a_still_picture_is_fetched_at_the_rate(
     assert 0.45 < time.monotonic() - began < 3
     assert server.asked == 6
     assert all(seen(picture) == UPRIGHT for picture in pictures)
+
+
+@pytest.mark.parametrize("media", ["image/heic", None])
+def test_a_still_picture_that_is_not_read_says_why(media: str | None, server: Server) -> None:
+    """As a file of that kind does, also when the camera is given up for it."""
+    server.media, server.again = media, False
+    server.pieces = [b"\0\0\0\x18ftypheic" + bytes(500)]
+    source = opened(server.url, rate=lambda _usual: 1000.0)
+    assert source.grab()
+    with pytest.raises(SampleError, match=r"a picture cannot be decoded: it is HEIC.*convert it"):
+        source.retrieve()
+    with pytest.raises(SourceError, match=r"only damaged pictures: .*it is HEIC.*convert it"):
+        list(readings(source))
+    source.close()
+
+
+def test_a_still_picture_that_is_empty_says_so(server: Server) -> None:
+    """A camera that is starting answers so; the next picture is asked for."""
+    server.media, server.again = "image/jpeg", False
+    server.pieces = []
+    source = opened(server.url, rate=lambda _usual: 1000.0)
+    assert source.grab()
+    with pytest.raises(SampleError, match="a picture is empty"):
+        source.retrieve()
+    server.pieces = [WIDE]
+    assert source.grab()
+    assert seen(source.retrieve().data) == UPRIGHT
+    source.close()
 
 
 def test_a_redirection_in_circles_ends(server: Server) -> None:
