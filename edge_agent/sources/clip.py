@@ -64,7 +64,7 @@ class Clip:
         self._count += 1
         # A frame that cannot be decoded has no due time.
         if self._problem is None and not self._spec.lossless:
-            due = self._timing.due(self._video.stamp)
+            due = self._timing.due(self._video.stamps)
             if not wait_until(due, self._context.closing):
                 return False
         self._grabbed = time.time_ns(), time.monotonic()
@@ -199,24 +199,32 @@ class _Timing:
     def __init__(self) -> None:
         self._due: float | None = None
         self._period = 1.0 / USUAL_RATE
-        self._stamp: float | None = None
+        self._stamps: tuple[float | None, float | None] = None, None
+        self._unordered = False
+        """Whether the times of the frames go back while those of the packets go on: AVI and WMV
+        have only these, which H.264 with B-frames gives to other frames."""
 
     def begin(self, rate: float) -> None:
         """Begin a pass over the clip, whose header states *rate* frames per second."""
         self._period = 1.0 / (rate if 0.01 < rate <= 1000 else USUAL_RATE)
-        self._stamp = None
+        self._stamps = None, None
 
-    def due(self, stamp: float | None) -> float:
-        """Return when the frame with a timestamp, seconds, is due on the monotonic clock.
+    def due(self, stamps: tuple[float | None, float | None]) -> float:
+        """Return when a frame is due on the monotonic clock; *stamps*: see `Video.stamps`.
 
         A frame that is late because of slow decoding does not delay later ones.
         """
-        before, self._stamp = self._stamp, stamp
+        before, self._stamps = self._stamps, stamps
         if self._due is None:
             self._due = time.monotonic()
             return self._due
         # The first frame of a pass has no step, and follows the last frame of the previous pass.
-        step = 0.0 if stamp is None or before is None else stamp - before
+        step, order = (
+            0.0 if last is None or this is None else this - last
+            for last, this in zip(before, stamps, strict=True)
+        )
+        self._unordered = self._unordered or step < 0 < order
+        step = order if self._unordered else step
         self._due += step if 0 < step <= LONGEST_PAUSE else self._period
         return self._due
 

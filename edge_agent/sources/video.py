@@ -127,10 +127,13 @@ class Video:
         return float(self._stream.guessed_rate or 0)
 
     @property
-    def stamp(self) -> float | None:
-        """When the frame is due, seconds from an arbitrary start; None: not stated."""
-        stamp: float | None = self._frame.time
-        return stamp
+    def stamps(self) -> tuple[float | None, float | None]:
+        """When the frame is due, and when its packet was, seconds from arbitrary starts.
+
+        None: not stated.
+        """
+        frame = self._frame
+        return frame.time, None if frame.dts is None else float(frame.dts * frame.time_base)
 
     def advance(self) -> bool:
         """Decode the next frame; False at the end.
