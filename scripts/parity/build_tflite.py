@@ -24,7 +24,7 @@ from workshop import Workshop, write_manifest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.helpers.tiny_tflite import Tensor, save_fomo, save_ssd, save_tflite
+from tests.helpers.tiny_tflite import Tensor, save_fomo, save_ssd, save_teachable, save_tflite
 
 LABELS = ["left", "middle", "right"]
 THRESHOLD = 0.3
@@ -87,29 +87,24 @@ names = {{ boxes_yxyx = "{output}", classes = "{output}:1", scores = "{output}:2
             build(shop, name, "detection", given, words, expected, iou=0.5, most=25)
 
 
-def classifier(path: Path, side: int, *, integers: bool) -> Path:
-    """Save a classifier of three classes: numbers of all pixels, then a softmax."""
+def classifier(path: Path, side: int) -> Path:
+    """Save a classifier of three classes, of steps: numbers of all pixels, then a softmax."""
     random = np.random.default_rng(3)
     weight = random.normal(0, 1, (3, side * side * 3)).astype(np.float32) / side / 8
-    bias = np.zeros(3, np.float32)
-    tensors = [Tensor("x", (1, side, side, 3))]
-    operators: list[tuple[int, int, Sequence[int], Sequence[int]]] = []
-    if integers:
-        steps = {"kind": 9, "scales": (1 / 127.5,), "zero": 0}
-        tensors = [Tensor("x", (1, side, side, 3), **steps), Tensor("x.f", (1, side, side, 3))]
-        operators.append((6, 0, (0,), (1,)))
-    at = len(tensors)
-    tensors += [
+    tensors = [
+        Tensor("x", (1, side, side, 3), 9, (1 / 127.5,), zero=0),
+        Tensor("x.f", (1, side, side, 3)),
         Tensor("w", weight.shape, values=weight),
-        Tensor("b", (3,), values=bias),
+        Tensor("b", (3,), values=np.zeros(3, np.float32)),
         Tensor("seen", (1, 3)),
         Tensor("chances", (1, 3)),
+        Tensor("y", (1, 3), 9, (1 / 256,), zero=-128),
     ]
-    operators += [(9, 8, (at - 1, at, at + 1), (at + 2,)), (25, 9, (at + 2,), (at + 3,))]
-    if integers:
-        tensors.append(Tensor("y", (1, 3), 9, (1 / 256,), zero=-128))
-        operators.append((114, 0, (at + 3,), (at + 4,)))
-    return save_tflite(path, tensors, operators)
+    steps = [
+        *((6, 0, (0,), (1,)), (9, 8, (1, 2, 3), (4,))),
+        *((25, 9, (4,), (5,)), (114, 0, (5,), (6,))),
+    ]
+    return save_tflite(path, tensors, steps)
 
 
 def ranked(chances: Any, labels: Sequence[str] = LABELS) -> list[dict[str, Any]]:
@@ -126,7 +121,7 @@ def teachable(shop: Workshop) -> None:
     name = "teachable-machine"
     folder = shop.scrap / name
     folder.mkdir(exist_ok=True)
-    path = classifier(folder / "model_unquant.tflite", 224, integers=False)
+    path = save_teachable(folder / "model_unquant.tflite", len(LABELS))
     lines = [f"{number} {label}" for number, label in enumerate(LABELS)]
     (folder / "labels.txt").write_text("\n".join(lines))
     expected = {}
@@ -142,7 +137,7 @@ def edge_impulse(shop: Workshop) -> None:
     name = "edge-impulse-int8"
     folder = shop.scrap / name
     folder.mkdir(exist_ok=True)
-    path = classifier(folder / "model.tflite", 96, integers=True)
+    path = classifier(folder / "model.tflite", 96)
     expected = {
         file: ranked(run(path, (stretched(picture, 96) - 127.5) / 127.5)[0][0])
         for file, picture in shop.read().items()

@@ -16,6 +16,9 @@ Fields = Mapping[int, tuple[str, Any]]
 """By number: "offset", or the name of a number's type, and the value."""
 
 
+_SOFTMAX_OPTIONS = 9
+
+
 def table(builder: Any, fields: Fields) -> int:
     """Write a table of offsets and numbers, and return where it is."""
     builder.StartObject(max(fields, default=-1) + 1)
@@ -117,7 +120,10 @@ def save_tflite(
             1: ("offset", vector(builder, "Int32", taken)),
             2: ("offset", vector(builder, "Int32", given)),
         }
-        options: Fields = {3: ("Uint8", kind), 4: ("offset", table(builder, {}))} if kind else {}
+        # Without its beta a softmax makes all chances alike.
+        given_options: Fields = {0: ("Float32", 1.0)} if kind == _SOFTMAX_OPTIONS else {}
+        held_options = table(builder, given_options)
+        options: Fields = {3: ("Uint8", kind), 4: ("offset", held_options)} if kind else {}
         if code == 32 and told is not None:
             options = {5: ("offset", builder.CreateByteVector(told))}
         done.append(table(builder, {**said, **options}))
@@ -327,3 +333,58 @@ def save_constants(path: Path, picture: tuple[int, ...], outputs: Sequence[Tenso
         operators.append((22, 0, taken, (1 + 2 * len(outputs) + place,)))
     ends = [replace(one, values=None) for one in outputs]
     return save_tflite(path, [*tensors, *ends], operators, outputs=len(ends))
+
+
+def save_teachable(
+    path: Path,
+    classes: int,
+    *,
+    side: int = 224,
+    colors: int = 3,
+    hidden: int = 100,
+    bias: float | None = None,
+    integers: bool = False,
+) -> Path:
+    """Save a network that ends like those of Teachable Machine; brighter is of an earlier class.
+
+    Args:
+        path: the .tflite file.
+        classes: how many it tells apart.
+        side: of its pictures.
+        colors: channels of its pictures.
+        hidden: numbers that the layer before the last one makes.
+        bias: of the last layer; None: it has none.
+        integers: whether it takes unsigned bytes.
+
+    """
+    random = np.random.default_rng(5)
+    taken, features = side * colors, 1280 if colors == 3 else 2304
+    weights = [
+        np.abs(random.normal(1, 1, (features, taken))) / taken,
+        np.abs(random.normal(1, 1, (hidden, features))) / features,
+        np.linspace(1, -1, classes)[:, None] * np.ones(hidden) / hidden,
+    ]
+    shape = (1, side, side, colors)
+    tensors = [Tensor("picture", shape, 3, (1 / 127.5,), zero=128)] if integers else []
+    operators: list[tuple[int, int, Sequence[int], Sequence[int]]] = []
+    if integers:
+        operators.append((6, 0, (0,), (1,)))
+    at = len(tensors)
+    tensors += [
+        Tensor("x", shape),
+        Tensor("axis", (1,), 2, values=np.array([1], np.int32)),
+        Tensor("rows", (1, side, colors)),
+    ]
+    operators.append((40, 27, (at, at + 1), (at + 2,)))
+    for place, weight in enumerate(weights):
+        at, before = len(tensors), len(tensors) - 1
+        tensors.append(Tensor(f"w{place}", weight.shape, values=weight.astype(np.float32)))
+        offset = -1
+        if bias is not None and place == 2:
+            offset = len(tensors)
+            tensors.append(Tensor("b", (classes,), values=np.full(classes, bias, np.float32)))
+        tensors.append(Tensor(f"y{place}", (1, weight.shape[0])))
+        operators.append((9, 8, (before, at, offset), (len(tensors) - 1,)))
+    tensors.append(Tensor("chances", (1, classes)))
+    operators.append((25, 9, (len(tensors) - 2,), (len(tensors) - 1,)))
+    return save_tflite(path, tensors, operators)

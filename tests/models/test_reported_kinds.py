@@ -21,7 +21,7 @@ from edge_agent.models.describing import describe
 from edge_agent.models.importing import import_model
 from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
-from tests.helpers.tiny_tflite import Tensor, save_constants, save_tflite
+from tests.helpers.tiny_tflite import Tensor, save_constants, save_teachable, save_tflite
 from tests.models.test_reported_models import ENGINES, folder, found
 
 Array = NDArray[Any]
@@ -282,21 +282,15 @@ def test_skl2onnx_8007_maps_of_texts_or_trees_are_read(
     [
         ("\ufeff0 Good\r\n1 Defective\r\n", ("Good", "Defective")),
         ("0 Good part\n1  Größe 2", ("Good part", "Größe 2")),
-        ("Good\nDefective\n", None),
+        ("Good\nDefective\n", ("Good", "Defective")),
     ],
 )
-def test_teachable_machine_labels_may_be_marked_and_only_numbers_tell_the_family(
-    tmp_path: Path, labels: str, read: tuple[str, ...] | None
+def test_teachable_machine_labels_may_be_marked(
+    tmp_path: Path, labels: str, read: tuple[str, ...]
 ) -> None:
-    """A byte order mark, CRLF, spaces; labels without numbers may be anybody's."""
-    held = Tensor("held", (1, 2), values=np.array([[3, 1]], np.float32))
-    tensors = [Tensor("x", (1, 96, 96, 3)), held, Tensor("y", (1, 2))]
-    save_tflite(tmp_path / "model_unquant.tflite", tensors, [(25, 9, (1,), (2,))])
+    """A byte order mark, CRLF, spaces, no numbers."""
+    save_teachable(tmp_path / "model_unquant.tflite", 2)
     (tmp_path / "labels.txt").write_bytes(labels.encode())
-    if read is None:
-        with pytest.raises(ModelError, match=r"leaves to decide: output\.labels"):
-            found(tmp_path, "openvino")
-        return
     classes = found(tmp_path, "openvino")
     assert isinstance(classes, Classes)
     assert classes.labels == read

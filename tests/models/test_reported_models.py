@@ -26,7 +26,7 @@ from edge_agent.models.files.finite import ensure_finite
 from edge_agent.models.importing import import_model
 from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx, to_ir
-from tests.helpers.tiny_tflite import Tensor, metadata, save_tflite
+from tests.helpers.tiny_tflite import Tensor, metadata, save_teachable, save_tflite
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "models"
 ENGINES = ("onnxruntime", "openvino")
@@ -174,8 +174,7 @@ def test_teachable_machine_an_unpacked_zip_is_a_model(level: int, label: str) ->
 
 def test_teachable_machine_its_gray_pictures_for_small_boards_are_read(tmp_path: Path) -> None:
     """What is embedded takes one channel: "expected 3 channels (color 'rgb')", it was said."""
-    tensors = [Tensor("x", (1, 96, 96, 1)), Tensor("held", (1, 2), values=np.ones(2, np.float32))]
-    save_tflite(tmp_path / "vww.tflite", [*tensors, Tensor("y", (1, 2))], [(25, 9, (1,), (2,))])
+    save_teachable(tmp_path / "vww.tflite", 2, side=96, colors=1)
     (tmp_path / "labels.txt").write_text("0 5\n1 4\n")
     classes = found(tmp_path, "openvino")
     assert isinstance(classes, Classes)
@@ -489,6 +488,47 @@ def test_task_library_a_bare_tflite_is_told_its_family_and_where_a_draft_is(
     path = save_tflite(tmp_path / "m.tflite", tensors, metadata=said)
     with pytest.raises(ModelError, match=f"{why}.*; describe it in a model.toml .* prints a draft"):
         bring_in(path)
+
+
+@pytest.mark.parametrize("decoder", ["yolov8", "yolov5"])
+@pytest.mark.parametrize("size", [1, 96], ids=["shares", "pixels"])
+def test_ultralytics_bare_tflites_of_coco_s_shape_are_taken_as_in_onnx(
+    tmp_path: Path, decoder: str, size: int
+) -> None:
+    """Nothing was left to decide in the draft, and yet a model.toml was demanded."""
+    rows = np.zeros((189, 84) if decoder == "yolov8" else (567, 85), np.float32)
+    rows[7, :4] = np.array([0.5, 0.5, 0.5, 0.25]) * size
+    rows[7, 4:][16 + (decoder == "yolov5")] = 0.9
+    if decoder == "yolov5":
+        rows[7, 4] = 1
+    held = rows.T[None] if decoder == "yolov8" else rows[None]
+    shape = held.shape
+    tensors = [
+        Tensor("x", (1, 96, 96, 3)),
+        Tensor("held", shape, values=np.ascontiguousarray(held)),
+    ]
+    path = save_tflite(
+        tmp_path / "m.tflite", [*tensors, Tensor("y", shape)], [(55, 0, (1, 1), (2,))]
+    )
+    assert not any(line.startswith("has no metadata") for line in describe(path).missing)
+    boxes = found(path, "openvino")
+    assert isinstance(boxes, Detections)
+    assert boxes.labels == ("16",)
+    assert_allclose(boxes.boxes, [[24, 36, 72, 60]], atol=0.01)
+
+
+def test_task_library_metadata_that_say_nothing_are_named_where_the_shape_is_enough(
+    tmp_path: Path,
+) -> None:
+    """Labels that its metadata name and that are not there are no reason to ask, but are said."""
+    shape = (1, 84, 189)
+    held = Tensor("held", shape, values=np.zeros(shape, np.float32))
+    tensors = [Tensor("x", (1, 96, 96, 3)), held, Tensor("y", shape)]
+    steps = [(55, 0, (1, 1), (2,))]
+    path = save_tflite(tmp_path / "m.tflite", tensors, steps, metadata=metadata("names.txt"))
+    told = describe(path)
+    assert told.manifest is not None
+    assert any(line.startswith("metadata: left out, names.txt: its m") for line in told.guessed)
 
 
 def test_yamnet_a_draft_has_the_window_of_an_input_of_one_dimension(tmp_path: Path) -> None:

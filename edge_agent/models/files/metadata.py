@@ -32,21 +32,18 @@ def manifest_of(network: Path, name: str | None, version: str) -> tuple[Manifest
     facts = inspect(network)
     where = str(network)
     fields = ultralytics.fields_of(network, facts)
-    teachable = None
-    if facts.kind == "tflite" and fields is None and tflite_metadata.ENTRY not in facts.metadata:
-        teachable = tflite_metadata.teachable_machine(network, facts)
     if fields is not None:
         described, assumed = ultralytics.describe(fields, facts, where)
-    elif teachable is not None:
-        described, assumed = teachable
     elif facts.kind == "tflite":
         try:
             described, assumed = tflite_metadata.describe(network, facts, where)
         except ModelError as problem:
             draft = tflite_metadata.draft_with_labels(network, facts)
-            if draft.questions or not facts.detected:
+            if draft.questions:
                 raise _undecided(draft, where, str(problem)) from None
             described, assumed = dict(draft.keys), list(draft.assumed)
+            if tflite_metadata.ENTRY in facts.metadata:
+                assumed.append(f"metadata: left out, {str(problem).removeprefix(f'{where}: ')}")
     elif (info := model_api.info_of(facts)) is not None:
         described, assumed = model_api.describe(info, facts, where)
     elif (config := huggingface.config_of(network)) is not None:

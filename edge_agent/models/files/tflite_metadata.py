@@ -22,7 +22,9 @@ from . import infer_layout
 from .facts import MOST_INTEGER_SCALE, Draft, NetworkFacts
 from .flatbuffer import Table
 from .guess import draft_of
+from .guess_picture import LABELS
 from .protobuf import DamagedError
+from .teachable_machine import labels_beside, teachable_machine
 
 log = logging.getLogger(__name__)
 
@@ -134,21 +136,32 @@ def _detector(
 
 
 def draft_with_labels(network: Path, facts: NetworkFacts) -> Draft:
-    """Guess a network like `draft_of`; a signal network with labels in its metadata classifies."""
+    """Guess a network like `draft_of`, with the labels in a .tflite's metadata or beside it."""
     draft = draft_of(facts)
-    task = draft.keys.get("task")
-    signal = task in {"raw", "classification"} and "window" in draft.keys.get("input", ())
-    if facts.kind != "tflite" or not signal:
+    if facts.kind != "tflite":
         return draft
+    signal = "window" in draft.keys.get("input", ())
+    if signal and (labeled := _labeled_signal(draft, network, facts)) is not None:
+        return labeled
+    if draft.keys.get("task") != "classification" or LABELS not in draft.questions:
+        return draft
+    theirs = None if signal else teachable_machine(network, facts)
+    return theirs or _with_labels_beside(draft, network, facts)
+
+
+def _labeled_signal(draft: Draft, network: Path, facts: NetworkFacts) -> Draft | None:
+    """Draft a signal network with labels in its metadata, which classifies; None: it has none."""
+    if draft.keys.get("task") not in {"raw", "classification"}:
+        return None
     try:
         about = _root(network, facts)
         outputs = [one for graph in about.tables(3)[:1] for one in graph.tables(3)] if about else []
         if not len(outputs) == len(facts.outputs) == 1:
-            return draft
+            return None
         labels = _labels(outputs[0], network, str(network))
         output, made = _output(facts.outputs[0], labels, facts, str(network))
     except (DamagedError, ModelError):
-        return draft  # the error that comes with a draft says what its metadata lack
+        return None  # the error that comes with a draft says what its metadata lack
     left = draft.questions[1:]  # without that for the task, or for the labels
     if output["decoder"] == "logits":
         left = ("output.decoder: softmax where its outputs are chances already", *left)
@@ -158,6 +171,18 @@ def draft_with_labels(network: Path, facts: NetworkFacts) -> Draft:
         keys={**draft.keys, "task": "classification", "output": output},
         assumed=(*(line for line in draft.assumed if not line.startswith("decoder")), made),
         questions=left,
+    )
+
+
+def _with_labels_beside(draft: Draft, network: Path, facts: NetworkFacts) -> Draft:
+    labels = labels_beside(network, facts.outputs[0])
+    if labels is None:
+        return draft
+    return replace(
+        draft,
+        keys={**draft.keys, "output": {**draft.keys["output"], "labels": labels}},
+        assumed=(*draft.assumed, "labels: those of the labels.txt beside it"),
+        questions=tuple(question for question in draft.questions if question != LABELS),
     )
 
 
@@ -348,37 +373,3 @@ def _input_in_steps(given: InputSpec, spec: TensorSpec, facts: NetworkFacts) -> 
         )
         return replace(given, mean=-low, scale=1)
     return replace(given, mean=tuple(offsets), scale=tuple(made))
-
-
-def teachable_machine(network: Path, facts: NetworkFacts) -> tuple[Said, list[str]] | None:
-    """Describe the model of a Teachable Machine image project; None: it is not one.
-
-    Beside its network it has a labels.txt, each line a number from 0 on and a label. Source:
-    github.com/googlecreativelab/teachablemachine-community, its snippets for Python.
-    """
-    beside = network.parent / "labels.txt"
-    if not beside.is_file() or beside.stat().st_size > MAX_LABEL_BYTES or len(facts.outputs) != 1:
-        return None
-    lines = beside.read_text(encoding="utf-8-sig", errors="replace").strip().splitlines()
-    pairs = [line.strip().partition(" ") for line in lines]
-    labels = tuple(label.strip() for _, _, label in pairs)
-    numbered = [number for number, _, _ in pairs] == [str(n) for n in range(len(pairs))]
-    output = facts.outputs[0]
-    if not numbered or not all(labels) or output.shape[1:] != (len(labels),):
-        return None
-    if facts.makers[output.name] != "Softmax":
-        return None
-    spec, picture = infer_layout.picture_input(facts, str(network))
-    # Floats are in -1..1; for integers, pixels fill the whole range.
-    if "int" in spec.dtype:
-        picture |= {"mean": 128 if spec.dtype == "int8" else 0, "scale": 1}
-    else:
-        picture |= {"mean": 127.5, "scale": 127.5}
-    return {
-        "task": "classification",
-        "input": {"color": "rgb", **picture, "resize": "crop", "antialias": True},
-        "output": {"decoder": "softmax", "labels": labels},
-    }, [
-        "family: Teachable Machine, by the numbered labels.txt beside it",
-        "input: the middle square, RGB in -1..1 or bytes, as its own code for Python has it",
-    ]
