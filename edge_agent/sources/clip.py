@@ -13,7 +13,7 @@ from .hw_decode import HARDWARE
 from .source import SourceContext, wait_until
 from .spec import SourceSpec
 from .transport import Splitting, open_splitting
-from .video import FEW_CORES, FILE, Video
+from .video import FEW_CORES, FILE, EncryptedError, Video
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +166,10 @@ class Clip:
                 self._ahead.append(None)
             except SampleError as problem:
                 self._ahead.append(problem)
+            except EncryptedError:
+                video.close()
+                self._close_transport()
+                raise
             except SourceError:
                 break
         if not found:

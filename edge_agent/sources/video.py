@@ -51,6 +51,10 @@ class LeftOutError(SampleError):
     """Pictures of a stream are left out up to the next key frame."""
 
 
+class EncryptedError(SourceError):
+    """The video can be decoded only with a key."""
+
+
 class Video:
     """The video of a file or stream, frame by frame."""
 
@@ -75,7 +79,7 @@ class Video:
 
         Raises:
             av.FFmpegError: it cannot be opened.
-            SourceError: the container has no video that can be decoded.
+            SourceError: the container has no video that can be decoded, or an encrypted one.
         """
         import av
         from av.sidedata.sidedata import Type
@@ -93,6 +97,8 @@ class Video:
         )
         stream = self._chosen(first=timeouts is not None)
         self._stream: Any = stream
+        if "enc_key_id" in stream.metadata:  # Matroska and WebM
+            raise self._encrypted()
         decoder: Any = stream.codec_context
         if decoder is None:
             raise self._refusal(
@@ -201,6 +207,9 @@ class Video:
                 raise SourceError(f"{self._name}: what comes makes no picture")
             if packet.stream is not self._stream:
                 continue
+            if packet.has_sidedata("encryption_info"):
+                # Decoders take it for damage, and much of it for pictures.
+                raise self._encrypted(bytes(packet.get_sidedata("encryption_info"))[:4])
             self.packets += packet.size > 0
             self.place = packet.pos or self.place
             if repeats and packet.dts is not None:
@@ -248,6 +257,16 @@ class Video:
         return LeftOutError(
             f"{self._name}: a picture was lost or damaged on the way; what cannot be decoded "
             "without it is left out, up to the next key frame"
+        )
+
+    def _encrypted(self, scheme: bytes = b"") -> EncryptedError:
+        """Return the refusal of a stream; *scheme*: of an MP4, such as cenc or cbcs."""
+        self._container.close()
+        how = f" ({scheme.decode('ascii', 'replace')})" if scheme else ""
+        mend = ", e.g. with `ffmpeg -decryption_key KEY -i IN -c copy OUT`" if scheme else ""
+        return EncryptedError(
+            f"{self._name}: is encrypted{how} and cannot be decoded without its key; decrypt it "
+            f"first{mend}"
         )
 
     def _chosen(self, *, first: bool) -> Any:
