@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.errors import SampleError, SourceError
 from ..core.types import Array
-from .picture_header import avif_turns, pnm_scale, turned, with_plain_exif
+from .picture_header import avif_turns, is_whole, pnm_scale, turned, unread_form, with_plain_exif
 
 MAX_PIXELS = 64 * 2**20
 """Largest picture; a PNG of 100 kB can contain an empty gigapixel, which takes 3 GB to decode."""
@@ -72,8 +72,7 @@ def decode(data: Array) -> Array:
         why = f"has more than {MAX_PIXELS // 2**20} megapixels" if large else problem.err
         raise SampleError(f"cannot be decoded: {why}") from None
     if picture is None:
-        why = refusal(data[:HEAD_BYTES].tobytes()) or "damaged, cut short or no picture"
-        raise SampleError(f"cannot be decoded: {why}")
+        raise SampleError(f"cannot be decoded: {_why_unread(data)}")
     return picture
 
 
@@ -110,13 +109,29 @@ def _scans(data: bytes) -> int:
     return max(count, MOST_SCANS + 1)
 
 
+def _why_unread(data: Array) -> str:
+    """Return why OpenCV cannot decode a picture."""
+    head = data[:HEAD_BYTES].tobytes()
+    if (why := refusal(head)) is not None:
+        return why
+    if (form := unread_form(data)) is not None:
+        return _not_read(form)
+    if head[4:8] == b"ftyp" and is_whole(data):
+        return "damaged, or AVIF in a form that is not read here; convert it to JPEG or PNG"
+    return "damaged, cut short or no picture"
+
+
 def refusal(head: bytes) -> str | None:
     """Return why a file that begins with *head* is not read, if it is an unsupported picture."""
     found = next((name for name, marks in _UNREAD.items() if head.startswith(marks)), None)
     brands = head[4 : int.from_bytes(head[:4])]
     if brands.startswith(_HEIF) and not _AVIF.search(brands):
         found = "HEIC, as phones write it"
-    return found and f"it is {found}, which is not read here; convert it to JPEG or PNG"
+    return found and _not_read(found)
+
+
+def _not_read(form: str) -> str:
+    return f"it is {form}, which is not read here; convert it to JPEG or PNG"
 
 
 def check_size(name: str, width: int, height: int) -> None:

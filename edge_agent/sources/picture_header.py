@@ -1,8 +1,9 @@
-"""What OpenCV leaves unread in the headers of pictures: of AVIF, WebP and PNM."""
+"""What OpenCV leaves unread in the headers of pictures, and what it cannot decode."""
 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +16,18 @@ _MOST_TABLES = 4
 """Of properties by item: one for each of its forms."""
 _EXIF = b"Exif\0\0"
 """Precedes EXIF in a JPEG; many programs also write it to a WebP."""
+_TIFF = {258: "BitsPerSample", 259: "Compression", 262: "Photometric", 339: "SampleFormat"}
+_TIFF_STRIPS, _TIFF_TILES = (273, 279), (324, 325)
+"""Tags of where they begin, and of how long they are."""
+_TIFF_BITS = frozenset({1, 8, 16})
+_TIFF_COMPRESSIONS = frozenset({1, 2, 3, 4, 5, 7, 8, 32773, 32946})
+_CMYK, _UNSIGNED = 5, 1
+_BMP_BITS = frozenset({2, 16, 64})
+"""That are not read, or only sometimes."""
+_BMP_COMPRESSIONS = frozenset({0, 1, 2})
+"""None, and run lengths."""
+_BMP_HEADER = 40
+"""Bytes; a shorter one has other fields."""
 _PNM_BYTES = 64 * 1024
 """Within these the numbers of a PNM's header are expected; comments may stand between them."""
 _PNM = re.compile(rb"P([2356])" + rb"(?:\s|#[^\r\n]*[\r\n])+(\d{1,9})" * 3 + rb"\s")
@@ -74,6 +87,11 @@ def avif_turns(data: Array) -> list[tuple[bytes, int]]:
     ]
 
 
+def is_whole(data: Array) -> bool:
+    """Whether the parts of an AVIF end where the file does."""
+    return sum(8 + len(inner) for _, inner in _boxes(data.data)) == len(data)
+
+
 def turned(picture: Array, turns: list[tuple[bytes, int]]) -> Array:
     """Return a picture turned as `avif_turns` says."""
     for kind, value in turns:
@@ -82,6 +100,59 @@ def turned(picture: Array, turns: list[tuple[bytes, int]]) -> Array:
         else:
             picture = picture[:, ::-1] if value else picture[::-1]
     return np.ascontiguousarray(picture)
+
+
+def unread_form(data: Array) -> str | None:
+    """Return the form of a picture, if it is whole and OpenCV cannot decode it for its form."""
+    head = data[:12].tobytes()
+    if head.startswith((b"II*\0", b"MM\0*")):
+        return _tiff_form(data)
+    if head.startswith(b"BM"):
+        return _bmp_form(data)
+    return None
+
+
+def _tiff_form(data: Array) -> str | None:
+    view, order = data.data, "little" if data[0] == ord("I") else "big"
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(view[at : at + size], order)  # type: ignore[arg-type]
+
+    first = number(4, 4)
+    tags: dict[int, list[int]] = {}
+    for place in range(first + 2, first + 2 + 12 * number(first, 2), 12):
+        tag, size = number(place, 2), {3: 2, 4: 4}.get(number(place + 2, 2), 0)
+        if tag in tags or tag not in {*_TIFF, *_TIFF_STRIPS, *_TIFF_TILES} or not size:
+            continue
+        count = number(place + 4, 4)
+        at = place + 8 if count * size <= 4 else number(place + 8, 4)
+        tags[tag] = [number(at + i * size, size) for i in range(min(count, _MOST_PARTS))]
+    begins, lengths = (
+        tags.get(strips) or tags.get(tiles) or []
+        for strips, tiles in zip(_TIFF_STRIPS, _TIFF_TILES, strict=True)
+    )
+    ends = [begin + length for begin, length in zip(begins, lengths, strict=False)]
+    if not ends or max(ends) > len(view):
+        return None
+    # What is not stated is 1 in all of them.
+    bits, compression, space, sample = form = [(tags.get(tag) or [1])[0] for tag in _TIFF]
+    usual = bits in _TIFF_BITS and compression in _TIFF_COMPRESSIONS and sample == _UNSIGNED
+    if usual and (space, bits) != (_CMYK, 16):
+        return None
+    words = ", ".join(f"{name} {value}" for name, value in zip(_TIFF.values(), form, strict=True))
+    return f"TIFF ({words})"
+
+
+def _bmp_form(data: Array) -> str | None:
+    if len(data) < 34:
+        return None
+    pixels, header, width, height = struct.unpack_from("<10xIIii", data.data)
+    bits, compression = struct.unpack_from("<HI", data.data, 28)
+    size = (abs(width) * bits + 31) // 32 * 4 * abs(height)
+    usual = bits not in _BMP_BITS and compression in _BMP_COMPRESSIONS
+    if header < _BMP_HEADER or usual or pixels + size > len(data):
+        return None
+    return f"BMP ({bits} bits a pixel, compression {compression})"
 
 
 def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:

@@ -111,7 +111,52 @@ def test_a_pnm_is_as_bright_as_its_maximum_says(kind: str, most: int, tmp_path: 
     assert picture[0, :, 0] == pytest.approx([0, most // 2 * 255 / most, 255], abs=1)
 
 
+def tiff_file(bits: int, compression: int, order: str) -> bytes:
+    """Make a TIFF of 4 x 4 gray pixels in one strip."""
+    pixels = bytes(4 * 4 * bits // 8)
+    # Width, height, bits, compression, black is 0, place, samples, rows, length.
+    values = [4, 4, bits, compression, 1, 8, 1, 4, len(pixels)]
+    tags = zip((256, 257, 258, 259, 262, 273, 277, 278, 279), values, strict=True)
+    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags)
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + len(pixels))
+    return head + pixels + struct.pack(f"{order}H", len(values)) + entries + bytes(4)
+
+
+def bmp_file() -> bytes:
+    """Make a BMP of 16 bits a pixel, 4 for each color, as `ffmpeg -pix_fmt rgb444` does."""
+    pixels = bytes(4 * 4 * 2)
+    head = struct.pack("<IiiHHII16x4I", 56, 4, 4, 1, 16, 3, 32, 0xF00, 0xF0, 0xF, 0)
+    return b"BM" + struct.pack("<III", 14 + 56 + 32, 0, 14 + 56) + head + pixels
+
+
+@pytest.mark.parametrize(
+    ("data", "form"),
+    [
+        (tiff_file(2, 1, "<"), r"it is TIFF \(BitsPerSample 2, Compression 1, "),
+        (tiff_file(4, 1, ">"), r"it is TIFF \(BitsPerSample 4, Compression 1, "),
+        (tiff_file(8, 34925, "<"), r"it is TIFF \(BitsPerSample 8, Compression 34925, "),
+        (bmp_file(), r"it is BMP \(16 bits a pixel, compression 3\), "),
+        (
+            encode(".avif", plain(90), tiff(1)).replace(b"ispe", b"free"),
+            "damaged, or AVIF in a form that is ",
+        ),
+    ],
+    ids=["2 bits", "4 bits", "LZMA", "RGB444", "AVIF"],
+)
+def test_a_form_that_is_not_read_is_not_called_damaged(
+    data: bytes, form: str, tmp_path: Path
+) -> None:
+    """A whole picture that other programs show is told to be converted; a cut one is damaged."""
+    with pytest.raises(SampleError, match=form + ".*not read here; convert it to JPEG or PNG"):
+        read(data, "picture.tif", tmp_path)
+    # The pixels are last, or the tags, which say what the form is.
+    with pytest.raises(SampleError, match="damaged, cut short or no picture"):
+        read(data[:-20], "picture.tif", tmp_path)
+
+
 WHOLE = (
+    tiff_file(4, 1, ">"),
+    bmp_file(),
     encode(".avif", stored(6), tiff(6)),
     encode(".webp", stored(6), EXIF + tiff(6)),
     b"P5\n# 10 bits\n4 2\n1023\n" + bytes(range(16)),
