@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 
 # Frames per second if a clip states no rate or an absurd one.
 USUAL_RATE = 25.0
-LEAST_REST = 2**18
-"""Fewest bytes after the last picture of a transport stream to report: sound may last longer."""
 # A longer pause between frames is a damaged timestamp, which would freeze the picture.
 LONGEST_PAUSE = 10.0
 
@@ -180,18 +178,13 @@ class Clip:
         return video
 
     def _record_if_short(self) -> None:
-        """Record that a clip ended well before the number of frames in its header."""
-        came, promised = self._video.packets, self._video.promised
-        if self._cut is None and came < 0.95 * promised - 2:
-            self._cut = f"ended after {came} of {promised} frames; the file is damaged or cut short"
-        if self._cut is None and self._transport is not None:
-            size = self._spec.local.stat().st_size
-            rest = size - self._began - self._video.place
-            if self._video.place and rest > max(LEAST_REST, size // 10):
-                self._cut = (
-                    f"the last {round(100 * rest / size)} % of the file hold no picture of its "
-                    "video; look at it with `ffprobe`"
-                )
+        """Record that a clip held less than its container states."""
+        if self._cut is None:
+            try:
+                size = self._spec.local.stat().st_size
+            except OSError:  # removed, or a disk that is gone
+                size = 0
+            self._cut = self._video.read.shortfall(size, self._began)
         if self._cut is not None and self._short is None:
             self._short = self._cut
             log.warning("%s: %s", self._name, self._short)

@@ -14,6 +14,7 @@ import numpy as np
 from ..core.errors import SampleError, SourceError
 from ..core.types import Array
 from .backlog import Backlog
+from .completeness import Completeness
 from .frame_pool import FRAME_POOL
 from .hw_decode import HARDWARE
 from .opencv import MAX_PIXELS, check_size, load
@@ -117,15 +118,7 @@ class Video:
         self._live = timeouts is not None
         self._frames = self._decoded()
         self._frame: Any = None
-        self.packets = 0
-        """Number of packets read, one per frame or field."""
-        self.place = 0
-        """Position of the last one, bytes; 0: not known."""
-        self.promised: int = self._stream.frames
-        """Number of frames in the header; 0: not stated."""
-        if "mov" in self._container.format.name:
-            # Frames excluded by an edit list are not read.
-            self.promised = min(self.promised, len(self._stream.index_entries))
+        self.read = Completeness(self._container, stream)
 
     @property
     def rate(self) -> float:
@@ -196,7 +189,6 @@ class Video:
 
     def _decoded(self) -> Generator[Any]:
         """Yield the frames, and a SampleError for each packet that cannot be decoded."""
-        repeats = self._container.format.name == "avi"
         since = time.monotonic()
         # Of a camera, nothing can be decoded before its first key frame, and nothing is lost.
         begun = not self._live
@@ -210,11 +202,7 @@ class Video:
             if packet.has_sidedata("encryption_info"):
                 # Decoders take it for damage, and much of it for pictures.
                 raise self._encrypted(bytes(packet.get_sidedata("encryption_info"))[:4])
-            self.packets += packet.size > 0
-            self.place = packet.pos or self.place
-            if repeats and packet.dts is not None:
-                # Frames that only repeat the previous one are counted in the header but not read.
-                self.packets = packet.dts + 1
+            self.read.note(packet)
             ring = PACKETS.ring(self._source)
             if ring is not None:
                 ring.add(self, self._stream, packet)
