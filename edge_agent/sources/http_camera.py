@@ -57,7 +57,7 @@ class HttpCamera:
 
     def grab(self) -> bool:
         if self._failed >= FAILURES:
-            raise self._lost(f"sends only damaged pictures: {self._why}")
+            raise self._lost(f"each of the last {FAILURES} {self._why}")
         try:
             if not self._take():
                 return False
