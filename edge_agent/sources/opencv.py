@@ -116,7 +116,7 @@ def _why_unread(data: Array) -> str:
         return why
     if (form := unread_form(data)) is not None:
         return _not_read(form)
-    if head[4:8] == b"ftyp" and is_whole(data):
+    if head[4:8] == b"ftyp" and _AVIF.search(_brands(head)) and is_whole(data):
         return "damaged, or AVIF in a form that is not read here; convert it to JPEG or PNG"
     return "damaged, cut short or no picture"
 
@@ -124,10 +124,15 @@ def _why_unread(data: Array) -> str:
 def refusal(head: bytes) -> str | None:
     """Return why a file that begins with *head* is not read, if it is an unsupported picture."""
     found = next((name for name, marks in _UNREAD.items() if head.startswith(marks)), None)
-    brands = head[4 : int.from_bytes(head[:4])]
+    brands = _brands(head)
     if brands.startswith(_HEIF) and not _AVIF.search(brands):
         found = "HEIC, as phones write it"
     return found and _not_read(found)
+
+
+def _brands(head: bytes) -> bytes:
+    """Return what the first box of an AVIF, a HEIC or a clip names as its kind."""
+    return head[4 : int.from_bytes(head[:4])]
 
 
 def _not_read(form: str) -> str:

@@ -154,6 +154,13 @@ def test_a_form_that_is_not_read_is_not_called_damaged(
         read(data[:-20], "picture.tif", tmp_path)
 
 
+def test_a_clip_is_no_picture(tmp_path: Path) -> None:
+    """Its boxes are whole, as those of an AVIF."""
+    clip = b"\0\0\0\x14ftypisom\0\0\2\0isom" + b"\0\0\0\x20free" + bytes(24)
+    with pytest.raises(SampleError, match="damaged, cut short or no picture"):
+        read(clip, "clip.jpg", tmp_path)
+
+
 WHOLE = (
     tiff_file(4, 1, ">"),
     bmp_file(),
