@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
+from pathlib import Path
 
 from ..core.errors import SampleError, SourceError
 from ..core.text import naming
 from ..core.types import Reading
 from ..device.resources import usable_cpus
 from .hw_decode import HARDWARE
+from .opencv import HEAD_BYTES, load, refusal
 from .source import SourceContext, wait_until
 from .spec import SourceSpec
 from .transport import Splitting, open_splitting
-from .video import FEW_CORES, FILE, EncryptedError, Video
+from .video import FEW_CORES, FILE, SOUND, EncryptedError, Video
 
 log = logging.getLogger(__name__)
 
 # Frames per second if a clip states no rate or an absurd one.
 USUAL_RATE = 25.0
+# What is recognized, only to name it.
+SOUNDS = {
+    "protocol_whitelist": "file",
+    "format_whitelist": "wav,w64,flac,mp3,aac,loas,aiff,au,caf,ac3,eac3,dts,amr,wv,ape,tta,voc",
+}
 # A longer pause between frames is a damaged timestamp, which would freeze the picture.
 LONGEST_PAUSE = 10.0
 
@@ -133,7 +141,7 @@ class Clip:
         import av
 
         # Before opening, because FFmpeg's own reasons are terse.
-        _check_readable(self._spec)
+        head = _head(self._spec)
         self._close_transport()
         self._began = place
         path = self._spec.local
@@ -149,10 +157,7 @@ class Clip:
             )
         except av.FFmpegError:
             self._close_transport()
-            raise SourceError(
-                f"{self._name}: is not a video that can be played (damaged, cut short, or of an "
-                f"unknown format); look at it with `ffprobe`"
-            ) from None
+            raise SourceError(f"{self._name}: {_why_unplayable(path, head)}") from None
         self._count, self._ahead = self._count if place else 0, []
         self._timing.begin(video.rate)
         found = False
@@ -231,16 +236,36 @@ def open_source(spec: SourceSpec, context: SourceContext) -> Clip:
     return Clip(spec, context)
 
 
-def _check_readable(spec: SourceSpec) -> None:
-    """Raise the reason if a file cannot be opened."""
+def _head(spec: SourceSpec) -> bytes:
+    """Return the first bytes of a file, or raise the reason if it cannot be opened."""
     try:
         with spec.local.open("rb") as file:
-            empty = not file.read(1)
+            head = file.read(HEAD_BYTES)
     except IsADirectoryError:
         raise SourceError(
             f"{spec.redacted}: {spec.local} is a folder; write dir: for a folder of pictures"
         ) from None
     except OSError as problem:
         raise SourceError(f"{naming(spec.redacted, spec.local)}: {problem.strerror}") from None
-    if empty:
+    if not head:
         raise SourceError(f"{naming(spec.redacted, spec.local)}: is empty")
+    return head
+
+
+def _why_unplayable(path: Path, head: bytes) -> str:
+    """Return why a file that begins with *head* is not played."""
+    import av
+
+    if (why := refusal(head)) is not None:
+        return why
+    if load().haveImageReader(str(path)):
+        return "is a picture; write dir: for pictures"
+    with suppress(av.FFmpegError), av.open(str(path.absolute()), options=SOUNDS) as container:
+        # Decoded, because some of these formats are found in what is damaged, too.
+        if container.streams.audio and next(container.decode(audio=0), None) is not None:
+            wav = container.format.name == "wav"
+            return "has no video (only audio); write wav: for its sound" if wav else SOUND
+    return (
+        "is not a video that can be played (damaged, cut short, or of an unknown format); look at "
+        "it with `ffprobe`"
+    )

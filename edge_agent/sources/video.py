@@ -37,6 +37,11 @@ FILE = {
     "ogg,gif,ivf,obu,av1,mxf,nut,dv,vc1,rm,swf,yuv4mpegpipe,apng,mpjpeg,jpeg_pipe,dhav,wtv",
 }
 
+SOUND = (
+    "has no video (only audio); to read its sound, convert it with `ffmpeg -i IN OUT.wav` and "
+    "write wav:OUT.wav"
+)
+
 # H.273 color spaces that FFmpeg cannot convert and PyAV has no names for.
 _SPACES = {
     8: "YCgCo",
@@ -263,12 +268,18 @@ class Video:
         It prefers the one of which most has arrived, which differs from one session with a camera
         to the next.
         """
+        from av.stream import Disposition
+
         streams = self._container.streams
         videos = [each for each in streams.video if first and each.codec_context is not None]
         stream = min(videos, key=lambda each: each.id, default=streams.best("video"))
-        if stream is None:
-            others = ", ".join(sorted({each.type for each in streams}))
-            raise self._refusal(f"has no video (only {others})" if others else "has no video")
+        # The cover of a piece of music is no video.
+        if stream is None or stream.disposition & Disposition.attached_pic:
+            others = {each.type for each in streams if each is not stream}
+            if others == {"audio"} and not first:
+                raise self._refusal(SOUND)
+            only = f" (only {', '.join(sorted(others))})" if others else ""
+            raise self._refusal(f"has no video{only}")
         return stream
 
     def _refusal(self, why: str) -> SourceError:
