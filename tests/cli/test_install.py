@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.cli.commands import installation
-from edge_agent.cli.commands.install import RETRY, UNIT, contents, put_back
+from edge_agent.cli.commands.install import RETRY, UNIT, contents, proven, put_back
 from edge_agent.cli.commands.install_bundle import EXTRAS
 from edge_agent.cli.commands.install_settings import SKELETON, check, take
 from edge_agent.cli.commands.installation import (
@@ -197,36 +197,59 @@ with Installation(Path(sys.argv[1])).being_made():
 """
 
 
+def begin(place: Path, *, units: bool = True) -> Installation:
+    """Give an installation, as far as its folder goes."""
+    made = Installation(place)
+    made.place.mkdir()
+    (made.place / "pyvenv.cfg").touch()
+    if units:
+        (made.place / "lib/python3.11/site-packages/edge_agent/_bundled/systemd").mkdir(
+            parents=True
+        )
+    return made
+
+
 def test_what_a_killed_install_has_left_is_none_to_go_back_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`install --previous` had chosen it, and the next install found no room beside it."""
     monkeypatch.setattr(installation, "HOME", tmp_path)
-
-    def begin(name: str, *, units: bool) -> Installation:
-        made = Installation(tmp_path / name)
-        made.place.mkdir()
-        (made.place / "pyvenv.cfg").touch()
-        if units:
-            (made.place / "lib/python3.11/site-packages/edge_agent/_bundled/systemd").mkdir(
-                parents=True
-            )
-        return made
-
-    earlier = begin("1-1", units=True)
-    begin("1-2", units=False)  # by an install of before there were marks
-    killed = begin("1-3", units=True)
+    earlier = begin(tmp_path / "1-1")
+    begin(tmp_path / "1-2", units=False)  # by an install of before there were marks
+    killed = begin(tmp_path / "1-3")
     subprocess.run([sys.executable, "-c", KILLED, str(killed.place)], check=False, cwd=CHECKOUT)
     begun = Installation(tmp_path / "1-4")  # not even its folder
     subprocess.run([sys.executable, "-c", KILLED, str(begun.place)], check=False, cwd=CHECKOUT)
     (tmp_path / "notes").mkdir()  # an operator's
-    made = begin("1-5", units=True)
+    made = begin(tmp_path / "1-5")
     with made.being_made():
         assert installations() == [earlier]
         remove_unfinished()
     assert capsys.readouterr().err.count("cut off") == 3
     assert installations() == [earlier, made]
     assert {path.name for path in tmp_path.iterdir()} == {"1-1", "1-5", "notes"}
+
+
+def test_an_install_killed_before_its_service_stayed_up_is_none_to_go_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next install had removed the last good one and kept the one never seen to run."""
+    home = tmp_path / "link"  # as where /opt lies on another disk
+    home.symlink_to(tmp_path)
+    monkeypatch.setattr(installation, "HOME", home)
+    good, killed = (begin(home / name) for name in ("1-1", "1-2"))
+    (tmp_path / "current").symlink_to("1-1")
+    assert proven() == good
+    subprocess.run([sys.executable, "-c", KILLED, str(killed.place)], check=False, cwd=CHECKOUT)
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to("1-2")
+    assert proven() == good
+    assert installations() == [good]
+    good.remove()
+    assert proven() is None
+    killed.remove()
+    remove_unfinished()
+    assert killed.python.parent.parent.is_dir(), "what is in use was removed"
 
 
 def test_an_installation_packs_itself(tmp_path: Path) -> None:
@@ -364,8 +387,8 @@ exit $status
 """
 
 
-def test_an_upgrade_with_wrong_settings_ends_before_it_builds(tmp_path: Path) -> None:
-    """`install` again, with settings in place that are wrong, says so and changes nothing."""
+def run_installed(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on such a machine."""
     if os.getuid() != 0 or shutil.which("unshare") is None or shutil.which("systemctl") is None:
         pytest.skip("a system of its own takes root, unshare and systemctl")
     if Path("/run/systemd/system").is_dir():
@@ -373,14 +396,34 @@ def test_an_upgrade_with_wrong_settings_ends_before_it_builds(tmp_path: Path) ->
     apart = ["unshare", "--mount", "sh", "-ec"]
     if subprocess.run([*apart, "mount -t tmpfs tmpfs /opt"], check=False).returncode != 0:
         pytest.skip("this machine does not allow mounts, not even in a namespace")
-    (tmp_path / "config.toml").write_text("piplines = []\n")
-    done = subprocess.run(
-        [*apart, INSTALLED, "sh", str(tmp_path), sys.executable, "-m", "edge_agent", "install"],
+    return subprocess.run(
+        [*apart, INSTALLED, "sh", str(folder), *command],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
     )
+
+
+@pytest.mark.parametrize(
+    "words", [("install",), ("install", "--previous"), ("uninstall",), ("uninstall", "--forget")]
+)
+def test_two_installs_at_once_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Each had removed what the other had just made, and both ended well; the service was gone."""
+    (tmp_path / "config.toml").touch()
+    locked = ("flock", "--verbose", str(installation.LOCK), sys.executable, "-m", "edge_agent")
+    done = run_installed(tmp_path, *locked, *words)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "edge-agent: another install or uninstall is under way; nothing was changed\n"
+    )
+    assert "/opt" not in done.stdout
+
+
+def test_an_upgrade_with_wrong_settings_ends_before_it_builds(tmp_path: Path) -> None:
+    """`install` again, with settings in place that are wrong, says so and changes nothing."""
+    (tmp_path / "config.toml").write_text("piplines = []\n")
+    done = run_installed(tmp_path, sys.executable, "-m", "edge_agent", "install")
     assert done.returncode == 2
     assert done.stderr == (
         "edge-agent: /etc/edge-agent/config.toml: "

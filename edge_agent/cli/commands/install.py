@@ -31,6 +31,7 @@ from .installation import (
     HOME,
     UNITS,
     Installation,
+    alone,
     by_dpkg,
     check_images,
     current,
@@ -96,7 +97,8 @@ def main(options: Options) -> int:
     if options.previous:
         if config is not None or options.image:
             raise UsageError("--previous takes neither --config nor --image: all was chosen then")
-        return _go_back()
+        with alone():
+            return _go_back()
     bundle = open_bundle(Path(options.offline)) if options.offline else None
     if bundle is not None and not bundle.is_running():
         words = ("--config", options.config) if options.config else ()
@@ -105,7 +107,8 @@ def main(options: Options) -> int:
         bundle.check_fits()
     if options.image:
         check_images()
-    return _install(config, bundle, image=options.image)
+    with alone():
+        return _install(config, bundle, image=options.image)
 
 
 def check_system(command: str) -> None:
@@ -118,7 +121,7 @@ def check_system(command: str) -> None:
 
 
 def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
-    before = current()
+    before = proven()
     _check_settings(config or SETTINGS, before)
     os.umask(0o022)  # readable by the service's user, whatever root's own mask
     remove_unfinished()  # first, as the disk may have room for one more only
@@ -132,10 +135,11 @@ def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
             if image:
                 progress(f"packing it into {made.image}")
                 made.pack()
-        _switch(made, before, config)
+            _switch(made, before, config)
     except BaseException:
         made.remove()
         raise
+    remove_unfinished()  # also one that was in use until now
     for old in installations():
         if old not in {made, before}:
             old.remove()
@@ -147,8 +151,33 @@ def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
     return 0
 
 
+def proven() -> Installation | None:
+    """Return the installation to go back to: the one in use, or what a killed install replaced."""
+    now = current()
+    if now is None or not now.mark.exists():
+        return now
+    if not _has_stayed_up(now):
+        return next(reversed(installations()), None)
+    now.mark.unlink()
+    return now
+
+
+def _has_stayed_up(installation: Installation) -> bool:
+    """Whether the service runs from this installation, and for long enough."""
+    if _state("ActiveState") != "active":
+        return False
+    try:
+        command = Path("/proc", _state("MainPID"), "cmdline").read_bytes()
+        since = int(_state("ActiveEnterTimestampMonotonic")) / 1e6
+    except (OSError, ValueError):
+        return False
+    ours = command.startswith(os.fsencode(installation.python) + b"\0")
+    return ours and time.monotonic() - since > STEADY_SECONDS
+
+
 def _go_back() -> int:
     """Switch to the other installation."""
+    proven()  # the one in use may be one to come back to
     now = current()
     others = [each for each in installations() if each != now]
     if now is None or not others:

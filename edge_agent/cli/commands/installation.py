@@ -38,6 +38,8 @@ COMPLETION = {
     "man": _SHARED / "man/man1/edge-agent.1",
 }
 """Where shells look for what they complete, and `man` for the page: links to `completion`."""
+LOCK = Path("/run/edge-agent-install.lock")
+"""Locked by whoever changes installations; not in HOME, which `uninstall` removes."""
 _SUFFIX = ".squashfs"
 _MARK = ".unfinished"
 _SKIPPED = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
@@ -106,13 +108,16 @@ class Installation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it was made to the end; those without a mark may be of earlier versions."""
+        """Whether it was made to the end and its service stayed up.
+
+        Those without a mark may be of earlier versions.
+        """
         whole = self.image.is_file() or self._find_units() is not None
         return whole and not self.mark.exists()
 
     @property
     def mark(self) -> Path:
-        """The file that is there until it has been made, locked by whoever makes it."""
+        """The file that is there until its service has stayed up, locked by whoever makes it."""
         return self.place.with_name(f".{self.place.name}{_MARK}")
 
     @contextmanager
@@ -145,7 +150,9 @@ class Installation:
         return _MOUNT.format(name=self.version, image=self.image, place=self.place)
 
     def remove(self) -> None:
-        """Remove its files, image, and mount unit."""
+        """Remove its files, image, and mount unit, unless it is in use."""
+        if self == current():
+            return
         unit = self._unit
         if unit.exists():
             output("systemctl", "disable", "--now", unit.name)
@@ -174,7 +181,24 @@ def new() -> Installation:
 def current() -> Installation | None:
     """Return the installation in use."""
     link = HOME / "current"
-    return Installation(link.resolve()) if link.is_symlink() else None
+    # Not resolved: HOME may be reached by a link, and others are compared by their paths in it.
+    return Installation(HOME / link.readlink()) if link.is_symlink() else None
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Allow no other install or uninstall until the context ends.
+
+    A second one is refused. Only one by dpkg waits, since nobody repeats it.
+    """
+    try:
+        lock = take_lock(LOCK, like=LOCK.parent, wait=by_dpkg())
+    except BlockingIOError:
+        raise AgentError("another install or uninstall is under way; nothing was changed") from None
+    try:
+        yield
+    finally:
+        drop_lock(lock)
 
 
 def installations() -> list[Installation]:

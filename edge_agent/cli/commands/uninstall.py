@@ -7,7 +7,7 @@ import argparse
 from ...core.errors import UsageError
 from ..options import Options
 from .install import check_system, uninstall
-from .installation import by_dpkg, packaged
+from .installation import alone, by_dpkg, packaged
 
 EXAMPLES = (
     "sudo edge-agent uninstall",
@@ -28,4 +28,5 @@ def main(options: Options) -> int:
     if (version := packaged()) is not None and not by_dpkg():
         words = f"it came with the package edge-agent {version}; remove that"
         raise UsageError(f"{words}: sudo apt remove edge-agent, or purge")
-    return uninstall(forget=options.forget)
+    with alone():
+        return uninstall(forget=options.forget)
