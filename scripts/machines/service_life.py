@@ -53,7 +53,8 @@ def everything(box: Box) -> set[str]:
         for path in (
             *("/proc", "/sys", "/dev", "/run", "/root", "/var/log"),
             *("/tmp", "/var/tmp"),  # noqa: S108 - of the machine inside
-            *("/var/cache/apt", "/var/lib/apt", "/var/lib/dpkg", "/var/lib/systemd"),
+            *("/var/backups", "/var/cache/apt"),
+            *("/var/lib/apt", "/var/lib/dpkg", "/var/lib/systemd"),
         )
     )
     return set(box.run(rf"find / -xdev \( {pruned} \) -prune -o -print").splitlines())
@@ -243,7 +244,9 @@ def reloads(box: Box) -> None:
             _wait_count("results", lambda: len(lines(heard)), len(lines(heard)) + 20)
         box.run("echo 'nonsense = 1' >> /etc/edge-agent/config.toml")
         expect(
-            "a reload of wrong settings fails", box.fails(f"systemctl reload {UNIT}")[0] != 0, True
+            "a reload of wrong settings fails",
+            box.machine.fails(f"systemctl reload {UNIT}")[0] != 0,
+            True,
         )
         wait("the refusal", lambda: "the settings stay as they were" in box.journal(), 30)
         _wait_count("results", lambda: len(lines(heard)), len(lines(heard)) + 20)

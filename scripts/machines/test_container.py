@@ -133,7 +133,8 @@ class Box:
 def payload(line: str) -> dict[str, Any]:
     """Return the payload in a line of `tail --json`."""
     says: dict[str, Any] = json.loads(line)
-    return says.get("payload", says)
+    payload: dict[str, Any] = says.get("payload", says)
+    return payload
 
 
 def go_through(box: Box) -> None:
