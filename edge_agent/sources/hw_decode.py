@@ -80,7 +80,8 @@ class Hardware:
                 why = f"cannot be opened ({kind}: {problem})"
                 continue
             if made.is_hwaccel:
-                made.extradata, made.flags = software.extradata, software.flags
+                made.extradata = software.extradata
+                made.flags |= software.flags
                 return made
         self.works(name)
         if why:

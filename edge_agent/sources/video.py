@@ -204,7 +204,7 @@ class Video:
                 raise SourceError(f"{self._name}: what comes makes no picture")
             if packet.stream is not self._stream:
                 continue
-            if packet.has_sidedata("encryption_info"):
+            if packet.is_keyframe and packet.has_sidedata("encryption_info"):
                 # Decoders take it for damage, and much of it for pictures.
                 raise self._encrypted(bytes(packet.get_sidedata("encryption_info"))[:4])
             self.read.note(packet)
