@@ -33,6 +33,7 @@ from edge_agent.cli.commands.installation import (
     run,
     wheel_of,
 )
+from edge_agent.config.answers import parse_listen
 from edge_agent.config.load import load
 from edge_agent.core.bundled import constraints
 from edge_agent.core.errors import AgentError, UsageError
@@ -129,6 +130,19 @@ def test_the_unit_is_one_that_systemd_252_knows() -> None:
     assert "MemoryDenyWriteExecute" not in keys  # OpenVINO compiles kernels as it runs
     assert "ProcSubset" not in keys  # the engines read /proc/cpuinfo
     assert value(UNIT, "SystemCallErrorNumber") == "EPERM"
+
+
+def test_the_documented_socket_is_where_the_service_may_make_it() -> None:
+    """Its folder was not there, and all else below /run is read-only for the service."""
+    said = (CHECKOUT / "docs/answers.md").read_text()
+    (listen,) = re.findall(r'(?m)^listen = .*"(unix:\S+)"$', said)
+    folder = Path(parse_listen(listen).host).parent
+    assert folder == Path("/run") / value(UNIT, "RuntimeDirectory")
+    assert value(UNIT, "RuntimeDirectoryMode") == "0750"
+    assert value(UNIT, "Group") in said
+    assert "AF_UNIX" in value(UNIT, "RestrictAddressFamilies")
+    made = (CHECKOUT / "scripts/Containerfile").read_text()
+    assert re.search(rf"chown 10001:10001 .*{folder}$", made, re.MULTILINE)
 
 
 def test_ten_kills_in_a_row_are_within_the_limit() -> None:
