@@ -145,6 +145,11 @@ def test_the_documented_socket_is_where_the_service_may_make_it() -> None:
     assert re.search(rf"chown 10001:10001 .*{folder}$", made, re.MULTILINE)
 
 
+def test_a_flood_of_connections_takes_no_files_from_the_rest() -> None:
+    """Systemd's default is 1024, beyond which neither models nor cameras could be opened."""
+    assert int(value(UNIT, "LimitNOFILE")) >= 16 * 1024
+
+
 def test_ten_kills_in_a_row_are_within_the_limit() -> None:
     """The limit on restarts is above ten, and what is given up on is tried anew when it is over."""
     assert int(value(UNIT, "StartLimitBurst")) > 10
