@@ -15,6 +15,7 @@ from ..config.rule_checks import LEAVES_NOTHING
 from ..config.settings import parse_route
 from ..core.callbacks import Callbacks
 from ..core.errors import ModelError
+from ..delivery.protocol import OUTCOMES
 from ..inference.engines.registry import engine_words, installed
 from ..inference.prepared.fallback import is_streaming
 from ..models.packages.blocks import MAX_BLOCK
@@ -49,7 +50,10 @@ class PushStatus:
         """Called with each state of a transfer."""
 
     def publish(self, transfer: str, payload: Mapping[str, Any]) -> bool:
-        """Publish the state of a transfer; False without a connection."""
+        """Publish the state of a transfer; False without a connection.
+
+        An outcome then waits for the next connection: its sender waits for it.
+        """
         self.on_state(transfer, payload)
         body = {
             "schema": payloads.SCHEMA,
@@ -58,7 +62,12 @@ class PushStatus:
             **payload,
             "time": payloads.iso(time.time_ns()),
         }
-        return self._client.publish(self._topics.push(transfer), payloads.encode(body), qos=1)
+        topic, encoded = self._topics.push(transfer), payloads.encode(body)
+        if self._client.publish(topic, encoded, qos=1):
+            return True
+        if payload["state"] in OUTCOMES:
+            self._client.publish_reply(topic, encoded)
+        return False
 
 
 class Announcements:

@@ -23,7 +23,9 @@ MOST_OFFERS = 64
 """Transfers whose latest offer is remembered."""
 MAX_SINGLE_MESSAGE_BYTES = 256 * 2**20
 """Limit for a package in one message; a larger one is pushed block by block."""
-ENDED = frozenset({"live", "probation", "rejected"})
+OUTCOMES = frozenset({"live", "rejected"})
+"""States that are the last of a push."""
+ENDED = OUTCOMES | {"probation"}
 """States after which a sender stops waiting."""
 
 LOW_AGREEMENT = 0.5
@@ -38,15 +40,22 @@ class StatusTopic:
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
-        self._offers: dict[str, str | None] = {}
-        """By transfer: the time of its latest offer, of the latest transfers."""
+        self._offers: dict[str, tuple[str | None, str | None]] = {}
+        """By transfer: time and push of its latest offer, of the latest transfers."""
 
-    def offered(self, transfer: str, time: str | None) -> None:
-        """Record the time of an offer, by which a sender knows what is said of its own try."""
+    def offered(self, transfer: str, time: str | None, push: str | None = None) -> None:
+        """Record the time of an offer, by which a sender knows what is said of its own try.
+
+        *push* is the same in all offers of one push, and differs from that of another push.
+        """
         self._offers.pop(transfer, None)
-        self._offers[transfer] = time
+        self._offers[transfer] = time, push
         if len(self._offers) > MOST_OFFERS:
             del self._offers[next(iter(self._offers))]
+
+    def push(self, transfer: str) -> str | None:
+        """Return the push of a transfer's latest offer, if it names one."""
+        return self._offers.get(transfer, (None, None))[1]
 
     def publish(
         self, transfer: str, state: str, *, have: int = 0, total: int = 0, **more: Any
@@ -63,7 +72,7 @@ class StatusTopic:
             "percent": round(percent, 1),
         }
         status |= {key: value for key, value in more.items() if value is not None}
-        status["offer"] = self._offers.get(transfer)
+        status["offer"] = self._offers.get(transfer, (None, None))[0]
         return bool(self._publish(transfer, status))
 
     def reject(self, transfer: str, why: str) -> None:

@@ -152,6 +152,8 @@ class Sender:
         self._list = package.front.block_list
         self._sent: dict[tuple[str, int], float] = {}
         self._offered_at = 0.0
+        self._began = iso(time.time_ns())
+        """Tells devices the offers of this push from those of another one of the same package."""
         self._offers: set[str] = set()
         """The times of the offers."""
         self._returning = 0.0
@@ -172,7 +174,7 @@ class Sender:
 
     def offer(self) -> None:
         """Publish the offer of the package."""
-        offer = {**offer_of(self._package), "time": iso(time.time_ns())}
+        offer = {**offer_of(self._package), "time": iso(time.time_ns()), "began": self._began}
         self._offers.add(offer["time"])
         if self._drawn:
             offer["drawn"] = True

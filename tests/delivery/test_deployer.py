@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from tests.helpers.support import PATIENCE, AgentProcess, Listener, Mosquitto, r
 from tests.helpers.tiny_networks import node
 
 Boxes = Callable[..., Box]
+ON_PROBATION = {"version": "2", "phase": "probation", "percent": 100.0}
 UNSIGNED: dict[str, Any] = {"trust": {"allow_unsigned": True}}
 
 
@@ -303,8 +305,7 @@ def test_a_power_cut_within_probation_does_not_roll_a_good_model_back(
         one.agent.signal(signal.SIGKILL)
         one.agent.wait()
         assert started_again(one) == "level@2"
-        watched = {"version": "2", "phase": "probation", "percent": 100.0}
-        one.listener.wait_state(one.topic("model", "level"), live="2", candidate=watched)
+        one.listener.wait_state(one.topic("model", "level"), live="2", candidate=ON_PROBATION)
     one.agent.signal(signal.SIGKILL)
     one.agent.wait()
     one.agent.environ["EDGE_AGENT_FAULT"] = "rollback.done"
@@ -343,6 +344,50 @@ def test_crash_in_probation_rolls_back(box: Boxes, tmp_path: Path) -> None:
     results = one.listener.on(one.topic("result", "door"))
     session = results[-1]["session"]
     assert {each["model"] for each in results if each["session"] == session} == {"level@1"}
+
+
+def test_a_push_hears_that_its_version_was_rolled_back_at_a_start(
+    box: Boxes, tmp_path: Path
+) -> None:
+    """Decided before there was a connection, it was not sent, and the push tried it for ever."""
+    one = box(trial={"probation_s": 600})
+    new = model_folder(tmp_path / "2", "2", best=2)
+    where = ("--device", one.device, "--broker", one.url, "--until", "live")
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(run_cli, "push", str(new), *where)
+        one.wait_live("2")
+        one.listener.wait_state(one.topic("model", "level"), candidate=ON_PROBATION)
+        for serving in ("level@2", "level@2", "level@1"):
+            one.agent.signal(signal.SIGKILL)
+            one.agent.wait()
+            assert started_again(one) == serving
+        done = waiting.result()
+    assert done.returncode == 1
+    assert "edge-01: rejected: the agent ended 3 times during its probation" in done.stdout
+    assert one.wait_settled(outcome="rolled-back", version="2")["live"] == "1"
+
+
+def test_only_another_push_tries_again_what_was_rolled_back(box: Boxes, tmp_path: Path) -> None:
+    """A sender that has missed the outcome is told, also by a later run; whoever pushes is not."""
+    one = box(trial={"probation_s": 600})
+    began = {"began": "2026-01-01T00:00:00.000Z"}
+    with PlainSender(one.broker.port, one.device, package(tmp_path, "2", best=2)) as sender:
+        sender.offer(age_s=0, **began).wait("probation")
+        one.listener.wait_state(one.topic("model", "level"), candidate=ON_PROBATION)
+        one.agent.signal(signal.SIGABRT)
+        one.agent.wait()
+        for _ in range(2):
+            assert started_again(one) == "level@1"
+            last = one.wait_settled(outcome="rolled-back", version="2")["last"]
+            sender.said.clear()
+            sender.offer(age_s=0, **began)
+            end = sender.wait("rejected", "verifying", "need")
+            assert end["why"] == last["why"] == "the agent crashed (Aborted) during its probation"
+            assert one.agent.stop() == 0
+        assert started_again(one) == "level@1"
+        sender.said.clear()
+        sender.offer(age_s=0, began="2026-01-01T00:00:01.000Z").wait("probation")
+        one.wait_live("2")
 
 
 def test_a_crash_counts_against_the_model_in_whose_call_it_happened(

@@ -282,11 +282,12 @@ class PlainSender:
         self.client.loop_start()
         assert ready.wait(PATIENCE), "the broker does not take a subscription"
 
-    def offer(self, *, age_s: float | None = None) -> PlainSender:
+    def offer(self, *, age_s: float | None = None, **more: str) -> PlainSender:
         """Offer the package, as if it had been sent so long ago; None: without a time."""
         body: dict[str, Any] = {
             "schema": 1,
             "package": base64.b64encode(self.package.header).decode(),
+            **more,
         }
         if self.package.signature is not None:
             body["signature"] = base64.b64encode(self.package.signature).decode()

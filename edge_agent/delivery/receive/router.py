@@ -151,7 +151,7 @@ class Router:
                 return False  # the package has been removed from the broker
             case (transfer, "offer") if self._drawing.wants(*levels):
                 try:
-                    header, signature, _, _ = _parse(transfer, message.payload)
+                    header, signature, *_ = _parse(transfer, message.payload)
                 except ModelError as problem:
                     raise MalformedError(str(problem)) from None
                 self._consider(transfer, header, signature, self._drawing)
@@ -171,8 +171,8 @@ class Router:
             MalformedError: it is not one; that has been published to its sender.
         """
         try:
-            header, signature, sent, lies_retained = _parse(transfer, payload)
-            self._status.offered(transfer, sent)
+            header, signature, sent, push, lies_retained = _parse(transfer, payload)
+            self._status.offered(transfer, sent, push)
             age = 0.0 if sent is None else time.time() - seconds_of(sent)
             if age > MOST_OFFER_SECONDS and self.admission.identity.credible():
                 # The broker kept it while this device was offline: nobody sends its blocks anymore,
@@ -185,7 +185,8 @@ class Router:
         except ModelError as problem:
             self._status.reject(transfer, str(problem))
             raise MalformedError(str(problem)) from None
-        self._consider(transfer, header, signature, self._drawing if lies_retained else None)
+        drawing = self._drawing if lies_retained else None
+        self._consider(transfer, header, signature, drawing, push)
 
     def _consider(
         self,
@@ -193,8 +194,12 @@ class Router:
         header_bytes: bytes,
         signature: bytes | None,
         drawing: Drawing | None = None,
+        push: str | None = None,
     ) -> None:
-        """Start receiving a package, continue, or publish why not."""
+        """Start receiving a package, continue, or publish why not.
+
+        What has failed in the same *push* is not tried again: its sender has missed the outcome.
+        """
         began = time.monotonic()
         if transfer in self._blocks:
             self._blocks.answer_offer(transfer, drawing)
@@ -211,6 +216,10 @@ class Router:
                 return
             if drawing is not None:
                 self._check_promise(transfer, header)
+            why = self._ledger.refusal(header.name, header.version, push)
+            if why is not None:
+                self._status.publish(transfer, "rejected", why=why)
+                return
             if self._answer_present(transfer, header):
                 return
             self._blocks.check_free()
@@ -367,8 +376,10 @@ def _is_number(level: str) -> bool:
     return level.isdecimal() and len(level) < 9
 
 
-def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, str | None, bool]:
-    """Return an offer's header, signature, and time, and whether its blocks are on the broker.
+def _parse(
+    transfer: str, payload: bytes
+) -> tuple[bytes, bytes | None, str | None, str | None, bool]:
+    """Return an offer's header, signature, time and push, and whether its blocks are on the broker.
 
     None of it is trusted yet.
     """
@@ -380,13 +391,14 @@ def _parse(transfer: str, payload: bytes) -> tuple[bytes, bytes | None, str | No
         signature = body.get("signature") or None
         if signature is not None:
             signature = base64.b64decode(signature, validate=True)
-        sent = body.get("time")
-        if sent is not None:
-            seconds_of(sent)
+        sent, push = body.get("time"), body.get("began")
+        for moment in (sent, push):
+            if moment is not None:
+                seconds_of(moment)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ModelError(
             'offer: expected {"schema": 1, "package": base64, "signature"?: base64, "time"}'
         ) from None
     if transfer_id(header) != transfer:
         raise ModelError("offer: the transfer is not named after its package")
-    return header, signature, sent, body.get("drawn") is True
+    return header, signature, sent, push, body.get("drawn") is True

@@ -87,6 +87,8 @@ class Candidate:
     """Percentage of its blocks that have come."""
     starts: int = 0
     """How often the agent has started since its trial began."""
+    push: str | None = None
+    """The push that it came in, if an earlier run received it; see `Ledger.push_of`."""
     began: float = field(default_factory=time.monotonic)
     first_result_at: float | None = None
     """Monotonic time when its trial had inferred a live frame."""
@@ -183,7 +185,8 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         self.publish(candidate, phase)
         self.changed()
         if phase == "preparing":
-            mark = Mark(candidate.version, phase, time.time(), candidate.starts)
+            push = self.push_of(candidate)
+            mark = Mark(candidate.version, phase, time.time(), candidate.starts, push=push)
             self._store.set_trial(candidate.name, mark)
             fault("trial.marked")
 
@@ -220,7 +223,8 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         _check_step(candidate, outcome)
         self.remove(candidate)
         if outcome == "rejected" and is_name(candidate.name):
-            self.record_last(candidate.name, candidate.version, "rejected", why)
+            push = self.push_of(candidate)
+            self.record_last(candidate.name, candidate.version, "rejected", why, push=push)
         self.publish(candidate, "live" if outcome == "live" else "rejected", why=why, **details)
         self.changed()
 
@@ -244,6 +248,20 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
             candidate.canceled = why
 
     # Questions
+
+    def push_of(self, candidate: Candidate) -> str | None:
+        """Return the push that a candidate came in, the latest if several have offered it."""
+        offered = candidate.transfer and self.status.push(candidate.transfer)
+        return offered or candidate.push
+
+    def refusal(self, name: str, version: str, push: str | None) -> str | None:
+        """Return why a version was rejected or rolled back that came in this very push, or None."""
+        last = self._last.get(name, {})
+        if push is None or last.get("push") != push or last["version"] != version:
+            return None
+        if self.serving_phase(name, version) is not None:
+            return None  # an operator has activated it since
+        return str(last.get("why"))
 
     def by_transfer(self, transfer: str) -> Candidate | None:
         """Find the candidate that came in a transfer."""
@@ -368,13 +386,20 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         outcome: Outcome,
         why: str | None,
         details: Mapping[str, Any] | None = None,
+        *,
+        push: str | None = None,
     ) -> None:
-        """Record how a version ended; if the disk is full, only until the agent ends."""
+        """Record how a version ended; if the disk is full, only until the agent ends.
+
+        *push*, in which it came, is given for a failure: it then is not tried again.
+        """
         reason = {} if why is None else {"why": why}
+        failed = {} if push is None else {"push": push}
         self._last[name] = {
             "version": version,
             "outcome": outcome,
             **reason,
+            **failed,
             **(details or {}),
             "time": payloads.iso(time.time_ns()),
         }

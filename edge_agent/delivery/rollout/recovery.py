@@ -43,7 +43,7 @@ class Recovery:
                 if mark is None:
                     found += self._untried(name)
                 elif mark.phase == ROLLED_BACK:
-                    self._record_undone(name, mark.version, mark.why or "by an earlier run")
+                    self._record_undone(name, mark, mark.why or "by an earlier run")
                 elif mark.phase != "probation":
                     found += self._try_again(name, mark)
                 elif (why := _reason_against(name, mark, last)) is not None:
@@ -65,7 +65,7 @@ class Recovery:
     def _try_again(self, name: str, mark: Mark) -> list[Candidate]:
         """Restart a trial interrupted by the end of the agent, unless that happened too often."""
         starts = mark.starts + 1
-        candidate = self._stored(name, mark.version)
+        candidate = self._stored(name, mark.version, mark.push)
         candidate.starts = starts
         if starts > MOST_STARTS or self._swap.store.path(name, mark.version) is None:
             why = f"the agent ended {starts} times during its trial"
@@ -81,7 +81,7 @@ class Recovery:
         """Add a version whose probation has not ended, for `resume_probations`."""
         mark = replace(mark, starts=mark.starts + 1)
         self._swap.store.set_trial(name, mark)
-        candidate = self._stored(name, mark.version)
+        candidate = self._stored(name, mark.version, mark.push)
         candidate.phase = "preparing"  # whether it stays live is still to be decided
         candidate.interrupted = mark
         self._swap.ledger.add(candidate)
@@ -100,24 +100,26 @@ class Recovery:
             self._swap.keep_live(candidate, why, problem)
             return
         fault("rollback.done")
-        self._record_undone(name, mark.version, why)
+        self._record_undone(name, mark, why)
 
-    def _record_undone(self, name: str, version: str, why: str) -> None:
+    def _record_undone(self, name: str, mark: Mark, why: str) -> None:
         """Record that a version was rolled back, possibly by a run that was killed meanwhile."""
+        version = mark.version
         candidate = self._stored(name, version)
         candidate.phase = "probation"
         log.warning("%s: rolled back: %s", candidate.id, why)
-        self._swap.ledger.record_last(name, version, "rolled-back", why)
+        self._swap.ledger.record_last(name, version, "rolled-back", why, push=mark.push)
         self._swap.ledger.clear_mark(name, version)
         self._swap.ledger.finish(candidate, "rolled-back", why)
 
-    def _stored(self, name: str, version: str) -> Candidate:
-        """Make a candidate from a version in the store."""
+    def _stored(self, name: str, version: str, push: str | None = None) -> Candidate:
+        """Make a candidate from a version in the store; *push* is of its mark."""
         return Candidate(
             name,
             version,
             self._swap.store.transfer(name, version),
             lambda: self._swap.catalog.find_unchanged(name, version),
+            push=push,
         )
 
     def resume_probations(self) -> None:

@@ -161,7 +161,9 @@ class Swap:
     def _activate(self, candidate: Candidate, before: str | None, bounds: Trial) -> None:
         """Make a candidate live on disk, with the mark of its probation in the same write."""
         version = candidate.version
-        watched = Mark(version, "probation", time.time()) if bounds.probation_s > 0 else None
+        push = self.ledger.push_of(candidate)
+        mark = Mark(version, "probation", time.time(), push=push)
+        watched = mark if bounds.probation_s > 0 else None
         self.store.activate(candidate.name, version, before=before, watched=watched)
         fault("swap.activated")
 
@@ -255,7 +257,8 @@ class Swap:
         for candidate in failed:
             self.ledger.remove(candidate)
         details = exchange_details(self.exchange(name, models))
-        self.ledger.record_last(name, pointers.live, "rolled-back", why, details)
+        push = next((self.ledger.push_of(candidate) for candidate in failed), None)
+        self.ledger.record_last(name, pointers.live, "rolled-back", why, details, push=push)
         for candidate in failed:
             self.ledger.finish(candidate, "rolled-back", told or why)
         self.ledger.clear_mark(name, pointers.live)

@@ -45,6 +45,8 @@ class Trial:
     """How often the agent has started in this phase, including after crashes."""
     why: str | None = None
     """Why it was rolled back."""
+    push: str | None = None
+    """The push that it came in, as its offer names it."""
 
 
 @record
@@ -139,6 +141,7 @@ def _parse(data: Any) -> Pointers:
             float(trial["since"]),
             int(trial.get("starts", 0)),
             None if trial.get("why") is None else str(trial["why"]),
+            None if trial.get("push") is None else str(trial["push"]),
         ),
         None if highest is None else _version(highest),
         {_version(version): float(time) for version, time in dict(used).items()},

@@ -301,7 +301,8 @@ class Store:
                     f"{name}: there is no version before {old.live or 'the one'} to go back to"
                 )
             on_trial = old.trial is None or same_version(old.trial.version, old.live)
-            mark = why and Trial(old.live, pointing.ROLLED_BACK, time.time(), why=why)
+            push = old.trial.push if on_trial and old.trial is not None else None
+            mark = why and Trial(old.live, pointing.ROLLED_BACK, time.time(), why=why, push=push)
             return replace(
                 old,
                 history=old.history[:-1],
