@@ -136,7 +136,8 @@ class Attendant:
                 else:
                     said = self._mention(said)
         finally:
-            self._leave(thread)
+            if not ended:
+                self._leave(thread)
         if ended and ended[0] is not None:
             raise ended[0]
 
@@ -156,9 +157,7 @@ class Attendant:
         return said * 2
 
     def _leave(self, thread: threading.Thread) -> None:
-        """Wait for the thread to end; abandon it if it does not."""
-        if not thread.is_alive():
-            return
+        """Have the thread end, and wait for it; abandon it if it does not."""
         self.closing.set()
         self._left, since = self._doing or ("its work", time.monotonic())
         # Set before the wait, too, because a second Ctrl-C may end that.

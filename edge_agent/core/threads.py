@@ -76,6 +76,24 @@ class ShutdownQueue:
             item()
 
 
+class _Thread(threading.Thread):
+    """A thread that can be started again if the system did not allow it.
+
+    Python's own cannot from 3.13 on: "thread already started".
+    """
+
+    def __init__(self, body: Callable[[], None], name: str) -> None:
+        super().__init__(target=body, name=name, daemon=True)
+        self._again = body
+
+    def start(self) -> None:
+        try:
+            super().start()
+        except RuntimeError:
+            super().__init__(target=self._again, name=self.name, daemon=True)
+            raise
+
+
 class ThreadGroup:
     """Threads that end together: the first one to fail stops the whole agent.
 
@@ -109,7 +127,7 @@ class ThreadGroup:
                 self._stops.put(Stop(f"{name} crashed", error))
 
         # A daemon thread, so that a read stuck in a driver cannot keep us from exiting.
-        thread = threading.Thread(target=body, name=name, daemon=True)
+        thread = _Thread(body, name)
         self._threads = [member for member in self._threads if member.is_alive()]
         try:
             thread.start()

@@ -75,7 +75,9 @@ def tls_context(broker: Broker) -> ssl.SSLContext | None:
         return None
     import ssl
 
-    context = ssl.create_default_context()
+    from ..core.tls import client_context
+
+    context = client_context()
     files: tuple[tuple[str, str | None], ...] = (
         ("ca_file", broker.ca_file),
         ("cert_file", broker.cert_file),

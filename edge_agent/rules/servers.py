@@ -244,8 +244,10 @@ def _tls(server: Server) -> ssl.SSLContext | None:
         return None
     import ssl
 
+    from ..core.tls import client_context
+
     try:
-        return ssl.create_default_context(cafile=server.ca_file)
+        return client_context(server.ca_file)
     except ssl.SSLError:
         raise WebError(f"ca_file: {server.ca_file}: holds no certificate in PEM form") from None
     except OSError as problem:

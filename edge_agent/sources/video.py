@@ -98,8 +98,11 @@ class Video:
         self._error = av.FFmpegError
         self._name = name
         self._keys, self._source = keys, source
+        # From version 19 on, PyAV replaces by itself what is not UTF-8.
+        older = int(av.__version__.partition(".")[0]) < 19
+        replacing: dict[str, Any] = {"metadata_errors": "replace"} if older else {}
         self._container: Any = av.open(
-            address, options=dict(options), timeout=timeouts, metadata_errors="replace"
+            address, options=dict(options), timeout=timeouts, **replacing
         )
         stream = self._chosen(first=timeouts is not None)
         self._stream: Any = stream

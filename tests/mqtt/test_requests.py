@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -161,7 +162,8 @@ def test_a_command_as_deep_as_the_parser_takes_is_no_error_of_the_agent(
         for depth in range(850, 1000)
     ]
     device.handle(*((TOPICS.inbox + "/command/greet", body) for body in bodies))
-    assert "nested too deep to show" in caplog.text
+    # From Python 3.12 on, the log has room for as much as the parser takes.
+    assert re.search(r"nested too deep to show|'more' is not known", caplog.text)
     assert "cannot be handled" not in caplog.text
 
 
