@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from edge_agent.cli.attended import Attendant
 
@@ -14,7 +15,7 @@ def test_work_that_has_ended_ends_no_other() -> None:
     try:
         for number in range(2000):
             attendant = Attendant()
-            assert attendant.call(lambda number=number: number, "counting") == number
+            assert attendant.call(partial(abs, number), "counting") == number
             assert not attendant.closing.is_set(), number
     finally:
         sys.setswitchinterval(before)
