@@ -50,21 +50,57 @@ exec sh {bundle} $image
     "prerm": """\
 #!/bin/sh
 set -e
-command=/opt/edge-agent/current/bin/edge-agent
-if [ "$1" != remove ] || [ ! -x $command ]; then
-    exit 0
-elif [ ! -d /run/systemd/system ]; then
+[ "$1" = remove ] || exit 0
+if [ ! -d /run/systemd/system ]; then
     echo "edge-agent: systemd does not run here: /opt/edge-agent and its units are left" >&2
-else
-    exec $command uninstall
+    exit 0
 fi
+# Any installation can: of the one in use the image may not be mounted, or its Python be gone.
+for command in /opt/edge-agent/current/bin/edge-agent /opt/edge-agent/*/bin/edge-agent; do
+    ! $command --version >/dev/null 2>&1 || exec $command uninstall
+done
+[ -e /etc/systemd/system/edge-agent.service ] || [ -d /opt/edge-agent ] || exit 0
+systemctl stop edge-agent-retry.timer edge-agent.service 2>/dev/null || :
+if systemctl is-active --quiet edge-agent.service; then
+    echo "edge-agent: the service cannot be stopped; stop it: systemctl stop edge-agent" >&2
+    exit 1
+fi
+systemctl disable --quiet edge-agent.service 2>/dev/null || :
+echo "edge-agent: no command in /opt/edge-agent runs, so it cannot uninstall itself: the service" \
+    "is stopped and disabled; /opt/edge-agent and its units are left until apt purge" >&2
 """,
     "postrm": """\
 #!/bin/sh
 set -e
 [ "$1" = purge ] || exit 0
+# Where it could not uninstall itself.
+for unit in /etc/systemd/system/edge-agent-image-*.service; do
+    [ -e $unit ] || continue
+    [ ! -d /run/systemd/system ] || systemctl stop $(basename $unit) || :
+    rm -f $unit /etc/systemd/system/multi-user.target.wants/$(basename $unit)
+done
+for unit in edge-agent.service edge-agent-retry.timer multi-user.target.wants/edge-agent.service; do
+    rm -f /etc/systemd/system/$unit
+done
+rm -f /etc/sysusers.d/edge-agent.conf
+for link in bin/edge-agent share/bash-completion/completions/edge-agent \
+    share/zsh/site-functions/_edge-agent share/man/man1/edge-agent.1; do
+    case "$(readlink /usr/local/$link)" in /opt/edge-agent/*) rm /usr/local/$link ;; esac
+done
+case "$(readlink /etc/fish/completions/edge-agent.fish)" in
+    /opt/edge-agent/*) rm /etc/fish/completions/edge-agent.fish ;;
+esac
+# By their names, a version and a time: other files there are the operator's.
+for made in /opt/edge-agent/*-20???????????? /opt/edge-agent/*-20????????????.squashfs \
+    /opt/edge-agent/.*-20????????????.*; do
+    rm -rf $made
+done
+rm -f /opt/edge-agent/current /opt/edge-agent/.current
+[ ! -d /opt/edge-agent ] || rmdir /opt/edge-agent 2>/dev/null || :
+[ ! -d /run/systemd/system ] || systemctl daemon-reload || :
 rm -rf /etc/edge-agent /var/lib/edge-agent /var/cache/edge-agent
 ! getent passwd edge-agent >/dev/null || userdel edge-agent
+[ ! -e /opt/edge-agent ] || echo "edge-agent: left: /opt/edge-agent" >&2
 for left in credstore/broker.password systemd/system/edge-agent.service.d; do
     [ ! -e /etc/$left ] || echo "edge-agent: left: /etc/$left" >&2
 done

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -23,14 +25,20 @@ from tests.helpers.support import CHECKOUT
 ADDON = CHECKOUT / "scripts/homeassistant-addon"
 
 
-def test_a_package_carries_the_bundle_and_calls_its_installer(tmp_path: Path) -> None:
-    """For the system that the bundle is for, and no other; its scripts are shell."""
-    bundle, deb = tmp_path / "some.bundle", tmp_path / "edge-agent.deb"
+def make_deb(folder: Path) -> tuple[Path, Path]:
+    """Make a package of an empty bundle; return both."""
+    bundle, deb = folder / "some.bundle", folder / "edge-agent.deb"
     with zipfile.ZipFile(bundle, "w") as archive:
         facts = {"version": "1.2", "machine": "linux-aarch64", "python": "3.11", "glibc": "2.35"}
         archive.writestr("bundle.json", json.dumps(facts))
     make = [sys.executable, str(CHECKOUT / "scripts/make_deb.py"), "-o", str(deb)]
     subprocess.run([*make, "--bundle", str(bundle)], check=True, capture_output=True)
+    return bundle, deb
+
+
+def test_a_package_carries_the_bundle_and_calls_its_installer(tmp_path: Path) -> None:
+    """For the system that the bundle is for, and no other; its scripts are shell."""
+    bundle, deb = make_deb(tmp_path)
 
     def field(name: str) -> str:
         return subprocess.check_output(["dpkg-deb", "-f", str(deb), name], text=True).strip()
@@ -49,6 +57,51 @@ def test_a_package_carries_the_bundle_and_calls_its_installer(tmp_path: Path) ->
     for name in ("postinst", "prerm", "postrm"):
         subprocess.run(["sh", "-n", str(control / name)], check=True)
     assert f"exec sh /{carried.relative_to(root)}" in (control / "postinst").read_text()
+
+
+# An installation whose image is not mounted, on a machine of which only the package's places are
+# its own. Its systemctl is real, but reaches no systemd.
+DAMAGED = """
+cp -a /etc "$1/etc"
+mount --bind "$1/etc" /etc
+for place in /run /opt /var/lib /var/cache /usr/local; do mount -t tmpfs tmpfs $place; done
+wants=/etc/systemd/system/multi-user.target.wants
+mkdir -p /run/systemd/system $wants /opt/edge-agent/9.0.1-20260102030405 /opt/edge-agent/mine
+mkdir -p /etc/edge-agent /var/lib/edge-agent /usr/local/bin
+ln -s 9.0.1-20260102030405 /opt/edge-agent/current
+ln -s /opt/edge-agent/current/bin/edge-agent /usr/local/bin/edge-agent
+cd /opt/edge-agent
+touch 9.0.1-20260102030405.squashfs .9.0.2-20260102030406.unfinished
+cd /etc/systemd/system
+touch edge-agent.service edge-agent-retry.timer edge-agent-image-9.0.1-20260102030405.service
+ln -s ../edge-agent.service $wants/
+sh "$1/control/prerm" remove
+[ -e /etc/edge-agent ] && [ -e /opt/edge-agent/9.0.1-20260102030405.squashfs ]
+sh "$1/control/postrm" remove
+[ -e /etc/edge-agent ] && [ -e /opt/edge-agent/9.0.1-20260102030405.squashfs ]
+sh "$1/control/postrm" purge
+find /etc /opt /var/lib /var/cache /usr/local -path '*edge-agent*'
+"""
+
+
+def test_a_package_whose_command_does_not_run_is_removed_aloud(tmp_path: Path) -> None:
+    """A removal did nothing, in silence, and a purge deleted under the service that ran on."""
+    if os.getuid() != 0 or shutil.which("unshare") is None or shutil.which("systemctl") is None:
+        pytest.skip("a system of its own takes root, unshare and systemctl")
+    if Path("/run/systemd/system").is_dir():
+        pytest.skip("systemd runs here; its units would be stopped")
+    apart = ["unshare", "--mount", "sh", "-ec"]
+    if subprocess.run([*apart, "mount -t tmpfs tmpfs /opt"], check=False).returncode != 0:
+        pytest.skip("this machine does not allow mounts, not even in a namespace")
+    _, deb = make_deb(tmp_path)
+    subprocess.run(["dpkg-deb", "-e", str(deb), str(tmp_path / "control")], check=True)
+    done = subprocess.run(
+        [*apart, DAMAGED, "sh", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["/opt/edge-agent", "/opt/edge-agent/mine"]
+    assert "the service is stopped and disabled; " in done.stderr
+    assert done.stderr.endswith("edge-agent: left: /opt/edge-agent\n")
 
 
 def _addon() -> Any:
