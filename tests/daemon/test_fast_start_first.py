@@ -185,6 +185,20 @@ def test_a_device_that_is_another_place(own: Box) -> None:
         assert not any((own.state / "staging").iterdir())
 
 
+@pytest.mark.parametrize("plan", [False, True], ids=["drafted", "planned"])
+def test_changes_that_are_lost_are_in_health(plan: bool, own: Box) -> None:
+    """Who drafted the plan had put the damaged file aside: the agent found none, and was ok."""
+    if plan:
+        own.ready()
+    own.state.mkdir(parents=True, exist_ok=True)
+    (own.state / "overrides.json").write_text("garbage")
+    with own.start() as start:
+        why = start.wait("health", state="degraded")["why"]
+        assert start.from_plan() if plan else start.drafted()
+    assert any("changes made by `set` and `configure` are forgotten" in each for each in why)
+    assert (own.state / "overrides.json.damaged").read_text() == "garbage"
+
+
 def test_of_many_models_each_is_read_once(tmp_path: Path) -> None:
     """A first start with two hundred models read each manifest two hundred times: over a minute."""
     pipelines = []

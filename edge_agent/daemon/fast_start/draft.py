@@ -15,6 +15,7 @@ from ...config.overrides import FILE, Overrides
 from ...config.settings import Arm, Settings, parse_route
 from ...core.codec import pack
 from ...core.errors import AgentError
+from ...core.state_file import only_looking
 from ...core.types import Kind
 from ...inference.prepared.artifact import FOLDER
 from ...models.store.catalog import Catalog
@@ -28,7 +29,9 @@ def draft(config: str, origins: str) -> Plan | None:
     """Make a plan; None: everything must be opened before the first result, or is wrong."""
     try:
         settings = load(Path(config))
-        settings = Overrides(settings.state / FILE).lay_over(settings)
+        with only_looking():  # a damaged file is left for the agent's own start, which reports it
+            overrides = Overrides(settings.state / FILE)
+        settings = overrides.lay_over(settings)
         inventory = Inventory(settings)
         store = inventory.store
         if any(store.pointers(name).trial for name in store.names()):
