@@ -24,6 +24,8 @@ class LineTotals:
         self.changed = kept is None
         self._lock = threading.Lock()
         self._since: str = kept["since"] if kept else payloads.iso(time.time_ns())
+        self._resets: int = kept.get("resets", 0) if kept else 0
+        """How often they were reset: unlike the clock, it is never set back."""
         self._lines: dict[str, Ways] = {}
         for line, ways in (kept["lines"] if kept else {}).items():
             self._lines[str(line)] = {
@@ -43,28 +45,34 @@ class LineTotals:
         with self._lock:
             self._lines.clear()
             self._since = payloads.iso(time.time_ns())
+            self._resets += 1
             self.changed = True
 
     def of(self, lines: Iterable[str]) -> dict[str, Any]:
         """Return the totals of *lines*, and since when they are counted."""
         with self._lock:
-            none: Ways = {"in": {}, "out": {}}
-            totals = {
-                line: {way: dict(counts) for way, counts in self._lines.get(line, none).items()}
-                for line in lines
-            }
-            return {"lines": totals, "since": self._since}
+            return self._of(lines)
+
+    def _of(self, lines: Iterable[str]) -> dict[str, Any]:
+        none: Ways = {"in": {}, "out": {}}
+        totals = {
+            line: {way: dict(counts) for way, counts in self._lines.get(line, none).items()}
+            for line in lines
+        }
+        return {"lines": totals, "since": self._since}
 
     def content(self) -> dict[str, Any]:
         """Return all totals for storage."""
-        return self.of(list(self._lines))
+        with self._lock:
+            return {**self._of(self._lines), "resets": self._resets}
 
     def join(self, other: LineTotals) -> None:
-        """Merge *other*'s counts if it began at the same time; adopt them if it began later."""
-        if other._since < self._since:
+        """Merge *other*'s counts if both began with the same reset; adopt them if it is newer."""
+        began, other_began = (self._resets, self._since), (other._resets, other._since)
+        if other_began < began:
             return
-        if other._since > self._since:
-            self._since, self._lines = other._since, {}
+        if other_began > began:
+            (self._resets, self._since), self._lines = other_began, {}
         self.changed = True
         for line, ways in other._lines.items():
             for way, counts in ways.items():
@@ -111,9 +119,9 @@ def _parse(content: Any) -> dict[str, LineTotals]:
             for ways in kept["lines"].values()
             for way in ways.values()
             for count in way.values()
-        ]
+        ] + [kept.get("resets", 0)]
         if not isinstance(kept["since"], str) or not all(type(count) is int for count in counts):
             raise TypeError("no totals")
-        if min(counts, default=0) < 0:
+        if min(counts) < 0:
             raise ValueError("no totals")
     return {name: LineTotals(kept) for name, kept in content.items()}

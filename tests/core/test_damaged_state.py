@@ -25,7 +25,13 @@ from edge_agent.runtime.pipelines.device_mode import DeviceMode
 EVENT = {"event": "a-1", "rule": "r", "pipeline": "p", "state": "begin", "seconds": 1.5}
 CONTENTS: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "counts.json": (
-        {"p": {"since": "2026", "lines": {"gate": {"in": {"person": 3}, "out": {"person": 1}}}}},
+        {
+            "p": {
+                "since": "2026",
+                "lines": {"gate": {"in": {"person": 3}, "out": {"person": 1}}},
+                "resets": 2,
+            }
+        },
         lambda path: TotalsFile(path).of("p").of(["gate"])["lines"]["gate"]["in"].get("person", 0),
     ),
     "events.json": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -69,6 +70,24 @@ def test_totals_do_not_fall_behind_the_events_of_what_has_crossed(tmp_path: Path
     assert TotalsFile(tmp_path / "counts.json", journaled).of("p").of(["gate"])["lines"] == {
         "gate": {"in": {}, "out": {}}
     }
+
+
+def test_a_reset_holds_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    """A kill between the reset and the next write: what began by the clock later had won.
+
+    Totals of versions that did not count the resets are read, too.
+    """
+    ahead = {"lines": {"gate": {"in": {"a": 4}, "out": {}}}, "since": "2036-01-01T00:00:00.000Z"}
+    path = tmp_path / "counts.json"
+    path.write_text(json.dumps({"p": ahead}))
+    totals = TotalsFile(path).of("p")
+    assert totals.of(["gate"]) == ahead
+    totals.reset()
+    totals.add("gate", "out", "b")
+    kept = TotalsFile(path, {"p": totals.content()})
+    assert kept.of("p").content() == totals.content()
+    kept.save()
+    assert TotalsFile(path, {"p": ahead}).of("p").content() == totals.content()
 
 
 def test_a_pipeline_that_comes_while_the_totals_are_written(tmp_path: Path) -> None:
