@@ -17,12 +17,10 @@ from ..config.answers import Endpoint, Http, parse_listen
 from ..core.errors import UsageError
 from ..core.logs import ANSWER
 from ..core.threads import run_behind
-from ..core.web_server import END_SECONDS, web_server
+from ..core.web_server import BACKLOG, END_SECONDS, web_server
 from .answers import Answers
 
 log = logging.getLogger(__name__)
-
-BACKLOG = 256
 
 
 class _Server:

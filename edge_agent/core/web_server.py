@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
 END_SECONDS = 2
 """For answers under way, once no more are taken."""
+BACKLOG = 128
+"""Connections that wait to be accepted. asyncio accepts as many in one turn, before a limit on
+connections can end any: with uvicorn's 2048 any local user could take all files of a process."""
 
 
 def web_server(app: Any, log_level: str, **options: Any) -> uvicorn.Server:
@@ -25,6 +28,7 @@ def web_server(app: Any, log_level: str, **options: Any) -> uvicorn.Server:
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=END_SECONDS,
+            backlog=BACKLOG,
             **options,
         )
     )

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -417,6 +417,26 @@ def test_requests_that_nobody_waits_to_have_answered_are_refused_and_not_kept(
         assert ask("/v2/health/live").status == 200
         assert resident(process) - before < 100 * 2**20
         assert "Traceback" not in process.words()
+
+
+def test_a_crowd_that_connects_takes_no_file_from_the_agent(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Any local user ended it with empty connections: thousands were accepted in one turn."""
+    with running(broker, listen, agent, tmp_path) as (ask, _heard, process):
+        number = process.process.pid
+        resource.prlimit(number, resource.RLIMIT_NOFILE, (1024, 1024))
+        process.signal(signal.SIGSTOP)  # what has come meanwhile is there in one turn
+        with ExitStack() as stack:
+            for _ in range(1500):
+                wire = stack.enter_context(socket.socket())
+                wire.setblocking(False)
+                wire.connect_ex(("127.0.0.1", ask.address))
+            process.signal(signal.SIGCONT)
+        assert ask("/v2/health/live").status == 200
+        assert process.process.poll() is None
+        assert "no further open file" not in process.words()
+        assert "Too many open files" not in process.words()
 
 
 def test_who_is_refused_before_his_body_is_read_does_not_keep_the_connection(
