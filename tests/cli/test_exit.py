@@ -171,3 +171,16 @@ def test_a_key_without_a_name_is_one_line() -> None:
     said = call_cli("keygen", "")
     assert (said.code, said.out) == (2, "")
     assert said.err == "edge-agent: FILE: names no file; such as push.key\n"
+
+
+def test_a_reload_that_the_agent_refuses_fails_for_systemd_too(tmp_path: Path) -> None:
+    """`systemctl reload` was content with certificates for which the agent kept its settings."""
+    config = tmp_path / "settings.toml"
+    broker = 'state_dir = "state"\n[broker]\nurl = "mqtts://localhost"\nca_file = "ca.pem"\n'
+    config.write_text(broker)
+    (tmp_path / "ca.pem").write_text("no certificate")
+    said = call_cli("check", "--settings-only", "--config", str(config))
+    assert said.code == 2
+    assert "broker.ca_file" in said.err
+    config.write_text(broker.replace('ca_file = "ca.pem"', ""))
+    assert call_cli("check", "--settings-only", "--config", str(config)).code == 0

@@ -78,7 +78,20 @@ def main(options: Options) -> int:
 
     with as_the_service(find_file(options.config)) as unread, only_looking() as damaged:
         settings = load_settings(options, needed=True)
-        return 0 if options.settings_only else _check(options, settings, unread, damaged)
+        if options.settings_only:
+            _read_as_reload(settings)
+            return 0
+        return _check(options, settings, unread, damaged)
+
+
+def _read_as_reload(settings: Settings) -> None:
+    """Raise what makes a running agent keep the settings that it has."""
+    from ...mqtt.tls import Certificates
+    from ...sources.spec import parse_source
+
+    for pipeline in settings.pipelines:
+        parse_source(pipeline.source, settings.base)
+    Certificates(settings.broker)
 
 
 def _check(
