@@ -329,6 +329,7 @@ class Client:
                 outbox.forbidden,
                 outbox.waiting,
                 self._problem
+                or self._reconnect.unsteady
                 or self._subscribing.problem
                 or (UNACKNOWLEDGED if self._unacknowledged else None),
                 outbox.inflight.dropped,

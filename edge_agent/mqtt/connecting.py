@@ -268,6 +268,43 @@ STABLE = 30.0
 TAKEN_OVER_PAUSE = 60.0
 SHORT_LIVED = 3
 """Accepted connections in a row that do not last: probably another client takes them over."""
+SETTLED = 120.0
+"""Seconds that a connection must last until it counts as ours: another box with this device_id
+takes it over within a minute, the longest of its pauses."""
+
+
+class Steadiness:
+    """How long connections last, and the problem if they do not; any thread may read it."""
+
+    def __init__(self) -> None:
+        self.short_lived = 0
+        """Connections in a row that did not last."""
+        self._since = 0.0
+        """Monotonic time when the last one began."""
+        self._problem: str | None = None
+
+    def begin(self) -> None:
+        """Record that a connection has begun."""
+        self._since = time.monotonic()
+
+    def end(self) -> bool:
+        """Record that it was lost; return whether it has lasted."""
+        lasted = time.monotonic() - self._since
+        if lasted >= SETTLED:
+            self._problem = None
+        self.short_lived = 0 if lasted >= STABLE else self.short_lived + 1
+        return lasted >= STABLE
+
+    def keep(self, problem: str) -> str:
+        """Keep a problem, also over the next connections, until one has settled; return it."""
+        self._problem = problem
+        return problem
+
+    @property
+    def problem(self) -> str | None:
+        """Why the present connection may not last; None: it has, or no other was lost like that."""
+        settled = time.monotonic() - self._since >= SETTLED
+        return None if settled else self._problem
 
 
 class Reconnect:
@@ -302,8 +339,7 @@ class Reconnect:
         """The broker's abilities, as found by the last connection."""
         self._took_all = False
         """Whether the full last will was ever accepted."""
-        self._short_lived = 0
-        """Connections in a row that did not last."""
+        self._steadiness = Steadiness()
         self._avoid: Where | None = None
         """The node whose connection was lost most recently."""
         self._next: deque[tuple[Broker, Certificates]] = deque(maxlen=1)
@@ -330,6 +366,11 @@ class Reconnect:
         """Whether the present connection must be replaced by one with other settings."""
         return bool(self._next)
 
+    @property
+    def unsteady(self) -> str | None:
+        """Why the present connection may not last, from how others were lost."""
+        return self._steadiness.problem
+
     # For the using thread
 
     def __iter__(self) -> Iterator[Connection]:
@@ -345,7 +386,7 @@ class Reconnect:
                 self._protocol = self._broker.protocol
                 self._abilities = ALL
                 self._took_all = False
-                self._short_lived = 0
+                self._steadiness = Steadiness()
                 self._backoff.reset()
             try:
                 connection = self._connect()
@@ -355,11 +396,11 @@ class Reconnect:
                 pause = self._backoff.pause()
                 self._on_problem(str(problem))
             else:
-                since = time.monotonic()
+                self._steadiness.begin()
                 yield connection
                 if self._interrupted.is_set():
                     continue
-                pause = self._report_lost(connection, time.monotonic() - since)
+                pause = self._report_lost(connection)
             self._interrupted.wait(pause)
 
     def _connect(self) -> Connection:
@@ -390,25 +431,23 @@ class Reconnect:
             self._protocol = connection.protocol
         return connection
 
-    def _report_lost(self, connection: Connection, lasted: float) -> float:
+    def _report_lost(self, connection: Connection) -> float:
         """Report why a connection was lost; return the seconds to wait before the next."""
-        self._short_lived += 1
-        if lasted >= STABLE:
-            self._short_lived = 0
+        if self._steadiness.end():
             self._backoff.reset()
         pause = self._backoff.pause()
         if connection.code == TAKEN_OVER:
-            self._on_problem(
-                "another box uses this device_id: the broker gave our connection to it"
-            )
+            words = "another box uses this device_id: the broker gave our connection to it"
+            self._on_problem(self._steadiness.keep(words))
             return max(pause, TAKEN_OVER_PAUSE)
-        if self._short_lived >= SHORT_LIVED:
+        if self._steadiness.short_lived >= SHORT_LIVED:
             # Older brokers, such as mosquitto 2.0.11, disconnect the older client without a reason.
             guess = "; does another box use this device_id?"
-            self._on_problem(
+            words = (
                 f"connection to {connection.node.address} lost again and again: "
                 f"{connection.reason}{guess if connection.code == UNSPECIFIED else ''}"
             )
+            self._on_problem(self._steadiness.keep(words))
         else:
             self._on_problem(f"connection to {connection.node.address} lost: {connection.reason}")
         return pause

@@ -408,6 +408,17 @@ def test_two_boxes_of_one_name_notice_it(
     settings = agent_settings("box", broker.url, [pipeline], models_dirs=models)
     boxes = [agent(settings, name) for name in ("first", "second")]
     wait_until(lambda: any("device_id" in box.words() for box in boxes), "one of them to say so")
+    # At the latest a minute later, when the one that was away is back.
+    listener.wait_for(
+        lambda _: any(
+            "this device_id" in why
+            for health in listener.on(f"{D}/health")
+            if health["state"] == "degraded"
+            for why in health["why"]
+        ),
+        "health to say so",
+        90,
+    )
     assert all(box.process.poll() is None for box in boxes)
     assert boxes[0].stop() == 0
     # Whichever was away comes back by itself, at the latest after a minute.
