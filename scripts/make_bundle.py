@@ -62,12 +62,24 @@ if sys.version_info[:2] != ({major}, {minor}):
     sys.exit(2)
 import tempfile
 import zipfile
+import zlib
 
-with tempfile.TemporaryDirectory(prefix="edge-agent-") as folder:
+def fail(what):
+    sys.stderr.write("edge-agent: %s: %s; nothing was changed\\n" % (sys.argv[0], what))
+    sys.exit(2)
+
+try:
+    folder = tempfile.TemporaryDirectory(prefix="edge-agent-")
     with zipfile.ZipFile(sys.argv[0]) as bundle, bundle.open({wheel!r}) as file:
         with zipfile.ZipFile(file) as program:
-            program.extractall(folder)
-    sys.path.insert(0, folder)
+            program.extractall(folder.name)
+except (KeyError, zipfile.BadZipFile, zlib.error) as problem:
+    fail("is damaged inside (%s); make it again" % problem)
+except OSError as problem:
+    fail("cannot be unpacked in %s: %s; make room there, or name another folder by TMPDIR="
+         % (tempfile.tempdir or "/tmp", problem.strerror))
+with folder:
+    sys.path.insert(0, folder.name)
     from edge_agent.cli.main import main
 
     status = main(["install", "--offline", sys.argv[0], *sys.argv[1:]])

@@ -5,11 +5,13 @@ Installing takes a booted systemd: `scripts/machines/test-bundle`.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 
 from edge_agent.cli.commands.install_bundle import HEAD, Bundle, open_bundle, this_system
 from edge_agent.core.errors import UsageError
+from tests.cli.test_install import run_installed
 from tests.helpers.support import CHECKOUT, call_cli
 
 NOTHING = "nothing was changed"
@@ -121,6 +124,63 @@ def test_what_was_altered_is_not_begun(bundle: Path, at: int) -> None:
         open_bundle(bundle)
     assert str(problem.value) == says
     assert begin("sh", bundle, "--help") == (2, "", f"edge-agent: {says}\n")
+
+
+@pytest.mark.parametrize("what", ["bundle.json", "wheels/edge_agent", "wheels/pip"])
+def test_what_was_altered_inside_is_refused(bundle: Path, tmp_path: Path, what: str) -> None:
+    """Also where the digest of the whole was made to match: a traceback was all that was said."""
+    content = bundle.read_bytes()
+    with zipfile.ZipFile(bundle) as archive:
+        (member,) = (each for each in archive.infolist() if each.filename.startswith(what))
+        at = member.header_offset + 30 + len(member.filename) + 1
+    altered = bytearray(content)
+    altered[at] ^= 1
+    before, after = (hashlib.sha256(each[HEAD:]).hexdigest() for each in (content, altered))
+    bundle.write_bytes(bytes(altered).replace(before.encode(), after.encode(), 1))
+    opened = open_bundle(bundle)
+    read = opened.check_fits if what == "bundle.json" else partial(opened.unpack, tmp_path / "out")
+    with pytest.raises(UsageError, match=rf"is damaged inside \(.*\); make it again; {NOTHING}"):
+        read()
+    if "edge_agent" in what:
+        status, out, error = begin("sh", bundle, "--help")
+        assert (status, out) == (2, "")
+        assert "is damaged inside" in error
+        assert len(error.splitlines()) == 1
+
+
+def test_a_full_folder_for_temporary_files_is_named(bundle: Path, tmp_path: Path) -> None:
+    """The installer in it is unpacked there."""
+    mount = 'mount -t tmpfs -o size=64k tmpfs "$TMPDIR"'
+    full = tmp_path / "full"
+    full.mkdir()
+    environ = {**os.environ, "TMPDIR": str(full)}
+    apart = ["unshare", "--mount", "sh", "-ec"]
+    if os.getuid() != 0 or subprocess.run([*apart, mount], check=False, env=environ).returncode:
+        pytest.skip("a file system that is full takes root and mounts")
+    done = subprocess.run(
+        [*apart, f'{mount}; exec sh "$0" --help', bundle],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environ,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"edge-agent: {bundle}: cannot be unpacked in {full}: No space left on device; "
+        f"make room there, or name another folder by TMPDIR=; {NOTHING}\n"
+    )
+
+
+def test_a_full_disk_is_named(bundle: Path, tmp_path: Path) -> None:
+    """Where there is no room, and what to do."""
+    (tmp_path / "config.toml").touch()
+    full = ("sh", "-ec", 'mount -o remount,size=200k /opt; exec "$@"', "sh")
+    install = (sys.executable, "-I", str(bundle))
+    done = run_installed(tmp_path, *full, *install)
+    assert done.returncode == 1
+    said = done.stderr.splitlines()
+    assert said[1:] == ["edge-agent: /opt/edge-agent: No space left on device; make room there"]
+    assert done.stdout.splitlines() == ["/opt/edge-agent", "/etc/edge-agent/config.toml"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ stay up, all changes are reverted, and the previous installation runs again.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shutil
 import subprocess
@@ -136,8 +137,11 @@ def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
                 progress(f"packing it into {made.image}")
                 made.pack()
             _switch(made, before, config)
-    except BaseException:
+    except BaseException as problem:
         made.remove()
+        if isinstance(problem, OSError) and problem.errno == errno.ENOSPC:
+            place = problem.filename or HOME
+            raise AgentError(f"{place}: {problem.strerror}; make room there") from None
         raise
     remove_unfinished()  # also one that was in use until now
     for old in installations():

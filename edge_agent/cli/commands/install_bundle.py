@@ -14,7 +14,8 @@ import re
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -50,7 +51,7 @@ class Bundle:
 
     def check_fits(self) -> None:
         """Check that its wheels are for this system."""
-        with zipfile.ZipFile(self.path) as archive:
+        with self._opened() as archive:
             facts = json.loads(archive.read(FACTS))
         for what, found in this_system().items():
             wanted = facts[what]
@@ -65,12 +66,23 @@ class Bundle:
 
     def unpack(self, folder: Path) -> tuple[Path, Path]:
         """Unpack the wheels; return pip's and the file of requirements."""
-        with zipfile.ZipFile(self.path) as archive:
+        with self._opened() as archive:
             for name in archive.namelist():
                 if name == REQUIREMENTS or name.startswith(WHEELS):
                     archive.extract(name, folder)
         (pip,) = (folder / WHEELS).glob("pip-*.whl")
         return pip, folder / REQUIREMENTS
+
+    @contextmanager
+    def _opened(self) -> Iterator[zipfile.ZipFile]:
+        """Open the archive, whose members have digests of their own."""
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                yield archive
+        except (KeyError, ValueError, zipfile.BadZipFile) as problem:
+            raise UsageError(
+                f"{self.path}: is damaged inside ({problem}); make it again; nothing was changed"
+            ) from None
 
 
 def open_bundle(path: Path) -> Bundle:
