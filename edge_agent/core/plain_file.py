@@ -26,7 +26,8 @@ def open_plain(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """
     try:
         # Without O_NONBLOCK, opening a pipe waits until somebody opens its other end.
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+        # What is made is not executable, unlike by default.
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     except OSError as problem:
         if problem.errno not in {errno.ENXIO, errno.EISDIR}:  # a socket; a folder to be written
             raise

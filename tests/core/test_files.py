@@ -11,7 +11,13 @@ import pytest
 
 from edge_agent.core.containment import words
 from edge_agent.core.errors import ModelError, UsageError
-from edge_agent.core.files import drop_lock, make_state_folder, take_lock
+from edge_agent.core.files import (
+    append_lines,
+    drop_lock,
+    make_state_folder,
+    replace_file,
+    take_lock,
+)
 from tests.helpers.support import PATIENCE, wait_until
 
 
@@ -52,6 +58,15 @@ def test_a_state_folder_is_closed_to_others(tmp_path: Path) -> None:
     """It has pictures of events, and files that anybody who may read them can lock."""
     make_state_folder(tmp_path / "state")
     assert (tmp_path / "state").stat().st_mode & 0o007 == 0
+
+
+def test_a_file_that_is_appended_to_is_not_executable(tmp_path: Path) -> None:
+    """It has the mode of other files of the state folder."""
+    append_lines(tmp_path / "events.log", b"one\n")
+    replace_file(tmp_path / "other", b"")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes["events.log"] == modes["other"]
+    assert modes["events.log"] & 0o111 == 0
 
 
 def test_errno_28_is_said_in_the_words_of_the_system() -> None:
