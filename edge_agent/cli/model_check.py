@@ -13,7 +13,7 @@ from typing import Any
 from ..config.settings import Settings
 from ..core.child import ChildError, answer_question, ask, die_with_parent
 from ..core.errors import ModelError
-from ..core.privileges import User, become, keeps_program
+from ..core.privileges import User, become
 from ..core.state_file import only_looking
 from ..core.types import Kind
 from ..models.manifest import ModelFolder
@@ -85,8 +85,7 @@ def _answer(question: Any) -> dict[str, Any]:
 
     settings = load_settings(Namespace(config=question["config"]))  # maybe for root alone to read
     if question["user"] is not None:
-        user = User(*question["user"])
-        become(user, reading=keeps_program(user))
+        become(User(*question["user"]))
         die_with_parent()  # whose death the kernel does not report to another user unless asked
     folder = load(Path(question["folder"]), [question["variant"]])
     match, facts = match_profile(settings)

@@ -65,13 +65,16 @@ def acting_as(user: User | None, *, reading: bool = False) -> Iterator[None]:
         os.setgroups(groups)
 
 
-def become(user: User, *, reading: bool = False) -> None:
+def become(user: User, *, reading: bool | None = None) -> None:
     """Become a user for good, as before running what that user may have planted.
 
     Args:
         user: the user to become.
-        reading: as for `acting_as`; no other right of root's is kept.
+        reading: as for `acting_as`; None: if only root may read this program. No other right of
+            root's is kept.
     """
+    if reading is None:
+        reading = _must_keep_reading(user)
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_KEEPCAPS, int(reading))
     os.setgroups(list(user.groups))
@@ -81,8 +84,8 @@ def become(user: User, *, reading: bool = False) -> None:
         _keep_reading(alone=True)
 
 
-def keeps_program(user: User) -> bool:
-    """Whether only root may read this program, so that whoever becomes *user* must keep reading."""
+def _must_keep_reading(user: User) -> bool:
+    """Whether a user may not read this program, so that modules could not be loaded any more."""
     with acting_as(user):
         program = (sys.prefix, os.__file__, __file__)
         return not all(os.access(path, os.R_OK, effective_ids=True) for path in program)

@@ -49,6 +49,18 @@ def test_who_has_become_another_user_stays_it(tmp_path: Path, kept: str, may_rea
     assert ended.stdout.splitlines() == [who, "may not", may_read, "may not"], ended.stderr
 
 
+def service_of_another(place: Path) -> tuple[Path, Path, Path]:
+    """Make settings that only root may read, another user's state folder, and a model."""
+    config, state = place / "config.toml", place / "state"
+    config.write_text('state_dir = "state"\n')
+    config.chmod(0o600)
+    state.mkdir()
+    os.chown(state, OTHER, OTHER)
+    folder = brightness(place / "light")
+    open_to_strangers(place)
+    return config, state, folder
+
+
 def test_giving_a_folder_away_follows_no_link(tmp_path: Path) -> None:
     """Whoever owns the place may have put a link where the folder was, or in it."""
     private, state = tmp_path / "private", tmp_path / "state"
@@ -65,13 +77,7 @@ def test_giving_a_folder_away_follows_no_link(tmp_path: Path) -> None:
 
 def test_a_model_is_tried_by_the_user_of_the_state_folder(tmp_path: Path) -> None:
     """The settings may be root's alone; engines run on what that user has put there."""
-    config, state = tmp_path / "config.toml", tmp_path / "state"
-    config.write_text('state_dir = "state"\n')
-    config.chmod(0o600)
-    state.mkdir()
-    os.chown(state, OTHER, OTHER)
-    folder = brightness(tmp_path / "light")
-    open_to_strangers(tmp_path)
+    config, state, folder = service_of_another(tmp_path)
     question = {
         "config": str(config),
         "folder": str(folder),
@@ -94,13 +100,7 @@ def test_a_model_is_tried_by_the_user_of_the_state_folder(tmp_path: Path) -> Non
 
 def test_a_model_is_tuned_by_the_user_of_the_state_folder(tmp_path: Path) -> None:
     """Root runs no engine on what that user has put there, and follows none of their links."""
-    config, state = tmp_path / "config.toml", tmp_path / "state"
-    config.write_text('state_dir = "state"\n')
-    config.chmod(0o600)
-    state.mkdir()
-    os.chown(state, OTHER, OTHER)
-    folder = brightness(tmp_path / "light")
-    open_to_strangers(tmp_path)
+    config, state, folder = service_of_another(tmp_path)
     command = [sys.executable, "-m", "edge_agent", "bench", "pipeline", str(folder), "--tune"]
     tuning = subprocess.Popen(
         [*command, "--config", str(config)],

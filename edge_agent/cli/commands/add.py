@@ -57,13 +57,13 @@ def main(options: Options) -> int:
     from ...config.load import find_file
     from .service_settings import as_the_service
 
-    with as_the_service(find_file(options.config)):
-        return _add(path, options)
+    file = find_file(options.config)
+    with as_the_service(file):
+        return _add(path, file, options)
 
 
-def _add(path: Path, options: Options) -> int:
+def _add(path: Path, file: Path | None, options: Options) -> int:
     settings = load_settings(options)
-    from ...config.load import find_file
     from ...models.importing import file_of, import_model
     from ...models.store.install import install_folder
     from ...serving.choice import match_profile, variants_here
@@ -95,7 +95,6 @@ def _add(path: Path, options: Options) -> int:
             _try_out(settings, options.config, copied, user)
             with acting_as(user, reading=True):
                 install_folder(store, copied)
-    file = find_file(options.config)
     of = f"the state folder of {file}" if file else "the default; --config FILE names settings"
     print(printable(f"into {store.root}, {of}"))
     with acting_as(user, reading=True):

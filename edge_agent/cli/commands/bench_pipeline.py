@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import AgentError, UsageError
-from ...core.privileges import become, keeps_program
 from ...tools import bars
 from ..options import Options, add_config, load_settings, not_negative, positive
 from ..progress import say
@@ -126,6 +125,7 @@ def main(options: Options) -> int:
 
 def _tune(models: list[Path], options: Options) -> int:
     """Tune each model for the agent with these settings."""
+    from ...core.privileges import become
     from ...models.manifest import load
     from ...serving.choice import DeviceEngines, match_profile
     from ...serving.loader import ModelLoader, open_store
@@ -134,8 +134,7 @@ def _tune(models: list[Path], options: Options) -> int:
 
     settings = load_settings(options)
     if (user := state_user(settings.state)) is not None:
-        # Who will read the results, and may have written the models.
-        become(user, reading=keeps_program(user))
+        become(user)  # who will read the results, and may have written the models
     match, facts = match_profile(settings)
     store = open_store(settings)
     engines = DeviceEngines(match.profile, facts, settings.engine, state=store.root)

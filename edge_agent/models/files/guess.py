@@ -18,7 +18,7 @@ from ...core.text import printable
 from ...core.types import TensorSpec
 from . import infer_layout
 from .facts import Draft, NetworkFacts
-from .guess_exports import finished, heads, scrfd, unread
+from .guess_exports import BINS, finished, heads, scrfd, unread
 from .guess_picture import CHANCES, COLORS, LABELS, RESIZE, Picture, detector, inside_of
 from .guess_signals import (
     ROWS,
@@ -35,8 +35,6 @@ _VECTOR = 64
 """Least length of an embedding."""
 _NARROW = 16
 """Pixels of the least side of a picture."""
-_BINS = 4 * 8
-"""Bins of NanoDet's distances, for four sides."""
 _ANCHORS = {8: 3, 16: 2, 32: 2, 64: 3}
 """UltraFace's boxes per cell, by stride."""
 _BARE = frozenset({"Conv", "Convolution", "QLinearConv", "Gemm", "MatMul"})
@@ -156,9 +154,9 @@ def _nanodet(picture: Picture) -> Draft | None:
     question = "input.resize: letterbox with pad 0, anchor center (keep_ratio: True), or stretch"
     # Before -Plus: scores and distances of three levels, each an output.
     widths = [one.shape[-1] for one in picture.facts.outputs if len(one.shape) in {2, 3}]
-    if len(widths) == 6 and widths.count(_BINS) == 3 and len({*widths}) == 2:
+    if len(widths) == 6 and widths.count(BINS) == 3 and len({*widths}) == 2:
         return detector(picture, "NanoDet, before -Plus", _NANODET, output, question)
-    if len(picture.only) != 3 or picture.only[2] != COCO + _BINS:
+    if len(picture.only) != 3 or picture.only[2] != COCO + BINS:
         return None
     if picture.only[1] == picture.cells(8, 16, 32, 64):
         return detector(picture, "NanoDet-Plus", {**_NANODET, "resize": "stretch"}, output)

@@ -22,8 +22,8 @@ _FACES = {
     (1, 4, 10): "DBFace",
 }
 """Detectors of faces that no decoder reads, by the numbers for a box or a cell."""
-_BINS = 4 * 8
-"""Bins of a box's distances, for four sides."""
+BINS = 4 * 8
+"""Bins of NanoDet's and PicoDet's distances, for four sides."""
 _MOST_BOXES = 300
 """Boxes that Ultralytics' exports with suppression, or without need of one, give at most."""
 _LETTERBOX = {"color": "rgb", "resize": "letterbox", "pad": 114, "scale": 255}
@@ -248,6 +248,7 @@ def unread(picture: Picture) -> Draft | None:
     """Return a draft for a family that no decoder reads, with what to export instead."""
     outputs = picture.facts.outputs
     shape, found = outputs[0].shape, ", ".join(sorted(picture.outputs))
+    widths = _widths(picture)
     if len(outputs) == 1 and len(shape) == 3 and shape[-1] == 7 and shape[1] != 1:
         family = "rows of seven numbers for each box, image and class among them"
         mend = (
@@ -263,10 +264,10 @@ def unread(picture: Picture) -> Draft | None:
             "for faces take YuNet, SCRFD or UltraFace, for the points of persons a YOLO's pose "
             "(docs/known-models.md)"
         )
-    elif _widths(picture) in _FACES:
-        family = f"{_FACES[_widths(picture)]}, faces in a form of their own"
+    elif widths in _FACES:
+        family = f"{_FACES[widths]}, faces in a form of their own"
         mend = "for faces take YuNet, SCRFD or UltraFace (docs/known-models.md)"
-    elif len(outputs) == 8 and _widths(picture).count(_BINS) == 4:
+    elif len(outputs) == 8 and widths.count(BINS) == 4:
         family = "PicoDet's heads"
         mend = "export it with its post-processing, export.post_process=True, for decoder ssd"
     elif len(outputs) == 1 and "int" in outputs[0].dtype and len(shape) == 2 and None not in shape:
