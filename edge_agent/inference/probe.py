@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..core.types import Array, TensorSpec
+from ..models.files.sentences import MASK, TYPES
 
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-"""Inputs of networks for texts, as all exporters name them for Hugging Face's models."""
 _ORDINARY = {MASK: 1, TYPES: 0}
 """An ordinary value for inputs that allow few: others crash some networks."""
 

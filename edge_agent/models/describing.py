@@ -18,6 +18,7 @@ from .files.check_onnx import inspect
 from .files.facts import NetworkFacts
 from .files.huggingface import draft_of_speaker
 from .files.infer_layout import batch_words
+from .files.sentences import draft_of_texts
 from .files.tflite_metadata import draft_with_labels
 from .golden import check_file
 from .idle_keys import idle_keys
@@ -78,7 +79,8 @@ def describe(path: Path) -> Description:
         if bare is None:
             raise
         first = str(problem).removeprefix(f"{path}: ")
-        draft = draft_of_speaker(path) or draft_with_labels(path, bare)
+        draft = draft_of_speaker(path) or draft_of_texts(path, bare)
+        draft = draft or draft_with_labels(path, bare)
         text = draft_text(draft, safe_name(path.stem), "1", path.name)
         missing = (first, *draft.questions)
         return Description(path.name, bare, None, 0, draft.assumed, missing, draft=text)

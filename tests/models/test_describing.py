@@ -23,7 +23,8 @@ from tests.helpers.small_models import (
     write_pictures,
 )
 from tests.helpers.support import ASSETS, CHECKOUT, call_cli, needs_assets
-from tests.helpers.tiny_networks import constant_outputs, times_two
+from tests.helpers.text_models import embedder
+from tests.helpers.tiny_networks import constant_outputs, node, save_onnx, times_two
 from tests.models.test_huggingface import LABELS, export
 
 MODELS = CHECKOUT / "models"
@@ -215,3 +216,61 @@ def test_the_command_as_text(tmp_path: Path) -> None:
     assert "\x1b" not in said.out
     assert "says     note\\x1b[2J: " in said.out
     assert "manifest none follows from this; a draft:\n" in said.out
+
+
+def sentences(folder: Path, pooling: str, *modules: str) -> Path:
+    """Leave a network of texts as sentence-transformers and optimum-cli do; gives its file."""
+    embedder(folder).joinpath("model.toml").unlink()
+    kinds = ["Transformer", "Pooling", *modules, "Normalize"]
+    beside = {
+        "config.json": {"architectures": ["BertModel"]},
+        "sentence_bert_config.json": {"max_seq_length": 24, "do_lower_case": False},
+        "modules.json": [{"type": f"sentence_transformers.models.{kind}"} for kind in kinds],
+        "1_Pooling/config.json": {"word_embedding_dimension": 16}
+        | {f"pooling_mode_{way}": way == pooling for way in ("cls_token", "mean_tokens")},
+    }
+    for name, content in beside.items():
+        folder.joinpath(name).parent.mkdir(exist_ok=True)
+        folder.joinpath(name).write_text(json.dumps(content))
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize(("pooling", "key"), [("cls_token", "cls"), ("mean_tokens", "mean")])
+def test_a_network_of_texts_is_drafted_from_its_own_files(
+    tmp_path: Path, pooling: str, key: str
+) -> None:
+    """The draft is a complete manifest, which loads; the file alone asks to write it down."""
+    file = sentences(tmp_path / "texts", pooling)
+    described = describe(file)
+    assert described.draft is not None
+    assert "to decide" not in described.draft
+    assert described.missing == (described.missing[0],)
+    assert 'task = "embedding"' in described.missing[0]
+    file.with_name("model.toml").write_text(described.draft)
+    manifest = describe(file.parent).manifest
+    assert manifest is not None
+    assert (manifest.input.tokenizer, manifest.input.max_tokens) == ("tokenizer.json", 24)
+    assert manifest.output.pooling == key
+
+
+def test_what_a_network_of_texts_lacks_is_asked(tmp_path: Path) -> None:
+    """The pooling, the length, the tokenizer and a further layer are no guesses."""
+    file = sentences(tmp_path / "texts", "max_tokens", "Dense")
+    for name in ("tokenizer.json", "sentence_bert_config.json", "config.json"):
+        file.with_name(name).unlink()
+    keys = [line.partition(":")[0] for line in describe(file).missing[1:]]
+    assert keys == ["input.tokenizer", "input.max_tokens", "output.pooling", "export"]
+    assert "Dense" in describe(file).missing[-1]
+
+
+def test_a_classifier_of_texts_is_told_what_to_export(tmp_path: Path) -> None:
+    """Its scores are of no task here; the network below them is."""
+    ids = ("input_ids", "int64", ("batch", "tokens"))
+    path = save_onnx(
+        tmp_path / "sentiment.onnx",
+        [node("Cast", ["input_ids"], ["logits"], to=1)],
+        [ids],
+        [("logits", "float32", ("batch", "tokens"))],
+    )
+    (_, why) = describe(path).missing
+    assert why.startswith("task: only embedding takes texts; export the network without a head")

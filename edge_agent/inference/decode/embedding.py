@@ -9,8 +9,8 @@ import numpy as np
 from ...core.errors import ModelError, SampleError
 from ...core.text_findings import Embeddings
 from ...core.types import Array, Findings, Match, Tensors
+from ...models.files.sentences import IDS, MASK
 from ...models.npz import read_npz
-from ..probe import IDS, MASK
 from .decoder import Decoder, Floats, Network, Output, ensure_finite
 
 SMALLEST = 1e-9

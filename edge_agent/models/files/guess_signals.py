@@ -10,6 +10,7 @@ from ...core.types import TensorSpec
 from . import infer_layout
 from .facts import Draft, NetworkFacts
 from .guess_picture import LABELS
+from .sentences import takes_texts
 
 WAKE_WORDS = "one of openWakeWord's chain of three networks"
 NO_CHAIN = (
@@ -173,7 +174,7 @@ def signal_draft(facts: NetworkFacts) -> Draft:
         return Draft("one number of a window", made, assumed, questions=(how, *questions))
     family = "no network of one picture"
     shape = inputs[0].shape if len(inputs) == 1 and inputs[0].dtype in {"int32", "int64"} else ()
-    if len(shape) == 2 and (shape[1] or _TOKENS) >= _TOKENS:
+    if takes_texts(facts) or (len(shape) == 2 and (shape[1] or _TOKENS) >= _TOKENS):
         family = "a network that takes the numbers of tokens, such as words"
         questions = ["input.tokenizer: its tokenizer.json; only task embedding takes texts so"]
     return Draft(

@@ -18,6 +18,7 @@ from ...core.types import TensorSpec
 from ..manifest import MAX_LABELS
 from . import infer_layout
 from .facts import Draft, NetworkFacts
+from .sentences import takes_texts
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
@@ -85,7 +86,7 @@ def describe(
     if "architectures" not in config:
         return _timm(config, facts, where)
     name = _architecture(config)
-    task = _task(name, where)
+    task = _task(name, facts, where)
     processor = next(
         (read for f in _folders(Path(where)) if (read := _read(f / PREPROCESSOR)) is not None), None
     )
@@ -131,15 +132,19 @@ def describe(
     }, [*assumed, "decoder: logits, as all its classifiers give"]
 
 
-def _task(architecture: str, where: str) -> str:
+def _task(architecture: str, facts: NetworkFacts, where: str) -> str:
     if architecture.endswith(_CLASSIFIER):
         return "classification"
     if architecture.endswith(_DETECTOR):
         return "detection"
-    if draft_of_speaker(Path(where)) is not None:
+    speaks, reads = draft_of_speaker(Path(where)) is not None, takes_texts(facts)
+    if speaks or reads:
+        kind, is_for = (
+            ("language model", "generate") if speaks else ("network of texts", "embedding")
+        )
         raise ModelError(
-            f"{where}: {CONFIG}: {architecture[:80]} is a language model: write a model.toml "
-            'beside it with task = "generate", of which `edge-agent describe` prints a draft'
+            f"{where}: {CONFIG}: {architecture[:80]} is a {kind}: write a model.toml beside it "
+            f'with task = "{is_for}", of which `edge-agent describe` prints a draft'
         )
     raise ModelError(
         f"{where}: {CONFIG}: architecture {architecture[:80]!r} is not supported; "
