@@ -32,6 +32,7 @@ from ..core.types import (
 )
 from ..models.decoders import BOXED
 from ..models.files.steps import step_between, with_steps
+from ..models.files.tflite_ssd import check_labels
 from ..models.manifest import MANIFEST, Manifest, ModelFolder
 from .decode.decoder import Decoder, build_decoder
 from .engines.engine import Engine, EngineChoice, check_inputs
@@ -475,9 +476,10 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
     Raises:
         ModelError: manifest and network do not fit each other.
     """
-    told = folder.manifest.input
+    told, output = folder.manifest.input, folder.manifest.output
     folder = with_steps(folder, engine.inputs, engine.outputs)
     try:
+        check_labels(folder.network, folder.labels, output.first_label)
         spec, inputs = folder.manifest.input, engine.inputs
         outputs = result_outputs(spec, engine)
         batch = batch_of(spec, inputs, kind)

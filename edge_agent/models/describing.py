@@ -20,6 +20,7 @@ from .files.huggingface import draft_of_speaker
 from .files.infer_layout import batch_words
 from .files.sentences import draft_of_texts
 from .files.tflite_metadata import draft_with_labels
+from .files.tflite_ssd import check_labels
 from .golden import check_file
 from .idle_keys import idle_keys
 from .importing import BARE, draft_text, file_of, import_model
@@ -64,6 +65,7 @@ def describe(path: Path) -> Description:
             folder = imported.folder
             # Its weights are only there within this context.
             facts = bare or inspect_network(folder.network)
+            _check_labels(folder)
             missing = tuple(_missing(folder, facts))
             return Description(
                 folder.manifest.file,
@@ -94,6 +96,13 @@ def inspect_network(network: Path) -> NetworkFacts:
     """
     with contained(str(network), ModelError):
         return inspect(network)
+
+
+def _check_labels(folder: ModelFolder) -> None:
+    try:
+        check_labels(folder.network, folder.labels, folder.manifest.output.first_label)
+    except ModelError as problem:
+        raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
 
 
 def missing_labels(folder: ModelFolder) -> Iterator[str]:

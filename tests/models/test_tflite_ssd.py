@@ -108,3 +108,29 @@ def test_a_manifest_by_hand_names_the_outputs(tmp_path: Path) -> None:
     path = save_ssd(tmp_path / "m.tflite", sharp=True)
     with pytest.raises(ModelError, match=r"output\.names"):
         found(folder(path, "detection", 'decoder = "ssd"', 'layout = "nhwc"'), "openvino")
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ("???\nbolt\nnut\nwasher", "the first, '???', is the background: give first_label = -1"),
+        ("background\nbolt\nnut\nwasher", "first_label = -1"),
+        ("bolt\nnut", "expected 3 labels for the 3 classes of TFLite_Detection_PostProcess"),
+    ],
+)
+def test_the_labelmap_of_google_coco_ssd_mobilenet_v1(
+    tmp_path: Path, labels: str, said: str
+) -> None:
+    """Labels that are shifted, or another network's, are refused wherever a folder is read."""
+    model = described(save_ssd(tmp_path / "m.tflite", sharp=True))
+    model.joinpath("labels.txt").write_text(labels)
+    manifest = model / "model.toml"
+    manifest.write_text(manifest.read_text().replace("[output]", '[output]\nlabels = "labels.txt"'))
+    for read in (describe, lambda path: found(path, "openvino")):
+        with pytest.raises(ModelError) as caught:
+            read(model)
+        assert said in str(caught.value)
+        assert str(manifest) in str(caught.value)
+    if "-1" in said:
+        manifest.write_text(manifest.read_text().replace("[output]", "[output]\nfirst_label = -1"))
+        assert found(describe(model) and model, "openvino").labels == ("nut",)

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...core.errors import ModelError
 from ...core.frozen import record
 from .flatbuffer import Table
 from .protobuf import DamagedError
@@ -52,6 +53,31 @@ def post_process_of(network: Path) -> PostProcess | None:
             if operator.number(0, "<I") in custom:
                 return read_options(operator)
     return None
+
+
+def check_labels(network: Path, labels: Sequence[str], first: int) -> None:
+    """Check that there is a label for each class that the operator tells apart.
+
+    Args:
+        network: any network, which has been checked.
+        labels: the names of classes; empty: they are unknown.
+        first: the class of the first label.
+
+    Raises:
+        ModelError: there are more or fewer.
+    """
+    said = post_process_of(network) if labels and network.suffix == ".tflite" else None
+    if said is None or len(labels) + first == said.classes:
+        return
+    text = f"expected {said.classes - first} labels for the {said.classes} classes of "
+    text += f"{POST_PROCESS}, found {len(labels)}"
+    if len(labels) + first == said.classes + 1 and _is_background(labels[0]):
+        text += f"; the first, {labels[0]!r}, is the background: give first_label = -1, too"
+    raise ModelError(f"output.labels: {text}")
+
+
+def _is_background(label: str) -> bool:
+    return label.strip("_ ").lower() in {"???", "background"}
 
 
 def check_ends(taken: Sequence[int], made: Sequence[int]) -> None:
