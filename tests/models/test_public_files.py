@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from edge_agent.core.areas import Areas
 from edge_agent.core.errors import ModelError, SampleError
-from edge_agent.core.types import Anomaly, Classes, Detections, Sample, Values
+from edge_agent.core.types import Anomaly, Classes, Detections, RawTensors, Sample, Values
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.golden import check_golden
 from edge_agent.inference.model import load_model
@@ -418,3 +418,32 @@ def test_a_step_that_is_a_text_is_none(tmp_path: Path) -> None:
     )
     (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
     assert inspect(tmp_path / "m.onnx").steps == {}
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(
+    ("size", "zero", "keys", "gives"),
+    [
+        (1, -128, "mean = 0\nscale = 1", 200),
+        (1, -128, "", 200),
+        (1, -128, "mean = 128\nscale = 1", 200),
+        (1 / 127.5, 0, "mean = 127.5\nscale = 127.5", 200 / 127.5 - 1),
+        (1 / 255, -128, "mean = 0\nscale = 1", 200 / 255),
+    ],
+)
+def test_scanrpll_all_pixels_reach_an_input_of_int8(
+    tmp_path: Path, engine: str, size: float, zero: int, keys: str, gives: float
+) -> None:
+    """Of mean 0 and scale 1 those above 127 were 127: where that is so, they are of floats."""
+    steps = {"by": np.array(size, "f4"), "at": np.array(zero, "i1")}
+    save_onnx(
+        tmp_path / "m.onnx",
+        [node("DequantizeLinear", ["x", "by", "at"], ["y"])],
+        [("x", "int8", (1, 4, 4, 3))],
+        [("y", "float32", (1, 4, 4, 3))],
+        steps,
+    )
+    model = folder(tmp_path / "m.onnx", "raw", 'decoder = "raw"', f'layout = "nhwc"\n{keys}')
+    results = found(model, engine, 200)
+    assert isinstance(results, RawTensors)
+    np.testing.assert_allclose(results.tensors["y"], gives, atol=1.1 * size)

@@ -47,7 +47,8 @@ def _matter(folder: ModelFolder, takes: set[str], gives: set[str]) -> bool:
     if given.is_signal:
         takes_floats = (given.mean, given.scale) == ((), ())
     else:
-        takes_floats = max(map(abs, _scales(given))) > MOST_INTEGER_SCALE
+        # Pixels do not fit int8 as they are.
+        takes_floats = "int8" in takes or max(map(abs, _scales(given))) > MOST_INTEGER_SCALE
     return folder.network.suffix == ".onnx" and (
         (bool(_BYTES & gives) and gives_floats) or (bool(_BYTES & takes) and takes_floats)
     )

@@ -354,18 +354,21 @@ def _window_in_steps(given: InputSpec, facts: NetworkFacts) -> InputSpec:
 def _input_in_steps(given: InputSpec, spec: TensorSpec, facts: NetworkFacts) -> InputSpec:
     count = 1 if given.color == "gray" else 3
     means, scales = given.per_channel("mean", count), given.per_channel("scale", count)
-    if "int" not in spec.dtype or max(map(abs, scales)) <= MOST_INTEGER_SCALE:
-        return given  # already for integers
+    if "int" not in spec.dtype:
+        return given
     size, zero = facts.steps[spec.name]
     low, high = (-128, 127) if spec.dtype == "int8" else (0, 255)
+
+    def fit(means: Sequence[float], scales: Sequence[float]) -> bool:
+        pairs = zip(means, scales, strict=True)
+        ends = [(pixel - mean) / scale for mean, scale in pairs for pixel in (0, 255)]
+        return min(ends) >= low - _OUTSIDE and max(ends) <= high + _OUTSIDE
+
+    if max(map(abs, scales)) <= MOST_INTEGER_SCALE and fit(means, scales):
+        return given  # already for integers
     made = [scale * size for scale in scales]
     offsets = [mean - zero * scale for mean, scale in zip(means, made, strict=True)]
-    ends = [
-        (pixel - offset) / scale
-        for offset, scale in zip(offsets, made, strict=True)
-        for pixel in (0, 255)
-    ]
-    if min(ends) < low - _OUTSIDE or max(ends) > high + _OUTSIDE:
+    if not fit(offsets, made):
         log.warning(
             "input.mean and input.scale do not fit the step %.6g and zero point %d that the file "
             "states for its input %s: pixels fill its range instead (mean = %d, scale = 1)",
