@@ -476,19 +476,20 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
     Raises:
         ModelError: manifest and network do not fit each other.
     """
-    told, output = folder.manifest.input, folder.manifest.output
-    folder = with_steps(folder, engine.inputs, engine.outputs)
+    # A model keeps its folder as it was told: it may be loaded again from it, and steps that were
+    # put into a manifest once cannot be told from the maker's own numbers.
+    told, manifest = folder.manifest, with_steps(folder, engine.inputs, engine.outputs)
     try:
-        check_labels(folder.network, folder.labels, output.first_label)
-        spec, inputs = folder.manifest.input, engine.inputs
+        check_labels(folder.network, folder.labels, told.output.first_label)
+        spec, inputs = manifest.input, engine.inputs
         outputs = result_outputs(spec, engine)
         batch = batch_of(spec, inputs, kind)
         if batch is not None:
             inputs, outputs = batch.first(inputs), batch.results(outputs)
         prepare = build_preprocessor(spec, inputs, kind, engine.fold, folder=folder.path)
         decode = build_decoder(
-            *(folder.manifest, folder.labels, inputs, outputs, prepare.size, folder.gallery),
-            step=step_between(told, folder.manifest.input),
+            *(manifest, folder.labels, inputs, outputs, prepare.size, folder.gallery),
+            step=step_between(told.input, spec),
         )
         if batch is not None:
             prepare, decode = Repeating(prepare, batch), decoding_first(decode, batch)

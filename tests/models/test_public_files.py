@@ -395,12 +395,15 @@ def test_mlperf_tiny_an_int8_autoencoder_has_the_scores_of_its_floats(
     made = folder(
         tmp_path / "m.onnx", "anomaly", 'decoder = "reconstruction"\nthreshold = 2', window
     )
-    model = load_model(load(made), [EngineChoice(engine)], "signal")
+    read = load(made)
     rows = np.array([[1, 2], [-3, 4]], np.float32)
-    found = model.infer(Sample(rows, 0, 0, 0.0, picture=False)).findings
-    model.engine.close()
-    assert isinstance(found, Anomaly)
-    assert found.score == pytest.approx(1.0, abs=0.01)
+    for _ in range(2):  # again from what was loaded, as the agent does to compare engines
+        model = load_model(read, [EngineChoice(engine)], "signal")
+        found = model.infer(Sample(rows, 0, 0, 0.0, picture=False)).findings
+        model.engine.close()
+        assert isinstance(found, Anomaly)
+        assert found.score == pytest.approx(1.0, abs=0.01)
+        read = model.folder
 
 
 def test_a_step_that_is_a_text_is_none(tmp_path: Path) -> None:

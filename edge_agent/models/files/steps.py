@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from ...core.types import TensorSpec
-from ..manifest import InputSpec, ModelFolder
+from ..manifest import InputSpec, Manifest, ModelFolder
 from .facts import MOST_INTEGER_SCALE
 
 _BYTES = frozenset({"int8", "uint8"})
@@ -14,18 +13,18 @@ _BYTES = frozenset({"int8", "uint8"})
 
 def with_steps(
     folder: ModelFolder, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]
-) -> ModelFolder:
-    """Return a model whose manifest has the steps that its file states, where they matter.
+) -> Manifest:
+    """Return a model's manifest with the steps that its file states, where they matter.
 
     Raises:
         ModelError: see `tflite_metadata.in_steps`.
     """
     if not _matter(folder, {one.dtype for one in inputs}, {one.dtype for one in outputs}):
-        return folder  # the file need not be read again
+        return folder.manifest  # the file need not be read again
     from .check_onnx import inspect
     from .tflite_metadata import in_steps
 
-    return replace(folder, manifest=in_steps(folder.manifest, inspect(folder.network)))
+    return in_steps(folder.manifest, inspect(folder.network))
 
 
 def step_between(told: InputSpec, used: InputSpec) -> float:
