@@ -17,6 +17,7 @@ from ..core.containment import reason
 from ..core.errors import AgentError, ModelError
 from ..core.names import safe_name
 from ..core.types import Array, TensorSpec
+from ..inference.listed import without_rest
 from ..models.files.check_onnx import inspect
 from ..models.files.facts import NetworkFacts
 from ..models.files.guess import draft_of
@@ -73,8 +74,8 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
         ]
         for spec, example in zip(facts.inputs, original.examples, strict=True)
     ]
-    assumed, left, given = _write_manifest(folder, facts, safe_name(path.stem), sizes)
-    cases, words = golden_inputs(facts, sizes, given)
+    assumed, left, input_ = _write_manifest(folder, facts, safe_name(path.stem), sizes)
+    cases, words = golden_inputs(facts, sizes, input_)
     names = [spec.name for spec in facts.outputs]
     outputs = []
     for case in cases:
@@ -83,9 +84,10 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
             raise ModelError(
                 f"{path}: gives {len(found)} tensors, but {len(names)} as ONNX; give each once"
             )
-        if not all(np.isfinite(each).all() for each in found):
+        given = without_rest(dict(zip(names, found, strict=True)), facts.detected)
+        if not all(np.isfinite(each).all() for each in given.values()):
             raise ModelError(f"{path}: gives numbers that are not finite on {words}")
-        outputs.append(dict(zip(names, found, strict=True)))
+        outputs.append(given)
     write_golden(folder, cases, outputs)
     return {"assumed": assumed, "left": left, "golden": f"by {original.program}: {words}"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from ..inference.agreement import EIGHT_BITS, Margin, distance_within
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import open_engine
 from ..inference.golden import Case, read_cases
+from ..inference.listed import comparable
 from ..inference.model import load_model
 from ..models.files.check_onnx import check_network, inspect
 from ..models.files.facts import NetworkFacts
 from ..models.importing import PYTORCH, hint_of
 from ..models.manifest import GOLDEN, load
+from ..models.npz import read_npz
 from .evaluation import Progress
 from .golden_cases import CASES, clearest, try_folder, write_golden
 from .pytorch_file import recognize
@@ -82,7 +84,7 @@ def convert(
     facts = inspect(network)
     tolerance = _tolerance(facts)
     margin = Margin(tolerance, facts=lambda: facts)
-    cases = read_cases(folder / GOLDEN, str(path), facts.inputs, facts.outputs)
+    cases = _cases(folder / GOLDEN, str(path), facts)
     engines = list(engines_for(network))
     distances: dict[str, float] = {}
     refused: dict[str, str] = {}
@@ -90,7 +92,7 @@ def convert(
         name = f"{choice.engine}:{choice.device}"
         progress(f"comparing on {name}", len(distances), len(engines))
         try:
-            distances[name], worst = _distance(network, cases, choice, margin)
+            distances[name], worst = _distance(network, cases, choice, margin, facts.detected)
         except EngineError as problem:
             refused[name] = str(problem)
             continue
@@ -162,6 +164,18 @@ def _make(
     return said
 
 
+def _cases(golden: Path, where: str, facts: NetworkFacts) -> list[Case]:
+    """Read the cases of the original, whose outputs have the shapes that it gave them.
+
+    The file may omit shapes of outputs, or state them wrongly, and engines still run it.
+    """
+    arrays = read_npz(golden, where)
+    outputs = [
+        replace(spec, shape=arrays[f"output/{spec.name}"].shape[1:]) for spec in facts.outputs
+    ]
+    return read_cases(golden, where, facts.inputs, outputs)
+
+
 def _tolerance(facts: NetworkFacts) -> float:
     if facts.quantized:
         return EIGHT_BITS
@@ -170,18 +184,23 @@ def _tolerance(facts: NetworkFacts) -> float:
 
 
 def _distance(
-    network: Path, cases: Sequence[Case], choice: EngineChoice, margin: Margin
+    network: Path,
+    cases: Sequence[Case],
+    choice: EngineChoice,
+    margin: Margin,
+    detected: Mapping[str, str],
 ) -> tuple[float, str]:
     """Return the worst distance of any output on an engine, and which output it is."""
     sizes = {name: each.shape for name, each in cases[0].inputs.items()}
     with contained(f"{choice.engine}:{choice.device}"):
         engine = open_engine(choice, network, lambda _: sizes)
         try:
-            return max(
-                (distance_within(name, case.outputs[name], found, margin), name)
-                for case in cases
-                for name, found in engine.infer(case.inputs).items()
-            )
+            worst = (0.0, "")
+            for case in cases:
+                found = engine.infer(case.inputs)
+                for name, (one, other) in comparable(case.outputs, found, detected).items():
+                    worst = max(worst, (distance_within(name, one, other, margin), name))
+            return worst
         finally:
             engine.close()
 

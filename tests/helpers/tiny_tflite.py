@@ -179,6 +179,7 @@ def save_ssd(
     integers: bool = False,
     sharp: bool = False,
     most: int = 10,
+    shaped: bool = True,
     metadata: bytes | None = None,
 ) -> Path:
     """Save an SSD of 32 x 32 pixels and 3 classes that ends in TFLite_Detection_PostProcess.
@@ -189,6 +190,7 @@ def save_ssd(
         integers: uint8 steps before the operator, as in quantized files.
         sharp: boxes and scores do not depend on the picture: of class 1 a box in the middle.
         most: boxes that it returns.
+        shaped: whether the file states the shapes of its outputs.
         metadata: what TFLITE_METADATA leads to.
 
     """
@@ -252,7 +254,7 @@ def save_ssd(
     first = len(tensors)
     name = "TFLite_Detection_PostProcess"
     for place, sizes in enumerate(((1, most, 4), (1, most), (1, most), (1,))):
-        tensors.append(Tensor(f"{name}:{place}" if place else name, sizes))
+        tensors.append(Tensor(f"{name}:{place}" if place else name, sizes if shaped else ()))
     operators.append((32, 0, (*ends, 1), tuple(range(first, first + 4))))
     told = bytes(builder.Finish())
     return save_tflite(

@@ -15,6 +15,7 @@ from numpy.testing import assert_allclose
 from edge_agent.core.errors import ModelError
 from edge_agent.core.types import Detections
 from edge_agent.models.describing import describe
+from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.importing import import_model
 from tests.helpers.tiny_tflite import Tensor, save_ssd, save_tflite, table, vector
 from tests.models.test_reported_models import folder, found
@@ -34,6 +35,8 @@ def test_frigate_8621_the_box_of_the_sure_anchor_is_found(
 ) -> None:
     """Anchor 14 of 6 x 6 lies at 2.5 of 6 both ways down and across, 0.3 wide; class 1 of three."""
     path = save_ssd(tmp_path / "m.tflite", regular=regular, integers=integers, sharp=True)
+    # Its scores are chances, as those before it.
+    assert inspect(path).makers["TFLite_Detection_PostProcess:2"] == "Sigmoid"
     boxes = found(described(path), "openvino")
     assert isinstance(boxes, Detections)
     assert boxes.labels == ("1",)

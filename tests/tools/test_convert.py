@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_agent.core.types import Detections
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.engines.registry import ENGINES
 from edge_agent.inference.golden import check_golden
@@ -33,6 +34,8 @@ from tests.helpers.support import (
     needs_assets,
     run_cli,
 )
+from tests.helpers.tiny_tflite import save_ssd
+from tests.models.test_reported_models import found
 from tests.tools.color_model import LABELS, color_pictures
 from tests.tools.pytorch_files import (
     SIDE,
@@ -431,3 +434,26 @@ def test_a_tflite_is_compared_with_its_own_interpreter(tmp_path: Path) -> None:
     assert agreement is not None
     assert agreement.passed
     assert agreement.why == "4 cases agree"
+
+
+@needs_litert
+@pytest.mark.slow
+@pytest.mark.parametrize("integers", [False, True])
+def test_google_coco_ssd_mobilenet_v1_is_converted(tmp_path: Path, *, integers: bool) -> None:
+    """Its file omits the shapes of its outputs: "expected 0 axes, found 4", it was said.
+
+    Of the boxes that nearly tie, rounding decides the order.
+    """
+    out = tmp_path / "out"
+    network = save_ssd(tmp_path / "detect.tflite", sharp=True, integers=integers, shaped=False)
+    said = convert(network, out)
+    assert said.code == 0, said.err
+    assert "compared on openvino:CPU" in said.out
+    boxes = found(out, "openvino")
+    assert isinstance(boxes, Detections)
+    assert boxes.labels == ("1",)
+    model = load_model(load(out), [EngineChoice("openvino")], "picture")
+    agreement = check_golden(model)
+    model.close()
+    assert agreement is not None
+    assert agreement.passed

@@ -178,8 +178,11 @@ def _check_operators(
         made = _check_operator(operator, codes, known, makers, len(tables))
         _ensure_runs(operator, codes, tables, network)
         if made and makers[made[0]][0] == POST_PROCESS:
-            check_ends(operator.numbers(1, "<i"), made)
+            taken = operator.numbers(1, "<i")
+            check_ends(taken, made)
             read_options(operator)
+            # Scores come out as they go in, only fewer.
+            makers[made[2]] = makers.get(int(taken[1]), makers[made[2]])
             detected = {role: tables[at].text(3) for role, at in zip(ROLES, made, strict=False)}
     return makers, detected
 
