@@ -50,6 +50,8 @@ HEADS = ("yolov5-heads", "yolov3", "yolov2", "custom-vision", "yolo-fastestv2")
 """Layouts of boxes that are not decoded, with anchors outside the network."""
 ROWS = ("paddle", "yolov7", "yolo-nas", "pinto")
 """Layouts of finished boxes, one per row."""
+BLANK_LAST = "blank-last"
+"""Layout of text whose last class, not its first, is the blank."""
 
 DECODERS: Mapping[str, DecoderSpec] = {
     "ultraface": DecoderSpec(".faces.ultraface", ("detection",)),
@@ -68,7 +70,7 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "reconstruction": DecoderSpec(".values.reconstruction", ("anomaly",), compares_input=True),
     "raw": DecoderSpec(".values.raw", ("regression", "raw", "generate")),
     "score": DecoderSpec(".values.score", ("anomaly", "regression")),
-    "ctc": DecoderSpec(".text.ctc", ("text",), rounding="up"),
+    "ctc": DecoderSpec(".text.ctc", ("text",), rounding="up", layouts=(BLANK_LAST,)),
     "db": DecoderSpec(".text.db", ("detection", "obb")),
     "semantic": DecoderSpec(".semantic.semantic", ("segmentation", "detection")),
     "pooled": DecoderSpec(".embedding.pooled", ("embedding",)),
@@ -92,7 +94,7 @@ def layout_problems(
     decoder: str, task: Task, layout: str, anchors: Sequence[float]
 ) -> Iterator[tuple[str, str]]:
     """Yield the problems of a manifest's `layout` and `anchors`: key, and text."""
-    known = DECODERS[decoder].layouts if task == "detection" else ()
+    known = DECODERS[decoder].layouts if task in {"detection", "text"} else ()
     if layout and layout not in known:
         text = f"decoder {decoder!r} of task {task} has {', '.join(known) or 'none'}"
         yield "output.layout", f"{text}; found {layout!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -10,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_agent.config.settings import SecondStage
-from edge_agent.core.errors import ModelError
+from edge_agent.core.errors import ModelError, SampleError
 from edge_agent.core.types import Detections, Outcome, Sample, Timing
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, load_model
@@ -40,8 +41,8 @@ labels = ["A", "B", "C"]
 """
 
 
-def reader(folder: Path, *, logits: bool = False) -> Path:
-    """Make a recognizer whose 40 steps are of what gray 8 columns have."""
+def reader(folder: Path, *, logits: bool = False, levels: Sequence[float] = LEVELS) -> Path:
+    """Make a recognizer whose 40 steps are of what gray 8 columns have; *levels* by class."""
     folder.mkdir(parents=True)
     (folder / "model.toml").write_text(READER)
     end = ("Identity", {}) if logits else ("Softmax", {"axis": 2})
@@ -57,10 +58,10 @@ def reader(folder: Path, *, logits: bool = False) -> Path:
             node(end[0], ["logits"], ["out"], **end[1]),
         ],
         [("x", "float32", (1, 1, 48, 320))],
-        [("out", "float32", (1, 40, 5))],
+        [("out", "float32", (1, 40, len(levels)))],
         {
             "steps": np.array([1, 40, 8]),
-            "levels": np.array(LEVELS, np.float32),
+            "levels": np.array(levels, np.float32),
             "sharp": np.array(-400, np.float32),
         },
     )
@@ -93,6 +94,33 @@ def test_a_line_is_read(tmp_path: Path, engine: str, logits: bool) -> None:
         "text": "ABB C",
     }
     assert model.infer(Sample(written(), 0, 0, 0.0)).findings.as_json() == {"detections": []}
+    model.close()
+
+
+def test_the_captchas_of_mltu_have_their_blank_last(tmp_path: Path) -> None:
+    """As of Keras. Read with the first class as blank they gave wrong text of score 1.00."""
+    folder = reader(tmp_path / "m", levels=(*LEVELS[1:4], LEVELS[0]))
+    sample = Sample(written(1, 2, 2, 0, 2, 3), 0, 0, 0.0)
+    manifest = folder / "model.toml"
+    model = loaded(folder)
+    with pytest.raises(SampleError, match=r"the last.*: give layout = 'blank-last'"):
+        model.infer(sample)
+    model.close()
+    manifest.write_text(f'{READER}decoder = "ctc"\nlayout = "blank-last"\n')
+    model = loaded(folder)
+    (found,) = model.infer(sample).findings.as_json()["detections"]
+    assert found["text"] == "ABBC"
+    assert model.infer(Sample(written(), 0, 0, 0.0)).findings.as_json() == {"detections": []}
+    model.close()
+
+
+def test_a_blank_that_is_first_is_not_read_as_the_last(tmp_path: Path) -> None:
+    """The other way round the error names the key, too."""
+    folder = reader(tmp_path / "m", levels=LEVELS[:4])
+    (folder / "model.toml").write_text(f'{READER}decoder = "ctc"\nlayout = "blank-last"\n')
+    model = loaded(folder)
+    with pytest.raises(SampleError, match=r"class 0.*: take out layout"):
+        model.infer(Sample(written(1, 2, 2, 0, 2), 0, 0, 0.0))
     model.close()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from ...core.errors import ModelError
+from ...core.errors import ModelError, SampleError
 from ...core.types import Array, Detections, Tensors
+from ...models.decoders import BLANK_LAST
 from .boxes import Hits, detections, selection_of
 from .decoder import Decoder, Floats, Labels, Network, ensure_finite, softmax
 
@@ -23,22 +24,27 @@ _ROUNDING = 0.02
 
 
 def ctc(network: Network) -> Decoder:
-    """Characters of one line, as PP-OCR's recognition networks return them: a class per step.
+    """Characters of one line: a class for each step.
 
-    Role `steps`: [1, T, C] probabilities or logits; class 0 is the blank. Labels are the
-    characters, from class 1 on; PaddleOCR adds a space after those of its dictionary.
+    Role `steps`: [1, T, C] probabilities or logits. Labels are the characters. Class 0 is the
+    blank, as PP-OCR's recognition networks have it, and the characters follow; PaddleOCR adds a
+    space after those of its dictionary. With layout "blank-last" it is the last class, as Keras
+    and TensorFlow have it.
     """
     network.check_roles("steps")
     output = network.need("steps", [(1, None, None)], names=("output", "output0"))
     count, given = output.spec.shape[2], len(network.labels)
-    if not given or (count is not None and count - given not in {1, 2}):
+    ends = network.manifest.output.layout == BLANK_LAST
+    if not given or (count is not None and count - given not in ({1} if ends else {1, 2})):
+        fits = f"{count - 1}" if ends else f"{count - 2} or {count - 1}" if count else ""
         raise ModelError(
             f"output.labels: expected the characters in the order of the dictionary, "
-            f"{'one a line' if count is None else f'{count - 2} or {count - 1}'}, for output "
-            f"{output.spec}, whose class 0 is the blank; found {given}"
+            f"{'one a line' if count is None else fits}, for output {output.spec}, whose "
+            f"{'last class' if ends else 'class 0'} is the blank; found {given}"
         )
     # An empty line, or one with only the wide space, is a space, too.
-    letters = ("", *(label or " " for label in network.labels), " ")
+    letters = [label or " " for label in network.labels]
+    letters = [*letters, ""] if ends else ["", *letters, " "]
     whole = np.array([[0, 0, *network.picture_size()]], np.float32)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
@@ -46,9 +52,12 @@ def ctc(network: Network) -> Decoder:
         ensure_finite(output.spec.name, steps)
         if steps.size and (steps.min() < -_ROUNDING or steps.max() > 1 + _ROUNDING):
             steps = softmax(steps)
-        best = steps.argmax(axis=1)
+        best, last = steps.argmax(axis=1), steps.shape[1] - 1
+        blank = last if ends else 0
+        if last == given:
+            _check_blank(best, last - blank, output.spec.name, ends=ends)
         # A class repeated without a blank in between is one character.
-        kept = np.flatnonzero((best != 0) & (np.diff(best, prepend=0) != 0))
+        kept = np.flatnonzero((best != blank) & (np.diff(best, prepend=blank) != 0))
         text = "".join(letters[number] for number in best[kept].tolist()).strip()
         scores = steps[kept, best[kept]].mean(keepdims=True) if text else np.zeros(0, np.float32)
         scores = scores[scores >= threshold]
@@ -56,6 +65,22 @@ def ctc(network: Network) -> Decoder:
         return Detections(whole[: len(scores)], scores, labels, texts=texts)
 
     return decode
+
+
+def _check_blank(best: Array, other: int, name: str, *, ends: bool) -> None:
+    """Check that most steps of a line are not the *other* end's class: between characters is blank.
+
+    Raises:
+        SampleError: they are.
+    """
+    if np.count_nonzero(best == other) * 2 <= len(best):
+        return
+    here, there = ("last", "class 0") if ends else ("first", "the last")
+    mend = f"take out layout = {BLANK_LAST!r}" if ends else f"give layout = {BLANK_LAST!r}"
+    raise SampleError(
+        f"output {name}: most steps are {there}, as if that were the blank, and not the {here}: "
+        f"{mend}"
+    )
 
 
 def db(network: Network) -> Decoder:

@@ -90,6 +90,11 @@ def _draft_of(facts: NetworkFacts) -> Draft:
     how = f"task and output.decoder: raw gives the tensors as they are; {output_words(facts)}"
     if [one.shape[1:] for one in facts.outputs] == [(None,)]:
         how += "; embedding with pooled, if it is a vector; classification with softmax or logits"
+    if len(picture.only) == 3:
+        how += (
+            '; text with ctc, if each step is scores of characters (layout = "blank-last", if '
+            "their blank is the last class)"
+        )
     unknown = "a network of pictures that is of no known family"
     return Draft(unknown, made, questions=(how, COLORS, RESIZE))
 
