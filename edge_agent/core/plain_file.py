@@ -11,10 +11,12 @@ import stat
 from typing import BinaryIO
 
 NO_PLAIN_FILE = "is no plain file"
+MOST_BYTES = 64 * 2**20
+"""Largest file that is read as a whole: the agent's own are far smaller, and read at its start."""
 
 
 class NoPlainFileError(OSError):
-    """A folder, pipe, socket or device is where a file should be."""
+    """A folder, pipe, socket, device or endless file is where a file should be."""
 
 
 def open_plain(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
@@ -52,11 +54,14 @@ def open_plain_file(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_plain_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Read a plain file.
+    """Read a plain file of up to `MOST_BYTES`.
 
     Raises:
-        NoPlainFileError: it is something else.
+        NoPlainFileError: it is something else, or larger.
         OSError: it cannot be opened or read.
     """
     with open_plain_file(path) as file:
+        # Not all at once: damage to a file system leaves files of any length.
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise NoPlainFileError(errno.EFBIG, f"is larger than {MOST_BYTES >> 20} MiB", str(path))
         return file.read()

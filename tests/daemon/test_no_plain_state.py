@@ -37,12 +37,15 @@ def replace(path: Path, kind: str) -> None:
         (path / "more").write_text("of the user's")
     elif kind == "device":
         path.symlink_to("/dev/zero")
+    elif kind == "endless":  # as a repaired file system leaves it
+        path.touch()
+        os.truncate(path, 2**30)
     else:
         with socket.socket(socket.AF_UNIX) as place:
             place.bind(str(path))
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "endless"])
 def test_nothing_in_the_state_folder_is_waited_for(
     kind: str, broker: Mosquitto, tmp_path: Path
 ) -> None:
@@ -82,7 +85,7 @@ def plain(path: Path) -> bool:
     return path.is_file() or not path.exists()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "device"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "device", "endless"])
 def test_what_is_no_plain_file_is_put_aside(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -91,7 +94,8 @@ def test_what_is_no_plain_file_is_put_aside(
     for end in ("", "2"):
         replace(path, kind)
         assert StateFile(path, "names").read(list) is None
-        what = "is a folder" if kind == "folder" else "is no plain file"
+        words = {"folder": "is a folder", "endless": "is larger than 64 MiB"}
+        what = words.get(kind, "is no plain file")
         kept = "names.json.damaged" + (end if kind == "folder" else "")
         assert caplog.messages == [f"{path}: {what}; names are forgotten; it is kept as {kept}"]
         caplog.clear()

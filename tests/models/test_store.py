@@ -476,8 +476,10 @@ def test_damaged_notes_cost_blocks_only(store: Store, tmp_path: Path) -> None:
     with receive(store, package) as incoming:
         incoming.fill(stored_versions(store))
         assert len(incoming.missing()) >= len(package.blocks) - 2
-        (store.models / "face" / "1" / NOTES / "layout.json").write_text("[[")
-        assert incoming.fill(stored_versions(store)) == 0
+        for damage in ("[[", '{"a":' * 20_000 + "1" + "}" * 20_000):
+            (store.models / "face" / "1" / NOTES / "layout.json").write_text(damage)
+            assert incoming.fill(stored_versions(store)) == 0
+            assert Catalog(store).find("face", "1") is not None
 
 
 def test_a_folder_in_the_place_of_a_note_does_not_end_the_agent(store: Store) -> None:

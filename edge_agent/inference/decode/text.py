@@ -36,10 +36,9 @@ def ctc(network: Network) -> Decoder:
     count, given = output.spec.shape[2], len(network.labels)
     ends = network.manifest.output.layout == BLANK_LAST
     if not given or (count is not None and count - given not in ({1} if ends else {1, 2})):
-        fits = f"{count - 1}" if ends else f"{count - 2} or {count - 1}" if count else ""
         raise ModelError(
             f"output.labels: expected the characters in the order of the dictionary, "
-            f"{'one a line' if count is None else fits}, for output {output.spec}, whose "
+            f"{_fitting(count, ends=ends)}, for output {output.spec}, whose "
             f"{'last class' if ends else 'class 0'} is the blank; found {given}"
         )
     # An empty line, or one with only the wide space, is a space, too.
@@ -65,6 +64,13 @@ def ctc(network: Network) -> Decoder:
         return Detections(whole[: len(scores)], scores, labels, texts=texts)
 
     return decode
+
+
+def _fitting(count: int | None, *, ends: bool) -> str:
+    """Return how many characters go with a number of classes, as text."""
+    if count is None:
+        return "one a line"
+    return f"{count - 1}" if ends else f"{count - 2} or {count - 1}"
 
 
 def _check_blank(best: Array, other: int, name: str, *, ends: bool) -> None:

@@ -311,7 +311,10 @@ def _in_zip(network: Path) -> dict[str, str] | None:
     if text is None:
         return None
     try:
-        data = json.loads(text) if text.lstrip().startswith('{"') else ast.literal_eval(text)
+        try:
+            data = json.loads(text)
+        except ValueError:
+            data = ast.literal_eval(text)  # Python's form, of versions before 8.4
         names = data["names"]
         if isinstance(names, dict):
             data["names"] = {int(key): str(name) for key, name in names.items()}

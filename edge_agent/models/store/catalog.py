@@ -19,6 +19,7 @@ from ...core.frozen import record
 from ...core.names import is_name, version_key
 from ...core.plain_file import read_plain_bytes
 from ...core.schema import nearest
+from ...core.state_file import DAMAGED
 from ..manifest import KEPT, MANIFEST, ModelFolder, load
 from .pointers import same_version
 from .store import LAYOUT, NOTES, PUSH_AGAIN, Store, changed_words
@@ -270,7 +271,7 @@ def _resized(path: Path) -> str | None:
     try:
         pieces = json.loads(read_plain_bytes(path / NOTES / LAYOUT))
         sizes = {str(name): int(size) for name, size in pieces if name is not None}
-    except (FileNotFoundError, ValueError, TypeError):
+    except (FileNotFoundError, *DAMAGED):
         return None  # put there by hand, or its notes are damaged: nothing is known of it
     except OSError as problem:
         raise ModelError(f"{path / NOTES}: cannot be read: {problem.strerror}") from None

@@ -18,6 +18,7 @@ from ...core.containment import words
 from ...core.errors import ModelError
 from ...core.files import write_new
 from ...core.plain_file import read_plain_bytes
+from ...core.state_file import DAMAGED
 from ..manifest import KEPT
 from ..packages.archive import Front
 from ..packages.blocks import BlockList
@@ -86,7 +87,7 @@ def stored_versions(store: Store) -> Iterator[Source]:
             except FileNotFoundError:
                 # Deleted meanwhile, or put there by hand: then its blocks are sent again.
                 continue
-            except (OSError, ValueError, TypeError) as problem:
+            except (OSError, *DAMAGED) as problem:
                 log.warning(
                     "%s@%s: its blocks cannot be used again: %s", name, version, words(problem)
                 )
