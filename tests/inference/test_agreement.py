@@ -148,6 +148,17 @@ def test_outputs_that_hold_no_numbers_are_unlike(wrong: float) -> None:
     assert compare_likeness({"y": bad}, {"y": one}, USUAL).passed
 
 
+def test_classes_of_boxes_that_are_not_found_are_not_alike() -> None:
+    """A traffic-light SSD's worst boxes came in another order, and health called it wrong."""
+    scores = np.linspace(0.03, 0.01, 10, dtype=np.float32)[None]
+    one = np.array([[0, 3, 1, 0, 0, 2, 0, 3, 0, 0]], np.float32)
+    expected = {"classes": one, "scores": scores}
+    for kind in ("f4", "i8"):
+        found = {"classes": one[:, ::-1].astype(kind), "scores": scores}
+        assert compare_likeness(expected | {"classes": one.astype(kind)}, found, USUAL).passed
+    assert not compare_likeness(expected, {"classes": one, "scores": 1 - 30 * scores}, USUAL).passed
+
+
 def test_cosine_of_what_points_the_other_way() -> None:
     """Tensors that are alike but for a factor have 1, opposite ones -1, and a zero tensor 1."""
     one = np.array([[1.0, 2.0]])
