@@ -185,12 +185,14 @@ class Statistics:
 
 
 def _coarse(folder: ModelFolder, outputs: Tensors) -> bool:
-    """Whether the scores of a network have steps, so that what is small is 0."""
+    """Whether the scores of a network have steps, so that what is small is 0, but not what is 1."""
+    from ..models.describing import lost_scores
     from ..models.files.check_onnx import inspect
 
-    return any(one.dtype != "float32" for one in outputs.values()) or (
-        inspect(folder.network).quantized
-    )
+    if any(one.dtype != "float32" for one in outputs.values()):
+        return True
+    facts = inspect(folder.network)
+    return facts.quantized and lost_scores(folder.manifest.task, facts) is None
 
 
 _MEMORY = 0.01

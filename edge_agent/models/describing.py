@@ -115,6 +115,12 @@ def missing_labels(folder: ModelFolder) -> Iterator[str]:
         )
 
 
+def lost_scores(task: str, facts: NetworkFacts) -> float | None:
+    """Return the step of the only output, with scores in it, if it is too large for a score."""
+    step = max(facts.coarse.values(), default=0.0)
+    return step if task in SCORED and len(facts.outputs) == 1 and step >= 1 else None
+
+
 def golden_trouble(folder: ModelFolder, facts: NetworkFacts) -> str | None:
     """Return why devices refuse a model's golden file; None: they accept it, or it has none."""
     try:
@@ -133,6 +139,12 @@ def _missing(folder: ModelFolder, facts: NetworkFacts) -> list[str]:
     manifest = folder.manifest
     missing: list[str] = []
     missing.extend(missing_labels(folder))
+    if (step := lost_scores(manifest.task, facts)) is not None:
+        missing.append(
+            f"scores: the numbers of {facts.outputs[0]} are steps of {step:.3g} apart, so that no "
+            "score from 0 to 1 is left: they were lost when it was quantized; take the float file, "
+            "and `quantize` it"
+        )
     pictures = [spec for spec in facts.inputs if len(spec.shape) == 4]
     missing.extend(cost for spec in pictures if (cost := batch_words(spec)))
     if manifest.task == "classification" and manifest.output.threshold is None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edge_agent.core.types import Sample
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import load_model
+from edge_agent.models.describing import describe
 from edge_agent.models.manifest import load
 from tests.helpers.small_models import color_classifier
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
@@ -86,11 +87,11 @@ def test_an_empty_picture_is_no_doubt(tmp_path: Path, decoder: str, arrays: Any)
     assert doubt(tmp_path, arrays, decoder, frames=4) is None
 
 
-def test_a_quantized_network_may_see_nothing_for_a_while(tmp_path: Path) -> None:
-    """Its least step is more than the scores of an empty picture; not for ever."""
+def in_steps(path: Path, step: float) -> None:
+    """Save a YOLO without a score whose boxes and scores are quantized together."""
     array = rows(7).transpose(0, 2, 1).copy()
     save_onnx(
-        tmp_path / "m.onnx",
+        path,
         [
             node("ReduceSum", ["images"], ["sum"], keepdims=0),
             node("Mul", ["sum", "nought"], ["zero"]),
@@ -103,10 +104,15 @@ def test_a_quantized_network_may_see_nothing_for_a_while(tmp_path: Path) -> None
         {
             "nought": np.zeros((), np.float32),
             "value": array,
-            "step": np.array(0.1, np.float32),
+            "step": np.array(step, np.float32),
             "point": np.array(0, np.uint8),
         },
     )
+
+
+def test_a_quantized_network_may_see_nothing_for_a_while(tmp_path: Path) -> None:
+    """Its least step is more than the scores of an empty picture; not for ever."""
+    in_steps(tmp_path / "m.onnx", 0.1)
     assert said_of(tmp_path, "yolov8", "detection", 9) is None
     assert said_of(tmp_path, "yolov8", "detection", 40) is not None
 
@@ -129,3 +135,14 @@ def test_a_classifier_that_only_ever_finds_one_class_has_a_remark(
     if model.stats.remark is not None:
         assert "finds red in each of its first 1000 results" in model.stats.remark
         assert "input.scale" in model.stats.remark
+
+
+def test_road_anomaly_detection_pi4_scores_that_quantization_lost(tmp_path: Path) -> None:
+    """A step of 2.86 for boxes and scores: told by its file, and in health at once."""
+    in_steps(tmp_path / "m.onnx", 2.86)
+    said = said_of(tmp_path, "yolov8", "detection", 2)
+    assert said is not None
+    assert "lost when it was quantized" in said
+    assert any(line.startswith("scores: ") for line in describe(tmp_path).missing)
+    in_steps(tmp_path / "m.onnx", 0.1)
+    assert not any(line.startswith("scores: ") for line in describe(tmp_path).missing)

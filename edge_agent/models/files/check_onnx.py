@@ -18,7 +18,7 @@ from ...core.types import TensorSpec
 from .facts import JOINED, NetworkFacts, maker_of
 from .numeric import classes_of, only_numbers
 from .onnx_schema import BFLOAT16, DOUBLE, DTYPES, EXTERNAL, FLOAT, FLOAT16, STRING, new_model
-from .onnx_steps import steps_of
+from .onnx_steps import coarse_of, steps_of
 from .strip_weights import place_of, without_weights
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
         weight_bytes=weight_bytes,
         quantized=quantized,
         steps=steps_of(graph) if quantized else {},
+        coarse=coarse_of(graph) if quantized else {},
         classes=classes,
     )
 

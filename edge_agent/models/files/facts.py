@@ -42,6 +42,8 @@ class NetworkFacts:
     """Whether it computes with integers."""
     steps: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     """Scale and zero point by name of an input or output, if the file has them."""
+    coarse: Mapping[str, float] = field(default_factory=dict)
+    """By name of an output of floats: the step between its numbers, which were integers."""
     ends: Mapping[str, str] = field(default_factory=dict)
     """Like `makers`, but for the last of concatenated parts, and before a bias."""
     classes: tuple[str, ...] = ()

@@ -44,6 +44,19 @@ def steps_of(graph: GraphProto) -> dict[str, tuple[float, int]]:
     return {name: step for name, step in steps.items() if step is not None}
 
 
+def coarse_of(graph: GraphProto) -> dict[str, float]:
+    """Return the step between the numbers of outputs of floats that end in a DequantizeLinear."""
+    makers = {name: node for node in graph.node for name in node.output}
+    numbers = {tensor.name: tensor for tensor in graph.initializer}
+    found = {}
+    for value in graph.output:
+        node = _quantizer(value.name, "DequantizeLinear", makers.get, _taken)
+        step = None if node is None else _step(node, numbers)
+        if step is not None:
+            found[value.name] = step[0]
+    return found
+
+
 def _taken(node: NodeProto) -> str:
     return node.input[0] if node.input else ""
 
