@@ -115,3 +115,41 @@ def test_only_a_state_is_offered_as_one(tmp_path: Path) -> None:
     assert len(states) == 1
     assert states[0].endswith("h = 'hn'")
     assert "input = " not in states[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "recurrent", "given", "asked"),
+    [
+        ((1, 30, 43), True, ("tc", 30, 43), False),
+        ((1, 30, 1662), True, ("tc", 30, 1662), False),
+        ((1, 30, 43), False, ("ct", 43, 30), True),
+        ((1, 128, 6), False, ("tc", 128, 6), False),
+    ],
+)
+def test_hand_tracking_which_are_samples_and_which_channels(
+    tmp_path: Path,
+    shape: tuple[int, ...],
+    recurrent: bool,
+    given: tuple[str, int, int],
+    asked: bool,
+) -> None:
+    """Thirty samples of 43 features were assumed to be 43 samples of thirty."""
+    width, hidden = shape[-1], 5
+    weights = {
+        "w": np.ones((1, 4 * hidden, width), "f4"),
+        "r": np.ones((1, 4 * hidden, hidden), "f4"),
+    }
+    nodes = [node("Transpose", ["x"], ["turned"], perm=[1, 0, 2])]
+    if recurrent:
+        nodes.append(node("LSTM", ["turned", "w", "r"], ["y"], hidden_size=hidden))
+    path = save_onnx(
+        tmp_path / "net.onnx",
+        [*nodes, node("ReduceMean", ["y" if recurrent else "turned"], ["out"], keepdims=0)],
+        [("x", "float32", shape)],
+        [("out", "float32", ())],
+        weights if recurrent else {},
+    )
+    made = draft_of(inspect(path))
+    window = made.keys["input"]
+    assert (window["layout"], window["window"], len(window["channels"])) == given
+    assert any(words.startswith("input.layout") for words in made.questions) is asked

@@ -38,6 +38,9 @@ _FEATURES = frozenset({10, 12, 13, 20, 26, 32, 39, 40, 64, 80, 128})
 
 _TOKENS = 64
 """Least length of a row of integers that counts as a text's tokens, not a table's columns."""
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN", "LSTMSequence", "GRUSequence"})
+_LONGER = 4
+"""How many times as many samples as channels leave no doubt which are which."""
 _ROW = 256
 """Greatest length of a flat input that counts as a table's row, not a window of one channel: few
 tables have more columns, and few windows fewer samples."""
@@ -144,6 +147,7 @@ def signal_draft(facts: NetworkFacts) -> Draft:
     if len(inputs) == 1 and window and (words := infer_layout.batch_words(inputs[0])):
         assumed = (*assumed, words)
     questions = [how, "input.mean and input.scale: as in training"]
+    questions += _layout_question(window, facts)
     if any(sounds_like(one) for one in inputs):
         questions.append(SOUND)
     if window.get("layout") == "flat-ct":
@@ -300,12 +304,33 @@ def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
         said = {"channels": list(range(sizes[0])), "window": 1, "layout": "flat-tc"}
         row = counted(sizes[0], "feature")
         return said, (f"window: 1 row of {row} (flat-tc), by the shape of the input",)
-    # A window is longer than it has channels.
+    # A window is longer than it has channels; recurrent networks take one sample after another.
+    recurrent = bool(facts.operators & _RECURRENT)
     channels, window = (1, sizes[0]) if len(sizes) == 1 else (min(sizes), max(sizes))
-    layout = "flat-ct" if len(sizes) == 1 else "ct" if channels == sizes[0] else "tc"
+    if recurrent and len(sizes) == 2:
+        window, channels = sizes
+    layout = "flat-ct" if len(sizes) == 1 else "tc" if window == sizes[0] else "ct"
     said = {"channels": list(range(channels)), "window": window, "layout": layout}
     size = f"{counted(window, 'sample')} of {counted(channels, 'channel')}"
-    return said, (f"window: {size} ({layout}), by the shape of the input",)
+    why = "by the shape of the input" + ", and as it is recurrent" * recurrent
+    return said, (f"window: {size} ({layout}), {why}",)
+
+
+def _layout_question(window: dict[str, Any], facts: NetworkFacts) -> list[str]:
+    """Return a question where samples and channels cannot be told apart by their number."""
+    few, many, layout = (
+        len(window.get("channels", ())),
+        window.get("window", 0),
+        window.get("layout"),
+    )
+    if layout not in {"ct", "tc"} or facts.operators & _RECURRENT or many >= _LONGER * few:
+        return []
+    other = "tc" if layout == "ct" else "ct"
+    how = (
+        f"input.layout: {layout} with window = {many} if it takes {counted(few, 'channel')}; "
+        f"{other} with window = {few} if {counted(many, 'channel')}"
+    )
+    return [how]
 
 
 def sounds_like(spec: TensorSpec) -> bool:
