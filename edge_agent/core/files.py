@@ -199,6 +199,7 @@ def append_lines(path: Path, lines: bytes) -> None:
         file.flush()
         os.fdatasync(descriptor)
     if is_new:
+        copy_owner(path, path.parent)
         sync_folder(path.parent)
 
 

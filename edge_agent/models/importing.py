@@ -39,7 +39,10 @@ _HINTS: Mapping[str, str] = {
     **dict.fromkeys([".pb", ".h5", ".keras"], _TENSORFLOW),
     ".bin": "the weights of an IR; give the .xml beside it",
     **dict.fromkeys(
-        [".engine", ".trt", ".plan", ".blob", ".hef", ".rknn", ".mlmodel", ".mlpackage"],
+        [
+            *(".engine", ".trt", ".plan", ".blob", ".hef", ".rknn", ".mlmodel", ".mlpackage"),
+            *(".nb", ".kmodel", ".bmodel", ".dlc", ".om"),
+        ],
         "compiled for other hardware; export the model it was made of to .onnx",
     ),
     **dict.fromkeys(
@@ -47,6 +50,18 @@ _HINTS: Mapping[str, str] = {
         "compressed; unpack it and give the .tar, folder or file that was in it",
     ),
     **dict.fromkeys([".param", ".mnn"], "another engine's format; export the model to .onnx"),
+    **dict.fromkeys(
+        [".caffemodel", ".prototxt", ".weights", ".cfg", ".pdmodel", ".pdiparams"],
+        "another framework's format; export the model to .onnx, PaddlePaddle's with paddle2onnx",
+    ),
+    **dict.fromkeys(
+        [".pkl", ".pickle", ".joblib", ".ubj"],
+        "a program's own objects, which nothing here reads; convert a model of scikit-learn with "
+        "skl2onnx, one of XGBoost or LightGBM with onnxmltools",
+    ),
+    ".lite": "TensorFlow Lite's format under another name; rename it to .tflite",
+    ".task": "MediaPipe's, a zip of several networks; unzip it and give a .tflite that was in it",
+    ".gguf": "llama.cpp's format; of language models optimum-cli's OpenVINO exports are taken",
 }
 """Advice for files of another kind."""
 
@@ -169,6 +184,7 @@ def file_of(path: Path, *, describing: bool = False) -> Path:
         ModelError: a folder without model.toml contains no network, or several candidates.
     """
     manifest = path / MANIFEST
+    several = f"{path}: several networks and no {MANIFEST}: name one of "
     empty = describing and manifest.is_file() and manifest.stat().st_size == 0
     if not path.is_dir() or (manifest.exists() and not empty):
         return path
@@ -186,10 +202,12 @@ def file_of(path: Path, *, describing: bool = False) -> Path:
                 return (usual or found)[0]
             if found:
                 names = ", ".join(str(one.relative_to(path)) for one in found)
-                raise ModelError(f"{path}: several networks and no {MANIFEST}: name one of {names}")
+                raise ModelError(several + names)
         found = sorted(path.glob("*.tflite"))
         if len(found) == 1:  # Teachable Machine's zip, unpacked
             return found[0]
+        if found:
+            raise ModelError(several + ", ".join(one.name for one in found))
         others = sorted(one for one in path.iterdir() if one.suffix in _HINTS)
     hint = f"; {others[0].name} is there{hint_of(others[0])}" if others else ""
     raise ModelError(f"{path}: neither {MANIFEST} nor an .onnx, .xml or .tflite in it{hint}")

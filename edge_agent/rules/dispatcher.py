@@ -312,6 +312,8 @@ class EventDispatcher:
             *([f"action: {why}"] if why else []),
             *self.asking.problems(),
             *self.clips.problems(),
+            *self.evidence.problems(),
+            *self._journal.problems(),
             *([f"events: {lost} were lost for lack of space"] if lost else []),
             *self._queue.unseen.problems(),
             *([f"events: {late:.0f} s late; {LATE_HINT}"] if late > LATE_SECONDS else []),

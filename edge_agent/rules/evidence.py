@@ -21,6 +21,7 @@ from typing import Any
 
 from ..config.settings import Settings
 from ..core.errors import AgentError
+from ..core.files import copy_owner
 from ..core.logs import Latch
 from ..core.names import is_name
 from ..core.threads import start_thread
@@ -86,6 +87,7 @@ class Evidence:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._failing = Latch()
+        self._problem: str | None = None
         self._keep_mb: int | None = None
         self._found = self._added = 0
         """Bytes in the folder when it was scanned, and bytes written since."""
@@ -99,10 +101,11 @@ class Evidence:
         folder = self.folder / pipeline
         self._writing = part = folder / f".{event}{PART}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            _make(folder)
             part.write_bytes(data)
             part.replace(folder / f"{event}.jpg")
             self._failing.begins(False)
+            self._problem = None
         except OSError as problem:
             self._report("written", problem)
             with suppress(OSError):
@@ -203,9 +206,15 @@ class Evidence:
 
     def _report(self, what: str, problem: OSError) -> None:
         """Log the first of a series of failures."""
+        why = problem.strerror or problem
+        text = f"{self.folder}: cannot be {what}: {why}; pictures are not kept"
+        self._problem = None if problem.errno == errno.ENOSPC else text  # that health says itself
         if self._failing.begins(True):
-            why = problem.strerror or problem
-            log.warning("%s: cannot be %s: %s; pictures are not kept", self.folder, what, why)
+            log.warning("%s", text)
+
+    def problems(self) -> list[str]:
+        """Return why pictures are not kept, as texts for health."""
+        return [] if self._problem is None else [f"evidence: {self._problem}"]
 
     def find(self, event: str, kind: str) -> Path | None:
         """Return the picture or clip of an event in its pipeline's folder, or None."""
@@ -276,6 +285,13 @@ class Crowd:
         """Return their number and the reason as texts for health, for some minutes."""
         with self._lock:
             return [f"{self._lack}: {self._count}; {self._why}"] if self._lasts else []
+
+
+def _make(folder: Path) -> None:
+    """Make the folder of a pipeline, which the service's user must be able to fill after root."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        copy_owner(folder.parent, folder.parent.parent)
 
 
 @dataclass(slots=True, eq=False)
@@ -420,7 +436,7 @@ class Clips:
             number = recording.ring.start(recording.began)
             if number is None:
                 return time.monotonic() > recording.until
-            recording.folder.mkdir(parents=True, exist_ok=True)
+            _make(recording.folder)
             recording.writer = ClipWriter(str(recording.part), recording.ring)
             recording.number = number
         if recording.ring.session is not recording.writer.session:

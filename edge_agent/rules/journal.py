@@ -11,6 +11,7 @@ lines from several threads are written together.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -24,7 +25,6 @@ from typing import Any
 
 from ..core.files import append_lines, put_aside
 from ..core.json_text import read_own
-from ..core.logs import Latch
 from ..core.names import is_name
 from ..core.plain_file import NoPlainFileError, read_plain_bytes
 from ..core.state_file import DAMAGED, StateFile
@@ -89,7 +89,8 @@ class Journal:
         self._writing = threading.Lock()
         """Held by the thread that writes for itself and for others."""
         self._bytes = 0
-        self._failing = Latch()
+        self._failure: OSError | None = None
+        """Why the latest append failed."""
 
     def left(self) -> tuple[list[Payload], list[Payload]]:
         """Return the messages left by a killed agent: unpublished ones, and ends of ongoing events.
@@ -161,18 +162,26 @@ class Journal:
         data = "".join(f"{line}\n" for line in lines).encode()
         try:
             append_lines(self._appended, data)
-            self._failing.begins(False)
+            self._failure = None
         except OSError as problem:
             # Kept in memory, and written as soon as there is space again.
             self._outdated = True
-            if self._failing.begins(True):
-                log.warning(
-                    "%s: cannot be written: %s; events that have begun will be forgotten at the "
-                    "next start",
-                    *(self._appended, problem.strerror or problem),
-                )
+            begins, self._failure = self._failure is None, problem.with_traceback(None)
+            if begins:
+                log.warning("%s", self._not_written(problem))
         self._bytes += len(data)
         self._on_disk = number
+
+    def problems(self) -> list[str]:
+        """Return why events are not durable at once, as texts for health."""
+        if self._failure is None or self._failure.errno == errno.ENOSPC:  # health says that
+            return []
+        return [f"events: {self._not_written(self._failure)}"]
+
+    def _not_written(self, problem: OSError) -> str:
+        why = problem.strerror or problem
+        lost = "events and totals of the last second are lost in a crash"
+        return f"{self._appended}: cannot be written: {why}; {lost}"
 
     def settle(self, safe: float) -> None:
         """Forget events published before the time *safe*; called regularly."""

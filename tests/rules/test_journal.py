@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 
 from edge_agent.config.rules import Action, Line, Rule
 from edge_agent.config.settings import Pipeline, Settings
+from edge_agent.models.store.agent_lock import hold_agent_lock
 from edge_agent.rules.event import Event
+from edge_agent.rules.evidence import Evidence
 from edge_agent.rules.journal import Journal
 from tests.helpers.mqtt_client import make_client
 from tests.helpers.rule_engines import dispatcher_without_broker, make_dispatcher
+from tests.helpers.stranger import STRANGER
 from tests.helpers.support import Listener, Mosquitto, wait_until
 
 
@@ -131,3 +135,31 @@ def test_totals_that_were_reset_stay_so_over_a_kill(tmp_path: Path) -> None:
     assert dispatcher.reset("p")
     again = dispatcher_without_broker(tmp_path, pipelines=(settings,))
     assert again.engines.totals.of("p").of(["gate"])["lines"] == {"gate": {"in": {}, "out": {}}}
+
+
+def test_what_is_not_durable_at_once_is_in_health(tmp_path: Path) -> None:
+    """Something is in the file's place, as a file of root's was after a run as root."""
+    journal = Journal(tmp_path / "events.json")
+    (tmp_path / "events.log").mkdir()
+    journal.add([(begun(), 1)])
+    (why,) = journal.problems()
+    assert why.startswith(f"events: {tmp_path}/events.log: cannot be written: is a folder")
+    (tmp_path / "events.log").rmdir()
+    journal.add([(begun(event="s-2"), 1)])
+    assert journal.problems() == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can leave files to somebody else")
+def test_a_run_as_root_leaves_files_to_the_owner_of_the_state_folder(tmp_path: Path) -> None:
+    """The service could append no event later, and keep no picture, with health well."""
+    state = tmp_path / "state"
+    state.mkdir()
+    os.chown(state, STRANGER, STRANGER)
+    Journal(state / "events.json").add([(begun(), 1)])
+    evidence = Evidence(state / "evidence")
+    evidence.keep("p", "s-1", b"jpeg", 10)
+    made = [state / "events.log", state / "evidence", state / "evidence" / "p"]
+    assert {path.stat().st_uid for path in made} == {STRANGER}
+    with hold_agent_lock(state):
+        (state / "flight").touch()
+    assert {path.stat().st_uid for path in state.rglob("*")} == {STRANGER}

@@ -331,7 +331,8 @@ def _line(picture: Picture) -> Draft | None:
     named = f"its dictionary, {classes - 2} characters or one more, in labels.txt"
     if _CHARACTERS in picture.facts.metadata:
         named += f", which the file has in its metadata under {_CHARACTERS}"
-    how = ("input.height: 48 of PP-OCRv3 and later, 32 before; input.width: 320",) if paddle else ()
+    wide = "input.width: 320, or as many as the longest line needs at that height"
+    how = (f"input.height: 48 of PP-OCRv3 and later, 32 before; {wide}",) if paddle else ()
     return Draft(
         f"characters of one line, {classes} classes with the blank, as PP-OCR's recognition",
         {"task": "text", "input": picture.said | size | _PADDLE, "output": {"decoder": "ctc"}},

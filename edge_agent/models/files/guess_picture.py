@@ -18,7 +18,10 @@ COLORS = (
     "[123.675, 116.28, 103.53] and scale [58.395, 57.12, 57.375] (PyTorch), with 0 and 255, with "
     '127.5 and 127.5 (TensorFlow), and "bgr" with 0 and 1'
 )
-RESIZE = "input.resize: stretch, letterbox or crop, as in training"
+RESIZE = (
+    "input.resize: stretch, letterbox or crop, as in training; with interpolation, antialias (of "
+    "PIL and torchvision), crop_ratio and rounding as its own code has them"
+)
 CHANCES = frozenset({"Softmax", "SoftMax", "Sigmoid"})
 DENSE = frozenset({"Gemm", "MatMul", "FullyConnected", *CHANCES})
 """Operators that a classifier ends in, before a bias."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...core.errors import UsageError
-from ...core.files import drop_lock, take_lock
+from ...core.files import copy_owner, drop_lock, take_lock
 
 
 @contextmanager
@@ -37,4 +37,6 @@ def hold_agent_lock(state: Path) -> Iterator[None]:
                 path.unlink()
         yield
     finally:
+        with suppress(OSError):
+            copy_owner(state, state)  # after a run as root, for the service's own user
         drop_lock(mine)
