@@ -41,8 +41,14 @@ labels = ["A", "B", "C"]
 """
 
 
-def reader(folder: Path, *, logits: bool = False, levels: Sequence[float] = LEVELS) -> Path:
-    """Make a recognizer whose 40 steps are of what gray 8 columns have; *levels* by class."""
+def reader(
+    folder: Path,
+    *,
+    logits: bool = False,
+    turned: bool = False,
+    levels: Sequence[float] = LEVELS,
+) -> Path:
+    """Make a recognizer whose 40 steps are of what gray 8 columns have; or [T, 1, C]."""
     folder.mkdir(parents=True)
     (folder / "model.toml").write_text(READER)
     end = ("Identity", {}) if logits else ("Softmax", {"axis": 2})
@@ -55,10 +61,11 @@ def reader(folder: Path, *, logits: bool = False, levels: Sequence[float] = LEVE
             node("Sub", ["gray", "levels"], ["away"]),
             node("Mul", ["away", "away"], ["far"]),
             node("Mul", ["far", "sharp"], ["logits"]),
-            node(end[0], ["logits"], ["out"], **end[1]),
+            node(end[0], ["logits"], ["chances"], **end[1]),
+            node("Transpose", ["chances"], ["out"], perm=[1, 0, 2] if turned else [0, 1, 2]),
         ],
         [("x", "float32", (1, 1, 48, 320))],
-        [("out", "float32", (1, 40, len(levels)))],
+        [("out", "float32", (*((40, 1) if turned else (1, 40)), len(levels)))],
         {
             "steps": np.array([1, 40, 8]),
             "levels": np.array(levels, np.float32),
@@ -111,6 +118,17 @@ def test_the_captchas_of_mltu_have_their_blank_last(tmp_path: Path) -> None:
     (found,) = model.infer(sample).findings.as_json()["detections"]
     assert found["text"] == "ABBC"
     assert model.infer(Sample(written(), 0, 0, 0.0)).findings.as_json() == {"detections": []}
+    model.close()
+
+
+def test_captcha_whisperer_has_its_steps_first(tmp_path: Path) -> None:
+    """As PyTorch's loss takes them: [T, 1, C]."""
+    folder = reader(tmp_path / "m", turned=True)
+    model = loaded(folder)
+    (found,) = model.infer(Sample(written(1, 2, 0, 2, 3), 0, 0, 0.0)).findings.as_json()[
+        "detections"
+    ]
+    assert found["text"] == "ABBC"
     model.close()
 
 

@@ -26,13 +26,14 @@ _ROUNDING = 0.02
 def ctc(network: Network) -> Decoder:
     """Characters of one line: a class for each step.
 
-    Role `steps`: [1, T, C] probabilities or logits. Labels are the characters. Class 0 is the
-    blank, as PP-OCR's recognition networks have it, and the characters follow; PaddleOCR adds a
-    space after those of its dictionary. With layout "blank-last" it is the last class, as Keras
-    and TensorFlow have it.
+    Role `steps`: [1, T, C] or [T, 1, C], probabilities or logits. Labels are the characters. Class
+    0 is the blank, as PP-OCR's recognition networks have it, and the characters follow; PaddleOCR
+    adds a space after those of its dictionary. With layout "blank-last" it is the last class, as
+    Keras and TensorFlow have it.
     """
     network.check_roles("steps")
-    output = network.need("steps", [(1, None, None)], names=("output", "output0"))
+    patterns = [(1, None, None), (None, 1, None)]
+    output = network.need("steps", patterns, names=("output", "output0"))
     count, given = output.spec.shape[2], len(network.labels)
     ends = network.manifest.output.layout == BLANK_LAST
     if not given or (count is not None and count - given not in ({1} if ends else {1, 2})):
@@ -47,7 +48,8 @@ def ctc(network: Network) -> Decoder:
     whole = np.array([[0, 0, *network.picture_size()]], np.float32)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
-        steps = output.read(outputs)[0]
+        steps = output.read(outputs)
+        steps = steps[0] if len(steps) == 1 else steps[:, 0]
         ensure_finite(output.spec.name, steps)
         if steps.size and (steps.min() < -_ROUNDING or steps.max() > 1 + _ROUNDING):
             steps = softmax(steps)

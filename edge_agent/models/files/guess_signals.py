@@ -195,7 +195,8 @@ def _classes(facts: NetworkFacts) -> int:
     if output is None or others or facts.makers.get(output.name) not in {"Softmax", "SoftMax"}:
         return 0
     sizes = output.shape[1:]
-    return sizes[0] or 0 if len(sizes) == 1 and output.dtype.startswith("float") else 0
+    chances = output.dtype.startswith("float") or output.name in facts.steps
+    return sizes[0] or 0 if len(sizes) == 1 and chances else 0
 
 
 def _states(facts: NetworkFacts) -> Iterator[str]:
