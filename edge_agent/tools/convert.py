@@ -213,21 +213,20 @@ def _needed(
     Returns:
         What its manifest lacks, and the number of cases kept.
     """
-    made = load(folder)
-    kind, lacks = made.manifest.input.kind, None
     inputs, outputs = [case.inputs for case in cases], [case.outputs for case in cases]
-    kept = list(range(len(cases)))[:CASES]
+    kept, lacks = list(range(len(cases)))[:CASES], None
     try:
-        model = load_model(made, engines, kind, checked=True)
+        made = load(folder)
+        model = load_model(made, engines, made.manifest.input.kind, checked=True)
         kept = clearest(model, inputs, outputs)
         model.close()
     except ModelError as problem:
+        lacks = str(problem).replace(f"{folder}/", "")  # which is moved
         if not excused:
-            raise
-        lacks = str(problem).removeprefix(f"{folder}/")
+            raise ModelError(lacks) from problem
     write_golden(folder, [inputs[n] for n in kept], [outputs[n] for n in kept])
     refused = {} if lacks else try_folder(folder, engines)
     if refused:
         why = "; ".join(f"{name}: {problem}" for name, problem in refused.items())
-        raise ModelError(f"{made.manifest.id}: {why}")
+        raise ModelError(f"{load(folder).manifest.id}: {why}")
     return lacks, len(kept)

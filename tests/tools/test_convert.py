@@ -34,7 +34,7 @@ from tests.helpers.support import (
     needs_assets,
     run_cli,
 )
-from tests.helpers.tiny_tflite import save_ssd
+from tests.helpers.tiny_tflite import Tensor, save_ssd, save_tflite
 from tests.models.test_reported_models import found
 from tests.tools.color_model import LABELS, color_pictures
 from tests.tools.pytorch_files import (
@@ -457,3 +457,24 @@ def test_google_coco_ssd_mobilenet_v1_is_converted(tmp_path: Path, *, integers: 
     model.close()
     assert agreement is not None
     assert agreement.passed
+
+
+@needs_litert
+@pytest.mark.slow
+def test_ml_gearbox_fault_diagnosis_without_a_threshold_is_a_draft(tmp_path: Path) -> None:
+    """An autoencoder cannot serve before its threshold is decided; its golden outputs are made."""
+    weights = np.eye(16, dtype=np.float32) / 2
+    tensors = [Tensor("x", (1, 16)), Tensor("w", (16, 16), values=weights), Tensor("y", (1, 16))]
+    network = save_tflite(tmp_path / "autoencoder.tflite", tensors, [(9, 8, (0, 1, -1), (2,))])
+    out = tmp_path / "out"
+    said = convert(network, out)
+    assert said.code == 0, said.err
+    lacks = "does not serve before that is decided: model.toml: output.threshold: is missing"
+    assert f"draft    {out}/model.toml: {lacks}" in said.out
+    manifest = out / "model.toml"
+    manifest.write_text(manifest.read_text().replace("[output]", "[output]\nthreshold = 0.01"))
+    model = load_model(load(out), [EngineChoice("openvino")], "signal")
+    agreement = check_golden(model)
+    model.close()
+    assert agreement is not None
+    assert agreement.why == "4 cases agree"
