@@ -157,15 +157,23 @@ def save_tflite(
     return path
 
 
-def metadata(labels: str | None) -> bytes:
-    """Make a TFLITE_METADATA whose output has its labels in a file, or that says of no output."""
+def metadata(labels: str | None, calibration: int | None = None) -> bytes:
+    """Make a TFLITE_METADATA whose output has its labels in a file, or that says of no output.
+
+    *calibration* is the kind of an operation on the output, of which 2 calibrates scores.
+    """
     builder = flatbuffers.Builder(512)
     fields: dict[int, tuple[str, Any]] = {0: ("offset", builder.CreateString("tiny"))}
     if labels is not None:
         named = builder.CreateString(labels)
         file = table(builder, {0: ("offset", named), 2: ("Int8", 2)})
         files = vector(builder, "UOffsetTRelative", [file])
-        output = vector(builder, "UOffsetTRelative", [table(builder, {6: ("offset", files)})])
+        said: dict[int, tuple[str, Any]] = {6: ("offset", files)}
+        if calibration is not None:
+            options = table(builder, {})
+            unit = table(builder, {0: ("Uint8", calibration), 1: ("offset", options)})
+            said[4] = ("offset", vector(builder, "UOffsetTRelative", [unit]))
+        output = vector(builder, "UOffsetTRelative", [table(builder, said)])
         graph = table(builder, {3: ("offset", output)})
         fields[3] = ("offset", vector(builder, "UOffsetTRelative", [graph]))
     builder.Finish(table(builder, fields), file_identifier=b"M001")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.manifest import load
 from edge_agent.tools.golden_cases import write_golden
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
-from tests.helpers.tiny_tflite import Tensor, save_constants, save_tflite
+from tests.helpers.tiny_tflite import Tensor, metadata, save_constants, save_ssd, save_tflite
 from tests.models.test_reported_models import ENGINES, folder, found
 
 PAIR = np.zeros((1, 2), np.float32)
@@ -450,3 +451,26 @@ def test_scanrpll_all_pixels_reach_an_input_of_int8(
     results = found(model, engine, 200)
     assert isinstance(results, RawTensors)
     np.testing.assert_allclose(results.tensors["y"], gives, atol=1.1 * size)
+
+
+@pytest.mark.parametrize("calibration", [None, 2, 3])
+@pytest.mark.parametrize("kind", ["detector", "classifier", "sounds"])
+def test_tflite_support_a_score_calibration_is_left_out_and_said(
+    tmp_path: Path, kind: str, calibration: int | None
+) -> None:
+    """coco_ssd_mobilenet_v1_1.0_quant_2018_06_29_score_calibration: it was ignored without a word.
+
+    3 is a threshold, no calibration.
+    """
+    path, told = tmp_path / "m.tflite", metadata("names.txt", calibration)
+    if kind == "detector":
+        save_ssd(path, metadata=told)
+    else:
+        shapes = ((1, 4, 4, 3), (1, 4, 4, 3)) if kind == "classifier" else ((1, 15600), (1, 3))
+        tensors = [Tensor(name, shape) for name, shape in zip("xy", shapes, strict=True)]
+        save_tflite(path, tensors, metadata=told)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("names.txt", "bolt\nnut\nwasher\n")
+    said = [line for line in describe(path).guessed if line.startswith("scores")]
+    left = "scores: the network's own; the score calibration in its metadata is left out"
+    assert said == ([left] if calibration == 2 else [])

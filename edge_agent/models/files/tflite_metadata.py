@@ -34,7 +34,10 @@ MAX_BYTES = 4 * 2**20
 MAX_FILES = 100
 _LABELS = frozenset({2, 3})
 """Files with the labels of an axis, or of values."""
+_CALIBRATED = 4
+"""File with the parameters of a score calibration."""
 _NORMALIZATION = 1
+_CALIBRATION = 2
 _IMAGE = 2
 _GRAY = 2
 
@@ -102,6 +105,7 @@ def _describe(
     assumed = [
         f"task: {task}, by one output with labels",
         "resize: stretch, linear, as the Task Library has it",
+        *_left_out(outputs),
     ]
     picture |= _normalization(spec, facts, inputs, assumed)
     if _is_gray(inputs):
@@ -129,6 +133,7 @@ def _detector(
     labels = _labels((named or outputs)[0], network, where)
     spec, picture = infer_layout.picture_input(facts, where)
     assumed = [line for line in draft.assumed if not line.startswith("labels")]
+    assumed += _left_out(outputs)
     picture |= {"color": "rgb", "resize": "stretch"}
     picture |= _normalization(spec, facts, inputs, assumed)
     output = {**draft.keys["output"], "labels": labels}
@@ -169,7 +174,11 @@ def _labeled_signal(draft: Draft, network: Path, facts: NetworkFacts) -> Draft |
         draft,
         family="a classifier of signals, by the labels in its metadata",
         keys={**draft.keys, "task": "classification", "output": output},
-        assumed=(*(line for line in draft.assumed if not line.startswith("decoder")), made),
+        assumed=(
+            *(line for line in draft.assumed if not line.startswith("decoder")),
+            made,
+            *_left_out(outputs),
+        ),
         questions=left,
     )
 
@@ -263,6 +272,15 @@ def _is_gray(inputs: list[Table]) -> bool:
         return False
     properties = content.table(1)
     return properties is not None and properties.number(0, "<b") == _GRAY
+
+
+def _left_out(outputs: Sequence[Table]) -> tuple[str, ...]:
+    """Return words on a score calibration, if the metadata have one; none is computed here."""
+    units = (unit.number(0, "<B") for one in outputs for unit in one.tables(4))
+    files = (file.number(2, "<b") for one in outputs for file in one.tables(6))
+    if _CALIBRATION not in units and _CALIBRATED not in files:
+        return ()
+    return ("scores: the network's own; the score calibration in its metadata is left out",)
 
 
 def _labels(output: Table, network: Path, where: str) -> tuple[str, ...]:
