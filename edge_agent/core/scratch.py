@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .files import drop_lock, take_lock
@@ -23,16 +23,19 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
     prefix = f"edge-agent-{purpose}-"
     _sweep(Path(tempfile.gettempdir()), prefix)
     while True:
-        with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
-            lock = _lock(name)
-            try:
-                # Another process may have removed it before it was opened, or before it was locked.
-                if Path(name).is_dir():
-                    yield Path(name)
-                    return
-            finally:
-                if lock is not None:
-                    drop_lock(lock)
+        made = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+        lock = _lock(made.name)
+        try:
+            # Another process may have removed it before it was opened, or before it was locked.
+            if Path(made.name).is_dir():
+                yield Path(made.name)
+                return
+        finally:
+            if lock is not None:
+                drop_lock(lock)
+            # Of root, who has become another user since: the next one of root's removes it.
+            with suppress(PermissionError):
+                made.cleanup()
 
 
 def _lock(name: str) -> int | None:

@@ -188,14 +188,18 @@ class Evidence:
                 for entry in entries:
                     # A clip may be completed and renamed meanwhile.
                     with suppress(FileNotFoundError):
-                        if rescue and entry.name.endswith(PART):
-                            self._rescue(Path(entry.path))
-                        elif entry.name.endswith(SUFFIXES):
-                            state = entry.stat()
+                        state = entry.stat()
+                        kept = entry.name.endswith(SUFFIXES)
+                        if kept and state.st_size:
                             yield state.st_mtime_ns, state.st_size, entry.path
+                        elif rescue and (kept or entry.name.endswith(PART)):
+                            self._rescue(Path(entry.path))
 
     def _rescue(self, path: Path) -> None:
-        """Keep a clip that was cut short by a kill; remove a half-written picture."""
+        """Keep a clip that was cut short by a kill; remove half a picture, or an emptied file.
+
+        A power cut takes what was written last.
+        """
         # Without a battery the clock may start behind what the last run wrote.
         if self._began < path.stat().st_mtime <= time.time() or path == self._writing:
             return  # written by this run
@@ -220,7 +224,8 @@ class Evidence:
         """Return the picture or clip of an event in its pipeline's folder, or None."""
         if not is_name(event):
             return None
-        return next(self.folder.glob(f"*/{event}{KEPT[kind]}"), None)
+        found = self.folder.glob(f"*/{event}{KEPT[kind]}")
+        return next((path for path in found if path.stat().st_size), None)  # not after a power cut
 
     def list(
         self, *, pipeline: str | None = None, since: float = 0.0, most: int | None = None

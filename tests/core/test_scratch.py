@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from edge_agent.core.scratch import scratch_folder
+from tests.helpers.stranger import STRANGER
 
 HOLD = """
 import sys
@@ -93,3 +95,16 @@ def test_a_folder_that_another_process_sweeps_as_it_is_made_is_made_again(
         assert list(place.iterdir()) == [folder]
         (folder / "mosquitto.conf").touch()
     assert list(place.iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_root_that_has_become_somebody_else_leaves_its_folder_to_root(place: Path) -> None:
+    """`sudo edge-agent bench pipeline --tune` ended with "Operation not permitted"."""
+    place.chmod(0o1777)
+    script = HOLD.replace("sys.stdin.read()", f"import os; os.setuid({STRANGER})")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with scratch_folder("model") as folder:
+        assert list(place.iterdir()) == [folder]

@@ -476,10 +476,15 @@ def test_damaged_notes_cost_blocks_only(store: Store, tmp_path: Path) -> None:
     with receive(store, package) as incoming:
         incoming.fill(stored_versions(store))
         assert len(incoming.missing()) >= len(package.blocks) - 2
-        for damage in ("[[", '{"a":' * 20_000 + "1" + "}" * 20_000):
-            (store.models / "face" / "1" / NOTES / "layout.json").write_text(damage)
+        deep = '{"a":' * 20_000 + "1" + "}" * 20_000
+        layout = store.models / "face" / "1" / NOTES / "layout.json"
+        for damage in ("[[", deep, '[["model.onnx", Infinity]]'):
+            layout.write_text(damage)
             assert incoming.fill(stored_versions(store)) == 0
             assert Catalog(store).find("face", "1") is not None
+        layout.write_text(r'[["a\u0000b", 3]]')
+        with pytest.raises(ModelError, match="has changed on the disk"):
+            Catalog(store).find("face", "1")
 
 
 def test_a_folder_in_the_place_of_a_note_does_not_end_the_agent(store: Store) -> None:

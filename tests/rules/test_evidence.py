@@ -157,3 +157,18 @@ def test_a_limit_that_was_lowered_holds_from_the_start_on(
     dispatcher.close()
     dispatcher.run()
     assert len(files(tmp_path / "evidence")) == left
+
+
+def test_pictures_that_a_power_cut_has_emptied_are_gone(tmp_path: Path) -> None:
+    """They were listed, exported and published, with no byte in them."""
+    evidence = Evidence(tmp_path / "evidence")
+    evidence.keep("p", "s-1", b"jpeg", 10)
+    evidence.keep("p", "s-2", b"jpeg", 10)
+    emptied = tmp_path / "evidence" / "p" / "s-2.jpg"
+    os.truncate(emptied, 0)
+    os.utime(emptied, (0, 0))  # of the last run
+    assert evidence.find("s-1", "picture") is not None
+    assert evidence.find("s-2", "picture") is None
+    assert [each["event"] for each in evidence.list()] == ["s-1"]
+    evidence.prune(10)
+    assert files(tmp_path / "evidence") == ["s-1.jpg"]

@@ -278,7 +278,7 @@ def _resized(path: Path) -> str | None:
     for name, size in sizes.items():
         try:
             found = (path / name).stat().st_size
-        except OSError:
+        except (OSError, ValueError):  # of a name that no file can have
             if (path / KEPT).exists():
                 continue  # a file of another variant, which was left out
             return name
