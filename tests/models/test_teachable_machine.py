@@ -96,3 +96,26 @@ def test_digits_of_28_pixels_with_numbered_labels_are_asked_about(tmp_path: Path
     assert describe(path).manifest is None
     (tmp_path / "labels.txt").write_text("0 zero\n")
     assert any(line.startswith("output.labels") for line in describe(path).missing)
+
+
+@pytest.mark.parametrize("side", [224, 160])
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (b"cat\ndog\n", "has 2 lines, the network has 3 classes"),
+        (b"", "has 0 lines, the network has 3 classes"),
+        (b"cat\n\ndog\nnone\n", "names nothing in line 2"),
+        ("cat\ndog\nnone\n".encode("utf-16"), "is not UTF-8 text; save it as UTF-8"),
+        (b"cat\n" * 2**19, "is larger than 1 MiB"),
+    ],
+    ids=["fewer", "none", "blank", "utf-16", "large"],
+)
+def test_mnist_model_with_flutter_labels_of_another_network_are_told(
+    tmp_path: Path, labels: bytes, said: str, side: int
+) -> None:
+    """They were dropped without a word, and asked for as if there were none."""
+    path = save_teachable(tmp_path / "model.tflite", 3, side=side)
+    (tmp_path / "labels.txt").write_bytes(labels)
+    asked = [line for line in describe(path).missing if line.startswith("output.labels")]
+    assert len(asked) == 1
+    assert asked[0].endswith(f"in the order of training; the labels.txt beside it {said}")

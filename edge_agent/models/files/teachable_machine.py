@@ -12,6 +12,7 @@ import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ...core.text import counted
 from ...core.types import TensorSpec
 from ..manifest import MAX_LABEL_BYTES
 from . import infer_layout
@@ -31,9 +32,9 @@ def teachable_machine(network: Path, facts: NetworkFacts) -> Draft | None:
     """Describe one of its models; without its labels they are a question. None: it is another's."""
     spec, picture = infer_layout.picture_input(facts, str(network))
     integers = "int" in spec.dtype
-    labels = labels_beside(network, facts.outputs[0])
+    labels, asked = labels_beside(network, facts.outputs[0])
     # Pixels fill the range of integers whoever has trained it; the size of floats is not known.
-    named = integers and labels is not None and network.name == _FILE
+    named = integers and bool(labels) and network.name == _FILE
     if not named and not _ends_like_theirs(network, spec, facts.outputs[0]):
         return None
     mean = {"int8": 128, "uint8": 0}.get(spec.dtype, 127.5)
@@ -49,28 +50,41 @@ def teachable_machine(network: Path, facts: NetworkFacts) -> Draft | None:
         {
             "task": "classification",
             "input": {**picture, "resize": "crop", "antialias": True},
-            "output": {"decoder": "softmax"} | ({} if labels is None else {"labels": labels}),
+            "output": {"decoder": "softmax"} | ({"labels": labels} if labels else {}),
         },
         (f"family: Teachable Machine, {how}", prepared),
-        () if labels else (LABELS,),
+        () if labels else (asked,),
     )
 
 
-def labels_beside(network: Path, output: TensorSpec) -> tuple[str, ...] | None:
+def labels_beside(network: Path, output: TensorSpec) -> tuple[tuple[str, ...], str]:
     """Read the labels.txt beside a classifier, with or without numbers before them.
 
-    None: there is none, or it does not have one for each class.
+    Returns:
+        A label for each class, or none; and then the question that this leaves.
     """
     beside = network.parent / "labels.txt"
-    if not beside.is_file() or beside.stat().st_size > MAX_LABEL_BYTES:
-        return None
-    lines = beside.read_text(encoding="utf-8-sig", errors="replace").strip().splitlines()
+    if not beside.is_file():
+        return (), LABELS
+    asked = f"{LABELS}; the labels.txt beside it"
+    if beside.stat().st_size > MAX_LABEL_BYTES:
+        return (), f"{asked} is larger than {MAX_LABEL_BYTES >> 20} MiB"
+    try:
+        lines = beside.read_text(encoding="utf-8-sig").strip().splitlines()
+    except UnicodeDecodeError:
+        return (), f"{asked} is not UTF-8 text; save it as UTF-8"
     pairs = [line.strip().partition(" ") for line in lines]
     if [number for number, _, _ in pairs] == [str(place) for place in range(len(pairs))]:
         labels = tuple(label.strip() for _, _, label in pairs)
     else:
         labels = tuple(line.strip() for line in lines)
-    return labels if all(labels) and output.shape[1:] == (len(labels),) else None
+    if "" in labels:
+        return (), f"{asked} names nothing in line {labels.index('') + 1}"
+    if output.shape[1:] != (len(labels),):
+        count = output.shape[1] if len(output.shape) == 2 else None
+        classes = f"has {count} classes" if count else f"gives {output}"
+        return (), f"{asked} has {counted(len(labels), 'line')}, the network {classes}"
+    return labels, ""
 
 
 def _ends_like_theirs(network: Path, spec: TensorSpec, output: TensorSpec) -> bool:

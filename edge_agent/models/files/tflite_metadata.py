@@ -184,9 +184,10 @@ def _labeled_signal(draft: Draft, network: Path, facts: NetworkFacts) -> Draft |
 
 
 def _with_labels_beside(draft: Draft, network: Path, facts: NetworkFacts) -> Draft:
-    labels = labels_beside(network, facts.outputs[0])
-    if labels is None:
-        return draft
+    labels, asked = labels_beside(network, facts.outputs[0])
+    if not labels:
+        questions = (asked if question == LABELS else question for question in draft.questions)
+        return replace(draft, questions=tuple(questions))
     return replace(
         draft,
         keys={**draft.keys, "output": {**draft.keys["output"], "labels": labels}},
