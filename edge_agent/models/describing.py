@@ -75,7 +75,7 @@ def describe(path: Path) -> Description:
                 imported.assumptions,
                 missing,
                 _as_tuple(idle_keys(folder.manifest)),
-                _as_tuple(golden_trouble(folder, facts)),
+                (*_labels_trouble(folder, facts), *_as_tuple(golden_trouble(folder, facts))),
             )
     except ModelError as problem:
         if bare is None:
@@ -103,6 +103,21 @@ def _check_labels(folder: ModelFolder) -> None:
         check_labels(folder.network, folder.labels, folder.manifest.output.first_label)
     except ModelError as problem:
         raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
+
+
+def _labels_trouble(folder: ModelFolder, facts: NetworkFacts) -> Iterator[str]:
+    """Yield why devices refuse a classifier whose only output shows another number of classes."""
+    count, first = len(folder.labels), folder.manifest.output.first_label
+    if not count or folder.manifest.task != "classification" or len(facts.outputs) != 1:
+        return
+    spec = facts.outputs[0]
+    classes = spec.shape[1] if len(spec.shape) == 2 else None
+    if classes in {None, count + first} or (classes, count, first) == (1, 2, 0):
+        return
+    yield (
+        f"{folder.path / MANIFEST}: output.labels: expected {classes - first} labels for the "
+        f"{classes} classes of output {spec}, found {count}; devices refuse the model"
+    )
 
 
 def missing_labels(folder: ModelFolder) -> Iterator[str]:

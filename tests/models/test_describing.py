@@ -274,3 +274,32 @@ def test_a_classifier_of_texts_is_told_what_to_export(tmp_path: Path) -> None:
     )
     (_, why) = describe(path).missing
     assert why.startswith("task: only embedding takes texts; export the network without a head")
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ('labels = ["flat", "full", "no-tire"]', None),
+        ('labels = ["full", "no-tire"]\nfirst_label = 1', None),
+        ('labels = ["flat", "full"]', "expected 3 labels for the 3 classes of output out float32"),
+        ('labels = ["flat", "full", "no-tire"]\nfirst_label = 1', "expected 2 labels"),
+    ],
+)
+def test_tire_classifier_labels_of_another_number_are_wrong(
+    tmp_path: Path, output: str, said: str | None
+) -> None:
+    """`try` refused them, while `describe` called the folder complete."""
+    constant_outputs(tmp_path / "m.onnx", {"out": np.zeros((1, 3), np.float32)})
+    text = 'name = "m"\nversion = "1"\ntask = "classification"\nfile = "m.onnx"\n[output]\n'
+    (tmp_path / "model.toml").write_text(f'{text}decoder = "softmax"\n{output}\n')
+    wrong = describe(tmp_path).wrong
+    assert len(wrong) == (said is not None)
+    assert all(f"{tmp_path}/model.toml: output.labels: {said}" in line for line in wrong)
+
+
+def test_keras_45701_one_chance_has_two_labels(tmp_path: Path) -> None:
+    """It is that of the second."""
+    constant_outputs(tmp_path / "m.onnx", {"out": np.zeros((1, 1), np.float32)})
+    text = 'name = "m"\nversion = "1"\ntask = "classification"\nfile = "m.onnx"\n[output]\n'
+    (tmp_path / "model.toml").write_text(f'{text}decoder = "softmax"\nlabels = ["cat", "dog"]\n')
+    assert describe(tmp_path).wrong == ()
