@@ -111,6 +111,12 @@ class MalformedError(AgentError):
         """Whether it has been logged already."""
 
 
+NO_THREAD = (
+    "the system allows no further thread; raise the limit of processes (ulimit -u, TasksMax= "
+    "of the service, pids.max of the container) or of memory, or use fewer pipelines"
+)
+
+
 def system_limit(problem: BaseException | None) -> AgentError | None:
     """Return the error of an exhausted system limit, which an operator can raise, or None."""
     return thread_limit(problem) or _file_limit(problem)
@@ -123,10 +129,7 @@ def thread_limit(problem: BaseException | None) -> AgentError | None:
         problem = problem.__context__
     if not isinstance(problem, RuntimeError):
         return None
-    return AgentError(
-        "the system allows no further thread; raise the limit of processes (ulimit -u, TasksMax= "
-        "of the service, pids.max of the container) or of memory, or use fewer pipelines"
-    )
+    return AgentError(NO_THREAD)
 
 
 def _file_limit(problem: BaseException | None) -> AgentError | None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Self
 
-from .errors import thread_limit
+from .errors import NO_THREAD, thread_limit
 from .frozen import record
 
 log = logging.getLogger(__name__)
@@ -146,6 +146,14 @@ class ThreadGroup:
             while self._waiting:
                 self._waiting[0].start()
                 self._threads.append(self._waiting.popleft())
+
+    def problems(self) -> list[str]:
+        """Return which threads could not be started yet, as texts for health."""
+        names = [thread.name for thread in list(self._waiting)]
+        if not names:
+            return []
+        listed = ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
+        return [f"threads: not started yet: {listed} ({len(names)}): {NO_THREAD}"]
 
     def abandon(self, thread: threading.Thread) -> None:
         """Do not wait for a thread that is stuck in native code."""

@@ -259,6 +259,7 @@ def _health(
         credible=runner.identity.credible,
         problems=(
             recorder.problems,
+            runner.threads.problems,
             inventory.verdicts.problems,
             runner.sinks.problems,
             answers.models.problems,

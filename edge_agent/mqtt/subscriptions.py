@@ -48,7 +48,7 @@ class Subscriptions:
         """Return the handler of a topic (None: an inbox) and the levels below the prefix.
 
         Raises:
-            MalformedError: it is under no prefix, such as a group that this device has left.
+            MalformedError: it is under no prefix, such as of a group that this device has left.
         """
         for inbox in self._inboxes():
             if topic.startswith(f"{inbox}/"):
@@ -56,7 +56,7 @@ class Subscriptions:
         for prefix, (handler, _) in self._others.items():
             if topic == prefix or topic.startswith(f"{prefix}/"):
                 return handler, _levels(topic, prefix)
-        raise MalformedError("not for us: a group that this device has left")
+        raise MalformedError("not for us: of a group or source that this device has left")
 
     def _inboxes(self) -> list[str]:
         return [self._topics.inbox, *(self._topics.group_inbox(group) for group in self._groups())]

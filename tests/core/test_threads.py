@@ -65,8 +65,11 @@ def test_a_thread_that_the_system_does_not_allow_yet_is_started_later(stops: Shu
             threads.spawn("loader", done.set, patient=True)
             threads.start_waiting()
             assert not done.is_set()
+            (why,) = threads.problems()
+            assert why.startswith("threads: not started yet: loader (1): the system allows no")
         finally:
             threading.stack_size(before)
         threads.start_waiting()
         assert done.wait(10)
+        assert threads.problems() == []
     assert not stops.begun
