@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from onnx import TensorProto, helper
 
 from edge_agent.core.areas import Areas
-from edge_agent.core.errors import ModelError, SampleError
+from edge_agent.core.errors import EngineError, ModelError, SampleError
 from edge_agent.core.types import Anomaly, Classes, Detections, RawTensors, Sample, Values
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.golden import check_golden
@@ -474,3 +474,20 @@ def test_tflite_support_a_score_calibration_is_left_out_and_said(
     said = [line for line in describe(path).guessed if line.startswith("scores")]
     left = "scores: the network's own; the score calibration in its metadata is left out"
     assert said == ([left] if calibration == 2 else [])
+
+
+def test_clod_s_tflite_bmi_takes_no_two_columns(tmp_path: Path) -> None:
+    """Its file leaves open how many it takes: "Argument shapes are inconsistent.", it was said."""
+    network = save_onnx(
+        tmp_path / "m.onnx",
+        [node("MatMul", ["x", "w"], ["y"])],
+        [("x", "float32", (None, None))],
+        [("y", "float32", (None, 1))],
+        {"w": np.ones((4, 1), np.float32)},
+    )
+    given = 'channels = ["h", "w"]\nwindow = 1\nlayout = "flat-tc"'
+    made = folder(network, "regression", 'decoder = "raw"', given)
+    with pytest.raises(
+        EngineError, match=r"cannot take x float32\[1, 2\].*leaves these sizes open"
+    ):
+        load_model(load(made), [EngineChoice("openvino")], "signal")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import platform
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import cycle
 from pathlib import Path
@@ -207,7 +207,7 @@ def _compile(
     declared = tuple(_spec(port, port.get_any_name(), network) for port in model.inputs)
     inputs = fix_inputs(declared, fix_shapes, network)
     if inputs != declared:
-        model.reshape({spec.name: list(spec.shape) for spec in inputs})
+        _reshape(model, inputs, network)
     fold = _folded(model, cut) if is_cpu(choice) else None
     if joined:
         from .ov_graph import join
@@ -228,6 +228,18 @@ def _compile(
         _spec(port, name, network) for port, name in zip(compiled[0].outputs, names, strict=True)
     )
     return Compiled(compiled, declared, inputs, outputs, fold)
+
+
+def _reshape(model: ov.Model, inputs: Sequence[TensorSpec], network: Path) -> None:
+    """Fix the sizes that a network leaves open; OpenVINO's own error does not say to what."""
+    try:
+        model.reshape({spec.name: list(spec.shape) for spec in inputs})
+    except RuntimeError as problem:
+        given = ", ".join(map(str, inputs))
+        raise EngineError(
+            f"{network.name}: cannot take {given}, although its file leaves these sizes open; give "
+            f"those that it was trained with ({native_reason(problem, network).rstrip('.')})"
+        ) from problem
 
 
 def _read(network: Path) -> ov.Model:
