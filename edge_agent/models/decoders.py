@@ -50,8 +50,8 @@ HEADS = ("yolov5-heads", "yolov3", "yolov2", "custom-vision", "yolo-fastestv2")
 """Layouts of boxes that are not decoded, with anchors outside the network."""
 ROWS = ("paddle", "yolov7", "yolo-nas", "pinto")
 """Layouts of finished boxes, one per row."""
-BLANK_LAST = "blank-last"
-"""Layout of text whose last class, not its first, is the blank."""
+BLANK_LAST, LPRNET = "blank-last", "lprnet"
+"""Layouts of text whose last class, not its first, is the blank."""
 
 DECODERS: Mapping[str, DecoderSpec] = {
     "ultraface": DecoderSpec(".faces.ultraface", ("detection",)),
@@ -70,7 +70,7 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "reconstruction": DecoderSpec(".values.reconstruction", ("anomaly",), compares_input=True),
     "raw": DecoderSpec(".values.raw", ("regression", "raw", "generate")),
     "score": DecoderSpec(".values.score", ("anomaly", "regression")),
-    "ctc": DecoderSpec(".text.ctc", ("text",), rounding="up", layouts=(BLANK_LAST,)),
+    "ctc": DecoderSpec(".text.ctc", ("text",), rounding="up", layouts=(BLANK_LAST, LPRNET)),
     "db": DecoderSpec(".text.db", ("detection", "obb")),
     "semantic": DecoderSpec(".semantic.semantic", ("segmentation", "detection")),
     "pooled": DecoderSpec(".embedding.pooled", ("embedding",)),

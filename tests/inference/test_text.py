@@ -45,10 +45,10 @@ def reader(
     folder: Path,
     *,
     logits: bool = False,
-    turned: bool = False,
+    order: tuple[int, int, int] = (0, 1, 2),
     levels: Sequence[float] = LEVELS,
 ) -> Path:
-    """Make a recognizer whose 40 steps are of what gray 8 columns have; or [T, 1, C]."""
+    """Make a recognizer whose 40 steps are of what gray 8 columns have; axes in an *order*."""
     folder.mkdir(parents=True)
     (folder / "model.toml").write_text(READER)
     end = ("Identity", {}) if logits else ("Softmax", {"axis": 2})
@@ -62,10 +62,10 @@ def reader(
             node("Mul", ["away", "away"], ["far"]),
             node("Mul", ["far", "sharp"], ["logits"]),
             node(end[0], ["logits"], ["chances"], **end[1]),
-            node("Transpose", ["chances"], ["out"], perm=[1, 0, 2] if turned else [0, 1, 2]),
+            node("Transpose", ["chances"], ["out"], perm=order),
         ],
         [("x", "float32", (1, 1, 48, 320))],
-        [("out", "float32", (*((40, 1) if turned else (1, 40)), len(levels)))],
+        [("out", "float32", tuple((1, 40, len(levels))[axis] for axis in order))],
         {
             "steps": np.array([1, 40, 8]),
             "levels": np.array(levels, np.float32),
@@ -123,12 +123,25 @@ def test_the_captchas_of_mltu_have_their_blank_last(tmp_path: Path) -> None:
 
 def test_captcha_whisperer_has_its_steps_first(tmp_path: Path) -> None:
     """As PyTorch's loss takes them: [T, 1, C]."""
-    folder = reader(tmp_path / "m", turned=True)
+    folder = reader(tmp_path / "m", order=(1, 0, 2))
     model = loaded(folder)
     (found,) = model.infer(Sample(written(1, 2, 0, 2, 3), 0, 0, 0.0)).findings.as_json()[
         "detections"
     ]
     assert found["text"] == "ABBC"
+    model.close()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_lprnet_has_characters_before_steps(tmp_path: Path, named: bool) -> None:
+    """With the blank last; its own list of characters has a name for it."""
+    levels = (*LEVELS[1:4], LEVELS[0])
+    folder = reader(tmp_path / "m", levels=levels, order=(0, 2, 1))
+    text = READER.replace('"C"]', '"C", "-"]') if named else READER
+    (folder / "model.toml").write_text(f'{text}decoder = "ctc"\nlayout = "lprnet"\n')
+    model = loaded(folder)
+    findings = model.infer(Sample(written(1, 2, 2, 0, 2, 3), 0, 0, 0.0)).findings
+    assert findings.as_json()["detections"][0]["text"] == "ABBC"
     model.close()
 
 

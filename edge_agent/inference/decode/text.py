@@ -7,7 +7,7 @@ import numpy as np
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Array, Detections, Tensors
-from ...models.decoders import BLANK_LAST
+from ...models.decoders import BLANK_LAST, LPRNET
 from .boxes import Hits, detections, selection_of
 from .decoder import Decoder, Floats, Labels, Network, ensure_finite, softmax
 
@@ -29,13 +29,17 @@ def ctc(network: Network) -> Decoder:
     Role `steps`: [1, T, C] or [T, 1, C], probabilities or logits. Labels are the characters. Class
     0 is the blank, as PP-OCR's recognition networks have it, and the characters follow; PaddleOCR
     adds a space after those of its dictionary. With layout "blank-last" it is the last class, as
-    Keras and TensorFlow have it.
+    Keras and TensorFlow have it; with "lprnet", too, and the output is [1, C, T].
     """
     network.check_roles("steps")
+    layout = network.manifest.output.layout
+    turned, ends = layout == LPRNET, layout in {LPRNET, BLANK_LAST}
     patterns = [(1, None, None), (None, 1, None)]
-    output = network.need("steps", patterns, names=("output", "output0"))
-    count, given = output.spec.shape[2], len(network.labels)
-    ends = network.manifest.output.layout == BLANK_LAST
+    output = network.need("steps", patterns[: 1 if turned else 2], names=("output", "output0"))
+    count, names = output.spec.shape[1 if turned else 2], network.labels
+    if ends and len(names) == count:
+        names = names[:-1]  # with a name for the blank
+    given = len(names)
     if not given or (count is not None and count - given not in ({1} if ends else {1, 2})):
         raise ModelError(
             f"output.labels: expected the characters in the order of the dictionary, "
@@ -43,19 +47,19 @@ def ctc(network: Network) -> Decoder:
             f"{'last class' if ends else 'class 0'} is the blank; found {given}"
         )
     # An empty line, or one with only the wide space, is a space, too.
-    letters = [label or " " for label in network.labels]
+    letters = [label or " " for label in names]
     letters = [*letters, ""] if ends else ["", *letters, " "]
     whole = np.array([[0, 0, *network.picture_size()]], np.float32)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         steps = output.read(outputs)
-        steps = steps[0] if len(steps) == 1 else steps[:, 0]
+        steps = steps[:, 0] if len(steps) > 1 else steps[0].T if turned else steps[0]
         ensure_finite(output.spec.name, steps)
         if steps.size and (steps.min() < -_ROUNDING or steps.max() > 1 + _ROUNDING):
             steps = softmax(steps)
         best, last = steps.argmax(axis=1), steps.shape[1] - 1
         blank = last if ends else 0
-        if last == given:
+        if last == given and not turned:
             _check_blank(best, last - blank, output.spec.name, ends=ends)
         # A class repeated without a blank in between is one character.
         kept = np.flatnonzero((best != blank) & (np.diff(best, prepend=blank) != 0))
