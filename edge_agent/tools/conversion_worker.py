@@ -20,9 +20,9 @@ from ..core.types import Array, TensorSpec
 from ..inference.listed import without_rest
 from ..models.files.check_onnx import inspect
 from ..models.files.facts import NetworkFacts
-from ..models.files.guess import draft_of
 from ..models.files.infer_layout import picture_input, picture_size
 from ..models.files.metadata import manifest_of
+from ..models.files.tflite_metadata import draft_with_labels
 from ..models.importing import draft_text, manifest_table, write_manifest
 from ..models.manifest import MANIFEST
 from .golden_cases import golden_inputs, write_golden
@@ -180,6 +180,9 @@ class TfliteModel:
 
     def save(self, folder: Path) -> None:
         shutil.copyfile(self._path, folder / self.file)
+        labels = self._path.with_name(LABELS)
+        if labels.is_file():  # which its manifest, or draft, may be written from
+            shutil.copyfile(labels, folder / LABELS)
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         for detail, array in zip(self._inputs, inputs, strict=True):
@@ -204,7 +207,7 @@ def _write_manifest(
     except ModelError:
         if network.suffix == ".onnx" and facts.metadata:
             raise  # its exporter's metadata shows that it is not supported
-        draft = draft_of(facts)
+        draft = draft_with_labels(network, facts)
         said = dict(draft.keys)
         assumptions = list(draft.assumed)
         known = _open_size(facts, sizes)
@@ -219,6 +222,8 @@ def _write_manifest(
     if len(labels) > FEW_LABELS and not isinstance(labels, str) and "\n" not in "".join(labels):
         (folder / LABELS).write_text("\n".join(labels) + "\n", encoding="utf-8")
         manifest = replace(manifest, output=replace(manifest.output, labels=LABELS))
+    else:
+        (folder / LABELS).unlink(missing_ok=True)  # they are in the manifest
     write_manifest(manifest, folder)
     return assumed, (), manifest_table(manifest).get("input", {})
 

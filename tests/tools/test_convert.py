@@ -34,7 +34,7 @@ from tests.helpers.support import (
     needs_assets,
     run_cli,
 )
-from tests.helpers.tiny_tflite import Tensor, save_ssd, save_tflite
+from tests.helpers.tiny_tflite import Tensor, save_ssd, save_teachable, save_tflite
 from tests.models.test_reported_models import found
 from tests.tools.color_model import LABELS, color_pictures
 from tests.tools.pytorch_files import (
@@ -478,3 +478,15 @@ def test_ml_gearbox_fault_diagnosis_without_a_threshold_is_a_draft(tmp_path: Pat
     model.close()
     assert agreement is not None
     assert agreement.why == "4 cases agree"
+
+
+@needs_litert
+@pytest.mark.slow
+def test_a_teachable_machine_is_converted_with_the_labels_beside_it(tmp_path: Path) -> None:
+    """`convert` asked for all that `describe` of the same file knew."""
+    path = save_teachable(tmp_path / "model.tflite", 2)
+    (tmp_path / "labels.txt").write_text("0 mug\n1 Bottle\n")
+    said = convert(path, tmp_path / "out")
+    assert said.code == 0, said.err
+    assert load(tmp_path / "out").labels == ("mug", "Bottle")
+    assert not (tmp_path / "out" / "labels.txt").exists()  # they are in the manifest
