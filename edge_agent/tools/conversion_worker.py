@@ -17,7 +17,6 @@ from ..core.containment import reason
 from ..core.errors import AgentError, ModelError
 from ..core.names import safe_name
 from ..core.types import Array, TensorSpec
-from ..inference.listed import without_rest
 from ..models.files.check_onnx import inspect
 from ..models.files.facts import NetworkFacts
 from ..models.files.infer_layout import picture_input, picture_size
@@ -26,6 +25,7 @@ from ..models.files.tflite_metadata import draft_with_labels
 from ..models.importing import draft_text, manifest_table, write_manifest
 from ..models.manifest import MANIFEST
 from .golden_cases import golden_inputs, write_golden
+from .listed import without_rest
 from .pytorch_file import EXPORT
 from .wake_word import WakeWordModel
 

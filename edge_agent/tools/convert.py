@@ -17,7 +17,6 @@ from ..inference.agreement import EIGHT_BITS, Margin, distance_within
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import open_engine
 from ..inference.golden import Case, read_cases
-from ..inference.listed import comparable
 from ..inference.model import load_model
 from ..models.files.check_onnx import check_network, inspect
 from ..models.files.facts import NetworkFacts
@@ -26,6 +25,7 @@ from ..models.manifest import GOLDEN, load
 from ..models.npz import read_npz
 from .evaluation import Progress
 from .golden_cases import CASES, clearest, try_folder, write_golden
+from .listed import comparable
 from .pytorch_file import recognize
 from .wake_word import is_micro_wake_word, is_wake_word
 

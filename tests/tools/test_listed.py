@@ -8,7 +8,7 @@ import numpy as np
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
-from edge_agent.inference.listed import comparable, without_rest
+from edge_agent.tools.listed import comparable, without_rest
 
 DETECTED = {"boxes_yxyx": "b", "classes": "c", "scores": "s"}
 
