@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..models.files.check_onnx import inspect
 from ..models.files.facts import NetworkFacts
 from ..models.files.infer_layout import picture_input, picture_size
 from ..models.files.metadata import manifest_of
-from ..models.files.tflite_metadata import draft_with_labels
+from ..models.files.tflite_metadata import LABELMAP, draft_with_labels
 from ..models.importing import draft_text, manifest_table, write_manifest
 from ..models.manifest import MANIFEST
 from .golden_cases import golden_inputs, write_golden
@@ -180,9 +181,9 @@ class TfliteModel:
 
     def save(self, folder: Path) -> None:
         shutil.copyfile(self._path, folder / self.file)
-        labels = self._path.with_name(LABELS)
-        if labels.is_file():  # which its manifest, or draft, may be written from
-            shutil.copyfile(labels, folder / LABELS)
+        for name in (LABELS, LABELMAP):  # which its manifest, or draft, may be written from
+            with suppress(FileNotFoundError):
+                shutil.copyfile(self._path.with_name(name), folder / name)
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         for detail, array in zip(self._inputs, inputs, strict=True):
@@ -219,11 +220,11 @@ def _write_manifest(
         (folder / MANIFEST).write_text(text, encoding="utf-8")
         return draft.assumed, draft.questions, said.get("input", {})
     labels = manifest.output.labels
+    for beside in (LABELS, LABELMAP):  # they are in the manifest
+        (folder / beside).unlink(missing_ok=True)
     if len(labels) > FEW_LABELS and not isinstance(labels, str) and "\n" not in "".join(labels):
         (folder / LABELS).write_text("\n".join(labels) + "\n", encoding="utf-8")
         manifest = replace(manifest, output=replace(manifest.output, labels=LABELS))
-    else:
-        (folder / LABELS).unlink(missing_ok=True)  # they are in the manifest
     write_manifest(manifest, folder)
     return assumed, (), manifest_table(manifest).get("input", {})
 

@@ -140,3 +140,20 @@ def test_the_labelmap_of_google_coco_ssd_mobilenet_v1(
         boxes = found(model, "openvino")
         assert isinstance(boxes, Detections)
         assert boxes.labels == ("nut",)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [("labelmap.txt", "???\nbolt\nnut\nwasher"), ("labels.txt", "0 bolt\n1 nut\n2 x")],
+)
+def test_the_labels_beside_a_detector_are_read(tmp_path: Path, name: str, lines: str) -> None:
+    """As they lie in Google's zip; another number of them is a question."""
+    path = save_ssd(tmp_path / "m.tflite", sharp=True)
+    path.with_name(name).write_text(lines)
+    boxes = found(described(path), "openvino")
+    assert isinstance(boxes, Detections)
+    assert boxes.labels == ("nut",)
+    (tmp_path / "model.toml").unlink()
+    path.with_name(name).write_text("bolt\nnut")
+    (asked,) = (line for line in describe(path).missing if line.startswith("output.labels"))
+    assert asked.endswith(f"the {name} beside it has 2 lines, the network has 3 classes")

@@ -20,6 +20,7 @@ from .facts import NEUTRAL, Draft, NetworkFacts
 from .flatbuffer import Buffer, Table
 from .guess_picture import LABELS
 from .tflite_operators import NAMES
+from .tflite_ssd import is_background
 
 _FEATURES: Mapping[tuple[int | None, ...], int] = {(224, 224, 3): 1280, (96, 96, 1): 2304}
 """Numbers that a picture becomes before the end, by its shape: standard, and for small boards."""
@@ -32,7 +33,7 @@ def teachable_machine(network: Path, facts: NetworkFacts) -> Draft | None:
     """Describe one of its models; without its labels they are a question. None: it is another's."""
     spec, picture = infer_layout.picture_input(facts, str(network))
     integers = "int" in spec.dtype
-    labels, asked = labels_beside(network, facts.outputs[0])
+    labels, asked = labels_beside(network, classes_of(facts.outputs[0]))
     # Pixels fill the range of integers whoever has trained it; the size of floats is not known.
     named = integers and bool(labels) and network.name == _FILE
     if not named and not _ends_like_theirs(network, spec, facts.outputs[0]):
@@ -57,16 +58,22 @@ def teachable_machine(network: Path, facts: NetworkFacts) -> Draft | None:
     )
 
 
-def labels_beside(network: Path, output: TensorSpec) -> tuple[tuple[str, ...], str]:
-    """Read the labels.txt beside a classifier, with or without numbers before them.
+def labels_beside(network: Path, classes: int | None, *names: str) -> tuple[tuple[str, ...], str]:
+    """Read the file with labels beside a network, with or without numbers before them.
+
+    Args:
+        network: a file.
+        classes: how many it tells apart; None: it is unknown.
+        names: names that the file may have, besides labels.txt.
 
     Returns:
-        A label for each class, or none; and then the question that this leaves.
+        The labels, or none; and then the question that this leaves.
     """
-    beside = network.parent / "labels.txt"
-    if not beside.is_file():
+    found = [each for name in ("labels.txt", *names) if (each := network.with_name(name)).is_file()]
+    if not found:
         return (), LABELS
-    asked = f"{LABELS}; the labels.txt beside it"
+    beside = found[0]
+    asked = f"{LABELS}; the {beside.name} beside it"
     if beside.stat().st_size > MAX_LABEL_BYTES:
         return (), f"{asked} is larger than {MAX_LABEL_BYTES >> 20} MiB"
     try:
@@ -80,11 +87,17 @@ def labels_beside(network: Path, output: TensorSpec) -> tuple[tuple[str, ...], s
         labels = tuple(line.strip() for line in lines)
     if "" in labels:
         return (), f"{asked} names nothing in line {labels.index('') + 1}"
-    if output.shape[1:] != (len(labels),):
-        count = output.shape[1] if len(output.shape) == 2 else None
-        classes = f"has {count} classes" if count else f"gives {output}"
-        return (), f"{asked} has {counted(len(labels), 'line')}, the network {classes}"
+    if len(labels) - 1 == classes and is_background(labels[0]):
+        labels = labels[1:]  # which has no number in such networks
+    if len(labels) != classes:
+        has = f"{classes} classes" if classes else "other outputs"
+        return (), f"{asked} has {counted(len(labels), 'line')}, the network has {has}"
     return labels, ""
+
+
+def classes_of(output: TensorSpec) -> int | None:
+    """Return how many classes a classifier's output is of; None: it does not say."""
+    return output.shape[1] if len(output.shape) == 2 else None
 
 
 def _ends_like_theirs(network: Path, spec: TensorSpec, output: TensorSpec) -> bool:

@@ -24,7 +24,8 @@ from .flatbuffer import Table
 from .guess import draft_of
 from .guess_picture import LABELS
 from .protobuf import DamagedError
-from .teachable_machine import labels_beside, teachable_machine
+from .teachable_machine import classes_of, labels_beside, teachable_machine
+from .tflite_ssd import post_process_of
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ _CALIBRATION = 2
 _IMAGE = 2
 _GRAY = 2
 
+LABELMAP = "labelmap.txt"
+"""The file of labels in the zips of TensorFlow's detectors."""
 _OUTSIDE = 5
 """Steps by which normalized values may exceed the range of integers: two percent, from rounding."""
 
@@ -148,10 +151,13 @@ def draft_with_labels(network: Path, facts: NetworkFacts) -> Draft:
     signal = "window" in draft.keys.get("input", ())
     if signal and (labeled := _labeled_signal(draft, network, facts)) is not None:
         return labeled
+    if (said := post_process_of(network) if facts.detected else None) is not None:
+        return _with_labels_beside(draft, *labels_beside(network, said.classes, LABELMAP))
     if draft.keys.get("task") != "classification" or LABELS not in draft.questions:
         return draft
     theirs = None if signal else teachable_machine(network, facts)
-    return theirs or _with_labels_beside(draft, network, facts)
+    beside = labels_beside(network, classes_of(facts.outputs[0]))
+    return theirs or _with_labels_beside(draft, *beside)
 
 
 def _labeled_signal(draft: Draft, network: Path, facts: NetworkFacts) -> Draft | None:
@@ -183,16 +189,18 @@ def _labeled_signal(draft: Draft, network: Path, facts: NetworkFacts) -> Draft |
     )
 
 
-def _with_labels_beside(draft: Draft, network: Path, facts: NetworkFacts) -> Draft:
-    labels, asked = labels_beside(network, facts.outputs[0])
+def _with_labels_beside(draft: Draft, labels: tuple[str, ...], asked: str) -> Draft:
+    """Add the labels beside a network, or the question that they leave."""
+    left = tuple(question for question in draft.questions if question != LABELS)
     if not labels:
-        questions = (asked if question == LABELS else question for question in draft.questions)
-        return replace(draft, questions=tuple(questions))
+        same = asked == LABELS  # no file: a detector may be without
+        return draft if same else replace(draft, questions=(asked, *left))
+    assumed = (line for line in draft.assumed if not line.startswith("labels"))
     return replace(
         draft,
         keys={**draft.keys, "output": {**draft.keys["output"], "labels": labels}},
-        assumed=(*draft.assumed, "labels: those of the labels.txt beside it"),
-        questions=tuple(question for question in draft.questions if question != LABELS),
+        assumed=(*assumed, "labels: those of the file beside it"),
+        questions=left,
     )
 
 

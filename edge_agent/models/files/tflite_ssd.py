@@ -71,12 +71,13 @@ def check_labels(network: Path, labels: Sequence[str], first: int) -> None:
         return
     text = f"expected {said.classes - first} labels for the {said.classes} classes of "
     text += f"{POST_PROCESS}, found {len(labels)}"
-    if len(labels) + first == said.classes + 1 and _is_background(labels[0]):
+    if len(labels) + first == said.classes + 1 and is_background(labels[0]):
         text += f"; the first, {labels[0]!r}, is the background: give first_label = -1, too"
     raise ModelError(f"output.labels: {text}")
 
 
-def _is_background(label: str) -> bool:
+def is_background(label: str) -> bool:
+    """Whether a label is what TensorFlow's lists begin with, for a class that no object has."""
     return label.strip("_ ").lower() in {"???", "background"}
 
 
