@@ -17,6 +17,7 @@ MOST_LABEL = 256
 MOST = 32 * 1024
 """Most characters of a message: others may choose what it quotes."""
 """Most characters of a label, which every result may repeat."""
+_NUMBERED = re.compile(r"([0-9]{1,6})(?:\s*[:,;]\s*|\s+)(\S.*)")
 
 
 def printable(text: str) -> str:
@@ -69,6 +70,20 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 def naming(name: str, path: object) -> str:
     """Return the name of a file for errors, with its path if the name does not contain it."""
     return name if str(path) in name else f"{name}: {path}"
+
+
+def labels_in(text: str) -> tuple[str, ...]:
+    """Return the labels in a text, one a line; without their numbers where these count them all.
+
+    "0 cat" as in Teachable Machine's files, "0: cat", "0,cat" and Coral's "0  cat"; in any order.
+    """
+    lines = [line.strip() for line in text.rstrip().splitlines()]
+    pairs = [_NUMBERED.fullmatch(line) for line in lines]
+    named = {int(pair[1]): pair[2] for pair in pairs if pair is not None}
+    count = len(lines)
+    if count and sorted(named) == list(range(count)) and len({*named.values()}) == count:
+        return tuple(named[number] for number in range(count))
+    return tuple(lines)
 
 
 def label_trouble(text: str) -> str | None:

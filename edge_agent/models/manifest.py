@@ -17,7 +17,7 @@ from ..core.errors import ModelError
 from ..core.files import path_inside, read_plain_file
 from ..core.frozen import record
 from ..core.names import NAME_RULE, READINGS, is_name, is_version
-from ..core.text import half_letter, label_trouble, labels_trouble
+from ..core.text import half_letter, label_trouble, labels_in, labels_trouble
 from . import decoders, drift
 from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
 from .edge_impulse import Mfe, Spectral, block_problems
@@ -469,12 +469,9 @@ def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:
     if isinstance(labels, str):
         text = path_inside(folder, labels, f"{where}: output.labels")
         try:
-            lines = _read(text, MAX_LABEL_BYTES, "labels").decode("utf-8-sig").splitlines()
+            labels = labels_in(_read(text, MAX_LABEL_BYTES, "labels").decode("utf-8-sig"))
         except UnicodeDecodeError:
             raise ModelError(f"{text}: is not UTF-8 text") from None
-        while lines and not lines[-1].strip():
-            lines.pop()
-        labels = tuple(line.strip() for line in lines)
         if not 0 < len(labels) <= MAX_LABELS:
             raise ModelError(
                 f"{text}: {len(labels)} labels, expected 1 to {MAX_LABELS}, one a line"

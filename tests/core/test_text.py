@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_agent.core.errors import AgentError, ModelError
-from edge_agent.core.text import MOST, counted, naming, one_line, printable, redact, redact_urls
+from edge_agent.core.text import (
+    MOST,
+    counted,
+    labels_in,
+    naming,
+    one_line,
+    printable,
+    redact,
+    redact_urls,
+)
 
 
 @given(st.text(st.characters(codec=None)))
@@ -141,3 +150,27 @@ def test_a_path_is_named_once() -> None:
 def test_one_of_a_thing_is_one() -> None:
     """And none are several."""
     assert [counted(n, "model") for n in (0, 1, 2)] == ["0 models", "1 model", "2 models"]
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("0 cat\n1 dog\n", ("cat", "dog")),
+        ("0  cat\r\n1  dog\r\n\r\n", ("cat", "dog")),
+        ("1: dog\n0: cat\n", ("cat", "dog")),
+        ("0,cat\n1,big dog\n", ("cat", "big dog")),
+        ("0\n1\n2\n", ("0", "1", "2")),
+        ("1 person\n2 persons\n", ("1 person", "2 persons")),
+        ("0 degrees\n1 degrees\n", ("0 degrees", "1 degrees")),
+        ("0 cat\n1 dog\nbird\n", ("0 cat", "1 dog", "bird")),
+        ("0 cat", ("cat",)),
+        ("cat\n\ndog\n", ("cat", "", "dog")),
+        ("a\n ", ("a",)),
+        ("", ()),
+    ],
+)
+def test_numbers_that_count_the_labels_are_no_part_of_them(
+    text: str, labels: tuple[str, ...]
+) -> None:
+    """Teachable Machine's, Coral's and others' files; not numbers that are names."""
+    assert labels_in(text) == labels

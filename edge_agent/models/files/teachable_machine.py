@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...core.text import counted
+from ...core.text import counted, labels_in
 from ...core.types import TensorSpec
 from ..manifest import MAX_LABEL_BYTES
 from . import infer_layout
@@ -77,14 +77,9 @@ def labels_beside(network: Path, classes: int | None, *names: str) -> tuple[tupl
     if beside.stat().st_size > MAX_LABEL_BYTES:
         return (), f"{asked} is larger than {MAX_LABEL_BYTES >> 20} MiB"
     try:
-        lines = beside.read_text(encoding="utf-8-sig").strip().splitlines()
+        labels = labels_in(beside.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
         return (), f"{asked} is not UTF-8 text; save it as UTF-8"
-    pairs = [line.strip().partition(" ") for line in lines]
-    if [number for number, _, _ in pairs] == [str(place) for place in range(len(pairs))]:
-        labels = tuple(label.strip() for _, _, label in pairs)
-    else:
-        labels = tuple(line.strip() for line in lines)
     if "" in labels:
         return (), f"{asked} names nothing in line {labels.index('') + 1}"
     if len(labels) - 1 == classes and is_background(labels[0]):
