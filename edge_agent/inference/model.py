@@ -478,7 +478,8 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
     """
     # A model keeps its folder as it was told: it may be loaded again from it, and steps that were
     # put into a manifest once cannot be told from the maker's own numbers.
-    told, manifest = folder.manifest, with_steps(folder, engine.inputs, engine.outputs)
+    told = folder.manifest
+    manifest, steps = with_steps(folder, engine.inputs, engine.outputs)
     try:
         check_labels(folder.network, folder.labels, told.output.first_label)
         spec, inputs = manifest.input, engine.inputs
@@ -490,6 +491,7 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
         decode = build_decoder(
             *(manifest, folder.labels, inputs, outputs, prepare.size, folder.gallery),
             step=step_between(told.input, spec),
+            steps=steps,
         )
         if batch is not None:
             prepare, decode = Repeating(prepare, batch), decoding_first(decode, batch)

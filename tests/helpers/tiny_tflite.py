@@ -12,6 +12,8 @@ import numpy as np
 from flatbuffers import flexbuffers
 from numpy.typing import NDArray
 
+Operator = tuple[int, int, Sequence[int], Sequence[int]]
+"""Code, kind of options, and the numbers of the tensors that it takes and makes."""
 Fields = Mapping[int, tuple[str, Any]]
 """By number: "offset", or the name of a number's type, and the value."""
 
@@ -68,7 +70,7 @@ class Tensor:
 def save_tflite(
     path: Path,
     tensors: Sequence[Tensor],
-    operators: Sequence[tuple[int, int, Sequence[int], Sequence[int]]] = ((25, 9, (0,), (1,)),),
+    operators: Sequence[Operator] = ((25, 9, (0,), (1,)),),
     *,
     graphs: int = 1,
     outputs: int = 1,
@@ -188,6 +190,7 @@ def save_ssd(
     sharp: bool = False,
     most: int = 10,
     shaped: bool = True,
+    quantized: bool = False,
     metadata: bytes | None = None,
 ) -> Path:
     """Save an SSD of 32 x 32 pixels and 3 classes that ends in TFLite_Detection_PostProcess.
@@ -199,6 +202,7 @@ def save_ssd(
         sharp: boxes and scores do not depend on the picture: of class 1 a box in the middle.
         most: boxes that it returns.
         shaped: whether the file states the shapes of its outputs.
+        quantized: they are int8, each in steps of its own.
         metadata: what TFLITE_METADATA leads to.
 
     """
@@ -234,7 +238,7 @@ def save_ssd(
     if integers:
         steps = np.rint(anchors * 200).astype(np.uint8)
         tensors[1] = Tensor("anchors", (36, 4), 3, (1 / 200,), values=steps)
-    operators: list[tuple[int, int, Sequence[int], Sequence[int]]] = []
+    operators: list[Operator] = []
     ends = []
     for name, part, wide in parts:
         at = len(tensors)
@@ -259,15 +263,26 @@ def save_ssd(
             )
             operators.append((114, 0, (ends[place],), (len(tensors) - 1,)))
             ends[place] = len(tensors) - 1
-    first = len(tensors)
-    name = "TFLite_Detection_PostProcess"
+    first, name = len(tensors), "TFLite_Detection_PostProcess"
     for place, sizes in enumerate(((1, most, 4), (1, most), (1, most), (1,))):
         tensors.append(Tensor(f"{name}:{place}" if place else name, sizes if shaped else ()))
     operators.append((32, 0, (*ends, 1), tuple(range(first, first + 4))))
+    if quantized:
+        _quantize(tensors, operators, first)
     told = bytes(builder.Finish())
     return save_tflite(
         path, tensors, operators, outputs=4, custom=name, told=told, metadata=metadata
     )
+
+
+def _quantize(tensors: list[Tensor], operators: list[Operator], first: int) -> None:
+    """Add an int8 output for each of the four outputs of an SSD from *first* on."""
+    for place, (step, zero) in enumerate(((0.01, -60), (0.02, -128), (1 / 256, -128), (1, 0))):
+        named = f"StatefulPartitionedCall:{3 - place}"
+        tensors.append(
+            replace(tensors[first + place], name=named, kind=9, scales=(step,), zero=zero)
+        )
+        operators.append((114, 0, (first + place,), (len(tensors) - 1,)))
 
 
 def save_fomo(path: Path, size: int = 96, *, integers: bool = True) -> Path:
@@ -376,7 +391,7 @@ def save_teachable(
     ]
     shape = (1, side, side, colors)
     tensors = [Tensor("picture", shape, 3, (1 / 127.5,), zero=128)] if integers else []
-    operators: list[tuple[int, int, Sequence[int], Sequence[int]]] = []
+    operators: list[Operator] = []
     if integers:
         operators.append((6, 0, (0,), (1,)))
     at = len(tensors)

@@ -157,3 +157,15 @@ def test_the_labels_beside_a_detector_are_read(tmp_path: Path, name: str, lines:
     path.with_name(name).write_text("bolt\nnut")
     (asked,) = (line for line in describe(path).missing if line.startswith("output.labels"))
     assert asked.endswith(f"the {name} beside it has 2 lines, the network has 3 classes")
+
+
+def test_thesis_mobnetssd_outputs_are_int8_in_steps_of_their_own(tmp_path: Path) -> None:
+    """Scores of 126 and classes of -26 were taken as they are: nothing was ever found."""
+    model = described(save_ssd(tmp_path / "m.tflite", sharp=True, quantized=True))
+    boxes = found(model, "openvino")
+    assert isinstance(boxes, Detections)
+    assert boxes.labels == ("1",)
+    middle = 96 * 2.5 / 6
+    sides = [middle - 14.4, middle - 14.4, middle + 14.4, middle + 14.4]
+    assert_allclose(boxes.boxes, [sides], atol=1)
+    assert_allclose(boxes.scores, [1], atol=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from importlib import import_module
 from math import isfinite, prod
 from pathlib import Path
@@ -15,6 +16,7 @@ from ...core.errors import ModelError, SampleError
 from ...core.frozen import record
 from ...core.types import Anomaly, Array, Findings, Tensors, TensorSpec
 from ...models.decoders import DECODERS
+from ...models.files.steps import Steps
 from ...models.manifest import Manifest
 
 Floats = NDArray[np.float32]
@@ -88,6 +90,8 @@ class Network:
     step: float = 1.0
     """An integer of the input in units of `input.scale` as the model's maker gave it; 1: it is a
     float, or `scale` is of integers."""
+    steps: Steps = field(default_factory=dict)
+    """Those of outputs, where they differ from each other."""
 
     def picture_size(self) -> tuple[int, int]:
         """Return the width and height of the picture in the input, which a detector needs.
@@ -182,7 +186,8 @@ class Network:
         return output
 
     def _output(self, spec: TensorSpec, patterns: Sequence[Pattern]) -> Output:
-        scale, zero_point = self.manifest.output.scale, self.manifest.output.zero_point
+        given = self.manifest.output
+        scale, zero_point = self.steps.get(spec.name, (given.scale, given.zero_point))
         return Output(spec, tuple(patterns), scale, zero_point)
 
 
@@ -347,6 +352,7 @@ def build_decoder(
     gallery: Path | None = None,
     *,
     step: float = 1.0,
+    steps: Steps | None = None,
 ) -> Decoder:
     """Build the decoder that a manifest names, after checking that it fits the network.
 
@@ -358,11 +364,12 @@ def build_decoder(
         size: width and height of the picture in the input; None if it takes no picture.
         gallery: file of labeled vectors, if there is one.
         step: see `Network`.
+        steps: see `Network`.
 
     Raises:
         ModelError: manifest and network do not fit each other; says expected and found.
     """
-    network = Network(manifest, labels, inputs, outputs, size, gallery, step)
+    network = Network(manifest, labels, inputs, outputs, size, gallery, step, steps or {})
     module, _, function = DECODERS[manifest.decoder].function.rpartition(".")
     decoder: Decoder = getattr(import_module(module, __package__), function)(network)
     return decoder

@@ -239,10 +239,11 @@ def _find_classes(network: Network, boxes: Output, without: tuple[Output, ...]) 
 def _read_classes(
     classes: Output | None, outputs: Tensors, boxes: Output, count: int
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
-    """Read class indices unchanged; a detector without them has one class, number 0."""
+    """Read class indices, unchanged but for the output's step; without them all are class 0."""
     if classes is None:
         return np.zeros(count, np.intp)
-    found = classes.array(outputs).reshape(-1)
+    whole = (classes.scale, classes.zero_point) == (1, 0)
+    found = (classes.array(outputs) if whole else classes.read(outputs)).reshape(-1)
     check_rows(classes, len(found), boxes, count)
     if found.dtype.kind == "f":
         ensure_finite(classes.spec.name, found)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import TensorSpec
-from .facts import JOINED, NetworkFacts, maker_of
+from .facts import JOINED, NEUTRAL, NetworkFacts, maker_of
 from .finite import ensure_finite
 from .flatbuffer import Buffer, Table
 from .protobuf import DamagedError
@@ -126,7 +126,7 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
     if len(operators) > MAX_NODES:
         raise ModelError(f"{network}: more than {MAX_NODES} operators")
     known |= _empty(tensors, operators)
-    makers, detected = _check_operators(operators, codes, tables, known, network)
+    makers, listed = _check_operators(operators, codes, tables, known, network)
     for index in outputs:
         if index not in known:
             raise ModelError(f"{network}: output {tensors[index].name!r} is made by nothing")
@@ -148,7 +148,11 @@ def _inspect(model: Table, data: Buffer, network: Path) -> NetworkFacts:
             for index in (*inputs, *outputs)
             if (step := _step(tables[index])) is not None
         },
-        detected=detected,
+        detected={
+            role: tensors[index].name
+            for index in outputs
+            if (role := _role(index, listed, makers)) is not None
+        },
     )
 
 
@@ -164,15 +168,15 @@ def _check_operators(
     tables: Sequence[Table],
     known: set[int],
     network: Path,
-) -> tuple[dict[int, tuple[str, int]], dict[str, str]]:
+) -> tuple[dict[int, tuple[str, int]], dict[int, str]]:
     """Check all operators; note what they make.
 
     Returns:
-        By tensor the operator that makes it, and the input that `maker_of` continues from; by role
-        the outputs of a detection's post-processing.
+        By tensor the operator that makes it, and the input that `maker_of` continues from; the
+        roles of what a detection's post-processing makes.
     """
     makers: dict[int, tuple[str, int]] = {}
-    detected: dict[str, str] = {}
+    listed: dict[int, str] = {}
     for operator in operators:
         _refuse_state(operator, codes, tables, network)
         made = _check_operator(operator, codes, known, makers, len(tables))
@@ -183,8 +187,19 @@ def _check_operators(
             read_options(operator)
             # Scores come out as they go in, only fewer.
             makers[made[2]] = makers.get(int(taken[1]), makers[made[2]])
-            detected = {role: tables[at].text(3) for role, at in zip(ROLES, made, strict=False)}
-    return makers, detected
+            listed = dict(zip(made, ROLES, strict=False))
+    return makers, listed
+
+
+def _role(
+    index: int, listed: Mapping[int, str], makers: Mapping[int, tuple[str, int]]
+) -> str | None:
+    """Return the role of an output that a detection's post-processing makes, also as integers."""
+    while index not in listed:
+        maker, index = makers.get(index, ("", -1))
+        if maker not in NEUTRAL:
+            return None
+    return listed[index]
 
 
 def _graph(model: Table, network: Path) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...core.types import TensorSpec
 from ..manifest import InputSpec, Manifest, ModelFolder
@@ -11,20 +11,32 @@ from .facts import MOST_INTEGER_SCALE
 _BYTES = frozenset({"int8", "uint8"})
 
 
+Steps = Mapping[str, tuple[float, int]]
+"""Scale and zero point by name of an output."""
+
+
 def with_steps(
-    folder: ModelFolder, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]
-) -> Manifest:
+    folder: ModelFolder, inputs: Iterable[TensorSpec], outputs: Sequence[TensorSpec]
+) -> tuple[Manifest, Steps]:
     """Return a model's manifest with the steps that its file states, where they matter.
+
+    Also return those of outputs, where there are several and the manifest gives none for all.
 
     Raises:
         ModelError: see `tflite_metadata.in_steps`.
     """
+    given = folder.manifest
     if not _matter(folder, {one.dtype for one in inputs}, {one.dtype for one in outputs}):
-        return folder.manifest  # the file need not be read again
+        return given, {}  # the file need not be read again
     from .check_onnx import inspect
     from .tflite_metadata import in_steps
 
-    return in_steps(folder.manifest, inspect(folder.network))
+    facts = inspect(folder.network)
+    several = len(outputs) > 1 and (given.output.scale, given.output.zero_point) == (1, 0)
+    steps = facts.steps if several else {}
+    return in_steps(given, facts), {
+        one.name: steps[one.name] for one in outputs if one.name in steps
+    }
 
 
 def step_between(told: InputSpec, used: InputSpec) -> float:
