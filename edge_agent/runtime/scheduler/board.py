@@ -227,7 +227,8 @@ class Board(Generic[M]):
                 others = model is not only
             else:
                 others = model in self._gathering or model in self._untried
-            if model is None or others or queue.results.behind or (model.in_order and queue.busy):
+            held = model is not None and queue.busy and queue.one_by_one(model)
+            if model is None or others or queue.results.behind or held:
                 waiting.remove(queue)
                 continue
             charged = (queue.cost or model.cost).seconds
@@ -274,13 +275,14 @@ class Board(Generic[M]):
         """
         queue = job.queue
         with self._lock:
+            held = queue.one_by_one(job.model)
             queue.complete(job, (self._clock() - job.began) / job.batched, deliver)
             if job.model.users == 0:
                 self._changed.notify_all()
             if job.model in self._untried:
                 self._untried.remove(job.model)
                 self._work.notify_all()
-            if job.model.in_order and queue.frames:
+            if held and queue.frames:
                 self._work.notify()
             ready = queue.results.next()
         while ready is not None:

@@ -7,7 +7,8 @@ time, whatever its rate and the speed of its model, and the others share what on
 
 The cost of a frame is learned from all frames of its model, so that pipelines with the same model
 get the same number of frames even if other programs delay some. Only if second stages make frames
-of a pipeline differ does each frame count with its own time. Pure: the time is an argument.
+of a pipeline differ, or one has stalled, does a frame count with its own time. Pure: the time is an
+argument.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ LONGEST_WAIT = 1.0
 class Share:
     """The lane time of one pipeline."""
 
-    __slots__ = ("priority", "spent")
+    __slots__ = ("alone", "priority", "spent")
 
     def __init__(self, priority: int = 0) -> None:
         self.priority = priority
         """The highest priority goes first."""
         self.spent = 0.0
         """Lane time in seconds, starting from the others' value when it joined."""
+        self.alone = 0
+        """How many of its next frames go one at a time."""
 
 
 class Queued(Protocol):

@@ -22,6 +22,15 @@ REASONS: tuple[Reason, ...] = (
     *("superseded", "rate", "deadline", "still", "partial", "gap", "error"),
 )
 
+STALL_SECONDS, STALL = 0.5, 10
+"""A frame has stalled if it takes so much longer than usual, in seconds, and so many times as long.
+It counts with its own time, or a model that is slow on some frames would take the lanes from all
+others at its usual cost."""
+MOST_STALL_SECONDS = 10.0
+"""It counts as at most so much more, as the whole machine may have slept."""
+ALONE = 100
+"""Number of frames after a stall that go one at a time, so that one lane is left to the others."""
+
 
 class Servable(Protocol):
     """A model that serves frames and must not be closed while it does."""
@@ -243,7 +252,11 @@ class FrameQueue(Generic[M]):
         if not self.busy:
             return False
         model = self.route.choose()
-        return model is not None and model.in_order
+        return model is not None and self.one_by_one(model)
+
+    def one_by_one(self, model: M) -> bool:
+        """Whether its frames go through a model one at a time."""
+        return model.in_order or self.share.alone > 0
 
     @property
     def head(self) -> float:
@@ -275,8 +288,13 @@ class FrameQueue(Generic[M]):
         *deliver* delivers its result; None: inference failed.
         """
         (self.cost or job.model.cost).learn(took)
+        late = took - job.charged
+        stalled = late > STALL_SECONDS and took > STALL * job.charged
+        self.share.alone = ALONE if stalled else max(0, self.share.alone - 1)
         if self.cost is not None:
-            self.share.spent += took - job.charged
+            self.share.spent += late
+        elif stalled:
+            self.share.spent += min(late, MOST_STALL_SECONDS)
         job.model.users -= 1
         self.account.waiting -= 1
         if deliver is None:
