@@ -224,8 +224,11 @@ class Evidence:
         """Return the picture or clip of an event in its pipeline's folder, or None."""
         if not is_name(event):
             return None
-        found = self.folder.glob(f"*/{event}{KEPT[kind]}")
-        return next((path for path in found if path.stat().st_size), None)  # not after a power cut
+        for path in self.folder.glob(f"*/{event}{KEPT[kind]}"):
+            with suppress(FileNotFoundError):  # the oldest may be removed meanwhile
+                if path.stat().st_size:  # not emptied by a power cut
+                    return path
+        return None
 
     def list(
         self, *, pipeline: str | None = None, since: float = 0.0, most: int | None = None

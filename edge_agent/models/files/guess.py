@@ -92,8 +92,8 @@ def _draft_of(facts: NetworkFacts) -> Draft:
         how += "; embedding with pooled, if it is a vector; classification with softmax or logits"
     if len(picture.only) == 3:
         how += (
-            '; text with ctc, if each step is scores of characters (layout = "blank-last", if '
-            "their blank is the last class)"
+            "; text with ctc, if each step is scores of characters (layout: blank-last, if their "
+            "blank is the last class; lprnet, if characters come before steps)"
         )
     unknown = "a network of pictures that is of no known family"
     return Draft(unknown, made, questions=(how, COLORS, RESIZE))
