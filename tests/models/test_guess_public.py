@@ -153,3 +153,14 @@ def test_hand_tracking_which_are_samples_and_which_channels(
     window = made.keys["input"]
     assert (window["layout"], window["window"], len(window["channels"])) == given
     assert any(words.startswith("input.layout") for words in made.questions) is asked
+
+
+def test_haeeai_two_features_into_two_chances_are_no_autoencoder(tmp_path: Path) -> None:
+    """It was drafted for anomalies, without a question about that; scores were 4e5."""
+    path = save_onnx(
+        tmp_path / "net.onnx",
+        [node("Softmax", ["x"], ["y"], axis=-1)],
+        [("x", "float32", ("batch", 2))],
+        [("y", "float32", ("batch", 2))],
+    )
+    assert draft_of(inspect(path)).keys["task"] == "classification"

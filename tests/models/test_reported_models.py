@@ -698,9 +698,8 @@ def test_tflite_micro_hello_world_one_number_in_and_out_is_no_autoencoder(tmp_pa
 
 def test_mlperf_tiny_an_integer_autoencoder_has_a_window(tmp_path: Path) -> None:
     """Quantized samples are numbers, not the indices of words."""
-    path = save_tflite(
-        tmp_path / "m.tflite", [Tensor("x", (1, 640), 9, (0.1,)), Tensor("y", (1, 640), 9, (0.1,))]
-    )
+    tensors = [Tensor("x", (1, 640), 9, (0.1,)), Tensor("y", (1, 640), 9, (0.1,))]
+    path = save_tflite(tmp_path / "m.tflite", tensors, [(114, 0, (0,), (1,))])
     drafted = "\n".join(describe(path).missing)
     assert "autoencoder" in drafted
     assert "input.window" not in drafted

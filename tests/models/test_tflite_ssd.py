@@ -14,9 +14,13 @@ from numpy.testing import assert_allclose
 
 from edge_agent.core.errors import ModelError
 from edge_agent.core.types import Detections
+from edge_agent.inference.agreement import Answer, compare_answers
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import load_model
 from edge_agent.models.describing import describe
 from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.importing import import_model
+from edge_agent.models.manifest import load
 from tests.helpers.tiny_tflite import Tensor, save_ssd, save_tflite, table, vector
 from tests.models.test_reported_models import folder, found
 
@@ -169,3 +173,17 @@ def test_thesis_mobnetssd_outputs_are_int8_in_steps_of_their_own(tmp_path: Path)
     sides = [middle - 14.4, middle - 14.4, middle + 14.4, middle + 14.4]
     assert_allclose(boxes.boxes, [sides], atol=1)
     assert_allclose(boxes.scores, [1], atol=0.01)
+
+
+def test_cat_feeder_one_class_number_below_the_threshold_is_no_difference(tmp_path: Path) -> None:
+    """All classes 0 beside a single 1 have no cosine; health was degraded for good."""
+    made = described(save_ssd(tmp_path / "m.tflite", sharp=True))
+    model = load_model(load(made), [EngineChoice("openvino")], "picture")
+    name = model.manifest.output.names["classes"]
+    none = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), ())
+    alike = {each.name: np.zeros((1, 10), np.float32) for each in model.engine.outputs}
+    one = Answer(alike, none)
+    other = Answer(alike | {name: np.eye(1, 10, dtype=np.float32)}, none)
+    model.close()
+    assert compare_answers(model, one, other).passed
+    assert compare_answers(model, other, one).passed

@@ -154,6 +154,13 @@ def signal_draft(facts: NetworkFacts) -> Draft:
         questions.append(FLAT)
     if states := ", ".join(_states(facts)):
         questions.append(f"input.state, where these are the next values of inputs: {states}")
+    if window and (count := _classes(facts)):
+        return Draft(
+            f"a classifier of {count} classes of windows",
+            {"task": "classification", "input": window, "output": {"decoder": "softmax"}},
+            (*assumed, "decoder: softmax (scores as they come), as the network ends in Softmax"),
+            (LABELS, *questions),
+        )
     same = len(inputs) == len(outputs) == 1 and inputs[0].shape == outputs[0].shape
     if same and inputs[0].shape[1:] != (1,):
         return Draft(
@@ -161,13 +168,6 @@ def signal_draft(facts: NetworkFacts) -> Draft:
             {"task": "anomaly", "input": window, "output": {"decoder": "reconstruction"}},
             assumed,
             questions=("output.threshold: above it a window is anomalous", *questions),
-        )
-    if window and (count := _classes(facts)):
-        return Draft(
-            f"a classifier of {count} classes of windows",
-            {"task": "classification", "input": window, "output": {"decoder": "softmax"}},
-            (*assumed, "decoder: softmax (scores as they come), as the network ends in Softmax"),
-            (LABELS, *questions),
         )
     if window and len(outputs) == 1 and outputs[0].shape[1:] == (1,):
         how = (
