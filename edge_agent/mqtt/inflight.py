@@ -411,6 +411,9 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         Lossless pipelines wait for credit instead, so their messages are few and never dropped.
         """
         for event in (False, True):
+            # What is being written leaves memory soon: no event goes in its place.
+            if event and len(self._waiting) <= 2 * ROOM and any(e.saving for e in self._waiting):
+                return False
             for entry in self._waiting:
                 message = entry.message
                 if message.event != event or (message.channel.lossless and not event):

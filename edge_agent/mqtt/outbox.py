@@ -36,6 +36,7 @@ OPEN_BARRIERS = 4
 """Most unanswered barriers."""
 QUOTA_EXCEEDED = 0x97
 BROKEN = "the connection broke before the broker acknowledged it"
+CROWDED = "too many messages are in flight to the broker"
 
 Answered = Callable[[str | None], object]
 """Called once with None when the broker has a message, or with the reason why it has not. Must
@@ -136,7 +137,7 @@ class Outbox:
         if self._too_large(connection, topic, len(payload)):
             why = f"{len(payload)} bytes are more than the broker accepts"
         elif bounded and self._too_many():
-            why = "too many messages are in flight to the broker"
+            why = CROWDED
         elif retain and not payload and not connection.abilities.retain:
             why = "the broker keeps no retained messages, so there is none to clear"
         else:

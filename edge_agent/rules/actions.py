@@ -24,7 +24,7 @@ from ..core.text import redact
 from ..core.threads import start_thread
 from ..core.web import exchange
 from ..mqtt import payloads
-from ..mqtt.outbox import BROKEN, Answered
+from ..mqtt.outbox import BROKEN, CROWDED, Answered
 
 T = TypeVar("T")
 
@@ -219,6 +219,8 @@ class Actions:
             if not connected and action.qos and not _is_late(message):
                 self._messages.appendleft(message)
                 return
+            if self._messages and self._messages[0] is message:
+                return  # too many are in flight; again at the next call
             if not connected:
                 self._give_up(f"publish {message.topic}: the broker was away", MESSAGES)
             elif not action.qos:  # it is never answered
@@ -231,6 +233,8 @@ class Actions:
             self._succeed_message(message)
         elif why == BROKEN and not message.again:
             self._messages.appendleft(replace(message, again=True))  # as QoS 1 does, maybe a copy
+        elif why == CROWDED and not _is_late(message):
+            self._messages.appendleft(message)
         else:
             # Others may be allowed.
             template = message.action.publish or ""

@@ -180,6 +180,22 @@ def test_large_messages_do_not_fill_memory() -> None:
     assert inflight.dropped == 40 - inflight.waiting
 
 
+def test_no_event_goes_for_results_that_are_being_written() -> None:
+    """A flood of one sensor's results took other pipelines' events, with the broker there."""
+    inflight, events = Inflight(), Channel("e", 1, lossless=False)
+    flood = Channel("p", 1, lossless=False)
+    for number in range(ROOM):
+        inflight.enqueue(inflight.add(message(flood, number)))
+    for entry in inflight.unsaved():
+        entry.saving = True
+    for number in range(10):
+        inflight.enqueue(inflight.add(message(events, number, event=True)))
+    assert (events.lost, flood.lost) == (0, 0)
+    for number in range(10):
+        inflight.enqueue(inflight.add(message(flood, ROOM + number)))
+    assert (events.lost, flood.lost) == (0, 10)
+
+
 def test_an_event_waits_as_what_it_is_and_is_in_memory_only_until_it_is_written() -> None:
     """The journal keeps it until then, behind however much; a possible copy stays marked."""
     inflight, events = Inflight(), Channel("e", 1, lossless=False)

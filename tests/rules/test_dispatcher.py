@@ -6,10 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from edge_agent.config.asks import Ask
 from edge_agent.config.rules import Action
 from edge_agent.config.settings import Settings
+from edge_agent.mqtt.outbox import CROWDED, Answered
+from edge_agent.rules.actions import Actions
 from edge_agent.rules.asking import Asking
 from edge_agent.rules.event import Event
 from tests.helpers.mqtt_client import make_client
@@ -66,3 +69,23 @@ def test_an_event_beyond_the_pace_is_skipped_also_without_its_picture() -> None:
     asking.put(ask, event, None, unseen=True)
     assert said == ["there was no room for its picture"]
     assert asking.health() == {"answered": 0, "failed": 1, "skipped": 1}
+
+
+def test_a_message_of_qos_1_waits_where_too_many_are_in_flight() -> None:
+    """A flood of another sensor's results had it given up at once, with the broker there."""
+    given: list[str] = []
+    crowded = True
+
+    def publish(topic: str, _: bytes, /, *, answered: Answered, **__: Any) -> bool:
+        given.append(topic)
+        answered(CROWDED if crowded else None)
+        return True
+
+    acting = Actions(publish, lambda: "edge")
+    for name in ("a", "b"):
+        acting.act(Action(publish=f"plant/{name}", qos=1), {"rule": "r"})
+    assert set(given) == {"plant/a"}
+    crowded = False
+    acting.flush()
+    assert given[-2:] == ["plant/a", "plant/b"]
+    assert (acting.done, acting.failed) == (2, 0)
