@@ -478,8 +478,8 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
     """
     # A model keeps its folder as it was told: it may be loaded again from it, and steps that were
     # put into a manifest once cannot be told from the maker's own numbers.
-    told = folder.manifest
-    manifest, steps = with_steps(folder, engine.inputs, engine.outputs)
+    told, pictures = folder.manifest, kind == "picture"
+    manifest, steps = with_steps(folder, engine.inputs, engine.outputs, pictures=pictures)
     try:
         check_labels(folder.network, folder.labels, told.output.first_label)
         spec, inputs = manifest.input, engine.inputs

@@ -72,6 +72,8 @@ def test_nothing_in_the_state_folder_is_waited_for(
     with own.start() as start:
         start.wait("status", state="online")
         start.wait("event", "s", state="begin")
+        # Recordings pause while the broker is away, and some results are needed for this one.
+        wait_until(lambda: "drift.json" in start.words(), "the log to name drift.json")
         own.broker.stop()  # for the spool
         wait_until(lambda: all(name in start.words() for name in SAID), "the log to name them")
         own.broker.start()

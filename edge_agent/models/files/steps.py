@@ -16,7 +16,11 @@ Steps = Mapping[str, tuple[float, int]]
 
 
 def with_steps(
-    folder: ModelFolder, inputs: Iterable[TensorSpec], outputs: Sequence[TensorSpec]
+    folder: ModelFolder,
+    inputs: Iterable[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    pictures: bool,
 ) -> tuple[Manifest, Steps]:
     """Return a model's manifest with the steps that its file states, where they matter.
 
@@ -25,8 +29,8 @@ def with_steps(
     Raises:
         ModelError: see `tflite_metadata.in_steps`.
     """
-    given = folder.manifest
-    if not _matter(folder, {one.dtype for one in inputs}, {one.dtype for one in outputs}):
+    given, takes = folder.manifest, {one.dtype for one in inputs}
+    if not _matter(folder, takes, {one.dtype for one in outputs}, pictures=pictures):
         return given, {}  # the file need not be read again
     from .check_onnx import inspect
     from .tflite_metadata import in_steps
@@ -34,7 +38,7 @@ def with_steps(
     facts = inspect(folder.network)
     several = len(outputs) > 1 and (given.output.scale, given.output.zero_point) == (1, 0)
     steps = facts.steps if several else {}
-    return in_steps(given, facts), {
+    return in_steps(given, facts, pictures=pictures), {
         one.name: steps[one.name] for one in outputs if one.name in steps
     }
 
@@ -49,7 +53,7 @@ def _scales(given: InputSpec) -> Sequence[float]:
     return (given.scale,) if isinstance(given.scale, int | float) else given.scale or (1.0,)
 
 
-def _matter(folder: ModelFolder, takes: set[str], gives: set[str]) -> bool:
+def _matter(folder: ModelFolder, takes: set[str], gives: set[str], *, pictures: bool) -> bool:
     """Whether a network has integers; of an ONNX file, only where the manifest is of floats."""
     if folder.network.suffix == ".tflite":
         return any("int" in dtype for dtype in takes | gives)
@@ -59,7 +63,8 @@ def _matter(folder: ModelFolder, takes: set[str], gives: set[str]) -> bool:
         takes_floats = (given.mean, given.scale) == ((), ())
     else:
         # Pixels do not fit int8 as they are.
-        takes_floats = "int8" in takes or max(map(abs, _scales(given))) > MOST_INTEGER_SCALE
+        unfit = pictures and "int8" in takes
+        takes_floats = unfit or max(map(abs, _scales(given))) > MOST_INTEGER_SCALE
     return folder.network.suffix == ".onnx" and (
         (bool(_BYTES & gives) and gives_floats) or (bool(_BYTES & takes) and takes_floats)
     )

@@ -329,7 +329,7 @@ def member_of(network: Path, names: Sequence[str], most: int) -> str | None:
         raise ModelError(f"{network}: {name}: is not UTF-8 text") from None
 
 
-def in_steps(manifest: Manifest, facts: NetworkFacts) -> Manifest:
+def in_steps(manifest: Manifest, facts: NetworkFacts, *, pictures: bool) -> Manifest:
     """Return a manifest with the steps that a file states for its integer inputs and outputs.
 
     Mean and scale of floats become those of the integers that the input takes; if they do not fit
@@ -342,7 +342,8 @@ def in_steps(manifest: Manifest, facts: NetworkFacts) -> Manifest:
     """
     picture = [spec for spec in facts.inputs if len(spec.shape) == 4]
     if len(picture) == 1 and not manifest.input.is_signal and picture[0].name in facts.steps:
-        manifest = replace(manifest, input=_input_in_steps(manifest.input, picture[0], facts))
+        given = _input_in_steps(manifest.input, picture[0], facts, pictures=pictures)
+        manifest = replace(manifest, input=given)
     elif manifest.input.is_signal:
         manifest = replace(manifest, input=_window_in_steps(manifest.input, facts))
     output = manifest.output
@@ -378,7 +379,9 @@ def _window_in_steps(given: InputSpec, facts: NetworkFacts) -> InputSpec:
     return replace(given, mean=tuple(offsets), scale=made)
 
 
-def _input_in_steps(given: InputSpec, spec: TensorSpec, facts: NetworkFacts) -> InputSpec:
+def _input_in_steps(
+    given: InputSpec, spec: TensorSpec, facts: NetworkFacts, *, pictures: bool
+) -> InputSpec:
     count = 1 if given.color == "gray" else 3
     means, scales = given.per_channel("mean", count), given.per_channel("scale", count)
     if "int" not in spec.dtype:
@@ -391,7 +394,8 @@ def _input_in_steps(given: InputSpec, spec: TensorSpec, facts: NetworkFacts) -> 
         ends = [(pixel - mean) / scale for mean, scale in pairs for pixel in (0, 255)]
         return min(ends) >= low - _OUTSIDE and max(ends) <= high + _OUTSIDE
 
-    if max(map(abs, scales)) <= MOST_INTEGER_SCALE and fit(means, scales):
+    # Features of a sound in a file have any range.
+    if max(map(abs, scales)) <= MOST_INTEGER_SCALE and (not pictures or fit(means, scales)):
         return given  # already for integers
     made = [scale * size for scale in scales]
     offsets = [mean - zero * scale for mean, scale in zip(means, made, strict=True)]
