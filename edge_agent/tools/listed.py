@@ -25,9 +25,10 @@ def comparable(
         detected: by role the outputs with a list of boxes; empty: there is none.
     """
     pairs = {name: (expected[name], each) for name, each in found.items()}
-    if not detected or any(one.shape != other.shape for one, other in pairs.values()):
+    scores = expected[detected["scores"]] if detected else np.empty(0)
+    alike = all(one.shape == other.shape for one, other in pairs.values())
+    if not detected or not alike or scores.dtype.kind != "f":  # integers are in steps
         return pairs
-    scores = expected[detected["scores"]]
     gaps = np.abs(np.diff(scores, axis=1))
     first, last = np.ones((len(scores), 1)), np.zeros((len(scores), 1))
     certain = np.minimum(np.hstack((first, gaps)), np.hstack((gaps, last))) >= CLEAR
@@ -44,7 +45,7 @@ def without_rest(outputs: Tensors, detected: Mapping[str, str]) -> dict[str, Arr
     """
     cleared = dict(outputs)
     counts = [each for name, each in outputs.items() if name not in detected.values()]
-    if detected and len(counts) == 1 and counts[0].size == 1:
+    if detected and len(counts) == 1 and counts[0].size == 1 and counts[0].dtype.kind == "f":
         for name in detected.values():
             cleared[name] = outputs[name].copy()
             cleared[name][:, int(counts[0].item()) :] = 0

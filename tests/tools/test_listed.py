@@ -48,3 +48,12 @@ def test_litert_leaves_memory_behind_the_boxes_that_it_counts() -> None:
     assert_array_equal(cleared["s"], np.array([[0.9, 0, 0]], np.float32))
     assert_array_equal(cleared["c"], [[1, 0, 0]])
     assert without_rest(given, {})["s"] is given["s"]
+
+
+def test_thesis_mobnetssd_lists_of_integers_are_left_as_they_are() -> None:
+    """Their count, order and scores are in steps that are not known here."""
+    given = {name: each.astype(np.int8) for name, each in outputs([90, 89], [1, 2]).items()}
+    given["n"] = np.array([-118], np.int8)
+    assert without_rest(given, DETECTED)["s"] is given["s"]
+    pairs = comparable(given, given, DETECTED)
+    assert pairs["c"][0] is given["c"]
