@@ -103,6 +103,15 @@ def labels_trouble(labels: Iterable[str]) -> str | None:
     return None
 
 
+def count_trouble(labels: int, first: int, classes: int, of: str) -> str | None:
+    """Return why a number of labels, of which one is of class *first*, cannot be *of* a network."""
+    if labels + first == classes:
+        return None
+    note = f" (first_label {first})" if first else ""
+    expected = f"expected {classes - first} labels for the {classes} classes of {of}{note}"
+    return f"output.labels: {expected}, found {labels}"
+
+
 def _length_trouble(label: str) -> str | None:
     return f"has more than {MOST_LABEL} characters" if len(label) > MOST_LABEL else None
 

@@ -32,7 +32,6 @@ from ..core.types import (
 )
 from ..models.decoders import BOXED
 from ..models.files.steps import step_between, with_steps
-from ..models.files.tflite_ssd import check_labels
 from ..models.manifest import MANIFEST, Manifest, ModelFolder
 from .decode.decoder import Decoder, build_decoder
 from .engines.engine import Engine, EngineChoice, check_inputs
@@ -476,12 +475,13 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
     Raises:
         ModelError: manifest and network do not fit each other.
     """
-    # A model keeps its folder as it was told: it may be loaded again from it, and steps that were
-    # put into a manifest once cannot be told from the maker's own numbers.
-    told, pictures = folder.manifest, kind == "picture"
-    manifest, steps = with_steps(folder, engine.inputs, engine.outputs, pictures=pictures)
+    # The folder stays as it was told, without steps: a model may be loaded from it again.
+    manifest, steps = with_steps(folder, engine.inputs, engine.outputs, pictures=kind == "picture")
+    if folder.network.suffix == ".tflite":
+        from ..models.files.tflite_ssd import check_labels  # other starts do without
+
+        check_labels(folder)
     try:
-        check_labels(folder.network, folder.labels, told.output.first_label)
         spec, inputs = manifest.input, engine.inputs
         outputs = result_outputs(spec, engine)
         batch = batch_of(spec, inputs, kind)
@@ -490,7 +490,7 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
         prepare = build_preprocessor(spec, inputs, kind, engine.fold, folder=folder.path)
         decode = build_decoder(
             *(manifest, folder.labels, inputs, outputs, prepare.size, folder.gallery),
-            step=step_between(told.input, spec),
+            step=step_between(folder.manifest.input, spec),
             steps=steps,
         )
         if batch is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..core.types import Array, TensorSpec
-from ..models.files.sentences import MASK, TYPES
+from ..models.files.facts import MASK, TYPES
 
 _ORDINARY = {MASK: 1, TYPES: 0}
 """An ordinary value for inputs that allow few: others crash some networks."""

@@ -186,8 +186,8 @@ class Statistics:
 
 def _coarse(folder: ModelFolder, outputs: Tensors) -> bool:
     """Whether the scores of a network have steps, so that what is small is 0, but not what is 1."""
-    from ..models.describing import lost_scores
     from ..models.files.check_onnx import inspect
+    from ..models.files.steps import lost_scores
 
     if any(one.dtype != "float32" for one in outputs.values()):
         return True

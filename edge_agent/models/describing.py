@@ -13,12 +13,14 @@ from pathlib import Path
 from ..core.containment import contained
 from ..core.errors import ModelError, UsageError
 from ..core.names import safe_name
+from ..core.text import count_trouble
 from .decoders import SCORED
 from .files.check_onnx import inspect
 from .files.facts import NetworkFacts
 from .files.huggingface import draft_of_speaker
 from .files.infer_layout import batch_words
 from .files.sentences import draft_of_texts
+from .files.steps import lost_scores
 from .files.tflite_metadata import draft_with_labels
 from .files.tflite_ssd import check_labels
 from .golden import check_file
@@ -65,7 +67,7 @@ def describe(path: Path) -> Description:
             folder = imported.folder
             # Its weights are only there within this context.
             facts = bare or inspect_network(folder.network)
-            _check_labels(folder)
+            check_labels(folder)
             missing = tuple(_missing(folder, facts))
             return Description(
                 folder.manifest.file,
@@ -98,13 +100,6 @@ def inspect_network(network: Path) -> NetworkFacts:
         return inspect(network)
 
 
-def _check_labels(folder: ModelFolder) -> None:
-    try:
-        check_labels(folder.network, folder.labels, folder.manifest.output.first_label)
-    except ModelError as problem:
-        raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
-
-
 def _labels_trouble(folder: ModelFolder, facts: NetworkFacts) -> Iterator[str]:
     """Yield why devices refuse a classifier whose only output shows another number of classes."""
     count, first = len(folder.labels), folder.manifest.output.first_label
@@ -112,12 +107,10 @@ def _labels_trouble(folder: ModelFolder, facts: NetworkFacts) -> Iterator[str]:
         return
     spec = facts.outputs[0]
     classes = spec.shape[1] if len(spec.shape) == 2 else None
-    if classes in {None, count + first} or (classes, count, first) == (1, 2, 0):
+    if classes is None or (classes, count, first) == (1, 2, 0):
         return
-    yield (
-        f"{folder.path / MANIFEST}: output.labels: expected {classes - first} labels for the "
-        f"{classes} classes of output {spec}, found {count}; devices refuse the model"
-    )
+    if (trouble := count_trouble(count, first, classes, f"output {spec}")) is not None:
+        yield f"{folder.path / MANIFEST}: {trouble}; devices refuse the model"
 
 
 def missing_labels(folder: ModelFolder) -> Iterator[str]:
@@ -128,12 +121,6 @@ def missing_labels(folder: ModelFolder) -> Iterator[str]:
             f"write a labels.txt, one a line, and in {MANIFEST}, below [output], "
             'labels = "labels.txt"'
         )
-
-
-def lost_scores(task: str, facts: NetworkFacts) -> float | None:
-    """Return the step of the only output, with scores in it, if it is too large for a score."""
-    step = max(facts.coarse.values(), default=0.0)
-    return step if task in SCORED and len(facts.outputs) == 1 and step >= 1 else None
 
 
 def golden_trouble(folder: ModelFolder, facts: NetworkFacts) -> str | None:

@@ -32,22 +32,30 @@ def described(path: Path) -> Path:
     return path.parent
 
 
+def assert_found(model: Path, atol: float) -> None:
+    """Assert that the sure anchor's box is found, within so many pixels.
+
+    Anchor 14 of 6 x 6 lies at 2.5 of 6 both ways down and across, 0.3 wide; class 1 of three.
+    """
+    boxes = found(model, "openvino")
+    assert isinstance(boxes, Detections)
+    assert boxes.labels == ("1",)
+    middle = 96 * 2.5 / 6
+    sides = [middle - 14.4, middle - 14.4, middle + 14.4, middle + 14.4]
+    assert_allclose(boxes.boxes, [sides], atol=atol)
+    assert_allclose(boxes.scores, [1], atol=0.01)
+
+
 @pytest.mark.parametrize("regular", [False, True])
 @pytest.mark.parametrize("integers", [False, True])
 def test_frigate_8621_the_box_of_the_sure_anchor_is_found(
     tmp_path: Path, *, regular: bool, integers: bool
 ) -> None:
-    """Anchor 14 of 6 x 6 lies at 2.5 of 6 both ways down and across, 0.3 wide; class 1 of three."""
+    """Frigate's default model: with and without steps, suppressed by class or together."""
     path = save_ssd(tmp_path / "m.tflite", regular=regular, integers=integers, sharp=True)
     # Its scores are chances, as those before it.
     assert inspect(path).makers["TFLite_Detection_PostProcess:2"] == "Sigmoid"
-    boxes = found(described(path), "openvino")
-    assert isinstance(boxes, Detections)
-    assert boxes.labels == ("1",)
-    middle = 96 * 2.5 / 6
-    sides = [middle - 14.4, middle - 14.4, middle + 14.4, middle + 14.4]
-    assert_allclose(boxes.boxes, [sides], atol=0.3)
-    assert_allclose(boxes.scores, [1], atol=0.01)
+    assert_found(described(path), atol=0.3)
 
 
 def labeled(names: str) -> bytes:
@@ -166,13 +174,7 @@ def test_the_labels_beside_a_detector_are_read(tmp_path: Path, name: str, lines:
 def test_thesis_mobnetssd_outputs_are_int8_in_steps_of_their_own(tmp_path: Path) -> None:
     """Scores of 126 and classes of -26 were taken as they are: nothing was ever found."""
     model = described(save_ssd(tmp_path / "m.tflite", sharp=True, quantized=True))
-    boxes = found(model, "openvino")
-    assert isinstance(boxes, Detections)
-    assert boxes.labels == ("1",)
-    middle = 96 * 2.5 / 6
-    sides = [middle - 14.4, middle - 14.4, middle + 14.4, middle + 14.4]
-    assert_allclose(boxes.boxes, [sides], atol=1)
-    assert_allclose(boxes.scores, [1], atol=0.01)
+    assert_found(model, atol=1)
 
 
 def test_cat_feeder_one_class_number_below_the_threshold_is_no_difference(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import ModelError, SampleError
 from ...core.frozen import record
+from ...core.text import count_trouble
 from ...core.types import Anomaly, Array, Findings, Tensors, TensorSpec
 from ...models.decoders import DECODERS
 from ...models.files.steps import Steps
@@ -334,13 +335,10 @@ def check_classes(labels: Labels, found: int | None, where: str) -> None:
     Raises:
         ModelError: there are not; says expected and found.
     """
-    if labels.classes is None or found is None or labels.classes == found:
+    if labels.classes is None or found is None:
         return
-    first = f" (first_label {labels.first})" if labels.first else ""
-    raise ModelError(
-        f"output.labels: expected {found - labels.first} labels for the {found} classes of "
-        f"{where}{first}, found {len(labels.names)}"
-    )
+    if (trouble := count_trouble(len(labels.names), labels.first, found, where)) is not None:
+        raise ModelError(trouble)
 
 
 def build_decoder(

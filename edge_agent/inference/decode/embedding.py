@@ -9,7 +9,7 @@ import numpy as np
 from ...core.errors import ModelError, SampleError
 from ...core.text_findings import Embeddings
 from ...core.types import Array, Findings, Match, Tensors
-from ...models.files.sentences import IDS, MASK
+from ...models.files.facts import IDS, MASK
 from ...models.npz import read_npz
 from .decoder import Decoder, Floats, Network, Output, ensure_finite
 

@@ -13,7 +13,7 @@ import numpy as np
 from ...core.containment import words
 from ...core.errors import AgentError, ModelError, SampleError
 from ...core.types import Array, TensorSpec
-from ...models.files.sentences import IDS, MASK, TYPES
+from ...models.files.facts import IDS, MASK, TYPES
 
 MOST_BYTES = 64 * 2**20
 """Limit for a tokenizer's file."""

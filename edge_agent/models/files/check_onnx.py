@@ -18,7 +18,7 @@ from ...core.types import TensorSpec
 from .facts import JOINED, NetworkFacts, maker_of
 from .numeric import classes_of, only_numbers
 from .onnx_schema import BFLOAT16, DOUBLE, DTYPES, EXTERNAL, FLOAT, FLOAT16, STRING, new_model
-from .onnx_steps import coarse_of, steps_of
+from .onnx_steps import steps_of
 from .strip_weights import place_of, without_weights
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
     made_by = {
         name: (str(node.op_type), _followed(node)) for node in graph.node for name in node.output
     }
+    steps, coarse = steps_of(graph) if quantized else ({}, {})
     return NetworkFacts(
         kind="onnx",
         files=tuple(files),
@@ -151,8 +152,8 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
         operators=operators,
         weight_bytes=weight_bytes,
         quantized=quantized,
-        steps=steps_of(graph) if quantized else {},
-        coarse=coarse_of(graph) if quantized else {},
+        steps=steps,
+        coarse=coarse,
         classes=classes,
     )
 

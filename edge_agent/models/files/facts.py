@@ -52,6 +52,8 @@ class NetworkFacts:
     """By role of decoder ssd: the outputs of TensorFlow Lite's detection post-processing."""
 
 
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+"""Inputs of networks for texts, as all exporters name them for Hugging Face's models."""
 MOST_INTEGER_SCALE = 16
 """Greatest divisor of pixels for an input of integers; floats are divided by 1, or 50 and more."""
 # Operators that only reshape, retype, or rescale the output of the one before them.
@@ -91,6 +93,12 @@ def maker_of(
         if operator not in neutral:
             return operator
     return ""
+
+
+def takes_texts(facts: NetworkFacts) -> bool:
+    """Whether a network takes the numbers of a text's tokens, as its inputs are named."""
+    names = {one.name for one in facts.inputs}
+    return IDS in names and names <= {IDS, MASK, TYPES}
 
 
 # NumPy's names of types by OpenVINO's.

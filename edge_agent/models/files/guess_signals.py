@@ -8,9 +8,8 @@ from typing import Any
 from ...core.text import counted, printable
 from ...core.types import TensorSpec
 from . import infer_layout
-from .facts import Draft, NetworkFacts
+from .facts import Draft, NetworkFacts, takes_texts
 from .guess_picture import LABELS
-from .sentences import takes_texts
 
 WAKE_WORDS = "one of openWakeWord's chain of three networks"
 NO_CHAIN = (

@@ -17,8 +17,7 @@ from ...core.files import read_plain_file
 from ...core.types import TensorSpec
 from ..manifest import MAX_LABELS
 from . import infer_layout
-from .facts import Draft, NetworkFacts
-from .sentences import takes_texts
+from .facts import Draft, NetworkFacts, takes_texts
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
@@ -52,7 +51,7 @@ def config_of(network: Path) -> Mapping[str, Any] | None:
         ModelError: it is too large or not JSON.
     """
     for folder in _folders(network):
-        config = _read(folder / CONFIG)
+        config: dict[str, Any] | None = read_beside(folder / CONFIG)
         if config is not None and {"architectures", "architecture"} & config.keys():
             return config
     return None
@@ -88,7 +87,12 @@ def describe(
     name = _architecture(config)
     task = _task(name, facts, where)
     processor = next(
-        (read for f in _folders(Path(where)) if (read := _read(f / PREPROCESSOR)) is not None), None
+        (
+            read
+            for f in _folders(Path(where))
+            if (read := read_beside(f / PREPROCESSOR)) is not None
+        ),
+        None,
     )
     if processor is None:
         raise ModelError(
@@ -385,14 +389,18 @@ def _folders(network: Path) -> list[Path]:
     return [above, above.parent] if above.name == "onnx" else [above]
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; returns None if there is no such file."""
+def read_beside(path: Path, kind: type[Any] = dict) -> Any:
+    """Read a JSON object, or a list; returns None if there is no such file.
+
+    Raises:
+        ModelError: it is too large, not JSON, or of the other kind.
+    """
     if not path.is_file():
         return None
     try:
         read = json.loads(read_plain_file(path, MAX_BYTES, ModelError, "a configuration"))
     except (ValueError, RecursionError):
         raise ModelError(f"{path}: is not valid JSON") from None
-    if not isinstance(read, dict):
-        raise ModelError(f"{path}: expected a JSON object")
+    if not isinstance(read, kind):
+        raise ModelError(f"{path}: expected a JSON {'list' if kind is list else 'object'}")
     return read

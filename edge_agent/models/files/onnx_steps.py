@@ -18,11 +18,16 @@ _MOST_RESHAPING = 8
 _FORMATS = {"float32": "<f", "int8": "<b", "uint8": "<B"}
 
 
-def steps_of(graph: GraphProto) -> dict[str, tuple[float, int]]:
-    """Return scale and zero point by name of an input or output of integers.
+Steps = dict[str, tuple[float, int]]
+"""Scale and zero point by name."""
 
-    An output has those of the QuantizeLinear that ends in it, an input those of the only
-    DequantizeLinear that takes it, with nodes between them that change no number.
+
+def steps_of(graph: GraphProto) -> tuple[Steps, dict[str, float]]:
+    """Return the steps of inputs and outputs of integers, and between numbers of float outputs.
+
+    An output of integers has those of the QuantizeLinear that ends in it, one of floats those of
+    the DequantizeLinear, an input those of the only DequantizeLinear that takes it, with nodes
+    between them that change no number.
     """
     makers = {name: node for node in graph.node for name in node.output}
     takers: dict[str, list[NodeProto]] = {}
@@ -35,26 +40,19 @@ def steps_of(graph: GraphProto) -> dict[str, tuple[float, int]]:
         found = takers.get(name, [])
         return found[0] if len(found) == 1 and found[0].input[0] == name else None
 
-    found = {}
+    found, floats = {}, {}
     for value in graph.output:
         found[value.name] = _quantizer(value.name, "QuantizeLinear", makers.get, _taken)
+        floats[value.name] = _quantizer(value.name, "DequantizeLinear", makers.get, _taken)
     for value in graph.input:
         found[value.name] = _quantizer(value.name, "DequantizeLinear", taker, _made)
-    steps = {name: _step(node, numbers) for name, node in found.items() if node is not None}
+    coarse = {name: scale for name, (scale, _) in _steps(floats, numbers).items()}
+    return _steps(found, numbers), coarse
+
+
+def _steps(nodes: Mapping[str, NodeProto | None], numbers: Mapping[str, TensorProto]) -> Steps:
+    steps = {name: _step(node, numbers) for name, node in nodes.items() if node is not None}
     return {name: step for name, step in steps.items() if step is not None}
-
-
-def coarse_of(graph: GraphProto) -> dict[str, float]:
-    """Return the step between the numbers of outputs of floats that end in a DequantizeLinear."""
-    makers = {name: node for node in graph.node for name in node.output}
-    numbers = {tensor.name: tensor for tensor in graph.initializer}
-    found = {}
-    for value in graph.output:
-        node = _quantizer(value.name, "DequantizeLinear", makers.get, _taken)
-        step = None if node is None else _step(node, numbers)
-        if step is not None:
-            found[value.name] = step[0]
-    return found
 
 
 def _taken(node: NodeProto) -> str:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ModelError
-from ...core.files import read_plain_file
-from .facts import Draft, NetworkFacts
+from .facts import Draft, NetworkFacts, takes_texts
+from .huggingface import read_beside
 
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-"""Inputs of networks for texts, as all exporters name them for Hugging Face's models."""
 TOKENIZER = "tokenizer.json"
 _VECTORS = {"sentence_embedding", "last_hidden_state", "token_embeddings"}
 _DONE = ("Transformer", "Pooling", "Normalize")
 """Modules of sentence-transformers that are inside the network, or done after it."""
-_MAX_BYTES = 2**20
-
-
-def takes_texts(facts: NetworkFacts) -> bool:
-    """Whether a network takes the numbers of a text's tokens, as its inputs are named."""
-    names = {one.name for one in facts.inputs}
-    return IDS in names and names <= {IDS, MASK, TYPES}
 
 
 def draft_of_texts(network: Path, facts: NetworkFacts) -> Draft | None:
@@ -45,7 +34,9 @@ def draft_of_texts(network: Path, facts: NetworkFacts) -> Draft | None:
     assumed, questions = [f"task: embedding, by the output {made[0].name}"], []
     if not network.with_name(TOKENIZER).is_file():
         questions.append(f"input.tokenizer: put its {TOKENIZER} beside it")
-    length = _read(network.with_name("sentence_bert_config.json")).get("max_seq_length")
+    length = (read_beside(network.with_name("sentence_bert_config.json")) or {}).get(
+        "max_seq_length"
+    )
     if isinstance(length, int) and length > 0:
         keys["input"]["max_tokens"] = length
         assumed.append("max_tokens: max_seq_length of its sentence_bert_config.json")
@@ -55,7 +46,7 @@ def draft_of_texts(network: Path, facts: NetworkFacts) -> Draft | None:
             "sentence_bert_config.json"
         )
     if not any(len(one.shape) == 2 for one in made):
-        pooling = _read(network.parent / "1_Pooling" / "config.json")
+        pooling = read_beside(network.parent / "1_Pooling" / "config.json") or {}
         ways = [name for name, on in pooling.items() if name.startswith("pooling_mode") and on]
         mode = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
         if [*map(mode.get, ways)] in (["mean"], ["cls"]):
@@ -69,20 +60,9 @@ def draft_of_texts(network: Path, facts: NetworkFacts) -> Draft | None:
 
 def _further(path: Path) -> list[str]:
     """Return a question for modules after the network that nothing here computes."""
-    modules = _read(path, list)
+    modules = read_beside(path, list) or []
     kinds = [str(one.get("type")).rpartition(".")[2] for one in modules if isinstance(one, dict)]
     left = ", ".join(kind for kind in kinds if kind not in _DONE)
     if not left:
         return []
     return [f"export: its modules.json has {left} after the network; export them with it"]
-
-
-def _read(path: Path, kind: type[Any] = dict) -> Any:
-    """Read a JSON object or list; empty if there is no such file."""
-    if not path.is_file():
-        return kind()
-    try:
-        read = json.loads(read_plain_file(path, _MAX_BYTES, ModelError, "a configuration"))
-    except (ValueError, RecursionError):
-        raise ModelError(f"{path}: is not valid JSON") from None
-    return read if isinstance(read, kind) else kind()

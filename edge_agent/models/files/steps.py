@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...core.types import TensorSpec
+from ..decoders import SCORED
 from ..manifest import InputSpec, Manifest, ModelFolder
-from .facts import MOST_INTEGER_SCALE
+from .facts import MOST_INTEGER_SCALE, NetworkFacts
 
 _BYTES = frozenset({"int8", "uint8"})
 
@@ -68,3 +69,9 @@ def _matter(folder: ModelFolder, takes: set[str], gives: set[str], *, pictures: 
     return folder.network.suffix == ".onnx" and (
         (bool(_BYTES & gives) and gives_floats) or (bool(_BYTES & takes) and takes_floats)
     )
+
+
+def lost_scores(task: str, facts: NetworkFacts) -> float | None:
+    """Return the step of the only output, with scores in it, if it is too large for a score."""
+    step = max(facts.coarse.values(), default=0.0)
+    return step if task in SCORED and len(facts.outputs) == 1 and step >= 1 else None

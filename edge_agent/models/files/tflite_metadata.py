@@ -156,8 +156,9 @@ def draft_with_labels(network: Path, facts: NetworkFacts) -> Draft:
     if draft.keys.get("task") != "classification" or LABELS not in draft.questions:
         return draft
     theirs = None if signal else teachable_machine(network, facts)
-    beside = labels_beside(network, classes_of(facts.outputs[0]))
-    return theirs or _with_labels_beside(draft, *beside)
+    if theirs is not None:
+        return theirs
+    return _with_labels_beside(draft, *labels_beside(network, classes_of(facts.outputs[0])))
 
 
 def _labeled_signal(draft: Draft, network: Path, facts: NetworkFacts) -> Draft | None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from ...core.errors import ModelError
 from ...core.frozen import record
+from ...core.text import count_trouble
+from ..manifest import MANIFEST, ModelFolder
 from .flatbuffer import Table
 from .protobuf import DamagedError
 
@@ -55,25 +57,21 @@ def post_process_of(network: Path) -> PostProcess | None:
     return None
 
 
-def check_labels(network: Path, labels: Sequence[str], first: int) -> None:
-    """Check that there is a label for each class that the operator tells apart.
-
-    Args:
-        network: any network, which has been checked.
-        labels: the names of classes; empty: they are unknown.
-        first: the class of the first label.
+def check_labels(folder: ModelFolder) -> None:
+    """Check that a model, whose network has been, has a label for each class of the operator.
 
     Raises:
-        ModelError: there are more or fewer.
+        ModelError: there are more or fewer; begins with the manifest's path.
     """
-    said = post_process_of(network) if labels and network.suffix == ".tflite" else None
-    if said is None or len(labels) + first == said.classes:
+    labels, first = folder.labels, folder.manifest.output.first_label
+    ends = labels and folder.manifest.decoder == "ssd" and folder.network.suffix == ".tflite"
+    said = post_process_of(folder.network) if ends else None
+    text = None if said is None else count_trouble(len(labels), first, said.classes, POST_PROCESS)
+    if said is None or text is None:
         return
-    text = f"expected {said.classes - first} labels for the {said.classes} classes of "
-    text += f"{POST_PROCESS}, found {len(labels)}"
     if len(labels) + first == said.classes + 1 and is_background(labels[0]):
         text += f"; the first, {labels[0]!r}, is the background: give first_label = -1, too"
-    raise ModelError(f"output.labels: {text}")
+    raise ModelError(f"{folder.path / MANIFEST}: {text}")
 
 
 def is_background(label: str) -> bool:
