@@ -48,6 +48,8 @@ ULTRALYTICS = 300
 _YOLO: tuple[Task, ...] = ("detection", "instance-segmentation", "keypoints", "obb")
 HEADS = ("yolov5-heads", "yolov3", "yolov2", "custom-vision", "yolo-fastestv2")
 """Layouts of boxes that are not decoded, with anchors outside the network."""
+POINTS_FIRST = "points-first"
+"""Layout of key points that come before the classes."""
 ROWS = ("paddle", "yolov7", "yolo-nas", "pinto")
 """Layouts of finished boxes, one per row."""
 BLANK_LAST, LPRNET = "blank-last", "lprnet"
@@ -60,7 +62,9 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "yolov8": DecoderSpec(".yolo.yolov8", _YOLO, most=ULTRALYTICS),
     "yolo-e2e": DecoderSpec(".yolo.end_to_end", _YOLO, most=ULTRALYTICS),
     "rtdetr": DecoderSpec(".detr.ultralytics_rtdetr", ("detection",), most=ULTRALYTICS),
-    "yolov5": DecoderSpec(".yolo.yolov5", _YOLO[:2], most=ULTRALYTICS, layouts=HEADS),
+    "yolov5": DecoderSpec(
+        ".yolo.yolov5", _YOLO[:3], most=ULTRALYTICS, layouts=(*HEADS, POINTS_FIRST)
+    ),
     "fastestdet": DecoderSpec(".nanodet.fastestdet", ("detection",)),
     "nanodet": DecoderSpec(".nanodet.nanodet", ("detection",)),
     "ssd": DecoderSpec(".ssd.ssd", ("detection",), layouts=ROWS),
@@ -94,7 +98,8 @@ def layout_problems(
     decoder: str, task: Task, layout: str, anchors: Sequence[float]
 ) -> Iterator[tuple[str, str]]:
     """Yield the problems of a manifest's `layout` and `anchors`: key, and text."""
-    known = DECODERS[decoder].layouts if task in {"detection", "text"} else ()
+    known = DECODERS[decoder].layouts if task in {"detection", "text", "keypoints"} else ()
+    known = tuple(each for each in known if (each == POINTS_FIRST) == (task == "keypoints"))
     if layout and layout not in known:
         text = f"decoder {decoder!r} of task {task} has {', '.join(known) or 'none'}"
         yield "output.layout", f"{text}; found {layout!r}"

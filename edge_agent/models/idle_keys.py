@@ -32,6 +32,8 @@ def idle_keys(manifest: Manifest) -> str | None:
     found = [f"input.{key}" for key in keys if getattr(spec, key) != getattr(default, key)]
     if found:
         return f"{', '.join(found)}: no effect: the model takes {what}"
+    if spec.resize == "letterbox" and spec.crop_ratio != 1:
+        return 'input.crop_ratio: no effect: nothing is cut with input.resize = "letterbox"'
     if spec.max_tokens is not None and not spec.tokenizer:
         return "input.max_tokens: no effect without input.tokenizer"
     if spec.logmel is not None and spec.transform not in {"logmel", "mfcc"}:

@@ -29,7 +29,9 @@ class LogMel:
     """Samples per transform; 0: the next power of two."""
     window: Literal["hann", "hamming", "povey"] = "hann"
     center: Annotated[bool, Plain()] = False
-    """Whether frames are centered on their time, with reflected edges."""
+    """Whether frames are centered on their time."""
+    edges: Literal["reflect", "zeros"] = "reflect"
+    """What centered frames find before the first sample and behind the last."""
     power: Annotated[int, Ge(1), Le(2)] = 1
     mel: Literal["htk", "slaney"] = "htk"
     bins: Annotated[int, Gt(0), Le(1024)] = 40
@@ -38,7 +40,11 @@ class LogMel:
     """Upper limit, Hz; 0: half the rate."""
     log: Literal["log", "log10", "log1p", "db"] = "log"
     floor: Annotated[float, Gt(0), Le(1e9)] = 1e-6
-    """Added before the logarithm."""
+    """Added before the logarithm; the least value of decibels."""
+    reference: Literal["one", "max"] = "one"
+    """What 0 dB is: a value of 1, or the window's largest value."""
+    top_db: Annotated[float, Ge(0), Le(1000)] = 0.0
+    """How far below the window's largest value decibels are cut; 0: not at all."""
     coefficients: Annotated[int, Gt(0), Le(1024)] = 10
     """Number of coefficients of an MFCC."""
     preemphasis: Annotated[float, Ge(0), Le(1)] = 0.0

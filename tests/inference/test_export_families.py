@@ -322,6 +322,32 @@ def test_scrfd(with_points: bool, batch: bool, engine: str, tmp_path: Path) -> N
         assert_allclose(found.points[0], best[1], atol=1e-2)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("first", "each"), [(True, 2), (False, 3)])
+def test_points_of_a_yolov5_row(first: bool, each: int, engine: str, tmp_path: Path) -> None:
+    """YOLOv5-face and plates have points before the classes, YOLOv7-pose behind them."""
+    points = np.arange(4 * each, dtype=np.float32) / (4 * each)
+    box, chances = [48.0, 30.0, 20.0, 16.0], [0.25, 0.75]
+    rest = [*points, *chances] if first else [*chances, *points]
+    rows = np.zeros((1, 6, 5 + len(rest)), np.float32)
+    rows[0, 4] = [*box, 0.8, *rest]
+    layout = {"layout": "points-first"} if first else {}
+    keys = {"decoder": "yolov5", "labels": ["blue", "green"], "points": 4, "threshold": 0.5}
+    found = findings(tmp_path, {"output": rows}, {**keys, **layout}, engine, "keypoints")
+    check(found, [("green", 0.6, (38, 22, 58, 38))])
+    assert isinstance(found, Detections)
+    assert found.points is not None
+    assert_allclose(found.points[0], points.reshape(4, each), atol=1e-5)
+
+
+def test_points_come_first_only_of_key_points(tmp_path: Path) -> None:
+    """A layout of key points for boxes alone, and the other way round, is an error."""
+    for task, layout in (("detection", "points-first"), ("keypoints", "yolov3")):
+        keys = {"decoder": "yolov5", "labels": ["face"], "points": 5, "layout": layout}
+        with pytest.raises(ModelError, match=r"output\.layout: decoder 'yolov5' of task"):
+            findings(tmp_path, {"output": np.zeros((1, 6, 16), np.float32)}, keys, ENGINES[0], task)
+
+
 def test_scrfd_with_a_level_too_few(tmp_path: Path) -> None:
     """Six outputs that are not three of scores and three of boxes are refused."""
     outputs = {

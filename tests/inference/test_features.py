@@ -36,6 +36,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# As librosa's functions compute by themselves, of a sound that begins as silence.
+DEFAULTS = {**LIBROSA, "edges": "zeros", "log": "db", "floor": 1e-10, "top_db": 80}
+QUIET: dict[str, tuple[str, dict[str, Any]]] = {
+    "librosa_max": ("logmel", {**DEFAULTS, "reference": "max"}),
+    "librosa_default_mfcc": ("mfcc", {**DEFAULTS, "coefficients": 13}),
+}
+
+
 def make(transform: Any, count: int, **parameters: Any) -> Any:
     spec = InputSpec(
         window=count, rate_hz=RATE, transform=transform, logmel=LogMel(**parameters), channels=(0,)
@@ -43,11 +51,13 @@ def make(transform: Any, count: int, **parameters: Any) -> Any:
     return features_of(spec)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *QUIET])
 def test_features_are_those_of_the_training_code(name: str) -> None:
     """Of the same parameters come the features of librosa and Kaldi, to rounding."""
-    transform, parameters = CASES[name]
+    transform, parameters = (CASES | QUIET)[name]
     samples: NDArray[np.float32] = ORACLES["samples"]
+    if name in QUIET:
+        samples = samples * np.linspace(0, 1, len(samples), dtype=np.float32) ** 8
     features = make(transform, len(samples), **parameters)
     found, expected = features(samples), ORACLES[name]
     assert found.shape == expected.shape == features.shape
@@ -72,6 +82,7 @@ def test_peak_and_max_normalize_a_window() -> None:
         ({"frame_ms": 0.01}, "expected 2 and 1 at least"),
         ({"frame_ms": 2000}, "hold no frame of 32000"),
         ({"center": True, "fft": 65536}, "too few to be reflected"),
+        ({"top_db": 80}, "reference and top_db are for log = \"db\", found 'log'"),
         ({"coefficients": 41}, "input.logmel.coefficients: 41 of 40 bins"),
     ],
 )

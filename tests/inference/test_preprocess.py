@@ -209,8 +209,8 @@ def test_a_family_rounds_as_its_own_code(anchor: Any, decoder: str, rows: int) -
 
 
 def test_letterbox_fills_the_longer_side() -> None:
-    """Floating point never costs the last column: a square of any size fills a square input."""
-    made = picture_preprocessor("uint8", (1, 3, 83, 83), resize="letterbox", anchor="top-left")
+    """Floating point never costs the last column, where the family's own code has it."""
+    made = picture_preprocessor("uint8", (1, 3, 83, 83), resize="letterbox")
     squares = {side: np.zeros((side, side, 3), np.uint8) for side in range(1, 200)}
     scales = {side: placed(made, square).scale_x for side, square in squares.items()}
     assert scales == {side: 83 / side for side in squares}
@@ -344,6 +344,38 @@ def test_an_antialiased_crop_is_torchvisions(source: tuple[int, int], ratio: flo
     box = np.array([[left / scale, top / scale, source[0] / 2, source[1] / 2]], np.float32)
     assert_allclose(placement.forward(box)[0, :2], (0, 0), atol=0.6)
     assert_allclose(placement.forward(box)[0, 2:], (size / 2, size / 2), atol=0.6)
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("source", [(100, 60), (333, 500), (64, 64)])
+def test_the_middle_of_a_stretched_picture(source: tuple[int, int], *, antialias: bool) -> None:
+    """`Resize((256, 256))` and `CenterCrop(224)`, as PyTorch's tutorials have it."""
+    grown = cv2.resize(picture(9, 7), source, interpolation=cv2.INTER_CUBIC)
+    image = Image.fromarray(grown).resize((64, 64), Image.Resampling.BILINEAR)
+    wanted = np.asarray(image.crop((4, 4, 60, 60))).astype(int)
+    made = picture_preprocessor(
+        "uint8",
+        (1, 56, 56, 3),
+        color="bgr",
+        layout="nhwc",
+        crop_ratio=0.875,
+        antialias=antialias,
+    )
+    tensor, placement = made(grown)
+    assert placement is not None
+    difference = np.abs(tensor["images"][0].astype(int) - wanted)
+    assert difference.max() <= 1 if antialias else difference.mean() < 4
+    middle = np.array([[0, 0, source[0] / 2, source[1] / 2]], np.float32)
+    assert_allclose(placement.forward(middle), [[-4, -4, 28, 28]], atol=0.6)
+
+
+def test_rounding_down_is_the_familys() -> None:
+    """720 pixels by 416 / 720 are 415.99…, and YOLOX's `preproc` takes 415 of them."""
+    made = picture_preprocessor(
+        "uint8", (1, 416, 416, 3), layout="nhwc", resize="letterbox", anchor="top-left"
+    )
+    placement = placed(made, np.zeros((640, 720, 3), np.uint8))
+    assert placement.scale_x == int(720 * (416 / 720)) / 720 == 415 / 720
 
 
 @pytest.mark.parametrize("interpolation", ["area", "nearest"])

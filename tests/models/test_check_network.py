@@ -478,3 +478,32 @@ SPOILT_XML = b"""<?xml version="1.0"?>
 <edge from-layer="2" from-port="2" to-layer="3" to-port="0"/></edges>
 <rt_info><model_info><labels value="a b"/></model_info></rt_info></net>
 """
+
+
+def test_trees_may_split_at_infinity(tmp_path: Path) -> None:
+    """A tree that sends every number one way splits there, as scikit-learn's own may."""
+    from onnx import helper, numpy_helper
+
+    splits = numpy_helper.from_array(np.array([np.inf, 0, 0]), "splits")
+    values = {"nodes_falsenodeids": [2, 0, 0], "nodes_truenodeids": [1, 0, 0]}
+    tree = helper.make_node(
+        "TreeEnsembleRegressor",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        nodes_values_as_tensor=splits,
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
+        nodes_treeids=[0, 0, 0],
+        nodes_nodeids=[0, 1, 2],
+        nodes_featureids=[0, 0, 0],
+        n_targets=1,
+        target_treeids=[0, 0],
+        target_nodeids=[1, 2],
+        target_ids=[0, 0],
+        target_weights_as_tensor=numpy_helper.from_array(np.array([0.5, 2.0]), "weights"),
+        **values,
+    )
+    path = save_onnx(
+        tmp_path / "n.onnx", [tree], [("x", "float64", (1, 1))], [("y", "float64", (1, 1))]
+    )
+    check_network(path)

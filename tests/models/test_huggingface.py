@@ -137,6 +137,16 @@ def test_a_classifier_of_transformers(tmp_path: Path) -> None:
             "crop",
             round(32 / 35, 6),
         ),
+        (
+            {
+                "image_processor_type": "DeiTImageProcessor",
+                "size": 40,
+                "do_center_crop": True,
+                "crop_size": 32,
+            },
+            "stretch",
+            0.8,
+        ),
     ],
 )
 def test_how_a_picture_is_fitted(
@@ -262,13 +272,11 @@ def test_a_network_of_timm(tmp_path: Path) -> None:
         ([1], VIT, 3, "expected a JSON object"),
         (CONFIG, {**VIT, "do_normalize": None}, 3, "do_normalize: is missing"),
         (CONFIG, {**VIT, "size": {"shortest_edge": 40}, "do_center_crop": True}, 3, "crop_size"),
-        # Stretched to 40 x 40, of which the middle is cut.
         (
             CONFIG,
             {
                 **VIT,
-                "image_processor_type": "DeiTImageProcessor",
-                "size": 40,
+                "size": {"height": 40, "width": 48},
                 "do_center_crop": True,
                 "crop_size": 32,
             },

@@ -49,7 +49,7 @@ def prepare(frame: Any, how: dict[str, Any]) -> tuple[Any, Way]:
     left = top = 0
     if how["resize"] == "letterbox":
         ratio = min(width / columns, height / rows)
-        half = 0.5 if how["anchor"] == "center" else 1e-6
+        half = 0.5 if how["anchor"] == "center" else 0.0
         size = int(columns * ratio + half), int(rows * ratio + half)
         if how["anchor"] == "center":
             left, top = (width - size[0]) // 2, (height - size[1]) // 2

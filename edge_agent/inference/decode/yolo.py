@@ -9,6 +9,7 @@ import numpy as np
 
 from ...core.errors import ModelError, SampleError
 from ...core.types import Detections, Tensors
+from ...models.decoders import POINTS_FIRST
 from .boxes import (
     Hits,
     best_classes,
@@ -65,10 +66,12 @@ def yolov5(network: Network) -> Decoder:
     """YOLOv5 and v7: [1, N, 5 + classes], boxes decoded.
 
     Role `predictions`: center x, center y, width, height in input pixels or, in TensorFlow
-    exports, in 0..1 of the input; objectness, class scores. Score = objectness * class. With a
-    `layout`, heads that are not decoded.
+    exports, in 0..1 of the input; objectness, class scores, and the task's columns. Score =
+    objectness * class. With layout "points-first" key points come before the classes, with any
+    other one these are heads that are not decoded.
     """
-    if network.manifest.output.layout:
+    layout = network.manifest.output.layout
+    if layout and layout != POINTS_FIRST:
         return heads(network)
     network.picture_size()
     labels = labels_of(network)
@@ -78,6 +81,10 @@ def yolov5(network: Network) -> Decoder:
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         table = output.read(outputs)[0]
         width = table.shape[1] - tail.width
+        if layout == POINTS_FIRST:
+            table = np.concatenate(
+                (table[:, :5], table[:, 5 + tail.width :], table[:, 5 : 5 + tail.width]), axis=1
+            )
         hits = _objects(output, table[:, :width], threshold)
         ensure_decoded(network, output, table, hits.rows)
         return found(table[hits.rows, :4], table[hits.rows, width:], hits, outputs)

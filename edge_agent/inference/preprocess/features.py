@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,8 @@ class Features:
         if spec.preemphasis and not kaldi:
             samples = _preemphasized(samples, spec.preemphasis)
         if spec.center:
-            samples = np.pad(samples, self.fft // 2, mode="reflect")
+            edges: Any = "constant" if spec.edges == "zeros" else spec.edges
+            samples = np.pad(samples, self.fft // 2, mode=edges)
         frames = np.lib.stride_tricks.sliding_window_view(samples, self.frame)[:: self.step]
         if kaldi:
             frames = frames - frames.mean(axis=1, keepdims=True)
@@ -118,9 +120,13 @@ def features_of(spec: InputSpec) -> Features:
         before = (fft - frame) // 2
         taper = np.pad(taper, (before, fft - frame - before))
         frame = fft
-    if wanted.center and spec.window <= fft // 2:
+    if wanted.center and wanted.edges == "reflect" and spec.window <= fft // 2:
         raise ModelError(
             f"input.window: {spec.window} samples are too few to be reflected for frames of {fft}"
+        )
+    if (wanted.reference, wanted.top_db) != ("one", 0) and wanted.log != "db":
+        raise ModelError(
+            f'input.logmel: reference and top_db are for log = "db", found {wanted.log!r}'
         )
     if not wanted.center and spec.window < frame:
         raise ModelError(f"input.window: {spec.window} samples hold no frame of {frame}")
@@ -203,13 +209,16 @@ def _slaney_hz(mel: float) -> float:
 def _logarithm(bands: Floats, spec: LogMel) -> Floats:
     if spec.log == "log1p":
         return np.log1p(bands)
-    bands = bands + np.float32(spec.floor)
-    if spec.log == "log":
-        return np.log(bands)
-    found: Floats = np.log10(bands)
-    if spec.log == "log10":
+    floor = np.float32(spec.floor)
+    found: Floats
+    if spec.log != "db":
+        found = np.log(bands + floor) if spec.log == "log" else np.log10(bands + floor)
         return found
-    return found * np.float32(20.0 / spec.power)
+    # As librosa and torchaudio do: the floor is the least, and not added.
+    found = np.log10(np.maximum(bands, floor)) * np.float32(20.0 / spec.power)
+    if spec.reference == "max":
+        found -= found.max()
+    return np.maximum(found, found.max() - np.float32(spec.top_db)) if spec.top_db else found
 
 
 def _dct(bins: int, count: int) -> Floats:

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from ..folding.fold import Fold
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "float16", "float32")
-# The 1e-6 makes 415.9999999 count as 416, and 416.0000001.
+# "down" is exact, so that 415.9999999 becomes 415 as in the families that compute it so (YOLOX).
+# For "up" 416.0000001 counts as 416.
 ROUND: Mapping[Rounding, Callable[[float], int]] = {
     "half-even": round,
     "half-up": lambda size: int(size + 0.5),
-    "down": lambda size: int(size + 1e-6),
+    "down": int,
     "up": lambda size: ceil(size - 1e-6),
 }
 
@@ -119,10 +120,10 @@ class PicturePreprocessor:
             change(data, (new_width, new_height), out=place)
             scale_x, scale_y = new_width / source_width, new_height / source_height
             offset_x, offset_y = float(left), float(top)
-        elif spec.resize == "crop" and spec.antialias:
+        elif self._is_cut and spec.antialias:
             # As torchvision does: the whole picture is resized, then its middle is cut out, even if
             # the edges fall between pixels of the source.
-            whole_width, whole_height = _whole(data, self.size, spec.crop_ratio)
+            whole_width, whole_height = _whole(data, self.size, spec)
             left, top = round((whole_width - width) / 2), round((whole_height - height) / 2)
             scale_x, scale_y = whole_width / source_width, whole_height / source_height
             offset_x, offset_y = -float(left), -float(top)
@@ -130,12 +131,13 @@ class PicturePreprocessor:
             bottom = min(source_height, (top + height) / scale_y)
             box = (left / scale_x, top / scale_y, right, bottom)
             resize_antialiased(data, self.size, spec.interpolation, out=picture, box=box)
-        elif spec.resize == "crop":
+        elif self._is_cut:
             # The largest cut of the network's own shape, times the ratio; for a square network
-            # that is the shorter side times the ratio.
-            part = spec.crop_ratio * min(source_width / width, source_height / height)
-            cut_width = min(source_width, max(1, round(width * part)))
-            cut_height = min(source_height, max(1, round(height * part)))
+            # that is the shorter side times the ratio. Of a stretched picture, each side.
+            parts = source_width / width, source_height / height
+            across, down = (min(parts),) * 2 if spec.resize == "crop" else parts
+            cut_width = min(source_width, max(1, round(width * across * spec.crop_ratio)))
+            cut_height = min(source_height, max(1, round(height * down * spec.crop_ratio)))
             left, top = (source_width - cut_width) // 2, (source_height - cut_height) // 2
             cut = data[top : top + cut_height, left : left + cut_width]
             change(cut, self.size, out=picture)
@@ -148,6 +150,11 @@ class PicturePreprocessor:
         return Placement(
             width, height, scale_x, scale_y, offset_x, offset_y, source_width, source_height
         )
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the network gets the middle of a picture only."""
+        return self.spec.resize == "crop" or self.spec.crop_ratio < 1
 
     def _lay_out(self, buffers: _Buffers, out: Array) -> None:
         """Write the resized BGR picture into a tensor of the network's shape and type."""
@@ -173,14 +180,16 @@ class PicturePreprocessor:
             self.tables.look_up_planes(planes, target)
 
 
-def _whole(data: Array, size: tuple[int, int], ratio: float) -> tuple[int, int]:
+def _whole(data: Array, size: tuple[int, int], spec: InputSpec) -> tuple[int, int]:
     """Return the width and height to which a picture (h, w, 3) is resized before its middle is cut.
 
-    One axis becomes the network's divided by the ratio, the other keeps the aspect; both round as
-    torchvision's `Resize` does.
+    One axis becomes the network's divided by the ratio, the other keeps the aspect or, if the
+    picture is stretched, becomes that, too; both round as torchvision's `Resize` does.
     """
-    width, height = size
+    (width, height), ratio = size, spec.crop_ratio
     source_height, source_width = data.shape[:2]
+    if spec.resize == "stretch":
+        return int(width / ratio + 1e-6), int(height / ratio + 1e-6)
     if source_width * height <= source_height * width:
         whole_width = int(width / ratio + 1e-6)
         return whole_width, max(height, int(whole_width * source_height / source_width))

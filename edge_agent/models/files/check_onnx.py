@@ -131,7 +131,8 @@ def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
     operators, classes = frozenset(_operator(node) for node in nodes), classes_of(nodes)
     files: dict[Path, None] = {network: None}
     weight_bytes = sum(
-        _check_tensor(tensor, network, files, data) for tensor in _tensors(model, nodes)
+        _check_tensor(tensor, network, files, data, splits=splits)
+        for tensor, splits in _tensors(model, nodes)
     )
     constants = {tensor.name for tensor in graph.initializer}
     quantized = any(node.op_type in _QUANTIZED for node in nodes)
@@ -210,22 +211,26 @@ def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
         yield from attribute.graphs
 
 
-def _tensors(model: ModelProto, nodes: list[NodeProto]) -> Iterator[TensorProto]:
-    """Iterate over every constant: initializers, including sparse ones, and node attributes."""
+def _tensors(model: ModelProto, nodes: list[NodeProto]) -> Iterator[tuple[TensorProto, bool]]:
+    """Iterate over every constant: initializers, including sparse ones, and node attributes.
+
+    Yields each with whether it may hold where the trees of an ensemble split.
+    """
     sparse = []
     for graph in (model.graph, *(graph for node in nodes for graph in _subgraphs(node))):
-        yield from graph.initializer
+        yield from ((tensor, False) for tensor in graph.initializer)
         sparse += graph.sparse_initializer
     for node in nodes:
+        splits = _operator(node).startswith("ai.onnx.ml.TreeEnsemble")
         for attribute in node.attribute:
             if attribute.HasField("t"):
-                yield attribute.t
+                yield attribute.t, splits
             if attribute.HasField("sparse_tensor"):
                 sparse.append(attribute.sparse_tensor)
-            yield from attribute.tensors
+            yield from ((tensor, False) for tensor in attribute.tensors)
             sparse += attribute.sparse_tensors
     for tensor in sparse:
-        yield from (tensor.values, tensor.indices)
+        yield from ((tensor.values, False), (tensor.indices, False))
 
 
 def _check_operator(node: NodeProto, own: set[tuple[str, str]], network: Path) -> None:
@@ -242,9 +247,18 @@ def _check_operator(node: NodeProto, own: set[tuple[str, str]], network: Path) -
 
 
 def _check_tensor(
-    tensor: TensorProto, network: Path, files: dict[Path, None], data: bytes | mmap | None
+    tensor: TensorProto,
+    network: Path,
+    files: dict[Path, None],
+    data: bytes | mmap | None,
+    *,
+    splits: bool,
 ) -> int:
-    """Check one constant; add the file with its data to *files*; return its size in bytes."""
+    """Check one constant; add the file with its data to *files*; return its size in bytes.
+
+    With *splits* its numbers may be anything: trees that send all, or what is missing, one way
+    split at infinity.
+    """
     where = f"{network}: tensor {tensor.name!r}"
     if tensor.data_type == STRING:
         return 0
@@ -253,7 +267,7 @@ def _check_tensor(
     name, bits = DTYPES[tensor.data_type]
     count = prod(int(size) for size in tensor.dims)
     size = -(-count * bits // 8)
-    kind = _FLOATS.get(tensor.data_type)
+    kind = None if splits else _FLOATS.get(tensor.data_type)
     if tensor.data_location == EXTERNAL:
         path, offset = _external(tensor, size, network, where)
         files[path] = None

@@ -16,6 +16,7 @@ from typing import Any
 from ...core.errors import ModelError
 from ...core.text import printable
 from ...core.types import TensorSpec
+from ..decoders import POINTS_FIRST
 from . import infer_layout
 from .facts import Draft, NetworkFacts
 from .guess_exports import BINS, finished, heads, scrfd, unread
@@ -33,6 +34,8 @@ from .guess_signals import (
 COCO = 80
 _VECTOR = 64
 """Least length of an embedding."""
+_FEWEST_POINTS = 4
+"""Least number of key points that a detector of faces or plates has."""
 _NARROW = 16
 """Pixels of the least side of a picture."""
 _ANCHORS = {8: 3, 16: 2, 32: 2, 64: 3}
@@ -170,6 +173,17 @@ def _nanodet(picture: Picture) -> Draft | None:
     return None
 
 
+def _behind_objectness(count: int) -> str:
+    """Ask what *count* numbers behind the objectness are: classes, or key points as well."""
+    question = f"output.decoder: yolov5 if its {count} are classes"
+    if count <= 2 * _FEWEST_POINTS:
+        return question
+    return (
+        f'{question}; with key points among them task = "keypoints", points, labels and, where the '
+        f'points come first (YOLOv5-face, plates), layout = "{POINTS_FIRST}"'
+    )
+
+
 def _rows(picture: Picture) -> Draft | None:
     """YOLOX, v5, v6 and v7: a row of box, objectness, and classes for each cell."""
     if len(picture.only) != 3:
@@ -183,7 +197,7 @@ def _rows(picture: Picture) -> Draft | None:
         return None
     sure = width == COCO + 5
     if yolov5:
-        questions = () if sure else (f"output.decoder: yolov5 if its {width - 5} are classes",)
+        questions = () if sure else (_behind_objectness(width - 5),)
         return detector(
             picture,
             "YOLOv5 or YOLOv7",

@@ -169,12 +169,10 @@ def _timm(
     mode = entries.get("crop_mode", "center")
     if mode not in {"center", "squash"}:
         raise ModelError(f"{where}: {CONFIG}: crop_mode {mode!r} is not supported; center is")
-    if mode == "squash" and crop != 1:
-        raise ModelError(f"{where}: {CONFIG}: crop_mode squash with crop_pct is not supported")
     kind = entries.get("interpolation", "bicubic")
     if kind not in _TIMM_FILTERS:
         raise ModelError(f"{where}: {CONFIG}: interpolation {kind!r} is not supported")
-    picture |= _crop(crop) if mode == "center" else {"resize": "stretch"}
+    picture |= _crop(crop) | ({} if mode == "center" else {"resize": "stretch"})
     picture |= _filter(_TIMM_FILTERS[kind])
     picture.setdefault("color", "rgb")
     for key in ("mean", "std"):
@@ -225,8 +223,8 @@ def _picture(
             edge = _enlarged(edge, kind, processor, where)
         if edge is not None and height == width and height is not None and height <= edge:
             said |= _crop(height / edge)
-        elif height is not None and (size.get("height"), size.get("width")) == (height, width):
-            said["resize"] = "stretch"
+        elif (share := _share(size, height, width)) is not None:
+            said |= _crop(share) | {"resize": "stretch"}
         else:
             raise ModelError(
                 f"{where}: {PREPROCESSOR}: size {size} and then crop_size {cut} is not supported; "
@@ -256,6 +254,14 @@ def _picture(
         said["color"] = "bgr"
     said["mean"], said["scale"] = _normalization(processor, where)
     return spec, said, assumed
+
+
+def _share(size: Mapping[str, int], height: int | None, width: int | None) -> float | None:
+    """Return the share of both sides of *size* that is cut out; None if it is not the same."""
+    if not height or not width or not size.get("height") or not size.get("width"):
+        return None
+    share = height / size["height"]
+    return share if share <= 1 and share == width / size["width"] else None
 
 
 def _kind(processor: Mapping[str, Any]) -> str:
