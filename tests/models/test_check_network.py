@@ -482,11 +482,10 @@ SPOILT_XML = b"""<?xml version="1.0"?>
 
 def test_trees_may_split_at_infinity(tmp_path: Path) -> None:
     """A tree that sends every number one way splits there, as scikit-learn's own may."""
-    from onnx import helper, numpy_helper
+    from onnx import numpy_helper
 
     splits = numpy_helper.from_array(np.array([np.inf, 0, 0]), "splits")
-    values = {"nodes_falsenodeids": [2, 0, 0], "nodes_truenodeids": [1, 0, 0]}
-    tree = helper.make_node(
+    tree = node(
         "TreeEnsembleRegressor",
         ["x"],
         ["y"],
@@ -496,12 +495,13 @@ def test_trees_may_split_at_infinity(tmp_path: Path) -> None:
         nodes_treeids=[0, 0, 0],
         nodes_nodeids=[0, 1, 2],
         nodes_featureids=[0, 0, 0],
+        nodes_truenodeids=[1, 0, 0],
+        nodes_falsenodeids=[2, 0, 0],
         n_targets=1,
         target_treeids=[0, 0],
         target_nodeids=[1, 2],
         target_ids=[0, 0],
         target_weights_as_tensor=numpy_helper.from_array(np.array([0.5, 2.0]), "weights"),
-        **values,
     )
     path = save_onnx(
         tmp_path / "n.onnx", [tree], [("x", "float64", (1, 1))], [("y", "float64", (1, 1))]
