@@ -83,12 +83,12 @@ def _label(rule: Rule) -> dict[str, Any]:
 def _class(rule: Rule, outcome: Outcome, count: int) -> Measured:
     del count
     found = outcome.findings
-    if not isinstance(found, Classes) or not found.labels:
+    if not isinstance(found, Classes):
         return None, False, {}
-    wanted = (i for i, label in enumerate(found.labels) if label in rule.labels)
-    best = next(wanted, None) if rule.labels else 0
+    wanted = (i for i, label in enumerate(found.labels) if not rule.labels or label in rule.labels)
+    best = next(wanted, None)
     if best is None:
-        # Not among the decoder's findings: its score is below the threshold.
+        # Not among the decoder's findings: its score is below the threshold, or nobody is known.
         return 0.0, False, {}
     score = float(found.scores[best])
     return score, best == 0, {"label": found.labels[best], "score": round(score, 4)}

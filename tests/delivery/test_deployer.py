@@ -406,6 +406,23 @@ def test_a_crash_counts_against_the_model_in_whose_call_it_happened(
     assert "crashed (Segmentation fault) during its probation" in state["last"]["why"]
 
 
+def test_a_crash_of_its_own_in_shadow_rejects(box: Boxes, tmp_path: Path) -> None:
+    """At once; another model's does not. It took the agent down three times."""
+    one = box(trial={"shadow_frames": 100_000, "timeout_s": 600})
+    with PlainSender(one.broker.port, one.device, package(tmp_path, "2", best=2)) as sender:
+        sender.offer().wait("shadow")
+        for crashing in ("other@2", "level@2"):
+            one.agent.signal(signal.SIGKILL)
+            one.agent.wait()
+            crashed(one, crashing)
+            assert started_again(one) == "level@1"
+            if crashing == "other@2":
+                sender.said.clear()
+                sender.wait("shadow")
+    state = one.wait_settled(outcome="rejected", version="2")
+    assert state["last"]["why"] == "the agent crashed (Segmentation fault) during its trial"
+
+
 def test_taking_too_much_memory_in_probation_rolls_back(box: Boxes, tmp_path: Path) -> None:
     """At once, where its inference was in flight when the kernel killed the agent."""
     one = on_probation(box, tmp_path)

@@ -477,15 +477,20 @@ def test_fresh_box_says_how_to_trust(
     check_untouched(box)
 
 
+@pytest.mark.parametrize("end", [None, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("signed", [True, False], ids=["key removed", "unsigned not allowed"])
 def test_what_is_no_longer_trusted_does_not_go_live(
     signed: bool,
+    end: signal.Signals | None,
     broker: Mosquitto,
     listen: Callable[..., Listener],
     agent: Callable[..., AgentProcess],
     tmp_path: Path,
 ) -> None:
-    """A key that was withdrawn while its package was in shadow let that version go live."""
+    """What was trusted when it came is not once its key, or the permission, is withdrawn.
+
+    In shadow, and where the agent ends there and starts with the changed settings.
+    """
     pub = trust(tmp_path / "trust.d")
     box = start_box(
         *(tmp_path, broker, listen(broker.port), agent, "edge-01"),
@@ -502,11 +507,16 @@ def test_what_is_no_longer_trusted_does_not_go_live(
         else:
             settings = box.agent.config
             settings.write_text(settings.read_text().replace("unsigned = true", "unsigned = false"))
+        if end is not None:
+            box.agent.signal(end)
+            box.agent.wait()
+            box.agent.restart()
+        elif not signed:
             box.agent.signal(signal.SIGHUP)
-        end = sender.wait("live", "probation", "rejected")
-    assert end["state"] == "rejected", end
+        said = sender.wait("live", "probation", "rejected")
+    assert said["state"] == "rejected", said
     expected = "no key that this device trusts" if signed else "the package is unsigned"
-    assert expected in end["why"]
+    assert expected in said["why"]
     check_untouched(box)
 
 

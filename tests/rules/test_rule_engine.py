@@ -135,6 +135,25 @@ def test_a_rule_on_classes_is_true_in_k_of_n() -> None:
     assert stage.told() == [("r", "begin"), ("r", "end")]
 
 
+@pytest.mark.parametrize("bounds", [{}, {"above": 0.8}, {"above": 0.9, "below": 0.5}])
+@pytest.mark.parametrize("labels", [(), ("siren",)])
+def test_a_class_ends_where_nothing_is_found(bounds: Any, labels: tuple[str, ...]) -> None:
+    """Below the model's threshold no class is left, and of a gallery nobody is known.
+
+    A siren that was switched on stayed so for ever.
+    """
+    stage = Stage(rules=[rule("class", labels=labels, frames="2/3", **bounds)])
+    for _ in range(3):
+        stage.give(Classes(("siren",), (0.95,)))
+    assert stage.told() == [("r", "begin")]
+    for _ in range(3):
+        stage.give(Classes((), ()))
+    assert stage.told() == [("r", "begin"), ("r", "end")]
+    for found in (("siren",), (), (), ("siren",), (), ()):
+        stage.give(Classes(found, (0.95,) * len(found)))
+    assert len(stage.told()) == 2, "two of three is not two within minutes"
+
+
 def test_an_event_ends_with_the_label_that_it_began_with() -> None:
     """Whatever the best of the rule's labels is by then: an action may have it in its topic."""
     stage = Stage(rules=[rule("class", labels=("siren", "alarm"), above=0.8, frames="1/1")])

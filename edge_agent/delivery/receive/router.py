@@ -308,8 +308,9 @@ class Router:
 
         def install() -> ModelFolder:
             self.admission.check(front.header, front.signature)
+            here = self.admission.identity.here
             return install_package(
-                self.admission.store, front, header, blocks, members, self.admission.identity.here
+                self.admission.store, front, header, blocks, members, here, received=True
             )
 
         unsigned = front.signature is None
@@ -317,7 +318,8 @@ class Router:
 
     def _install_handmade(self, archive: Archive) -> ModelFolder:
         """Install a tar without a header, whose name and version are only known then."""
-        folder = install_handmade(self.admission.store, archive, self.admission.identity.here)
+        here = self.admission.identity.here
+        folder = install_handmade(self.admission.store, archive, here, received=True)
         name, version = folder.manifest.name, folder.manifest.version
         try:
             self.admission.check_not_older(name, version)

@@ -45,7 +45,7 @@ class Recovery:
                 elif mark.phase == ROLLED_BACK:
                     self._record_undone(name, mark, mark.why or "by an earlier run")
                 elif mark.phase != "probation":
-                    found += self._try_again(name, mark)
+                    found += self._try_again(name, mark, last)
                 elif (why := _reason_against(name, mark, last)) is not None:
                     self._undo_crash(name, mark, why)
                 else:
@@ -62,13 +62,18 @@ class Recovery:
         untried = [v for v in versions if not self._swap.store.accepted(name, v)]
         return [self._stored(name, version) for version in untried[-1:]]
 
-    def _try_again(self, name: str, mark: Mark) -> list[Candidate]:
-        """Restart a trial interrupted by the end of the agent, unless that happened too often."""
+    def _try_again(self, name: str, mark: Mark, last: PreviousCrash | None) -> list[Candidate]:
+        """Restart a trial interrupted by the end of the agent, unless it caused that.
+
+        An end in one of its own calls, in shadow, is its doing; so are too many ends.
+        """
         starts = mark.starts + 1
         candidate = self._stored(name, mark.version, mark.push)
         candidate.starts = starts
-        if starts > MOST_STARTS or self._swap.store.path(name, mark.version) is None:
-            why = f"the agent ended {starts} times during its trial"
+        crashed = last is not None and _called(name, mark.version, last)
+        if crashed or starts > MOST_STARTS or self._swap.store.path(name, mark.version) is None:
+            often = f"ended {starts} times"
+            why = f"the agent {last.why if last and crashed else often} during its trial"
             self._swap.store.set_trial(name, None)
             self._swap.ledger.discard(name, mark.version, why)
             self._swap.ledger.finish(candidate, "rejected", why)
@@ -119,6 +124,8 @@ class Recovery:
             version,
             self._swap.store.transfer(name, version),
             lambda: self._swap.catalog.find_unchanged(name, version),
+            # Where it has a signature, that is judged anyway.
+            unsigned=self._swap.store.received(name, version),
             push=push,
         )
 
@@ -144,14 +151,19 @@ class Recovery:
             self._swap.ledger.changed()
 
 
+def _called(name: str, version: str, last: PreviousCrash) -> bool:
+    """Whether a run ended by itself within a call into a version."""
+    target = f"{name}@{version} "
+    return last.self_inflicted and any(call.target.startswith(target) for call in last.calls)
+
+
 def _reason_against(name: str, mark: Mark, last: PreviousCrash | None) -> str | None:
     """Return why a version on probation caused the last run's end, or None if it did not.
 
     After a clean shutdown, which the mark records, only its own calls count.
     """
     if last is not None and last.self_inflicted:
-        own = any(call.target.startswith(f"{name}@{mark.version} ") for call in last.calls)
-        if own or (not last.calls and mark.starts >= 0):
+        if _called(name, mark.version, last) or (not last.calls and mark.starts >= 0):
             return f"the agent {last.why} during its probation"
     if mark.starts >= MOST_STARTS:
         return f"the agent ended {mark.starts + 1} times during its probation"

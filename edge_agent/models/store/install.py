@@ -30,6 +30,8 @@ def install_package(
     blocks: BlockList,
     read: Callable[[int, int], bytes],
     here: Sequence[str] = (),
+    *,
+    received: bool = False,
 ) -> ModelFolder:
     """Unpack a package into the store.
 
@@ -42,6 +44,7 @@ def install_package(
             `Incoming.read`.
         here: variants that suit this device, the most specific first; files that only other
             variants use are left out.
+        received: whether it came over MQTT.
 
     Raises:
         ModelError: it is damaged or mislabeled, or there is no room. Nothing is left behind.
@@ -61,7 +64,7 @@ def install_package(
             raise ModelError("model.toml has other variants than the package; pack it again")
         fault("install.unpacked")
         with disk_errors("keeping its block list"):
-            write_notes(staged, front, layout, _kept(model))
+            write_notes(staged, front, layout, _kept(model), received=received)
         place = store.commit(staged, header.name, header.version, is_damaged=_is_damaged)
     return load(place)
 
@@ -74,23 +77,32 @@ def install_incoming(store: Store, incoming: Incoming) -> ModelFolder:
             `recheck` or `discard`.
     """
     model = install_package(
-        store, incoming.front, incoming.header, incoming.blocks, incoming.read, incoming.here
+        store,
+        incoming.front,
+        incoming.header,
+        incoming.blocks,
+        incoming.read,
+        incoming.here,
+        received=True,
     )
     incoming.discard()
     return model
 
 
-def install_handmade(store: Store, archive: Archive, here: Sequence[str] = ()) -> ModelFolder:
+def install_handmade(
+    store: Store, archive: Archive, here: Sequence[str] = (), *, received: bool = False
+) -> ModelFolder:
     """Unpack an unsigned tar that was made by hand; the caller has checked that this is allowed.
 
     Of a model's variants the first one in *here*, ordered from the most specific, is kept.
+    *received* tells whether it came over MQTT.
 
     Raises:
         ModelError: it is not a model, or there is no room. Nothing is left behind.
     """
     with store.stage() as staged, _plainly(staged, archive.where):
         unpack_handmade(archive, staged)
-        return _adopt(store, staged, here)
+        return _adopt(store, staged, here, received=received)
 
 
 def install_folder(store: Store, model: ModelFolder) -> ModelFolder:
@@ -102,10 +114,10 @@ def install_folder(store: Store, model: ModelFolder) -> ModelFolder:
     with store.stage() as staged, _plainly(staged, str(model.path)):
         with disk_errors("copying it"):
             copy_folder(model.path, staged)
-        return _adopt(store, staged, [model.variant])
+        return _adopt(store, staged, [model.variant], received=False)
 
 
-def _adopt(store: Store, staged: Path, here: Sequence[str]) -> ModelFolder:
+def _adopt(store: Store, staged: Path, here: Sequence[str], *, received: bool) -> ModelFolder:
     """Commit a staged folder, with the notes that a package would have left."""
     model = load(staged, here)
     fault("install.unpacked")
@@ -116,7 +128,7 @@ def _adopt(store: Store, staged: Path, here: Sequence[str]) -> ModelFolder:
         for name, begin, size in layout.files():
             if not taken(begin, size):
                 (staged / name).unlink()
-        write_notes(staged, front, layout, _kept(model))
+        write_notes(staged, front, layout, _kept(model), received=received)
     name, version = model.manifest.name, model.manifest.version
     return load(store.commit(staged, name, version, is_damaged=_is_damaged))
 

@@ -25,7 +25,7 @@ from ..packages.blocks import BlockList
 from ..packages.build import cut_folder
 from ..packages.package import BLOCKS, HEADER, SIGNATURE, PackageHeader
 from ..packages.tar_folder import Layout, Stream
-from .store import LAYOUT, NOTES, Store, changed_words
+from .store import LAYOUT, NOTES, RECEIVED, Store, changed_words
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,12 @@ class Source:
     stream: Stream
 
 
-def write_notes(folder: Path, front: Front, layout: Layout, variant: str | None) -> None:
+def write_notes(
+    folder: Path, front: Front, layout: Layout, variant: str | None, *, received: bool
+) -> None:
     """Write notes on how a version arrived beside its files: front, frame, and layout.
+
+    *received* tells whether it came over MQTT, so that its trust is judged again after a restart.
 
     Raises:
         OSError: the disk is full or broken.
@@ -51,6 +55,8 @@ def write_notes(folder: Path, front: Front, layout: Layout, variant: str | None)
     write_front(notes, front)
     write_new(notes / FRAME, layout.frame)
     write_new(notes / LAYOUT, json.dumps(layout.pieces).encode())
+    if received:
+        write_new(notes / RECEIVED, b"")
     if variant is not None:
         write_new(folder / KEPT, variant.encode())
 

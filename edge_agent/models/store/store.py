@@ -46,6 +46,8 @@ NOTES = ".package"
 """Folder within a version that is not part of the model."""
 LAYOUT = "layout.json"
 """File in it that lists the version's files and their sizes."""
+RECEIVED = "received"
+"""File in it where the version came over MQTT."""
 PUSH_AGAIN = "push it again"
 _ACCEPTED = "accepted"
 _HISTORY = 8
@@ -114,6 +116,14 @@ class Store:
             return path is not None and (path / NOTES / _ACCEPTED).is_file()
         except OSError:
             return False
+
+    def received(self, name: str, version: str) -> bool:
+        """Whether a stored version came over MQTT; an unreadable one counts as if it had."""
+        path = self.path(name, version)
+        try:
+            return path is not None and (path / NOTES / RECEIVED).is_file()
+        except OSError:
+            return True
 
     def pointers(self, name: str) -> Pointers:
         """Read which versions are live, previous, and on trial.
