@@ -39,6 +39,11 @@ def lint_pipeline(
             f"model = {pipeline.model!r} splits frames between different tasks ({each}): its "
             "results change their kind from frame to frame; split it into several pipelines"
         )
+    if len(known) > 1:
+        from ..inference.preprocess.windowing import split_trouble
+
+        first, *others = (folder.manifest for folder in known)
+        lines += [why for each in others if (why := split_trouble(first, each)) is not None]
     lines += [
         f"{folder.manifest.id}: {idle}"
         for folder in (*known, *seconds)

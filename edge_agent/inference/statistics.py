@@ -53,6 +53,8 @@ class Statistics:
         """Number of frames on which it failed."""
         self.failing = 0
         """Number of consecutive failed inferences; failover watches it."""
+        self.misfit: str | None = None
+        """Why the last reading of a source does not fit it; None: it does."""
         self.failure: tuple[str, Request] | None = None
         """The last failure: error text, and the request."""
         self.doubt: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from edge_agent.core.errors import ModelError
 from edge_agent.core.types import Anomaly, Classes, Outcome, Timing
 from edge_agent.models.manifest import OutputSpec, parse
-from edge_agent.runtime.pipelines.learned import Decisions, LearnedValues
+from edge_agent.runtime.pipelines.learned import KEPT, Decisions, LearnedValues
 
 
 def outcome(findings: Any, model: str = "m@1") -> Outcome:
@@ -135,3 +136,40 @@ def test_what_cannot_be_decided_is_refused(task: str, output: dict[str, Any], me
     data = {"name": "m", "version": "1", "task": task, "file": "model.onnx"}
     with pytest.raises(ModelError, match=message):
         parse({**data, "output": {"decoder": decoder, **output}}, "model.toml")
+
+
+def test_versions_of_a_split_learn_each_for_itself(tmp_path: Path) -> None:
+    """Frames that take turns between two versions did not let either finish learning."""
+    kept = LearnedValues(tmp_path).thresholds
+    decisions = Decisions("p", kept)
+    for score in range(1, 11):
+        judge(decisions, LEARNS, score)
+        judge(decisions, LEARNS, 10 * score, model="m@2")
+    for again in (decisions, Decisions("p", LearnedValues(tmp_path).thresholds)):
+        assert [judge(again, LEARNS, 50, model=each)[0].threshold for each in ("m@1", "m@2")] == [
+            9,
+            90,
+        ]
+
+
+def test_smoothing_goes_on_over_the_versions_of_a_split() -> None:
+    """Whichever of them has found it."""
+    spec = OutputSpec(decoder="score", threshold=1.0, smooth="4/5")
+    decisions = Decisions("p", None)
+    found = [judge(decisions, spec, 5, model=f"m@{1 + turn % 2}")[0] for turn in range(6)]
+    assert [one.anomalous for one in found] == [False] * 3 + [True] * 3
+
+
+def test_after_a_rollback_what_was_learned_still_holds(tmp_path: Path) -> None:
+    """Of as many versions as may come back; an older file of a single one is read."""
+    path = tmp_path / "thresholds.json"
+    path.write_text('{"p": {"model": "m@0", "rule": "p90/10", "threshold": 7.0}}')
+    kept = LearnedValues(tmp_path).thresholds
+    for version in range(1, KEPT):
+        judge(Decisions("p", kept), LEARNS, *range(version, version + 10), model=f"m@{version}")
+    latest = json.loads(path.read_text())["p"]
+    assert (latest["model"], latest["threshold"]) == (f"m@{KEPT - 1}", KEPT + 7), "as before"
+    again = LearnedValues(tmp_path).thresholds
+    assert [again.get("p", f"m@{each}", "p90/10") for each in range(KEPT)] == [7, 9, 10, 11]
+    judge(Decisions("p", again), LEARNS, *range(10), model="m@9")
+    assert again.get("p", "m@0", "p90/10") is None

@@ -46,8 +46,8 @@ class Watch:
 
     @property
     def stuck(self) -> bool:
-        """Whether frames were given to it but none has been inferred."""
-        waiting = any(model.users for model in self.models)
+        """Whether frames were given to it, or would be, but none has been inferred."""
+        waiting = any(model.users or model.stats.misfit for model in self.models)
         return (
             waiting and sum(model.stats.inferred for model in self.models) == self.inferred_before
         )
@@ -60,7 +60,8 @@ class Watch:
         limit = self.bounds.max_infer_ms
         for model in self.models:
             if model.stats.errors >= MOST_ERRORS:
-                return f"failed on {model.stats.errors} frames during its probation"
+                frames = f"failed on {model.stats.errors} frames during its probation"
+                return model.stats.misfit or frames
             recent = sorted(list(model.stats.infer_ms)[-RECENT:])
             if limit and len(recent) >= FEWEST and recent[len(recent) // 2] > limit:
                 return (

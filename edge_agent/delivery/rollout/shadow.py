@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,9 +16,12 @@ from ...core.types import Kind, Outcome, Sample
 from ...inference.agreement import compare_findings, margin_of
 from ...inference.model import Model
 from ...inference.preprocess.placement import Region
+from ...inference.preprocess.windowing import windows_apart
 from ...mqtt.payloads import percentiles
 from ...serving.active import ActiveModels
 from .ledger import Candidate, Ledger
+
+log = logging.getLogger(__name__)
 
 SHARE = 0.5
 """Most of one lane's time that it may take: the incumbent's frames have priority."""
@@ -134,8 +138,16 @@ def run_in_shadow(
     ]
     if not servings or bounds.shadow_frames == 0:
         return {}
-    ledger.enter(candidate, "shadow")
     serving = servings[0]
+    incumbent = serving.model
+    keys = incumbent and windows_apart(incumbent.manifest.input, models[serving.kind].manifest.input)
+    if incumbent is not None and keys:
+        words = f"{candidate.id}: takes other windows than {incumbent.id} ({keys})"
+        if bounds.min_agreement > 0:
+            raise ModelError(f"{words}: their agreement, of which trial asks, cannot be judged")
+        log.info("%s: no shadow; its probation judges it", words)
+        return {}
+    ledger.enter(candidate, "shadow")
     shadow = Comparison(models[serving.kind], bounds.shadow_frames)
     serving.shadow = shadow
     fault("shadow.begun")

@@ -15,10 +15,31 @@ from numpy.typing import NDArray
 from ...core.errors import ModelError, SampleError
 from ...core.text import counted
 from ...core.types import Array, Reading, Sample
-from ...models.manifest import InputSpec
+from ...models.manifest import InputSpec, Manifest
 
 if TYPE_CHECKING:
     from .resampling import Resampler
+
+
+_CUT = ("channels", "every", "window", "hop", "lead", "rate_hz", "resample_hz")
+"""Keys of `[input]` that say how a signal is cut."""
+
+
+def windows_apart(one: InputSpec, other: InputSpec) -> str:
+    """Return the keys in which two models cut a signal differently; "" if they share windows."""
+    return ", ".join(f"input.{key}" for key in _CUT if getattr(one, key) != getattr(other, key))
+
+
+def split_trouble(first: Manifest, other: Manifest) -> str | None:
+    """Return why *other* cannot take some of the frames that are cut for *first*; None: it can."""
+    words = f"{other.id} gets no frames of this split"
+    for each in (first, other):
+        if each.input.state:
+            return f"{words}: {each.id} hands a state from window to window and must see them all"
+    keys = windows_apart(first.input, other.input)
+    if not keys:
+        return None
+    return f"{words}: it takes other windows than {first.id} ({keys}); give it its own pipeline"
 
 
 class Window(NamedTuple):

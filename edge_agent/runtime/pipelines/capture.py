@@ -452,6 +452,7 @@ class Windows:
                     return False
         except ModelError as problem:
             raise self._misfit(model, problem) from None
+        model.stats.misfit = None
         return True
 
     def _put(self, window: Window, last: Reading, attempt: Attempt) -> bool:
@@ -470,6 +471,8 @@ class Windows:
     def _misfit(self, model: Model, problem: ModelError) -> AgentError:
         """Return the error for a reading that does not fit; a live source may still recover."""
         text = f"{model.id} does not fit this source: {problem}"
+        model.stats.errors += 1
+        model.stats.misfit = text
         return SampleError(text) if self._capture.spec.live else MisfitError(text)
 
     def _model(self, attempt: Attempt) -> Model | None:

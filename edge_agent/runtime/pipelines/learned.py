@@ -24,8 +24,12 @@ from ...models.manifest import OutputSpec
 T = TypeVar("T")
 
 
+KEPT = 4
+"""Versions of which a pipeline keeps what it has learned: after a rollback it is needed again."""
+
+
 class Learned(Generic[T]):
-    """One value for each pipeline of a device, stored on disk. Any thread may call it."""
+    """One value for each pipeline and version, stored on disk. Any thread may call it."""
 
     def __init__(
         self, file: StateFile, key: str, read: Callable[[Any], T], write: Callable[[T], Any]
@@ -38,7 +42,8 @@ class Learned(Generic[T]):
         self._key = key
         self._to_value = read
         self._to_json = write
-        self._known: dict[str, dict[str, Any]] | None = None
+        self._known: dict[str, list[dict[str, Any]]] | None = None
+        """The entries of each pipeline, latest first."""
         self.on_put = Callbacks()
         """Called after a value was learned, by the thread that learned it."""
         self._lock = threading.Lock()
@@ -46,28 +51,35 @@ class Learned(Generic[T]):
     def get(self, pipeline: str, model: str, rule: str) -> T | None:
         """Return the value that a pipeline has learned for a version by a rule, or None."""
         with self._lock:
-            entry = self._read().get(pipeline)
-        if entry is None or (entry["model"], entry["rule"]) != (model, rule):
-            return None
-        return self._to_value(entry[self._key])
+            known = self._read().get(pipeline, [])
+        wanted = (e for e in known if (e["model"], e["rule"]) == (model, rule))
+        entry = next(wanted, None)
+        return None if entry is None else self._to_value(entry[self._key])
 
     def put(self, pipeline: str, model: str, rule: str, value: T) -> None:
         """Store a value over restarts."""
         with self._lock:
             known = self._read()
-            known[pipeline] = {"model": model, "rule": rule, self._key: self._to_json(value)}
-            self._file.save(known)
+            entry = {"model": model, "rule": rule, self._key: self._to_json(value)}
+            others = [each for each in known.get(pipeline, []) if each["model"] != model]
+            known[pipeline] = [entry, *others][:KEPT]
+            self._file.save(
+                {name: {**first, "before": rest} for name, (first, *rest) in known.items()}
+            )
         self.on_put()
 
-    def _read(self) -> dict[str, dict[str, Any]]:
+    def _read(self) -> dict[str, list[dict[str, Any]]]:
         if self._known is None:
             self._known = self._file.read(self._parse) or {}
         return self._known
 
-    def _parse(self, content: Any) -> dict[str, dict[str, Any]]:
+    def _parse(self, content: Any) -> dict[str, list[dict[str, Any]]]:
         """Return the content if `put` has written it; raise ValueError, KeyError, … otherwise."""
-        found = {name: dict(entry) for name, entry in content.items()}
-        for entry in found.values():
+        found = {}
+        for name, latest in content.items():
+            latest = dict(latest)
+            found[name] = [latest, *map(dict, latest.pop("before", []))][:KEPT]
+        for entry in (each for known in found.values() for each in known):
             self._to_value(entry[self._key])
             if not isinstance(entry["rule"], str) or not isinstance(entry["model"], str):
                 raise TypeError(entry)
@@ -107,7 +119,6 @@ class _Memory:
     model: str
     threshold: float | None = None
     scores: list[float] = field(default_factory=list)
-    recent: deque[str | None] = field(default_factory=deque)
 
 
 class Decisions:
@@ -117,7 +128,10 @@ class Decisions:
         """Begin; *learned* None: learned values are not kept."""
         self._pipeline = pipeline
         self._learned = learned
-        self._memory = _Memory("")
+        self._memories: dict[str, _Memory] = {}
+        """Of each version; those of a split take turns."""
+        self._recent: deque[str | None] = deque()
+        """What the last windows had, whichever version found it."""
 
     def decide(
         self, outcome: Outcome, spec: OutputSpec, *, follows: bool, override: float | None
@@ -129,27 +143,30 @@ class Decisions:
         """
         if spec.smooth is None and not isinstance(spec.threshold, str):
             return outcome
-        memory = self._memory
-        if memory.model != outcome.model:
-            memory = self._memory = _Memory(outcome.model)
+        memory = self._memories.get(outcome.model)
+        if memory is None:
+            memory = _Memory(outcome.model)
+            self._memories = {**self._memories, outcome.model: memory}
+            while len(self._memories) > KEPT:
+                del self._memories[next(iter(self._memories))]
             if isinstance(spec.threshold, str) and self._learned is not None:
                 memory.threshold = self.learned(outcome.model, spec)
                 if memory.threshold is None:
                     words = "%s: learns the threshold of %s as %s of %d windows"
                     log.info(words, self._pipeline, outcome.model, spec.threshold, spec.learn)
         if not follows:
-            memory.recent.clear()
+            self._recent.clear()
         found: Findings = outcome.findings
         if isinstance(found, Anomaly) and isinstance(spec.threshold, str) and override is None:
             found = self._judged(found, spec, memory)
         if spec.smooth is not None:
-            found = _smoothed(found, spec.smooth, memory.recent)
+            found = _smoothed(found, spec.smooth, self._recent)
         return replace(outcome, findings=found)
 
     def learned(self, model: str, spec: OutputSpec) -> float | None:
         """Return the learned threshold for a version, from this run or earlier; None: not yet."""
-        memory = self._memory
-        if memory.model == model and memory.threshold is not None:
+        memory = self._memories.get(model)
+        if memory is not None and memory.threshold is not None:
             return memory.threshold
         if self._learned is None:
             return None

@@ -235,6 +235,16 @@ class Pipeline:
             [None if model is None else model.folder for model in seconds],
         )
 
+    def split_problem(self) -> str | None:
+        """Return why a model gets none of the frames that are split; None: all get theirs."""
+        models = [serving.model.manifest for serving in self.servings if serving.model is not None]
+        if len(models) < 2:
+            return None
+        from ...inference.preprocess.windowing import split_trouble
+
+        first, *others = models
+        return next((why for each in others if (why := split_trouble(first, each))), None)
+
     def threshold_problem(self) -> str | None:
         """Return why no result of its models can reach a threshold; None: some can."""
         thresholds = [(self.threshold, serving) for serving in self.servings]

@@ -57,7 +57,7 @@ class PipelineRoute:
         self._stream = stream
         self._snapshots = snapshots
         self._errors = errors
-        self._split = Split(settings.arms, servings)
+        self._split = Split(settings.arms, servings, _share_windows)
         self.advance = self._split.advance
         self.request = self.path.request
         self._loaded = False
@@ -166,8 +166,17 @@ class Split(Generic[T]):
     Both methods are called with the board's lock held, or another one.
     """
 
-    def __init__(self, arms: Sequence[Arm], servings: Sequence[_Serves[T]]) -> None:
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        servings: Sequence[_Serves[T]],
+        fits: Callable[[T, T], bool] = lambda _first, _other: True,
+    ) -> None:
+        """*fits* tells whether a model can take frames that are made for the first one."""
         self._servings = servings
+        self._fits = fits
+        self._judged: tuple[list[T | None], list[int]] = [], []
+        """The models of all arms, and the arms that take frames."""
         # Per pipeline: others may split their frames between the same models differently.
         self._weights = [arm.weight for arm in arms]
         self._credit = [0] * len(arms)
@@ -184,12 +193,29 @@ class Split(Generic[T]):
             return
         arm = self._arm()
         for index, serving in enumerate(self._servings):
-            if serving.model is not None and arm is not None:
+            if serving.model is not None and arm is not None and index in self._judged[1]:
                 self._credit[index] += self._weights[index]
                 self._credit[arm] -= self._weights[index]
 
     def _arm(self) -> int | None:
-        there = [index for index, serving in enumerate(self._servings) if serving.model is not None]
+        models = [serving.model for serving in self._servings]
+        if models != self._judged[0]:
+            first = next((model for model in models if model is not None), None)
+            there = [
+                index
+                for index, model in enumerate(models)
+                if model is not None and (model is first or (first and self._fits(first, model)))
+            ]
+            self._judged = models, there
         return max(
-            there, key=lambda index: self._credit[index] + self._weights[index], default=None
+            self._judged[1],
+            key=lambda index: self._credit[index] + self._weights[index],
+            default=None,
         )
+
+
+def _share_windows(first: Model, other: Model) -> bool:
+    """Whether windows cut for one model suit another, and it may miss some of them."""
+    from ...inference.preprocess.windowing import split_trouble
+
+    return split_trouble(first.manifest, other.manifest) is None
