@@ -178,9 +178,9 @@ def _read_keys(
     name: str, given: Mapping[str, Any], present: Table | None, may: tuple[str, ...]
 ) -> Table:
     """Merge the keys of one pipeline; in a new one, keys not given get their defaults."""
-    secrets: dict[str, str] = {}
-    for told, text in _secrets(present or {}):
-        secrets[told] = text if secrets.get(told, text) == text else ""
+    secrets: dict[_Place, str] = {}
+    for place, text in _secrets(present or {}):
+        secrets[place] = text if secrets.get(place, text) == text else ""
     made: Table = {} if present is not None else dict.fromkeys(KEYS)
     for key, value in given.items():
         where = f"pipelines[{name}].{key}"
@@ -195,7 +195,7 @@ def _read_keys(
         if key not in may:
             raise RequestError(f"{where}: {_may_not(key, may)}")
         merged = _merged((present or {}).get(key), value)
-        made[key] = _restored(merged, secrets, where, is_url=key in _URLS)
+        made[key] = _restored(merged, secrets, where, (key,))
     return made
 
 
@@ -218,6 +218,10 @@ def _merged(target: Any, patch: Any) -> Any:
 
 
 # Secrets: published settings hide them, so a patch made from those must not store the hidden form.
+# A secret comes back only below the keys where it was: in another text it could be published.
+
+_Place = tuple[tuple[str, ...], str]
+"""The keys above a text, and its published form."""
 
 
 def _hidden(value: Any, *, is_url: bool = False) -> Any:
@@ -228,28 +232,35 @@ def _hidden(value: Any, *, is_url: bool = False) -> Any:
     return [_hidden(each) for each in value] if isinstance(value, list) else value
 
 
-def _secrets(value: Any, *, is_url: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the published form of each text that contains a secret, and the text itself."""
-    if isinstance(value, str) and (told := _hidden(value, is_url=is_url)) != value:
-        yield told, value
+def _is_url(keys: tuple[str, ...]) -> bool:
+    return bool(keys) and keys[-1] in _URLS
+
+
+def _secrets(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[_Place, str]]:
+    """Yield the place of each text that contains a secret, and the text itself."""
+    if isinstance(value, str) and (told := _hidden(value, is_url=_is_url(keys))) != value:
+        yield (keys, told), value
     elif isinstance(value, dict):
         for key, each in value.items():
-            yield from _secrets(each, is_url=key in _URLS)
+            yield from _secrets(each, (*keys, key))
     elif isinstance(value, list):
         for each in value:
-            yield from _secrets(each)
+            yield from _secrets(each, keys)
 
 
-def _restored(value: Any, secrets: Mapping[str, str], where: str, *, is_url: bool = False) -> Any:
+def _restored(value: Any, secrets: Mapping[_Place, str], where: str, keys: tuple[str, ...]) -> Any:
     """Replace the published form of a pipeline's secrets by the secrets."""
     if isinstance(value, str):
-        text = secrets.get(value, "" if is_url and HIDDEN in value else value)
+        unknown = "" if _is_url(keys) and HIDDEN in value else value
+        text = secrets.get((keys, value), unknown)
         if value and not text:
             raise RequestError(f"{where}: {HIDDEN} hides an unknown secret; write the whole text")
         return text
     if isinstance(value, dict):
         return {
-            key: _restored(each, secrets, f"{where}.{key}", is_url=key in _URLS)
+            key: _restored(each, secrets, f"{where}.{key}", (*keys, key))
             for key, each in value.items()
         }
-    return [_restored(each, secrets, where) for each in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_restored(each, secrets, where, keys) for each in value]
+    return value

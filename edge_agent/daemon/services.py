@@ -150,6 +150,7 @@ def _versions(
         health=lambda: (latest() or {}).get("state"),
     )
     push_status.on_state = rollouts.heard
+    deployer.allowed = rollouts.allows
     runner.subscriptions.register(topics.rollouts, rollouts.take)
     client.ask([f"{topics.rollouts}/#"])
     return ledger, deployer, transfers, rollouts

@@ -213,9 +213,8 @@ class Health:
         latest = pipeline.errors.latest
         if latest is not None and now - latest[0] < RECENT_SECONDS:
             reasons.append(f"pipeline {pipeline.name}: {latest[1]}")
-        for problem in (pipeline.threshold_problem(), pipeline.split_problem()):
-            if problem is not None:
-                reasons.append(f"pipeline {pipeline.name}: {problem}")
+        problems = (pipeline.threshold_problem(), pipeline.split_problem())
+        reasons += [f"pipeline {pipeline.name}: {problem}" for problem in problems if problem]
         return reasons + self._promises.broken(pipeline, now)
 
     def _expected(self) -> dict[str, Account]:

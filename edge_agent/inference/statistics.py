@@ -59,7 +59,9 @@ class Statistics:
         """The last failure: error text, and the request."""
         self.doubt: str | None = None
         """Why its results are probably wrong; None: no reason to think so."""
-        self._plausible, self._odd, self._dark = False, 0, 0
+        self._odd: int | None = 0
+        """Boxes so far, none of which is plausible; None: one was."""
+        self._dark = 0
         self._alike: list[tuple[str, float]] | None = []
         """The best class of each result as long as it is always the same one; None: it is not."""
         self.remark: str | None = None
@@ -91,16 +93,17 @@ class Statistics:
         if found.best_score > 0:
             self._dark, self.doubt = -1, None if self.doubt == _NO_SCORE else self.doubt
         if found.best_score > _MOST_SCORE:
-            self._plausible = True  # its boxes are plausible
+            self._odd = None  # its boxes are plausible
             self.doubt = (
                 f"a score is {found.best_score:.4g}, which is no chance: the network ends without "
                 "its sigmoid or softmax, or output.decoder is of another model"
             )
-        elif not self._plausible and isinstance(found, Detections) and len(found):
+        elif (before := self._odd) is not None and isinstance(found, Detections) and len(found):
             sides = found.boxes[:, 2:] - found.boxes[:, :2]
-            self._plausible = bool((sides >= _LEAST_SIDE).all(axis=1).any() and inside.best_score)
-            self._odd += len(found)
-            self.doubt = _NO_BOX if self._odd >= _FEW and not self._plausible else None
+            plausible = bool((sides >= _LEAST_SIDE).all(axis=1).any() and inside.best_score)
+            odd = before + len(found)
+            self.doubt = _NO_BOX if odd >= _FEW and not plausible else None
+            self._odd = None if plausible else odd
 
     def _look_at_class(self, found: Classes) -> None:
         alike = self._alike  # several lanes come here

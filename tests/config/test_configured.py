@@ -112,6 +112,21 @@ def test_secrets_are_not_published_and_survive_a_patch_of_what_is() -> None:
         read_patch({"door": {"rules": described([twice])["door"]["rules"]}}, {"door": twice}, ALL)
 
 
+@pytest.mark.parametrize("hidden", ["source", "hook"])
+def test_a_hidden_secret_comes_back_only_where_it_was(hidden: str) -> None:
+    """Given back in another text it was published: who may `configure` learned the password."""
+    told = described(BOTH.pipelines)["door"]
+    text = told["source"] if hidden == "source" else told["rules"][0]["do"][0]["http"]
+    say = {"name": "x", "when": "enter", "zone": "yard", "do": [{"publish": "a", "payload": text}]}
+    made = changed({"door": {"labels": [text], "rules": [say]}})["door"]
+    assert made.labels == (text,)
+    assert made.rules[0].do[0].payload == text
+    other = "hook" if hidden == "source" else "source"
+    patch = {"source": text} if other == "source" else {"rules": [{**say, "do": [{"http": text}]}]}
+    with pytest.raises(RequestError, match="write the whole text"):
+        changed({"door": patch})
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

@@ -26,7 +26,15 @@ from edge_agent.delivery.plan import Plan, read, seal
 from edge_agent.models.packages.keys import load_private
 from edge_agent.mqtt.payloads import iso
 from tests.helpers.push import Box, golden, model_folder, start_box
-from tests.helpers.support import PATIENCE, AgentProcess, Heard, Listener, Mosquitto, run_cli
+from tests.helpers.support import (
+    PATIENCE,
+    AgentProcess,
+    Heard,
+    Listener,
+    Mosquitto,
+    run_cli,
+    wait_until,
+)
 
 Agents = Callable[..., AgentProcess]
 Listening = Callable[..., Listener]
@@ -422,6 +430,35 @@ def test_a_device_and_a_broker_that_are_killed_lose_nothing(fleet: Fleet) -> Non
     assert "trying again" in words
     shown = fleet.roll("status")
     assert shown.stdout.count("1 device: 1 live") == 2, shown.stdout
+
+
+def test_what_was_aborted_while_a_device_was_off_is_not_installed_before_it_hears_so(
+    fleet: Fleet,
+) -> None:
+    """A trial that the end of the agent cut off went on before the broker could be reached."""
+    box = fleet.box("edge-01", trial={"shadow_frames": 100_000, "timeout_s": 600})
+    roller = fleet.start("start", str(fleet.plan(fleet.package("2", best=2), {"group": "lab"})))
+    box.listener.wait_state(box.topic("rollout"), state="shadow")
+    box.agent.signal(signal.SIGKILL)
+    box.agent.wait()
+    assert fleet.roll("abort").returncode == 0
+    roller.communicate(timeout=60)
+    settings = box.agent.config
+    settings.write_text(settings.read_text().replace("shadow_frames = 100000", "shadow_frames = 1"))
+    broker = fleet.broker.process
+    assert broker is not None
+    broker.send_signal(signal.SIGSTOP)
+    try:
+        box.agent.restart()
+        waits = "level@2: waits until this device has seen its roll-out again"
+        wait_until(lambda: waits in box.agent.words(), "the candidate to be held")
+    finally:
+        broker.send_signal(signal.SIGCONT)
+    box.listener.wait_state(box.topic("rollout"), state="aborted")
+    state = box.wait_settled(outcome="rejected", version="2")
+    assert state["last"]["why"] == "the roll-out was aborted"
+    box.results_go_on("1")
+    assert "level@2 is live" not in box.agent.words()
 
 
 def test_who_pushes_to_a_group_may_leave_before_it_is_drawn(fleet: Fleet) -> None:

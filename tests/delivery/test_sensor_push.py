@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def sensor(
         while not stop.wait(0.01):
             listener.publish("plant/v", json.dumps({"a": 1, "b": 2}).encode())
 
-    def start(model: str, **settings: object) -> Box:
+    def start(model: str, **settings: Any) -> Box:
         sources = {"mqtt": "mqtt:plant/v", "csv": f"csv:{tmp_path}/v.csv?loop=1&rate=100"}
         return start_box(
             *(tmp_path, broker, listener, agent, "edge-01"),

@@ -127,6 +127,7 @@ class Rollouts:
         """By id: monotonic time when it is checked next."""
         self._refused: dict[str, dict[str, Any]] = {}
         """By id: the report on a roll-out for this device that it does not follow."""
+        self._expiry_checked = 0.0
         self._lock = threading.Lock()
         """Guards the known roll-outs, and the reports on all."""
         self._known: dict[str, Followed] = self._file.read(_parse) or {}
@@ -266,6 +267,7 @@ class Rollouts:
     def tick(self, now: float) -> None:
         """Do the work that is due at *now*, monotonic time."""
         self._hear_changes(now)
+        self._give_up(now)
         for name, at in list(self._due.items()):
             plan, known = self._plans.get(name), self._known[name]
             if plan is None:  # removed from the broker meanwhile
@@ -290,6 +292,15 @@ class Rollouts:
                     self._set(name, known, "receiving")
                 if self._transfers.draw(plan.transfer, plan.label):
                     self._due[name] = now + OFFER_SECONDS
+
+    def _give_up(self, now: float) -> None:
+        """Stop what waits for the plan of a roll-out that has expired."""
+        if now < self._expiry_checked + AGAIN_SECONDS or not self._identity.credible():
+            return
+        self._expiry_checked = now
+        for name, known in self._known.items():
+            if not known.ended and name not in self._plans and known.expires < time.time():
+                self._stop(known.transfer, "its roll-out has expired")
 
     def _look_after(self, name: str, plan: Plan, known: Followed) -> None:
         """Check on a version that was live."""
@@ -396,6 +407,17 @@ class Rollouts:
             return self._transfers.admission.catalog.live(name).manifest.version
         except ModelError:
             return None
+
+    def allows(self, transfer: str | None) -> bool:
+        """Whether a complete package may be deployed; called by any thread.
+
+        Not while it belongs to a roll-out whose plan has not come since the start: that may have
+        been aborted meanwhile. `_abort` then stops it.
+        """
+        return not any(
+            known.transfer == transfer and not known.ended and name not in self._plans
+            for name, known in list(self._known.items())
+        )
 
     # The report
 

@@ -77,6 +77,10 @@ class Deployer:
         self._budget_mb = memory_budget_mb
         self._swap = Swap(store, catalog, active, ledger, trial, overlap=swap != "replace")
         self._recovery = Recovery(self._swap)
+        self.allowed: Callable[[str | None], bool] = lambda _transfer: True
+        """Whether what came in a transfer may be deployed yet."""
+        self._held: list[Candidate] = []
+        """Those that may not."""
         self._early: EarlyTrial | None = None
         """The last one; there is only one at a time."""
         self.commands = VersionCommands(self._swap)
@@ -108,15 +112,35 @@ class Deployer:
         while not self._closing.is_set():
             watching = bool(self._ledger.on_probation())
             try:
-                candidate = self._queue.get(timeout=WATCH_SECONDS if watching else POLL_SECONDS)
+                soon = watching or self._held
+                candidate = self._queue.get(timeout=WATCH_SECONDS if soon else POLL_SECONDS)
             except Empty:
                 candidate = None
+            candidate = self._release(candidate)
             if candidate is not None:
                 try:
                     self._deploy(candidate)
                 finally:
                     candidate.close_early_trial()
             self._swap.check_probations()
+
+    def _release(self, candidate: Candidate | None) -> Candidate | None:
+        """Return a candidate that is not to wait, of those that were held before or *candidate*."""
+        if candidate is not None:
+            if candidate.canceled is not None or self.allowed(candidate.transfer):
+                return candidate
+            log.info("%s: waits until this device has seen its roll-out again", candidate.id)
+            self._held.append(candidate)
+        for held in self._held:
+            if held.canceled is None and not self.allowed(held.transfer):
+                continue
+            self._held.remove(held)
+            try:
+                self._swap.store.check_not_older(held.name, held.version)  # others went before
+            except ModelError as problem:
+                held.canceled = held.canceled or str(problem)
+            return held
+        return None
 
     def suspend(self) -> None:
         """Record at a clean shutdown that the candidates did not cause it."""

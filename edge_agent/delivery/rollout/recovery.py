@@ -162,9 +162,9 @@ def _reason_against(name: str, mark: Mark, last: PreviousCrash | None) -> str | 
 
     After a clean shutdown, which the mark records, only its own calls count.
     """
-    if last is not None and last.self_inflicted:
-        if _called(name, mark.version, last) or (not last.calls and mark.starts >= 0):
-            return f"the agent {last.why} during its probation"
+    unknown = last is not None and last.self_inflicted and not last.calls and mark.starts >= 0
+    if last is not None and (unknown or _called(name, mark.version, last)):
+        return f"the agent {last.why} during its probation"
     if mark.starts >= MOST_STARTS:
         return f"the agent ended {mark.starts + 1} times during its probation"
     return None

@@ -140,7 +140,9 @@ def run_in_shadow(
         return {}
     serving = servings[0]
     incumbent = serving.model
-    keys = incumbent and windows_apart(incumbent.manifest.input, models[serving.kind].manifest.input)
+    keys = incumbent and windows_apart(
+        incumbent.manifest.input, models[serving.kind].manifest.input
+    )
     if incumbent is not None and keys:
         words = f"{candidate.id}: takes other windows than {incumbent.id} ({keys})"
         if bounds.min_agreement > 0:

@@ -76,13 +76,13 @@ class Learned(Generic[T]):
     def _parse(self, content: Any) -> dict[str, list[dict[str, Any]]]:
         """Return the content if `put` has written it; raise ValueError, KeyError, … otherwise."""
         found = {}
-        for name, latest in content.items():
-            latest = dict(latest)
+        for name, entry in content.items():
+            latest = dict(entry)
             found[name] = [latest, *map(dict, latest.pop("before", []))][:KEPT]
-        for entry in (each for known in found.values() for each in known):
-            self._to_value(entry[self._key])
-            if not isinstance(entry["rule"], str) or not isinstance(entry["model"], str):
-                raise TypeError(entry)
+        for each in (each for known in found.values() for each in known):
+            self._to_value(each[self._key])
+            if not isinstance(each["rule"], str) or not isinstance(each["model"], str):
+                raise TypeError(each)
         return found
 
 
