@@ -105,10 +105,11 @@ class Comparison:
         payload = {
             "frames": self.frames,
             "compared": self.compared,
-            "agreement": round(self.agreement, 4),
             "errors": self.errors,
             "infer_ms": percentiles(self.infer_ms),
         }
+        if self.compared:
+            payload["agreement"] = round(self.agreement, 4)
         if self.empty:
             payload["empty"] = self.empty
         if self.disagreement is not None:
@@ -140,17 +141,19 @@ def run_in_shadow(
         return {}
     serving = servings[0]
     incumbent = serving.model
-    keys = incumbent and windows_apart(
-        incumbent.manifest.input, models[serving.kind].manifest.input
-    )
-    if incumbent is not None and keys:
-        words = f"{candidate.id}: takes other windows than {incumbent.id} ({keys})"
-        if bounds.min_agreement > 0:
-            raise ModelError(f"{words}: their agreement, of which trial asks, cannot be judged")
-        log.info("%s: no shadow; its probation judges it", words)
+    model = models[serving.kind]
+    keys = incumbent and windows_apart(incumbent.manifest.input, model.manifest.input)
+    if bounds.min_agreement > 0 and (keys or model.in_order):
+        why = f"takes other windows ({keys})" if keys else "keeps a state from window to window"
+        raise ModelError(
+            f"{candidate.id}: {why}, so its agreement with the version before cannot be judged; "
+            "without min_agreement in [trial] its probation judges it"
+        )
+    if keys:
+        log.info("%s: no shadow: it takes other windows (%s)", candidate.id, keys)
         return {}
     ledger.enter(candidate, "shadow")
-    shadow = Comparison(models[serving.kind], bounds.shadow_frames)
+    shadow = Comparison(model, bounds.shadow_frames)
     serving.shadow = shadow
     fault("shadow.begun")
     deadline = time.monotonic() + bounds.timeout_s

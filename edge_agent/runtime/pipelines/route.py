@@ -11,7 +11,7 @@ from ...config.settings import Arm, SecondStage
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.containment import contained, reason
 from ...core.errors import AgentError
-from ...core.types import Detections, Outcome, Sample
+from ...core.types import Detections, Outcome, Request, Sample
 from ...inference.model import Model
 from ...serving.active import Serving
 from ..scheduler.board import Job
@@ -79,23 +79,27 @@ class PipelineRoute:
     # After inference
 
     def complete(self, job: Job[Model], answer: Outcome | AgentError) -> None:
+        asked: list[Callable[[], None]] = []
+        deliver = None
         try:
             if isinstance(answer, AgentError):
+                job.model.stats.errors += 1
                 raise answer
             outcome, weak = self.path.filter(job.model, answer)
-            outcome = self._add_second_stages(job.sample, outcome)
+            outcome = self._add_second_stages(job.sample, outcome, asked)
+            self._common.identity.timeline.record("first_inference", outcome.timing.infer_ms / 1e3)
+            deliver = partial(self._deliver, job.model, job.sample, outcome, weak)
         except AgentError as problem:
-            job.model.stats.errors += 1
             self._errors.record(problem)
-            self._common.board.finish(job, None)
-            self._shadow(job, None)
-            return
-        self._common.identity.timeline.record("first_inference", outcome.timing.infer_ms / 1e3)
-        self._common.board.finish(job, partial(self._deliver, job.model, job.sample, outcome, weak))
-        self._shadow(job, answer)
+        self._common.board.finish(job, deliver)
+        self._shadow(job, None if isinstance(answer, AgentError) else answer)
+        for compare in asked:
+            compare()
 
-    def _add_second_stages(self, sample: Sample, outcome: Outcome) -> Outcome:
-        """Run the second stages on the detections."""
+    def _add_second_stages(
+        self, sample: Sample, outcome: Outcome, asked: list[Callable[[], None]]
+    ) -> Outcome:
+        """Run the second stages on the detections; what candidates for them compare is *asked*."""
         if not self._seconds or not isinstance(outcome.findings, Detections):
             return outcome
         from . import second_stage
@@ -116,7 +120,22 @@ class PipelineRoute:
         ):
             stages = zip((stage for stage, _ in self._seconds), models, strict=True)
             there = [(stage, model) for stage, model in stages if model is not None]
-            return second_stage.add(outcome, sample, there)
+            return second_stage.add(outcome, sample, there, partial(self._see, asked))
+
+    def _see(
+        self,
+        asked: list[Callable[[], None]],
+        stage: SecondStage,
+        request: Request,
+        answer: Outcome | AgentError,
+    ) -> None:
+        """Have a candidate for a second stage infer the same crop, once the frame is finished."""
+        serving = next(serving for each, serving in self._seconds if each is stage)
+        if (shadow := serving.shadow) is not None:
+            incumbent = None if isinstance(answer, AgentError) else answer
+            asked.append(
+                partial(shadow.compare, request.sample, incumbent, stage.threshold, request.region)
+            )
 
     def _deliver(
         self, model: Model, sample: Sample, outcome: Outcome, weak: Detections | None

@@ -315,7 +315,10 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         """Whether a source that feeds a model's live version may still deliver something."""
         return any(
             pipeline.state in {None, "running"}
-            and any(s.arm.name == name and s.arm.version is None for s in pipeline.servings)
+            and any(
+                serving.arm.name == name and serving.arm.version is None
+                for serving in (*pipeline.servings, *(second for _, second in pipeline.seconds))
+            )
             for pipeline in list(self.pipelines.values())
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,11 +21,25 @@ def concerns(stage: SecondStage, found: Detections) -> bool:
     return any(not stage.labels or label in stage.labels for label in found.labels)
 
 
-def add(outcome: Outcome, sample: Sample, stages: Iterable[tuple[SecondStage, Model]]) -> Outcome:
+Seen = Callable[[SecondStage, Request, Outcome | AgentError], None]
+"""Takes each question to a second model, and its answer."""
+
+
+def _ignore(_stage: SecondStage, _request: Request, _answer: Outcome | AgentError) -> None:
+    """See nothing."""
+
+
+def add(
+    outcome: Outcome,
+    sample: Sample,
+    stages: Iterable[tuple[SecondStage, Model]],
+    seen: Seen = _ignore,
+) -> Outcome:
     """Add to an outcome the findings of second stages in its detections.
 
     Raises:
-        SampleError, EngineError, ModelError: a model failed; the first error is raised.
+        SampleError, EngineError, ModelError: a model failed, which is counted as its error; the
+            first error is raised.
     """
     first = outcome.findings
     if not isinstance(first, Detections):
@@ -33,7 +47,8 @@ def add(outcome: Outcome, sample: Sample, stages: Iterable[tuple[SecondStage, Mo
     known = list(stages)
     below = {id(each) for stage, _ in known for each in stage.then}
     first_ones = [stage for stage, _ in known if id(stage) not in below]
-    then = _infer_all(first_ones, {id(stage): model for stage, model in known}, sample, first)
+    models = {id(stage): model for stage, model in known}
+    then = _infer_all(first_ones, models, sample, first, seen)
     return replace(outcome, findings=_read(first, then), then=then) if then else outcome
 
 
@@ -48,7 +63,11 @@ def _read(first: Detections, then: Mapping[str, Second]) -> Detections:
 
 
 def _infer_all(
-    stages: Sequence[SecondStage], models: Mapping[int, Model], sample: Sample, first: Detections
+    stages: Sequence[SecondStage],
+    models: Mapping[int, Model],
+    sample: Sample,
+    first: Detections,
+    seen: Seen,
 ) -> dict[str, Second]:
     """Run each stage whose model is loaded on the detections, then its descendants."""
     then: dict[str, Second] = {}
@@ -56,13 +75,13 @@ def _infer_all(
         model = models.get(id(stage))
         if model is None:
             continue
-        second = infer(stage, model, sample, first)
+        second = infer(stage, model, sample, first, seen)
         found = [each for each in second.found if isinstance(each, Detections)]
         if stage.then and found:
             boxes = np.concatenate([each.boxes for each in found])
             scores = np.concatenate([each.scores for each in found])
             labels = tuple([label for each in found for label in each.labels])
-            inner = _infer_all(stage.then, models, sample, Detections(boxes, scores, labels))
+            inner = _infer_all(stage.then, models, sample, Detections(boxes, scores, labels), seen)
             second = replace(second, then=inner)
         then[stage.name] = second
     return then
@@ -82,7 +101,9 @@ def labels_found(count: int, then: Mapping[str, Second]) -> list[frozenset[str]]
     return labels
 
 
-def infer(stage: SecondStage, model: Model, sample: Sample, first: Detections) -> Second:
+def infer(
+    stage: SecondStage, model: Model, sample: Sample, first: Detections, seen: Seen = _ignore
+) -> Second:
     """Infer the detections that the stage applies to; their crops share batches."""
     begin = time.perf_counter()
     # Detections outside of the picture have no pixels.
@@ -91,12 +112,16 @@ def infer(stage: SecondStage, model: Model, sample: Sample, first: Detections) -
         for crop in regions(stage, first)
     ]
     asked = [Request(sample, stage.threshold, crop) for crop in crops if crop is not None]
-    answers = iter(model.infer_all(asked))
+    answers = model.infer_all(asked)
+    for request, each in zip(asked, answers, strict=True):
+        seen(stage, request, each)
+    waiting = iter(answers)
     found: list[Findings | None] = []
     together = 1
     for crop in crops:
-        answer = next(answers) if crop is not None else None
+        answer = next(waiting) if crop is not None else None
         if isinstance(answer, AgentError):
+            model.stats.errors += 1
             raise answer
         if answer is not None:
             together = max(together, answer.timing.together)
