@@ -477,6 +477,31 @@ def test_fresh_box_says_how_to_trust(
     check_untouched(box)
 
 
+def test_a_refused_tar_leaves_the_version_to_go_back_to(
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+    tmp_path: Path,
+) -> None:
+    """An older version made by hand took the one before out of the history: no rollback was left."""
+    box = start_box(
+        *(tmp_path, broker, listen(broker.port), agent, "edge-01"), trust={"allow_unsigned": True}
+    )
+    newer = plain_package(model_folder(tmp_path / "new", "2"), "level", "2")
+    with PlainSender(broker.port, "edge-01", newer) as sender:
+        sender.offer()
+        box.wait_live("2")
+    box.wait_settled(outcome="live", version="2")
+    older = tar_of(model_folder(tmp_path / "old", "1", best=2))
+    transfer = hashlib.sha256(older).hexdigest()[:32]
+    box.listener.publish("edge/edge-01/in/model", older)
+    end = box.listener.wait_state(box.topic("push", transfer), state="rejected")
+    assert "level@1 is older than 2" in end["why"]
+    assert box.stored()["level"] == {"2"}
+    assert box.command("rollback", "back", model="level")["ok"] is True
+    box.wait_live("1")
+
+
 @pytest.mark.parametrize("end", [None, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("signed", [True, False], ids=["key removed", "unsigned not allowed"])
 def test_what_is_no_longer_trusted_does_not_go_live(

@@ -318,18 +318,13 @@ class Router:
 
     def _install_handmade(self, archive: Archive) -> ModelFolder:
         """Install a tar without a header, whose name and version are only known then."""
-        here = self.admission.identity.here
-        folder = install_handmade(self.admission.store, archive, here, received=True)
-        name, version = folder.manifest.name, folder.manifest.version
-        try:
+
+        def check(name: str, version: str) -> None:
             self.admission.check_not_older(name, version)
             self.admission.check_not_elsewhere(name, version)
-        except ModelError:
-            with self.admission.store.locked():
-                if not self.admission.store.accepted(name, version):
-                    self.admission.store.discard(name, version)
-            raise
-        return folder
+
+        here = self.admission.identity.here
+        return install_handmade(self.admission.store, archive, here, received=True, check=check)
 
     def _submit(self, candidate: Candidate, blocks: int) -> None:
         """Submit a candidate to the deployer; all of its *blocks* blocks are on the device."""

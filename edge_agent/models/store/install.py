@@ -90,19 +90,25 @@ def install_incoming(store: Store, incoming: Incoming) -> ModelFolder:
 
 
 def install_handmade(
-    store: Store, archive: Archive, here: Sequence[str] = (), *, received: bool = False
+    store: Store,
+    archive: Archive,
+    here: Sequence[str] = (),
+    *,
+    received: bool = False,
+    check: Callable[[str, str], None] = lambda _name, _version: None,
 ) -> ModelFolder:
     """Unpack an unsigned tar that was made by hand; the caller has checked that this is allowed.
 
     Of a model's variants the first one in *here*, ordered from the most specific, is kept.
-    *received* tells whether it came over MQTT.
+    *received* tells whether it came over MQTT; *check* gets its name and version, known only once
+    it is unpacked, and raises ModelError if it is not wanted.
 
     Raises:
         ModelError: it is not a model, or there is no room. Nothing is left behind.
     """
     with store.stage() as staged, _plainly(staged, archive.where):
         unpack_handmade(archive, staged)
-        return _adopt(store, staged, here, received=received)
+        return _adopt(store, staged, here, received=received, check=check)
 
 
 def install_folder(store: Store, model: ModelFolder) -> ModelFolder:
@@ -114,12 +120,20 @@ def install_folder(store: Store, model: ModelFolder) -> ModelFolder:
     with store.stage() as staged, _plainly(staged, str(model.path)):
         with disk_errors("copying it"):
             copy_folder(model.path, staged)
-        return _adopt(store, staged, [model.variant], received=False)
+        return _adopt(store, staged, [model.variant])
 
 
-def _adopt(store: Store, staged: Path, here: Sequence[str], *, received: bool) -> ModelFolder:
+def _adopt(
+    store: Store,
+    staged: Path,
+    here: Sequence[str],
+    *,
+    received: bool = False,
+    check: Callable[[str, str], None] = lambda _name, _version: None,
+) -> ModelFolder:
     """Commit a staged folder, with the notes that a package would have left."""
     model = load(staged, here)
+    check(model.manifest.name, model.manifest.version)
     fault("install.unpacked")
     with disk_errors("keeping its block list"):
         layout, blocks = cut_folder(staged)
