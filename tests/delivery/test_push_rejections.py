@@ -483,7 +483,7 @@ def test_a_refused_tar_leaves_the_version_to_go_back_to(
     agent: Callable[..., AgentProcess],
     tmp_path: Path,
 ) -> None:
-    """An older version made by hand took the one before out of the history: no rollback was left."""
+    """An older version made by hand took the one before from the history: no rollback was left."""
     box = start_box(
         *(tmp_path, broker, listen(broker.port), agent, "edge-01"), trust={"allow_unsigned": True}
     )
