@@ -30,6 +30,8 @@ EXPECTED = 'a JPEG, a PNG, or JSON: {"tensors": {name: lists}} or {"readings": [
 DATA = '{"url": "data:image/jpeg;base64,…"}'
 ROWS = "readings: expected rows of equally many numbers, [[…], …]"
 MOST_PICTURES = 4
+_PIECE = 4096
+"""Rows that are resampled at a time, which bounds its memory."""
 MOST_TEXTS = 256
 """Most texts in a question."""
 
@@ -87,7 +89,8 @@ def read_question(payload: bytes, model: Model, kind: Kind) -> Question:
         return Question(next(iter(tensors.values())), tensors)
     if kind == "picture":
         raise SampleError(f"{model.id} takes a JPEG or a PNG, not readings")
-    return _window(body["readings"], body.get("columns", ()), model.manifest.input)
+    spec = model.manifest.input
+    return _window(body["readings"], body.get("columns", ()), body.get("rate_hz"), spec)
 
 
 def _instead(payload: bytes) -> str:
@@ -179,7 +182,28 @@ def to_array(value: Any, spec: TensorSpec, shape: tuple[int, ...] | None = None)
     return np.ascontiguousarray(made)
 
 
-def _window(given: Any, columns: Any, spec: InputSpec) -> Question:
+def _at_own_rate(rows: Array, rate: Any, spec: InputSpec) -> Array:
+    """Bring rows (n, channels) that come with their rate to the model's own."""
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1e9:
+        raise SampleError("rate_hz: expected how many samples a second the readings are")
+    own = spec.resample_hz or spec.rate_hz
+    if not own or rate == own or rows.ndim != 2:
+        return rows
+    if not spec.resample_hz:
+        raise SampleError(
+            f"readings: come at {rate:g} samples a second, the model takes {own:g}; set "
+            f"input.resample_hz = {own:g} in its manifest, or convert them first"
+        )
+    from ..inference.preprocess.resampling import Resampler
+
+    resampler = Resampler(own, float(rate))
+    starts = range(0, len(rows), _PIECE)
+    made = [resampler.push(rows[start : start + _PIECE], None)[0] for start in starts]
+    last = resampler.finish()
+    return np.concatenate(made if last is None else [*made, last])
+
+
+def _window(given: Any, columns: Any, rate: Any, spec: InputSpec) -> Question:
     """Return the last window that a pipeline would cut from these rows."""
     named = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
     if columns != () and not named:
@@ -196,6 +220,8 @@ def _window(given: Any, columns: Any, spec: InputSpec) -> Question:
         raise SampleError(f"columns: {len(columns)} names for rows of {rows.shape[1]} values")
     if not columns and rows.shape[1] == len(spec.channels):
         columns = [name for name in spec.channels if isinstance(name, str)]  # in this order
+    if rate is not None:
+        rows = _at_own_rate(rows, rate, spec)
     needed = 1 if spec.window is None else (spec.window - 1) * spec.every + 1
     if len(rows) < needed or (needed == 1 and len(rows) > 1):
         raise SampleError(f"readings: expected {needed} rows, found {len(rows)}")

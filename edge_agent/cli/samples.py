@@ -217,6 +217,8 @@ class Samples:
                 # Other samples may fit.
                 self._tell(printable(f"skipped  {problem}"))
                 windower.reset()
+        ended = windower.finish() if windower else []
+        yield from (window.sample(self._next_seq()) for window in ended)
         if skipped > MOST_SKIPPED:
             self._tell(f"skipped  {skipped - MOST_SKIPPED} more")
         if self._seq == 0 and self._spec.kind == "signal" and not self._closing.is_set():

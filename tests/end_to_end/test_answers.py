@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import tomllib
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,10 @@ def models(tmp_path: Path) -> str:
     folder = tmp_path / "models"
     brightness(folder / "light")
     loudness(folder / "loud", 4)
+    for name, own in (("slow", {"rate_hz": 50.0}), ("any", {"rate_hz": 50.0, "resample_hz": 50.0})):
+        text = loudness(folder / name, 4) / "model.toml"
+        tables = tomllib.loads(text.read_text())
+        text.write_text(tomli_w.dumps({**tables, "input": {**tables["input"], **own}}))
     table(folder / "rows")
     table(folder / "named", channels=["a", "b", "c", "d"], window=1, mean=[0, 0, 0, 8])
     detector(folder / "finder-1", [(0, 0.9, 0.0, 0.0, 0.5, 0.5)], ["box"])
@@ -91,7 +97,7 @@ class Asker:
         return self.reply(self.send(model, payload))
 
 
-ASKED = ["light", "loud", "rows", "named", "finder@1:1,finder@2:1", "absent"]
+ASKED = ["light", "loud", "slow", "any", "rows", "named", "finder@1:1,finder@2:1", "absent"]
 
 
 def started(
@@ -214,6 +220,30 @@ HOSTILE: dict[str, tuple[str, bytes | dict[str, Any], str]] = {
     "absent": ("absent", GRAY, "no model of that name"),
     "too large": ("light", GRAY + b"0" * 2**20, "larger than 1 MB"),
 }
+
+
+def test_a_recording_is_asked_about_at_its_own_rate(
+    broker: Mosquitto, listen: Listeners, agent: Agents, models: str, tmp_path: Path
+) -> None:
+    """A WAV of another rate is refused, or resampled where the model does: not read as it comes."""
+    asker, _ = started(broker, listen, agent, models)
+    config = tmp_path / "ask.toml"
+    config.write_text(tomli_w.dumps({"device_id": "box", "broker": {"url": broker.url}}))
+    recording = tmp_path / "r.wav"
+    with wave.open(str(recording), "wb") as file:
+        file.setparams((1, 2, 100, 0, "NONE", ""))
+        file.writeframes(np.full(8, 16384, "<i2").tobytes())
+    refused = call_cli("infer", str(recording), "--model", "slow", "--config", str(config))
+    assert refused.code == 1
+    assert "readings: come at 100 samples a second, the model takes 50" in refused.error
+    taken = call_cli("infer", str(recording), "--model", "any", "--config", str(config), "--json")
+    assert json.loads(taken.out)["anomaly"]["score"] == pytest.approx(0.5, abs=1e-3)
+    assert "warnings" not in json.loads(taken.out), "8 rows at 100 a second are 4 at 50"
+    for rate in (0, True, "50", 1e999):
+        reply = asker.ask("any", {"readings": [[1]] * 4, "rate_hz": rate})
+        assert reply["error"].startswith("rate_hz: expected"), rate
+    fast = {"readings": [[1]] * 8, "rate_hz": 100}
+    assert asker.ask("any", fast)["anomaly"]["score"] == pytest.approx(1)
 
 
 def test_what_cannot_be_answered_is_said_and_costs_nobody_else(

@@ -73,3 +73,34 @@ def test_without_times_and_rate_it_cannot_be_done() -> None:
     """The mend is named."""
     with pytest.raises(ModelError, match="give the rate that it was recorded at"):
         Resampler(100, None).push(np.zeros((3, 1), np.float32), None)
+
+
+@pytest.mark.parametrize("rate", [8000.0, 11025.0, 44100.0, 48000.0])
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_a_second_stays_a_second(rate: float, pieces: int) -> None:
+    """The end of a recording is not lost to the filter: a window of a second had no result."""
+    used, second = Resampler(16000, rate), tone(440, rate, 1.0)
+    found = [used.push(piece, None)[0] for piece in np.array_split(second, pieces)]
+    last = used.finish()
+    assert last is not None
+    whole = np.concatenate([*found, last])
+    assert len(whole) == 16000
+    assert np.abs(whole[50:-50] - tone(440, 16000, 1.0)[50:-50]).max() < 0.01
+
+
+def test_a_constant_stays_constant_up_to_both_ends() -> None:
+    """A sensor at rest begins and ends where it is, not at 0."""
+    used = Resampler(50, 100)
+    made, _ = used.push(np.full((400, 1), 9.81), None)
+    last = used.finish()
+    assert last is not None
+    assert np.concatenate([made, last])[:, 0] == pytest.approx(np.full(200, 9.81))
+
+
+def test_what_needs_no_end_has_none() -> None:
+    """Rows of the wanted rate, rows with times, and none at all owe nothing."""
+    for from_hz, times in ((100.0, None), (None, np.arange(5) * 10**7), (50.0, None)):
+        used = Resampler(100, from_hz)
+        rows = np.ones((0 if from_hz == 50 else 5, 1), np.float32)
+        used.push(rows, times)
+        assert used.finish() is None

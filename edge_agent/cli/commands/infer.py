@@ -111,6 +111,7 @@ def _recording(file: str) -> bytes:
     source = open_source(parse_source(guess_source(file), Path.cwd()))
     rows: list[Any] = []
     columns: tuple[str, ...] = ()
+    rate: float | None = None
     values = 0
     try:
         for reading in readings(source):
@@ -120,11 +121,13 @@ def _recording(file: str) -> bytes:
             if values > MOST_VALUES:
                 raise UsageError(f"{file}: has more than {MOST_VALUES} values; give a part of it")
             rows += reading.data.tolist()
-            columns = reading.columns
+            columns, rate = reading.columns, reading.rate_hz
     finally:
         source.close()
-    named = {"columns": list(columns)} if columns else {}
-    return json.dumps({"readings": rows, **named}).encode()
+    more: dict[str, Any] = {"columns": list(columns)} if columns else {}
+    if rate is not None:
+        more["rate_hz"] = rate
+    return json.dumps({"readings": rows, **more}).encode()
 
 
 def _over_mqtt(settings: Settings, question: bytes, options: Options) -> Mapping[str, Any]:

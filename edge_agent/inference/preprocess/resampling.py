@@ -59,6 +59,18 @@ class Resampler:
             return rows, None
         return self._filter(rows, self._from), None
 
+    def finish(self) -> NDArray[np.float32] | None:
+        """Return the last resampled rows (n, channels) of a signal that has ended; None: none.
+
+        A row needs others after it, up to which the last one is repeated.
+        """
+        if self._rows is None or self._last is not None or self._from is None:
+            return None  # rows with times of their own need none
+        ratio = self._from / self._to
+        whole = int(np.ceil((self._first + len(self._rows)) / ratio - 1e-6))
+        beyond = int(np.ceil(LOBES * max(1.0, ratio))) + int(np.ceil(ratio))
+        return self._filter(np.repeat(self._rows[-1:], beyond, axis=0), self._from, whole)
+
     def _join(
         self, rows: Array, times: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -78,17 +90,20 @@ class Resampler:
             made[:, channel] = np.interp(at, seconds, rows[:, channel])
         return made, self._origin + np.rint(at * 1e9).astype(np.int64)
 
-    def _filter(self, rows: Array, rate: float) -> NDArray[np.float32]:
-        """Sum the sincs of the rows around each step of the new rate."""
+    def _filter(self, rows: Array, rate: float, whole: int | None = None) -> NDArray[np.float32]:
+        """Sum the sincs of the rows around each step of the new rate, up to *whole* of them."""
         ratio = rate / self._to
         half = int(np.ceil(LOBES * max(1.0, ratio)))
         if self._rows is None:
-            self._rows = np.zeros((half, rows.shape[1]), np.float32)
+            # As if it had begun with its first row: from 0 a sensor at 9.81 would seem to rise.
+            self._rows = np.repeat(rows[:1].astype(np.float32), half, axis=0)
             self._first = -half
         self._rows = np.concatenate([self._rows, rows.astype(np.float32, copy=False)])
         end = self._first + len(self._rows)
         # A step needs the rows up to `half` after it.
         count = max(0, int(np.floor((end - 1 - half) / ratio)) + 1 - self._next)
+        if whole is not None:
+            count = min(count, max(0, whole - self._next))
         places = (self._next + np.arange(count)) * ratio
         self._next += count
         below = np.floor(places).astype(np.int64)

@@ -88,6 +88,8 @@ class Windower:
         self._spec = spec
         self._hop = spec.hop or spec.window or 1
         self._resampler: Resampler | None = None
+        self._latest: Reading | None = None
+        """The latest reading, if readings are resampled."""
         self.reset()
         self._channels = Channels(spec, columns, self.reset)
 
@@ -153,6 +155,22 @@ class Windower:
                 f"input.rate_hz: the source gives {reading.rate_hz:g} samples a second, the model "
                 f"takes {self._spec.rate_hz:g}; set input.resample_hz = {self._spec.rate_hz:g}"
             )
+        return self._windows(rows, times, reading)
+
+    def finish(self) -> list[Window]:
+        """Return the windows that the end of a signal completes.
+
+        Resampled rows come later than those that they are made of.
+        """
+        rows = None if self._resampler is None else self._resampler.finish()
+        if rows is None or self._latest is None:
+            return []
+        return self._windows(rows, None, self._latest)
+
+    def _windows(
+        self, rows: Array, times: NDArray[np.int64] | None, reading: Reading
+    ) -> list[Window]:
+        """Add rows of the chosen channels; return the windows that they complete."""
         every = self._spec.every
         kept = rows[self._skip :: every]
         if times is not None:
@@ -187,6 +205,7 @@ class Windower:
             self._resampler = Resampler(
                 self._spec.resample_hz, reading.rate_hz or self._spec.rate_hz
             )
+        self._latest = reading
         return self._resampler.push(rows, reading.times)
 
     def _cut(

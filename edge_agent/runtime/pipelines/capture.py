@@ -285,7 +285,7 @@ class Capture:
                 self._misfit = False
             elif not self.pictures.put(reading):
                 return
-        if windows is not None:
+        if windows is not None and windows.finish(attempt):
             windows.end()
 
     def refuse(self, problem: SampleError, attempt: Attempt, windows: Windows | None) -> None:
@@ -455,12 +455,17 @@ class Windows:
         model.stats.misfit = None
         return True
 
-    def _put(self, window: Window, last: Reading, attempt: Attempt) -> bool:
+    def finish(self, attempt: Attempt) -> bool:
+        """Put the windows that the end of the signal completes; False when it must stop."""
+        ended = () if self._windower is None else self._windower.finish()
+        return all(self._put(window, None, attempt) for window in ended)
+
+    def _put(self, window: Window, last: Reading | None, attempt: Attempt) -> bool:
         """Put a window that ends in the reading *last* on the board; False when it must stop."""
         capture = self._capture
         if not capture.spec.lossless:
             if capture.rate.due(time.monotonic()):
-                sample = partial(window.sample, capture=last.capture)
+                sample = partial(window.sample, capture=None if last is None else last.capture)
                 return capture.board.put(capture.queue, sample)
             capture.board.drop(capture.queue, "rate")
             return True
