@@ -64,7 +64,7 @@ def draft(path: Path) -> Draft:
 
 def test_yolox(tmp_path: Path) -> None:
     """YOLOX by its exporter's names and one row for each place."""
-    manifest = taken(network(tmp_path, {"output": (1, 126, 85)}))
+    manifest = taken(yolox(tmp_path / "x.onnx", "Sigmoid", "output"))
     assert manifest.decoder == "yolox"
     picture = manifest.input
     assert (picture.color, picture.resize, picture.anchor) == ("bgr", "letterbox", "top-left")
@@ -76,13 +76,17 @@ def test_yolox_decoded_inside(tmp_path: Path) -> None:
     path = save_onnx(
         tmp_path / "x.onnx",
         [
-            node("ReduceSum", ["images"], ["sum"], keepdims=0),
+            node("Conv", ["images", "kernel"], ["first"]),
+            node("ReduceSum", ["first"], ["sum"], keepdims=0),
             node("Exp", ["sum"], ["exp"]),
             node("Mul", ["exp", "zeros"], ["output"]),
         ],
         [("images", "float32", (1, 3, 64, 96))],
         [("output", "float32", (1, 126, 85))],
-        {"zeros": np.zeros((1, 126, 85), np.float32)},
+        {
+            "kernel": np.full((4, 3, 1, 1), 0.08, np.float32),
+            "zeros": np.zeros((1, 126, 85), np.float32),
+        },
     )
     assert taken(path).decoder == "yolov5"
 
@@ -102,14 +106,17 @@ def test_yolox_without_its_sigmoids(name: str, ir: bool, tmp_path: Path) -> None
     assert bool(made.questions) == (name == "outputs")
 
 
-def yolox(path: Path, end: str, name: str) -> Path:
-    """Save heads of YOLOX at three strides, whose scores go through *end* at last."""
+def yolox(path: Path, end: str, name: str, weight: float = 0.08) -> Path:
+    """Save heads of YOLOX at three strides, whose scores go through *end* at last.
+
+    Their weights, all the same, are as small as those for pixels of 0 to 255.
+    """
     weights: dict[str, NDArray[Any]] = {"shape": np.array([1, 85, -1])}
     nodes = []
     for s in (8, 16, 32):
         parts = []
         for part, count in (("box", 4), ("obj", 1), ("cls", 80)):
-            weights[f"{part}{s}"] = np.zeros((count, 3, 1, 1), np.float32)
+            weights[f"{part}{s}"] = np.full((count, 3, 1, 1), weight, np.float32)
             weights[f"{part}{s}.bias"] = np.zeros(count, np.float32)
             bare = [f"{part}{s}.bare"]
             taken = ["images", f"{part}{s}", f"{part}{s}.bias"]

@@ -12,7 +12,7 @@ from xml.parsers import expat
 import numpy as np
 
 from ...core.errors import ModelError
-from ...core.types import TensorSpec
+from ...core.types import Array, TensorSpec
 from .facts import CONVERSION, JOINED, OPENVINO_TYPES, PUT_INSIDE, NetworkFacts, maker_of
 from .finite import ensure_finite
 
@@ -40,6 +40,12 @@ _BITS = {
     "u4": 4,
     "i4": 4,
 }
+
+_UNCHANGED = frozenset({"Concat", "Convert", "FakeQuantize", "StridedSlice", "Slice", "Transpose"})
+"""Layers that leave a picture's numbers as they are."""
+_COMPUTED = {"Multiply": np.multiply, "Subtract": np.subtract}
+"""What makes numbers of integers."""
+_TAKES_WEIGHTS = frozenset({"Convolution", *_COMPUTED})
 
 
 @dataclass(slots=True)
@@ -95,6 +101,48 @@ def inspect_ir(network: Path) -> NetworkFacts:
     )
 
 
+def first_kernel(network: Path) -> Array | None:
+    """Read the weights of the first convolution of an IR that has been checked.
+
+    Returns:
+        Output channels first, as floats; None: there is none, its weights are computed otherwise
+        than from integers and a scale, or something computes before it.
+    """
+    weights = network.with_suffix(".bin")
+    reader = _Reader(network, weights.stat().st_size)
+    reader.read()
+    first = next((each for each in reader.layers.values() if each.type == "Convolution"), None)
+    at = first
+    while at is not None and at.type in _UNCHANGED | {"Convolution"}:
+        at = reader.layers.get(reader.sources.get(at.id, ("", ""))[0])
+    if first is None or at is None or at.type != "Parameter":
+        return None
+    return _numbers(reader.seconds.get(first.id, ""), reader, weights)
+
+
+def _numbers(layer_id: str, reader: _Reader, weights: Path) -> Array | None:
+    """Return what constants make of themselves up to a layer."""
+    layer = reader.layers.get(layer_id)
+    if layer is None or layer.type not in {"Const", "Convert", "Reshape", *_COMPUTED}:
+        return None
+    if layer.type == "Const":
+        kind = OPENVINO_TYPES.get(layer.data["element_type"])
+        shape = [int(part) for part in layer.data.get("shape", "").split(",") if part.strip()]
+        offset = int(layer.data["offset"])
+        if kind is None:
+            return None
+        return np.fromfile(weights, kind, prod(shape), offset=offset).reshape(shape)
+    left = _numbers(reader.sources.get(layer_id, ("", ""))[0], reader, weights)
+    if left is None or layer.type not in _COMPUTED:
+        return left
+    right = _numbers(reader.seconds.get(layer_id, ""), reader, weights)
+    if right is None:
+        return None
+    if right.ndim == 1:  # one for each output, reshaped in the network
+        right = right.reshape(-1, *[1] * (left.ndim - 1))
+    return _COMPUTED[layer.type](left.astype(np.float32), right)
+
+
 class _Reader:
     """Reads one .xml file, keeping only the parts that are needed."""
 
@@ -107,6 +155,8 @@ class _Reader:
         self.layers: dict[str, _Layer] = {}
         self.sources: dict[str, tuple[str, str]] = {}
         """By id of a layer: layer and port of its first input, or for a Concat its last."""
+        self.seconds: dict[str, str] = {}
+        """By id of a convolution, or of what computes its weights: layer of its second input."""
         self.count = 0
         self.operators: set[str] = set()
         self.quantized = False
@@ -143,7 +193,7 @@ class _Reader:
             self._need_version(attributes.get("version", ""))
         if len(self._path) > _MAX_DEPTH:
             raise ModelError(f"{self._network}: not a valid IR: nested {_MAX_DEPTH} levels deep")
-        if len(self.sources) + len(self.metadata) > MAX_REMEMBERED:
+        if len(self.sources) + len(self.seconds) + len(self.metadata) > MAX_REMEMBERED:
             raise ModelError(f"{self._network}: more than {MAX_REMEMBERED} edges and entries")
         if tag == "layer":
             self._start_layer(attributes)
@@ -164,6 +214,8 @@ class _Reader:
         joins = to in self.layers and self.layers[to].type == "Concat"
         if joins or attributes.get("to-port", "0") == "0":
             self.sources[to] = attributes.get("from-layer", ""), attributes.get("from-port", "")
+        elif to in self.layers and self.layers[to].type in _TAKES_WEIGHTS:
+            self.seconds[to] = attributes.get("from-layer", "")
 
     def _need_version(self, version: str) -> None:
         if version.isdecimal() and int(version) < LEAST_VERSION:

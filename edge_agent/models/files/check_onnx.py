@@ -122,7 +122,7 @@ def _given_instead(network: Path) -> ModelError | None:
 
 
 def _inspect_onnx(network: Path, data: bytes | mmap | None) -> NetworkFacts:
-    model = _parse(network, data)
+    model = parse(network, data)
     graph = model.graph
     own = {(function.domain, function.name) for function in model.functions}
     nodes = _nodes(model, network)
@@ -164,8 +164,12 @@ def _followed(node: NodeProto) -> str:
     return node.input[-1 if node.op_type == "Concat" else 0] if node.input else ""
 
 
-def _parse(network: Path, data: bytes | mmap | None) -> ModelProto:
-    """Parse the file without its weights, whether they are in it or beside it."""
+def parse(network: Path, data: bytes | mmap | None = None) -> ModelProto:
+    """Parse a file without its weights, whether they are in it or beside it.
+
+    Raises:
+        ModelError: it is no ONNX file.
+    """
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     size = network.stat().st_size if data is None else len(data)
@@ -269,7 +273,7 @@ def _check_tensor(
     size = -(-count * bits // 8)
     kind = None if splits else _FLOATS.get(tensor.data_type)
     if tensor.data_location == EXTERNAL:
-        path, offset = _external(tensor, size, network, where)
+        path, offset = external_place(tensor, size, network, where)
         files[path] = None
         if kind is not None and count:
             _check_numbers(path, kind, count, offset, where)
@@ -332,8 +336,12 @@ def _check_listed(tensor: TensorProto, kind: str, count: int, where: str) -> Non
     ensure_finite(values, where)
 
 
-def _external(tensor: TensorProto, size: int, network: Path, where: str) -> tuple[Path, int]:
-    """Return file and offset of a tensor's external data: in the network's folder, long enough."""
+def external_place(tensor: TensorProto, size: int, network: Path, where: str) -> tuple[Path, int]:
+    """Return file and offset of a tensor's external data: in the network's folder, long enough.
+
+    Raises:
+        ModelError: it is elsewhere, or not of that *size*; begins with *where*.
+    """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     path = path_inside(network.parent, location, f"{where}: external data")

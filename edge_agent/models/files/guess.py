@@ -19,6 +19,7 @@ from ...core.types import TensorSpec
 from ..decoders import POINTS_FIRST
 from . import infer_layout
 from .facts import Draft, NetworkFacts
+from .first_layer import FOR_NORMALIZED, FOR_PIXELS, first_gain
 from .guess_exports import BINS, finished, heads, scrfd, unread
 from .guess_picture import CHANCES, COLORS, LABELS, RESIZE, Picture, detector, inside_of
 from .guess_signals import (
@@ -45,6 +46,11 @@ _BARE = frozenset({"Conv", "Convolution", "QLinearConv", "Gemm", "MatMul"})
 _LOGITS = (
     "export: its scores are logits, and the decoders of such rows read chances; export it with "
     "the sigmoid, as YOLOX's own tools/export_onnx.py does"
+)
+_IMAGENET = {"mean": [123.675, 116.28, 103.53], "scale": [58.395, 57.12, 57.375]}
+_YOLOX_COLORS = (
+    'color = "bgr", anchor = "top-left" (of its 0.1.0 color = "rgb", mean = [123.675, 116.28, '
+    "103.53] and scale = [58.395, 57.12, 57.375] besides)"
 )
 _SIZE = "input.width and input.height: the network leaves them open"
 
@@ -205,14 +211,12 @@ def _rows(picture: Picture) -> Draft | None:
             {"decoder": "yolov5", "threshold": 0.25, "iou": 0.45},
             *questions,
         )
-    names = (picture.input.name, picture.facts.outputs[0].name)
-    yolox = {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 114}
+    name = picture.facts.outputs[0].name
+    logits = [_LOGITS] if picture.facts.ends.get(name) in _BARE else []
     # Its exporter can decode boxes in the network, which is the only use of an Exp there.
     decoder = "yolov5" if "Exp" in picture.facts.operators else "yolox"
-    output = {"decoder": decoder, "threshold": 0.3, "iou": 0.45}
-    logits = [_LOGITS] if picture.facts.ends.get(names[1]) in _BARE else []
-    if sure and names == ("images", "output"):
-        return detector(picture, "YOLOX", yolox, output, *logits)
+    if sure and (picture.input.name, name) == ("images", "output"):
+        return _yolox(picture, {"decoder": decoder, "threshold": 0.3, "iou": 0.45}, *logits)
     return detector(
         picture,
         "YOLOX, YOLOv6 or another",
@@ -220,11 +224,24 @@ def _rows(picture: Picture) -> Draft | None:
         {"threshold": 0.3, "iou": 0.45},
         *logits,
         "output.decoder: yolox (boxes not decoded) or yolov5 (decoded: also YOLOv6's)",
-        'input: of YOLOX color = "bgr", anchor = "top-left" (of its 0.1.0 color = "rgb", mean = '
-        "[123.675, 116.28, 103.53] and scale = [58.395, 57.12, 57.375] besides); of YOLOv6 "
-        'color = "rgb", scale = 255',
+        f'input: of YOLOX {_YOLOX_COLORS}; of YOLOv6 color = "rgb", scale = 255',
         LABELS,
     )
+
+
+def _yolox(picture: Picture, output: dict[str, Any], *left: str) -> Draft:
+    """Tell YOLOX's first release, which normalized its pixels, by the weights that take them."""
+    input_ = {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 114}
+    # What a converter has put inside comes before the weights, and is the first release's.
+    gain = 0 if inside_of(picture.facts) else first_gain(picture.facts)
+    if gain is not None and gain < FOR_PIXELS:
+        return detector(picture, "YOLOX", input_, output, *left)
+    if gain is not None and gain > FOR_NORMALIZED:
+        first = input_ | {"color": "rgb"} | _IMAGENET
+        return detector(picture, "YOLOX of 0.1.0 (by its first weights)", first, output, *left)
+    del input_["color"]
+    asked = f"input.color, input.mean and input.scale: {_YOLOX_COLORS}"
+    return detector(picture, "YOLOX", input_, output, *left, asked)
 
 
 def _columns(picture: Picture) -> Draft | None:
@@ -320,11 +337,10 @@ def _lines(picture: Picture) -> Draft | None:
         return None
     if shape[1:] not in {(1, None, None), (None, None, None)}:
         return None
-    scaled = {"mean": [123.675, 116.28, 103.53], "scale": [58.395, 57.12, 57.375]}
     return detector(
         picture,
         "PP-OCR's detection of lines",
-        {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 0, **scaled},
+        {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 0, **_IMAGENET},
         {"decoder": "db", "threshold": 0.6, "labels": ["text"]},
         "input.width and input.height: both × 32, such as 960 and 544",
         "input: as in training, if not by PaddleOCR",

@@ -1,0 +1,121 @@
+"""Public files that were guessed wrongly, each as a small one of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from edge_agent.models.files.check_onnx import inspect
+from edge_agent.models.files.first_layer import first_gain
+from edge_agent.models.files.guess import draft_of
+from tests.helpers.tiny_networks import node, save_onnx, to_ir
+from tests.models.test_guess import draft, taken, yolox
+
+MODELS = Path(__file__).parents[3] / "shared" / "assets" / "models"
+PIXELS, NORMALIZED, BETWEEN = 0.08, 4.5, 0.6
+"""Weights of a first convolution of three channels, by what it takes."""
+
+
+@pytest.mark.parametrize("ir", [False, True])
+def test_yolox_for_cann_its_first_release_is_told_by_its_weights(ir: bool, tmp_path: Path) -> None:
+    """0.1.0 has the names and shapes of those that follow, but normalizes: no box was found."""
+    for weight in (PIXELS, NORMALIZED, BETWEEN):
+        path = yolox(tmp_path / f"{weight}.onnx", "Sigmoid", "output", weight)
+        path = to_ir(path, path.with_suffix(".xml"), half=True) if ir else path
+        if weight == BETWEEN:
+            (asked,) = draft(path).questions
+            assert asked.startswith("input.color, input.mean and input.scale: ")
+            continue
+        picture = taken(path).input
+        first = weight == NORMALIZED
+        assert picture.color == ("rgb" if first else "bgr")
+        mean, scale = picture.per_channel("mean", 3), picture.per_channel("scale", 3)
+        assert mean == ((123.675, 116.28, 103.53) if first else (0, 0, 0))
+        assert scale == ((58.395, 57.12, 57.375) if first else (1, 1, 1))
+
+
+def test_yolox_whose_pixels_are_changed_inside_is_asked_about(tmp_path: Path) -> None:
+    """What computes before the weights makes their size say nothing."""
+    path = save_onnx(
+        tmp_path / "x.onnx",
+        [
+            node("Div", ["images", "many"], ["small"]),
+            node("Conv", ["small", "kernel"], ["first"]),
+            node("ReduceSum", ["first"], ["sum"], keepdims=0),
+            node("Mul", ["sum", "zeros"], ["output"]),
+        ],
+        [("images", "float32", (1, 3, 64, 96))],
+        [("output", "float32", (1, 126, 85))],
+        {
+            "many": np.array(255, np.float32),
+            "kernel": np.full((4, 3, 1, 1), NORMALIZED, np.float32),
+            "zeros": np.zeros((1, 126, 85), np.float32),
+        },
+    )
+    assert first_gain(inspect(path)) is None
+    assert draft(path).questions[0].startswith("input.color")
+
+
+KERNEL = np.linspace(-3, 3, 2 * 3 * 3 * 3).reshape(2, 3, 3, 3).astype(np.float32)
+STEPS = np.array([0.5, 0.25], np.float32)
+
+
+def _stored(dtype: str) -> tuple[list[Any], str, dict[str, Any]]:
+    return [], "kernel", {"kernel": KERNEL.astype(dtype)}
+
+
+def _cast() -> tuple[list[Any], str, dict[str, Any]]:
+    return [node("Cast", ["half"], ["kernel"], to=1)], "kernel", {"half": KERNEL.astype("float16")}
+
+
+def _constant() -> tuple[list[Any], str, dict[str, Any]]:
+    from onnx import numpy_helper
+
+    return [node("Constant", [], ["kernel"], value=numpy_helper.from_array(KERNEL))], "kernel", {}
+
+
+def _dequantized() -> tuple[list[Any], str, dict[str, Any]]:
+    integers = np.rint(KERNEL / STEPS[:, None, None, None]).astype(np.int8)
+    weights = {"integers": integers + np.int8(7), "steps": STEPS, "zero": np.full(2, 7, np.int8)}
+    made = node("DequantizeLinear", ["integers", "steps", "zero"], ["kernel"], axis=0)
+    return [made], "kernel", weights
+
+
+@pytest.mark.parametrize("ir", [False, True])
+@pytest.mark.parametrize("external", [None, "weights.bin"])
+@pytest.mark.parametrize(
+    "stored", [lambda: _stored("float32"), _cast, _constant, _dequantized], ids=str
+)
+def test_the_first_weights_are_read_however_they_are_stored(
+    stored: Callable[[], Any], external: str | None, ir: bool, tmp_path: Path
+) -> None:
+    """As floats, half floats or integers, inside or beside the file; in an IR, too."""
+    nodes, name, weights = stored()
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        [*nodes, node("Conv", ["images", name], ["out"])],
+        [("images", "float32", (1, 3, 8, 8))],
+        [("out", "float32", (1, 2, 6, 6))],
+        weights,
+        external=external,
+    )
+    path = to_ir(path, tmp_path / "m.xml") if ir else path
+    gain = first_gain(inspect(path))
+    assert gain is not None
+    assert_allclose(gain, np.sqrt((KERNEL**2).sum() / 2), rtol=0.02)
+
+
+@pytest.mark.parametrize("file", ["coco_yolox_nano_fp32", "coco_yolox_nano_int8_degraded"])
+def test_yolox_of_now_is_taken_without_a_question(file: str) -> None:
+    """Its weights, of floats or integers, are those for pixels of 0 to 255."""
+    path = MODELS / f"{file}.onnx"
+    if not path.exists():
+        pytest.skip(f"{file} is not in ../shared/assets")
+    made = draft_of(inspect(path))
+    assert not made.questions
+    assert made.keys["input"]["color"] == "bgr"
