@@ -94,6 +94,8 @@ class Sample:
     """For a window: whether nothing is missing since the previous one."""
     names: tuple[str, ...] = ()
     """For a signal: the names of its channels, if the source has them."""
+    cut: object | None = None
+    """For a window: the `models.manifest.InputSpec` by which it was cut."""
     capture: tuple[str, int] | None = None
     """The `capture` of its reading; for a window, of the last one."""
     camera: str = ""

@@ -50,6 +50,10 @@ class FixedRoute:
     def advance(self) -> None:
         """There is no other."""
 
+    def suits(self, model: Served, sample: Sample) -> bool:
+        """Whatever has been cut for it, or for nobody in particular."""
+        return sample.cut in {None, model.name}
+
     def request(self, sample: Sample) -> Request:
         """Ask for nothing in particular."""
         return Request(sample)
@@ -266,6 +270,21 @@ def test_what_is_older_than_the_deadline_is_dropped(bench: Bench) -> None:
     assert bench.account().dropped["deadline"] == 1
     bench.put(queue, since=time.monotonic())
     assert bench.take().sample.seq == 1
+
+
+def test_what_was_cut_for_another_version_is_not_taken(bench: Bench) -> None:
+    """Windows that waited at a swap were answered by a version that takes others."""
+    queue = bench.queue(room=4, lossless=True)
+    for cut in ("old", "old", "m", None):
+        bench.board.put(queue, lambda seq, cut=cut: Sample(NOTHING, seq, 0, 0.0, cut=cut))
+    jobs = [bench.take(), bench.take()]
+    assert [job.sample.seq for job in jobs] == [2, 3]
+    assert bench.account().dropped["partial"] == 2
+    bench.board.put(queue, lambda seq: Sample(NOTHING, seq, 0, 0.0, cut="old"))
+    other = bench.queue("other")
+    bench.put(other)
+    assert bench.take().queue is other
+    assert bench.account().dropped["partial"] == 3
 
 
 def test_without_a_model_nothing_is_taken(bench: Bench) -> None:

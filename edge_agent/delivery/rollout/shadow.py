@@ -150,7 +150,10 @@ def run_in_shadow(
             "without min_agreement in [trial] its probation judges it"
         )
     if keys:
-        log.info("%s: no shadow: it takes other windows (%s)", candidate.id, keys)
+        words = (
+            "%s: no shadow, as it takes other windows (%s); any that wait at the swap are dropped"
+        )
+        log.info(words, candidate.id, keys)
         return {}
     ledger.enter(candidate, "shadow")
     shadow = Comparison(model, bounds.shadow_frames)

@@ -57,6 +57,8 @@ class Window(NamedTuple):
     """Whether nothing is missing since the previous window; False for the first one."""
     names: tuple[str, ...] = ()
     """Names of its channels, if the source has them."""
+    cut: InputSpec | None = None
+    """How it was cut."""
 
     def sample(self, seq: int, capture: tuple[str, int] | None = None) -> Sample:
         """Return it as sample number *seq*; *capture* identifies a reading of a shared source."""
@@ -69,6 +71,7 @@ class Window(NamedTuple):
             began_ns=self.began_ns,
             follows=self.follows,
             names=self.names,
+            cut=self.cut,
             capture=capture,
         )
 
@@ -181,7 +184,8 @@ class Windower:
         window = self._spec.window
         if window is None:
             # Copies: a view would keep the whole piece alive while one row waits.
-            return [Window(np.array(row, np.float32), time_ns, since, None, True) for row in kept]
+            copies = [np.array(row, np.float32) for row in kept]
+            return [Window(row, time_ns, since, None, True, (), self._spec) for row in copies]
         names = self._channels.names
         clocks = np.full(len(kept), time_ns, np.int64) if times is None else times
         return [
@@ -192,6 +196,7 @@ class Windower:
                 None if times is None else int(at[start]),
                 follows,
                 names,
+                self._spec,
             )
             for block, at, start, follows in self._cut(kept, clocks, window)
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 from ...config.settings import Arm, SecondStage
 from ...config.settings import Pipeline as PipelineSettings
@@ -19,6 +19,9 @@ from .frame_path import FramePath
 from .sinks import ResultStage, Sink, Stream
 from .snapshots import Snapshots
 from .status import Common, FrameErrors
+
+if TYPE_CHECKING:
+    from ...models.manifest import InputSpec
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -75,6 +78,14 @@ class PipelineRoute:
             if not self._loaded:
                 return None
         return self._split.choose()
+
+    def suits(self, model: Model, sample: Sample) -> bool:
+        cut, own = sample.cut, model.manifest.input
+        if cut is None or cut is own:
+            return True
+        from ...inference.preprocess.windowing import windows_apart
+
+        return not windows_apart(cast("InputSpec", cut), own)
 
     # After inference
 

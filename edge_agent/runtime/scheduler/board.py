@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Generic
 
 from ...core.types import Sample
@@ -22,6 +23,11 @@ __all__ = ["REASONS", "Account", "Board", "FrameQueue", "Job"]
 
 PATIENCE = 0.02
 """Seconds that an idle lane waits before one more recording may continue."""
+
+
+def _unsuited(model: M, queue: FrameQueue[M]) -> bool:
+    """Whether the first waiting frame was cut for another version than *model*."""
+    return not queue.route.suits(model, queue.frames[0])
 
 
 class Board(Generic[M]):
@@ -216,13 +222,18 @@ class Board(Generic[M]):
         waiting: list[FrameQueue[M]] = []
         for queue in self._queues:
             if queue.deadline and queue.frames:
-                self._drop_late(queue, now)
+                self._drop_while(queue, "deadline", lambda q: now - q.head > q.deadline)
             if queue.frames:
                 waiting.append(queue)
         while waiting:
             new = [queue for queue in waiting if queue.is_new]
             queue = self._shares.choose(new or waiting, now)
             model = queue.route.choose()
+            if model is not None and not queue.route.suits(model, queue.frames[0]):
+                self._drop_while(queue, "partial", partial(_unsuited, model))
+                if not queue.frames:
+                    waiting.remove(queue)
+                continue
             if only is not None:
                 others = model is not only
             else:
@@ -242,9 +253,12 @@ class Board(Generic[M]):
             return job
         return None
 
-    def _drop_late(self, queue: FrameQueue[M], now: float) -> None:
-        while queue.frames and now - queue.head > queue.deadline:
-            queue.drop_oldest("deadline")
+    def _drop_while(
+        self, queue: FrameQueue[M], reason: Reason, useless: Callable[[FrameQueue[M]], bool]
+    ) -> None:
+        """Drop the first waiting frames that are of no use."""
+        while queue.frames and useless(queue):
+            queue.drop_oldest(reason)
             queue.notify()
             if not queue.account.waiting:
                 self._changed.notify_all()

@@ -63,6 +63,9 @@ class Route(Protocol[M]):
     def advance(self) -> None:
         """Record that the next frame goes through the chosen model."""
 
+    def suits(self, model: M, sample: Sample) -> bool:
+        """Whether a model can take a sample, which may have been cut for another version."""
+
     def request(self, sample: Sample) -> Request:
         """Return the request for the model."""
 

@@ -47,6 +47,10 @@ class RequestQueue(Generic[M]):
         )
         board.add(self._queue)
 
+    def suits(self, model: M, sample: Sample) -> bool:
+        del model, sample
+        return True
+
     def submit(
         self,
         data: Array,
