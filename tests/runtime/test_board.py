@@ -275,12 +275,16 @@ def test_what_is_older_than_the_deadline_is_dropped(bench: Bench) -> None:
 def test_what_was_cut_for_another_version_is_not_taken(bench: Bench) -> None:
     """Windows that waited at a swap were answered by a version that takes others."""
     queue = bench.queue(room=4, lossless=True)
+
+    def made(cut: str | None, seq: int) -> Sample:
+        return Sample(NOTHING, seq, 0, 0.0, cut=cut)
+
     for cut in ("old", "old", "m", None):
-        bench.board.put(queue, lambda seq, cut=cut: Sample(NOTHING, seq, 0, 0.0, cut=cut))
+        bench.board.put(queue, partial(made, cut))
     jobs = [bench.take(), bench.take()]
     assert [job.sample.seq for job in jobs] == [2, 3]
     assert bench.account().dropped["partial"] == 2
-    bench.board.put(queue, lambda seq: Sample(NOTHING, seq, 0, 0.0, cut="old"))
+    bench.board.put(queue, partial(made, "old"))
     other = bench.queue("other")
     bench.put(other)
     assert bench.take().queue is other
